@@ -57,6 +57,7 @@ from pccl_torch.functions import (
     scatter,
     send,
 )
+from pccl_torch.mesh import Hsdp
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
 
@@ -64,6 +65,7 @@ __all__ = [
     "Admission",
     "AverageHook",
     "ElasticState",
+    "Hsdp",
     "Options",
     "PeerLost",
     "ProcessGroupPccl",

@@ -13,7 +13,8 @@ import torch.distributed
 from torch.distributed import distributed_c10d
 
 from pccl_py import Admission as GroupAdmission
-from pccl_torch import ddp, start
+from pccl_py import PeerId
+from pccl_torch import ddp, sharded, start
 from pccl_torch.backend import ProcessGroupPccl
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -50,34 +51,46 @@ def admit(deadline: float | None = None) -> Admission:
     """
     run = start.current()
     world = run.world
+    members = [(group, group.peers) for group in run.groups]
     before = {peer: rank for rank, peer in enumerate(world.peers)}
+    epochs = {group: group.comm.epoch for group in run.groups}
     renewed: dict[ProcessGroupPccl, bool] = {}
-    admission = _pass(world, deadline, renewed)
-    changed = admission.changed
+
+    def note(group: ProcessGroupPccl, admission: GroupAdmission) -> bool:
+        if epochs[group] not in (0, group.comm.epoch):
+            renewed[group] = bool(admission.joined)
+        return admission.changed
+
+    if run.mesh is None:
+        admission, changed = world.pass_safe_point(deadline), False
+    else:
+        admission, changed = run.mesh.pass_safe_point(deadline)
+    changed |= note(world, admission)
     for group in run.groups[1:]:
-        changed |= _pass(group, deadline, renewed).changed
+        if not group.of_mesh:
+            changed |= note(group, group.pass_safe_point(deadline))
     if changed:
         _tell_torch(run.groups)
         ddp.renew(renewed)
+        for group, peers in members:
+            if group.peers != peers and not group.of_mesh:
+                sharded.cut_off(group, peers, _why(group, peers))
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
     return Admission(
-        joined=tuple(sorted(ranks[peer] for peer in admission.joined if peer in ranks)),
-        left=tuple(sorted(before[peer] for peer in admission.left if peer in before)),
+        joined=tuple(sorted(ranks[p] for p in ranks if p not in before or p in admission.joined)),
+        left=tuple(sorted(before[peer] for peer in before if peer not in ranks)),
         changed=changed,
         rank=world.rank(),
         world_size=world.size(),
     )
 
 
-def _pass(
-    group: ProcessGroupPccl, deadline: float | None, renewed: dict[ProcessGroupPccl, bool]
-) -> GroupAdmission:
-    """The safe point of one group; of one that this process was in, whether somebody is new."""
-    epoch = group.comm.epoch
-    admission = group.pass_safe_point(deadline)
-    if epoch not in (0, group.comm.epoch):
-        renewed[group] = bool(admission.joined)
-    return admission
+def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:
+    return (
+        f"the shards of this model are on the {len(peers)} members that group {group.pg_name!r} "
+        f"had, and it has {group.size()} others now: make the model anew with fully_shard, and "
+        "load a checkpoint"
+    )
 
 
 def _tell_torch(groups: list[ProcessGroupPccl]) -> None:

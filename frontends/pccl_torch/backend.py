@@ -37,7 +37,7 @@ from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.beside import Beside
-from pccl_torch.errors import is_whole, torch_error
+from pccl_torch.errors import PeerLost, is_whole, remembered, torch_error
 from pccl_torch.options import Options
 from pccl_torch.staging import Stager, staged
 from pccl_torch.tensors import TORCH, check_written
@@ -82,6 +82,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     entered by its first call, or by `pccl_torch.admit`, whichever is first.
     """
 
+    of_mesh = False
+    """Its members change with those of others (mesh.py)."""
+
     def __init__(
         self,
         group: Group,
@@ -99,6 +102,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._rank = rank
         self._named = name
         self._described = "undefined"
+        self._options = options
         self._recovery = parse_recovery(options.recovery)
         self._codec = parse_codec(options.codec)
         self._plan = parse_plan(options.plan)
@@ -111,7 +115,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
         self._messages: dict[tuple[str, int, int], int] = {}
-        # Never taken back: what has become of the group since, a call is told by the group.
+        # Whether a call need not look: not taken back by a loss, which the group tells of.
         self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
@@ -119,6 +123,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._places: list[int] | None = None
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
         self._flying: list[PcclWork] = []
+        # Why no call can be made in the group any more, or not yet.
+        self._barred: PcclError | None = None
 
     # ---- what PyTorch asks of a group
 
@@ -194,12 +200,17 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     # ---- beginning and ending
 
     def enter(self) -> None:
-        """Enters the group, if this process has not yet. Waits for those who belong to it."""
+        """Enters the group, if this process has not yet. Waits for those who belong to it.
+
+        Raises PeerLost in a group that cannot go on with the members that it has.
+        """
         if self._is_entered:
             return
         with self._lock:
-            if self.comm.epoch == 0:
+            if self._barred is None and self.comm.epoch == 0:
                 self._entry = self.pass_safe_point(None)
+            if self._barred is not None:
+                raise remembered(type(self._barred)(*self._barred.args))
             self._is_entered = True
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
@@ -212,13 +223,48 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             entry, self._entry = self._entry, None
             if entry is not None and is_whole(self.comm):
                 return entry
+            return self._admit(deadline)
+
+    def _admit(self, deadline: float | None) -> Admission:
+        """The safe point, whatever `_entry` still has to answer."""
+        with self._lock:
             try:
                 admission = self.comm.admit(self._deadline if deadline is None else deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
-            if admission.changed:
+            if admission.changed and self._options.whole:
+                self._bar_if_changed(self.comm.members)
+            if admission.changed and self._barred is None:
                 self._take_up(self.comm.members)
             return admission
+
+    def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
+        """Ranks and size stay: they are what buffers of the program are cut for."""
+        if set(members) != set(self._peers) and self._barred is None:
+            self.bar(
+                PeerLost(
+                    f"group {self._named!r} was made with {len(self._peers)} members that it cannot do "
+                    f"without (Options(whole=True)), and {len(set(self._peers) & set(members))} of "
+                    "them are left: make the group anew, and what is sharded over it from a checkpoint"
+                )
+            )
+
+    def bar(self, why: PcclError | None) -> None:
+        """No call can be made in the group any more, for this reason; or again, for none."""
+        self._barred = why
+        self._is_entered = False
+
+    def past(self, peers: Sequence[PeerId], why: str) -> ProcessGroupPccl:
+        """This group as it was with these members, whose every call raises PeerLost."""
+        rank = list(peers).index(self.comm.peer_id)
+        made = ProcessGroupPccl(
+            self.comm, peers, rank, self._named, self._options, self._store, lambda: None
+        )
+        made.bar(PeerLost(why))
+        return made
+
+    def _failed(self, error: PcclError) -> None:
+        """A call in the group has failed. mesh.py has more to do then."""
 
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
         """The members of an epoch: those from before in their order, and newcomers by their ids.
@@ -266,7 +312,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             options.setdefault("recovery", self._recovery)
             work = self._start(call, given, self._tag, fill, deadline, options)
             self._tag += 1
-            return self._keep(PcclWork(self.comm, work, outputs))
+            return self._keep(PcclWork(self.comm, work, outputs, failed=self._on_failure()))
 
     def _start(
         self,
@@ -287,8 +333,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 *given, tag=tag, deadline=seconds, async_op=True, _finish=finish, **options
             )
         except PcclError as error:
-            raise torch_error(error, self.comm) from None
+            made = torch_error(error, self.comm)
+            if not isinstance(made, InvalidArgument):
+                self._failed(made)
+            raise made from None
         return work
+
+    def _on_failure(self) -> Callable[[PcclError], None] | None:
+        """None where nobody has to know: then no callback is kept for each work."""
+        return None if type(self)._failed is ProcessGroupPccl._failed else self._failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
         with self._lock:
@@ -417,11 +470,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         writes = root is None or root == self._rank
         if root is not None:
             options["root"] = self._place(root)
+        fill = _writer(tensors, used) if writes else None
+        if self._options.planned and options["op"] is ReduceOp.SUM and _floating(used):
+            options["op"] = ReduceOp.AVG
+            fill = None if fill is None else _multiplied(used, self.size(), fill)
         return self._begin(
             call,
             _memory(used),
             outputs=tensors,
-            fill=_writer(tensors, used) if writes else None,
+            fill=fill,
             deadline=_timeout(opts),
             **options,
         )
@@ -851,6 +908,22 @@ def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
                 TORCH.written(target)
             else:
                 TORCH.write(target.detach(), source)
+
+    return fill
+
+
+def _floating(tensors: Tensors) -> bool:
+    return all(tensor.is_floating_point() for tensor in tensors)
+
+
+def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callable[[], None]:
+    """Averages as sums of so many members."""
+
+    def fill() -> None:
+        with torch.no_grad():
+            for tensor in used:
+                tensor.detach().mul_(factor)
+        then()
 
     return fill
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
-from pccl_py import Aborted, Group, PcclError
+from pccl_py import Aborted, Group, InvalidUsage, PcclError
 
 
 class PeerLost(Aborted, DistBackendError):
@@ -33,7 +33,6 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
     Its class has the name of that of pccl_py, and is a subclass of it, but that an Aborted for the
     loss of a member is a PeerLost.
     """
-    global _last
     kind = type(error)
     if isinstance(error, DistBackendError):
         return error
@@ -44,9 +43,15 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
     made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
+    return remembered(made)
+
+
+def remembered(error: PcclError) -> PcclError:
+    """The error, which is what `last_error` answers now."""
+    global _last
     with _lock:
-        _last = made
-    return made
+        _last = error
+    return error
 
 
 def last_error(of: BaseException | None = None) -> PcclError | None:
@@ -64,9 +69,10 @@ def last_error(of: BaseException | None = None) -> PcclError | None:
 
 def is_whole(group: Group) -> bool:
     """Whether nobody of the group's epoch is known to be lost or to have left."""
-    if group.closed:
+    try:
+        now = group.info()
+    except InvalidUsage:  # closed
         return False
-    now = group.info()
     return now.lost is None and now.alive == now.world_size
 
 

@@ -8,7 +8,9 @@ start.py reads them. torch.distributed's own options of a call win: its timeout,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pccl_py import Codec, CodecKind, Plan, Recovery
 from pccl_py.codec import CodecName, parse_codec
@@ -26,6 +28,10 @@ class Options:
     `codec`: how floats travel in sums and averages, "none" by default ("int8", or a
     `pccl_py.Codec`); the other collectives move what there is. `plan`: how data moves, "auto" by
     default. `deadline`: seconds that a call may take, instead of the timeout of torch.distributed.
+    `whole`: the group is cut for the members that it was made with, as one with a shard of a model
+    on each: once others are in it, or fewer, it raises `PeerLost` for good. `planned`: a sum of
+    floats is the average over those who contributed, times the size of the group, so that dividing
+    by the size afterwards is right after a loss, too.
     Raises InvalidArgument for a value that is none of these.
     """
 
@@ -33,6 +39,8 @@ class Options:
     codec: Codec | CodecKind | CodecName = "none"
     plan: Plan | PlanName = "auto"
     deadline: float | None = None
+    whole: bool = False
+    planned: bool = False
 
     def __post_init__(self) -> None:
         if self.recovery is None:
@@ -41,3 +49,10 @@ class Options:
         parse_codec(self.codec)
         parse_plan(self.plan)
         nanoseconds(self.deadline, "deadline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founded(Options):
+    """Options of a group that is entered already: `take` makes of it what PyTorch asks for."""
+
+    take: Callable[[Any, Options], Any]

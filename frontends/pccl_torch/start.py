@@ -19,15 +19,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed
 from torch.distributed import distributed_c10d
 
 import pccl_py as pccl
-from pccl_py import Communicator, Coordinator, Group, InvalidUsage, PeerId
+from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.options import Options
+from pccl_torch.options import Founded, Options
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -41,6 +41,13 @@ _LOOK_SECONDS = 0.02
 _TOKEN = "pccl/token"
 
 
+class Arrangement(Protocol):
+    """A mesh that has a place for each process (mesh.py)."""
+
+    def pass_safe_point(self, deadline: float | None) -> tuple[Admission, bool]:
+        """That of the default group, then its own; and whether its groups are others now."""
+
+
 @dataclass(eq=False)
 class Run:
     """This process in a run: its connection, its groups in the order in which they were made."""
@@ -50,6 +57,7 @@ class Run:
     has_default: bool
     pid: int = field(default_factory=os.getpid)
     groups: list[ProcessGroupPccl] = field(default_factory=list)
+    mesh: Arrangement | None = None
 
     @property
     def world(self) -> ProcessGroupPccl:
@@ -116,6 +124,10 @@ def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
         if _run is None:
             _run = _begin(asked, ranks, timeout)
             return _add(_run, _run.comm, asked, ranks, options)
+        if isinstance(options, Founded):
+            made: ProcessGroupPccl = options.take(asked, options)
+            _run.groups.append(made)
+            return made
         name = f"{_run.comm.name}/{asked.group_id}"
         seconds = timeout.total_seconds()
         group = _run.comm.group(name, initial_world_size=asked.group_size, deadline=seconds)

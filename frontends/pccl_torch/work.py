@@ -7,7 +7,7 @@ collectives take, and errors in words and classes of PyTorch (errors.py). backen
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -33,8 +33,14 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     """
 
     def __init__(
-        self, group: Group, work: Work[Any], outputs: Sequence[Tensor], source: int = -1
+        self,
+        group: Group,
+        work: Work[Any],
+        outputs: Sequence[Tensor],
+        source: int = -1,
+        failed: Callable[[PcclError], None] | None = None,
     ) -> None:
+        """`failed` is called with the error, before any `wait` raises it; perhaps repeatedly."""
         super().__init__()
         self._group = group
         self._work = work
@@ -42,6 +48,9 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         self._source = source
         self._lock = threading.Lock()
         self._future: Any = None
+        self._failed = failed
+        if failed is not None:
+            work.add_done_callback(lambda _: self.exception())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the operation is done, and returns True, or raises its error.
@@ -51,7 +60,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         try:
             self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
         except PcclError as error:
-            raise torch_error(error, self._group) from None
+            raise self._error(error) from None
         return True
 
     def is_completed(self) -> bool:
@@ -70,7 +79,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         if not self._work.done():
             return None
         error: Exception | None = self._work.exception()
-        return torch_error(error, self._group) if isinstance(error, PcclError) else error
+        return self._error(error) if isinstance(error, PcclError) else error
 
     def result(self) -> list[Tensor]:
         """The outputs of an operation that is done."""
@@ -107,3 +116,9 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     def _value(self, _: object) -> list[Tensor]:
         self.wait()
         return list(self._outputs)
+
+    def _error(self, error: PcclError) -> PcclError:
+        made = torch_error(error, self._group)
+        if self._failed is not None and self._work.done():
+            self._failed(made)
+        return made

@@ -1,0 +1,157 @@
+"""Members of a run under FSDP2 and HSDP, forked from one process that has imported PyTorch.
+
+Each line on standard input is a JSON list: ["fork", name, function, environment, folder] starts a
+member, ["wait", pid] tells how it has ended. Members write lines, as JSON lists that begin with
+their name, to the same standard output. test_torch_fsdp.py drives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pccl_torch
+import torch
+import torch._dynamo  # FSDP2 imports it at its first forward
+import torch.distributed
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from examples import torch_hsdp
+
+dist: Any = torch.distributed
+torch.set_num_threads(1)
+
+
+class Member:
+    """A process of a run; `tell` is heard by the test."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def tell(self, *what: object) -> None:
+        """One write, so that lines of members do not mix."""
+        os.write(1, (json.dumps([self.name, *what]) + "\n").encode())
+
+    def fsdp(self) -> None:
+        """Three in the default group. One dies; the others go on from a checkpoint."""
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
+        whole = dist.new_group([0, 1, 2], pg_options=pccl_torch.Options(whole=True))
+        pccl_torch.admit()
+        model, unused = sharded(), sharded()
+        for step in range(2):
+            train(model, step)
+        saved = str(self.folder / "checkpoint")
+        dcp.save({"model": model.state_dict()}, checkpoint_id=saved)
+        loss = loss_of(model, 2)
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.fails("backward", loss.backward)
+        self.fails("forward", lambda: loss_of(model, 2))
+        while not pccl_torch.admit().changed:
+            continue  # the coordinator has not told of the loss
+        self.tell("size", dist.get_world_size(), whole.size())
+        for name, old in ("old", model), ("unused", unused):
+            self.fails(name, lambda old=old: train(old, 2))
+        self.fails("whole", lambda: dist.barrier(whole))
+        anew = sharded()
+        state = {"model": anew.state_dict()}
+        dcp.load(state, checkpoint_id=saved)
+        anew.load_state_dict(state["model"])
+        for step in range(2, 4):
+            train(anew, step)
+        whole_ones = [p.full_tensor().detach().flatten() for p in anew.parameters()]
+        self.tell("parameters", torch.cat(whole_ones).tolist())
+        dist.destroy_process_group()
+
+    def hsdp(self) -> None:
+        """The example. Each step's shards go to a file."""
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
+        trainer = torch_hsdp.Trainer(pccl_torch.Hsdp(replicas=2, shards=2))
+        place = f"{trainer.hsdp.replica}{trainer.hsdp.shard}"
+        self.tell("place", place)
+        for told in trainer.train(torch_hsdp.die_once):
+            step = int(trainer.step)
+            shards = [p.to_local().detach() for p in trainer.model.parameters()]
+            if told.startswith("step"):
+                torch.save(shards, self.folder / f"{place}-{step}.pt")
+            self.tell(place, told.split()[0], step, trainer.hsdp.replicas, told)
+        dist.destroy_process_group()
+
+    def fails(self, name: str, call: Callable[[], object]) -> None:
+        """Tells the class and the text of what it raises, or what it returns."""
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001  is told
+            self.tell("fails", name, isinstance(error, pccl_torch.PeerLost), str(error))
+        else:
+            self.tell("fails", name, False, f"nothing, and returned {result!r}")
+
+
+def whole_model() -> nn.Sequential:
+    """In one process, as in all."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 6))
+
+
+def sharded() -> Any:
+    """Over the default group."""
+    model: Any = whole_model()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    return model
+
+
+def batch(step: int, rank: int) -> Tensor:
+    """Of a rank."""
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    """Of this rank's batch."""
+    loss: Tensor = model(batch(step, dist.get_rank())).square().mean()
+    return loss
+
+
+def train(model: nn.Module, step: int) -> str:
+    """One step, and what it came to."""
+    loss_of(model, step).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.data -= 0.1 * parameter.grad
+        parameter.grad = None
+    return "a step"
+
+
+def main() -> None:
+    """Forks members until its input ends."""
+    for line in sys.stdin:
+        verb, *given = json.loads(line)
+        if verb == "wait":
+            _, status = os.waitpid(given[0], 0)
+            answer = ["", "ended", given[0], os.waitstatus_to_exitcode(status)]
+        else:
+            name, function, environment, folder = given
+            pid = os.fork()
+            if pid == 0:
+                os.environ.update(environment)
+                member = Member(name, Path(folder))
+                try:
+                    getattr(member, function)()
+                except BaseException as error:  # noqa: BLE001  is told
+                    member.tell("raised", repr(error))
+                    os._exit(1)
+                os._exit(0)
+            answer = ["", "forked", name, pid]
+        os.write(1, (json.dumps(answer) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Losses under FSDP2 and HSDP: processes that are killed, and the numbers of those that go on.
+
+The members are forked by fsdp_program.py, so that PyTorch is imported once. Numbers are compared
+with those of one process that has the whole model.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsdp_program import batch, whole_model
+
+import pccl_py as pccl
+from examples import torch_hsdp
+from harness.child import Child
+
+SECONDS_MAX = 120.0
+
+
+class Members:
+    """Members of runs, and what they tell."""
+
+    def __init__(self) -> None:
+        self._told: queue.Queue[list[Any] | None] = queue.Queue()
+        self._heard: list[list[Any]] = []
+        program = str(Path(__file__).parent / "fsdp_program.py")
+        self._child = Child(
+            [sys.executable, program],
+            heard=lambda line: self._told.put(json.loads(line)),
+            ended=lambda _: self._told.put(None),
+        )
+
+    def fork(self, name: str, function: str, token: str, folder: Path, lives: int = 0) -> int:
+        """Starts a member; returns its process id."""
+        environment = {"PCCL_TOKEN": token, "PCCL_RESTARTS": str(lives)}
+        self._child.say(json.dumps(["fork", name, function, environment, str(folder)]))
+        (told,) = self.hear(lambda told: told[:3] == ["", "forked", name])
+        return int(told[3])
+
+    def ends(self, pid: int) -> int:
+        """The exit status of a member, negative for a signal."""
+        self._child.say(json.dumps(["wait", pid]))
+        (told,) = self.hear(lambda told: told[:3] == ["", "ended", pid])
+        return int(told[3])
+
+    def hear(self, wanted: Callable[[list[Any]], bool], count: int = 1) -> list[list[Any]]:
+        """The first lines that are wanted, whoever tells them; each is heard once."""
+        until = time.monotonic() + SECONDS_MAX
+        found = [told for told in self._heard if wanted(told)][:count]
+        while len(found) < count:
+            told = self._told.get(timeout=max(0.1, until - time.monotonic()))
+            assert told is not None, f"the program has ended: {self._child.errors}"
+            assert told[1] != "raised", f"{told}; {self._child.errors}"
+            self._heard.append(told)
+            if wanted(told):
+                found.append(told)
+        self._heard = [told for told in self._heard if told not in found]
+        return found
+
+    def end(self) -> None:
+        """Kills those that are left."""
+        self._child.end(group=True)
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[Members]:
+    made = Members()
+    yield made
+    made.end()
+
+
+def test_fsdp_raises_on_all_survivors_until_it_is_made_anew_from_a_checkpoint(
+    members: Members, tmp_path: Path
+) -> None:
+    with pccl.Coordinator(initial_world_size=3) as coordinator:
+        names = "abc"
+        pids = [members.fork(name, "fsdp", coordinator.token, tmp_path) for name in names]
+        told = members.hear(lambda told: told[1] == "parameters", 2)
+        survivors = {name for name, *_ in told}
+        raised = members.hear(lambda told: told[1] == "fails", 10)
+        sizes = members.hear(lambda told: told[1] == "size", 2)
+        statuses = {members.ends(pid) for pid in pids}
+    assert statuses == {0, -signal.SIGKILL}
+    for survivor in survivors:
+        told_of = {name: (lost, text) for who, _, name, lost, text in raised if who == survivor}
+        assert set(told_of) == {"backward", "forward", "old", "unused", "whole"}
+        for name, (lost, text) in told_of.items():
+            assert lost, f"{name}: {text}"
+        assert "make the model anew with fully_shard" in told_of["old"][1]
+        assert "make the group anew" in told_of["whole"][1]
+    assert all(size[2:] == [2, 3] for size in sizes)
+    expected = _descended({0: 3, 1: 3, 2: 2, 3: 2})
+    for _, _, parameters in told:
+        torch.testing.assert_close(torch.tensor(parameters), expected)
+
+
+def _descended(ranks: dict[int, int]) -> torch.Tensor:
+    """The parameters after these steps, each of so many ranks, in one process."""
+    model = whole_model()
+    for step, count in ranks.items():
+        losses = [model(batch(step, rank)).square().mean() for rank in range(count)]
+        (sum(losses) / count).backward()
+        for parameter in model.parameters():
+            parameter.data -= 0.1 * parameter.grad
+            parameter.grad = None
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_hsdp_goes_on_with_the_other_replica_and_a_newcomer_brings_the_lost_one_back(
+    members: Members, tmp_path: Path
+) -> None:
+    with pccl.Coordinator(initial_world_size=4) as coordinator:
+        pids = [members.fork(name, "hsdp", coordinator.token, tmp_path) for name in "abcd"]
+        places = {place: who for who, _, place in members.hear(lambda t: t[1] == "place", 4)}
+        assert sorted(places) == ["00", "01", "10", "11"]
+        # Of the half replica: it raises, and nobody waits for it.
+        (lost,) = members.hear(lambda told: told[1:3] == ["10", "lost:"])
+        assert "needs every member" in lost[5]
+        assert lost[3:5] == [2, 0]
+        alone = members.hear(lambda told: told[2:5] == ["step", 4, 1], 2)
+        assert {place for _, place, *_ in alone} == {"00", "01"}
+        pids.append(members.fork("e", "hsdp", coordinator.token, tmp_path, lives=1))
+        (place,) = members.hear(lambda told: told[:2] == ["e", "place"])
+        assert place[2] == "11"
+        ended = members.hear(lambda told: told[2:5] == ["step", torch_hsdp.STEPS, 2], 4)
+        assert {place for _, place, *_ in ended} == {"00", "01", "10", "11"}
+        statuses = [members.ends(pid) for pid in pids]
+    assert sorted(statuses) == [-signal.SIGKILL, 0, 0, 0, 0]
+    # By steps, the places that have contributed.
+    everybody, one = range(4), range(2)
+    expected = _trained([everybody, everybody, one, one, everybody, everybody])
+    for step, parameters in enumerate(expected, start=1):
+        for shard in range(2):
+            mine = torch.load(tmp_path / f"0{shard}-{step}.pt")
+            for found, whole in zip(mine, parameters, strict=True):
+                torch.testing.assert_close(found, whole.chunk(2)[shard])
+            if step not in (3, 4):  # bit by bit
+                theirs = torch.load(tmp_path / f"1{shard}-{step}.pt")
+                assert all(map(torch.equal, mine, theirs))
+
+
+def _trained(contributors: Iterable[Iterable[int]]) -> Iterator[list[torch.Tensor]]:
+    """The parameters after each step, in one process."""
+    model = torch_hsdp.make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step, places in enumerate(contributors):
+        optimizer.zero_grad()
+        losses = [torch_hsdp.loss_of(model, step, place) for place in places]
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+        yield [parameter.detach().clone() for parameter in model.parameters()]
