@@ -43,6 +43,11 @@ class DType(IntEnum):
         """Bytes per element."""
         return _SIZES[self]
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float, as F32, F64, F16 and BF16 are."""
+        return self <= DType.BF16
+
 
 _SIZES = {
     DType.F32: 4,

@@ -817,7 +817,7 @@ class _Parts:
 
     def run(self, frontend: Frontend[Any], comm: Group, options: Any) -> list[Any]:
         frontend.check_apart(self._targets, self._names, "")
-        return comm._many(self._parts, options)
+        return comm._many(self._parts, options, "xs")
 
 
 def _adds(options: Mapping[str, Any]) -> bool:
