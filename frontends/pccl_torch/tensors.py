@@ -16,6 +16,7 @@ Some tensors are refused, before anything is sent, by these errors:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -125,11 +126,24 @@ class Torch(Frontend[Tensor]):
             return False
         if (x.is_contiguous() and y.is_contiguous()) or self.is_same(x, y):
             return True
-        # Exactly, as columns of a matrix do not: a mark for each byte that either may have.
+        # All addresses of one are equal modulo what divides all strides: so columns of a matrix
+        # are told apart by where they begin.
+        step = math.gcd(*self._steps(x), *self._steps(y))
+        gaps = ((first - low) % step, (low - first) % step) if step else (0, 0)
+        if gaps[0] >= x.element_size() and gaps[1] >= y.element_size():
+            return False
+        # Exactly: a mark for each byte that either may have.
         base = min(low, first)
         marks = torch.zeros(max(high, end) - base, dtype=torch.bool, device="cpu")
         _bytes_of(x, marks, base).fill_(True)
         return bool(_bytes_of(y, marks, base).any())
+
+    def _steps(self, x: Tensor) -> list[int]:
+        """The bytes from one element to the next, of each dimension that has several."""
+        size = x.element_size()
+        return [
+            stride * size for length, stride in zip(x.shape, x.stride(), strict=True) if length > 1
+        ]
 
     def is_same(self, x: Tensor, y: Tensor) -> bool:
         return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape

@@ -475,8 +475,8 @@ class Functions(Generic[Mode]):
                 )
             form = self._form(out)
             targets = form.each(lambda each: self._frontend.target(each, adds=False))
+            self._frontend.check_apart(targets, form.names)
             rows = self._rows_of(comm, form, targets, counts, "out")
-        self._frontend.check_apart(targets, form.names)
         rest = (root, rows[0].elements)
         return self._give(comm.scatter, sends, targets, rest, options, form, out)
 

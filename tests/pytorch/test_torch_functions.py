@@ -266,6 +266,35 @@ def test_interleaved_tensors_share_no_memory_and_overlapping_ones_do(
     world.run(program)
 
 
+def test_overlaps_are_found_behind_what_reaches_further_and_in_an_out(
+    world: pccl.LocalWorld,
+) -> None:
+    """A column of a table reaches further than two parts of another one that share an element."""
+    comm, table = world.comms[0], torch.ones(10, 2)
+    nested = [table[:, 0], table[:3, 1], table[2:5, 1]]
+    with pytest.raises(ValueError, match=r"leaf \[1\] and leaf \[2\] share memory"):
+        pt.tree.all_reduce_(comm, nested)
+    xs = [torch.ones(len(each)) for each in nested]
+    with pytest.raises(ValueError, match=r"leaf \[1\] and leaf \[2\] share memory"):
+        pt.tree.all_reduce(comm, xs, nested)
+    twice = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"leaf \['a'\] and leaf \['b'\] share memory"):
+        pt.tree.reduce(comm, {"a": xs[1], "b": xs[2]}, {"a": twice, "b": twice})
+    assert (table == 1).all() and (twice == 0).all()
+    goes_on(world)
+
+
+def test_columns_and_rows_overlap_where_they_share_an_element() -> None:
+    x, overlaps = torch.ones(8, 8), pt.tensors.TORCH.overlaps
+    for i in range(8):
+        for j in range(8):
+            assert overlaps(x[:, i], x[:, j]) == (i == j)
+            assert overlaps(x[:, i : i + 2], x[:, j]) == (j in (i, i + 1))
+            assert overlaps(x[i::2], x[j::2]) == ((i - j) % 2 == 0)
+            assert overlaps(x[i], x[:, j])
+            assert overlaps(x[:i, 3], x[j:, 3]) == (i > j)
+
+
 # ---- autograd's view of it
 
 
