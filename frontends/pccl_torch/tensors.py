@@ -103,7 +103,7 @@ class Torch(Frontend[Tensor]):
             target.copy_(source)
 
     def written(self, x: Tensor) -> None:
-        # So that a backward that has saved it says that it has changed.
+        # So that a backward that has saved it says that it may have changed.
         if not x.is_inference():
             increment_version(x)
 

@@ -143,7 +143,10 @@ class Frontend(ABC, Generic[ArrayType]):
         return 1
 
     def written(self, x: ArrayType) -> None:
-        """Called when the core has written to the memory of `x`, on the thread that waited."""
+        """The core may write to the memory of `x` from now on, or has written to it.
+
+        Called before an operation begins, and by the thread that makes its result.
+        """
         return
 
     def shared(self, x: object, may_differ: bool) -> ArrayType:
@@ -161,6 +164,12 @@ class Frontend(ABC, Generic[ArrayType]):
         return [
             each if self.is_packed(each) else self.empty(self.shape(each), each) for each in targets
         ]
+
+    def begins(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
+        """An operation is about to begin; its memory may be written even if nobody waits for it."""
+        for target, recv in zip(targets, recvs, strict=True):
+            if target is recv:
+                self.written(target)
 
     def write_back(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
         """Copies to the targets, from the arrays that received in their place."""

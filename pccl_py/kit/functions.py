@@ -794,6 +794,7 @@ class Functions(Generic[Mode]):
             return (answer(targets), outcome) if told else answer(targets)
 
         options |= {"_finish": finish, "_reword": form.reworded, "_form": form.number}
+        self._frontend.begins(targets, recvs)
         return collective(*given, **options)
 
 

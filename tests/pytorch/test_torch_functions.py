@@ -236,7 +236,9 @@ def test_a_failed_call_keeps_tensors_of_any_strides(world: pccl.LocalWorld) -> N
         version = wide._version
         with pytest.raises(pccl.Mismatch):
             pt.all_reduce_(comm, wide[:, :: 1 + comm.rank])
-        assert wide.flatten().tolist() == list(range(8)) and wide._version == version
+        assert wide.flatten().tolist() == list(range(8))
+        # Only a packed copy was in use on rank 1.
+        assert (wide._version > version) == (comm.rank == 0)
 
     world.run(program)
 
@@ -332,6 +334,39 @@ def test_a_backward_notices_that_a_saved_tensor_was_overwritten(world: pccl.Loca
         sending.wait()
         pt.all_gather(comm, x)
         assert x._version == 0 and y._version > 0
+
+    world.run(program)
+
+
+def test_a_tensor_counts_as_written_though_nobody_asks_for_the_result(
+    world: pccl.LocalWorld,
+) -> None:
+    """Its Work is asked for an error or an outcome alone, or not yet; or the call has failed."""
+
+    def saved() -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(2)
+        return x, (torch.ones(2, requires_grad=True) * x).sum()
+
+    def refuses(loss: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def program(comm: pccl.Communicator) -> None:
+        for ask in (lambda work: work.exception(), lambda work: work.outcome):
+            x, loss = saved()
+            work = pt.all_reduce_(comm, x, async_op=True)
+            assert work.exception() is None
+            ask(work)
+            assert x.tolist() == [2.0, 2.0]
+            refuses(loss)
+        x, loss = saved()
+        work = pt.all_reduce_(comm, x, async_op=True)
+        refuses(loss)
+        work.wait()
+        out, loss = saved()
+        with pytest.raises(pccl.Mismatch):  # after which an out may hold anything
+            pt.all_gather(comm, torch.ones(1), out, recovery=("raise", "restart")[comm.rank])
+        refuses(loss)
 
     world.run(program)
 
