@@ -402,10 +402,11 @@ class Collectives(Closing):
 
         Both have `world_size` equal shards, the same on every peer, and must not overlap. With
         `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
-        must agree about theirs (else Mismatch), and need not know those of others. There may then
-        be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
-        the call with Aborted. With a codec the data that moves is rounded, and one's own shard is
-        not. Otherwise as `all_gather`; what may be zeros there is what has not come here.
+        must agree about theirs (else Mismatch), and need not know those of others; bool and floats
+        of eight bits count as u8 there, a complex number as two floats. There may then be at most
+        32 ranks, and data goes straight from each to each: a link that stays broken ends the call
+        with Aborted. With a codec the data that moves is rounded, and one's own shard is not.
+        Otherwise as `all_gather`; what may be zeros there is what has not come here.
         """
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))

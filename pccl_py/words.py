@@ -83,8 +83,9 @@ _LONG_NAMES = {
 class ReduceOp(IntEnum):
     """How contributions are combined. Functions also take the lower-case name.
 
-    BAND, BOR and BXOR are of the bits of integers, and of bool; floats have none of these. There is
-    no scaled sum (PREMUL_SUM): scale the array before the call, or use AVG.
+    BAND, BOR and BXOR are of the bits of integers, and of bool, whose bytes must be 0 and 1; floats
+    have none of these. There is no scaled sum (PREMUL_SUM): scale the array before the call, or use
+    AVG.
     """
 
     SUM = 0

@@ -74,7 +74,8 @@ def recv(
     """The tensor that `src` sends, as a new tensor of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`; the shape is this peer's alone.
+    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8, complex
+    numbers as two floats each: nobody compares such dtypes.
     """
     check_dtype(dtype, adds=False)
     made = torch.empty(tuple(shape), dtype=dtype, device="cpu")

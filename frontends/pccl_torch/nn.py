@@ -35,6 +35,7 @@ from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions, check
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 from pccl_torch import functions
+from pccl_torch.tensors import check_no_tangent
 
 __all__ = [
     "all_gather",
@@ -211,6 +212,8 @@ class _Linear(torch.autograd.Function):
 def _linear(
     comm: Group, x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
+    if isinstance(x, Tensor):
+        check_no_tangent(x)  # which a Function does not see
     # An input that requires grad on every member, whatever `x` does.
     everywhere = torch.empty(0, device="cpu", requires_grad=True)
     made: Tensor = _Linear.apply(x, everywhere, comm, run, back)  # type: ignore[no-untyped-call]

@@ -1,14 +1,17 @@
 """PyTorch's tensors as the kit of frontends asks for them: what is taken, its layout, its dtype.
 
 A CPU tensor goes to the core by its address. Tensors that are not contiguous are packed by the kit.
+A complex tensor goes as twice as many floats, and `Outcome.ranges` count these. Bytes of a bool
+must be 0 and 1, as PyTorch makes them: band, bor and bxor combine their bits.
 The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
 functions.py, those with gradients in nn.py.
 
 Some tensors are refused, before anything is sent, by these errors:
 
     TypeError            no torch.Tensor; a dtype without collectives, or that is not added up
-    NotImplementedError  sparse, quantized and nested tensors, and what has no memory of its own
-                         (FakeTensor, DTensor, in torch.vmap): a RuntimeError, as PyTorch has it
+    NotImplementedError  sparse, quantized and nested tensors; what has no memory of its own
+                         (FakeTensor, DTensor, in torch.vmap); what has a tangent of forward-mode
+                         differentiation: a RuntimeError, as PyTorch has it
     RuntimeError         tensors of another device, meta; views that are conjugated or negated; and
                          to write to: a leaf that requires grad, unless under torch.no_grad(), a
                          tensor of inference outside of it, a tensor that is expanded
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from pccl_py import DType
@@ -120,6 +124,11 @@ class Torch(Frontend[Tensor]):
         )
         return low, high + (steps + 1) * x.element_size()
 
+    def place(self, x: Tensor) -> tuple[int, ...]:
+        # Its storage may be resized, or begin elsewhere, and the tensor be as before.
+        storage = x.untyped_storage()
+        return (*self.bounds(x), storage.data_ptr(), storage.nbytes())
+
     def overlaps(self, x: Tensor, y: Tensor) -> bool:
         (low, high), (first, end) = self.bounds(x), self.bounds(y)
         if high <= first or end <= low or low == high or first == end:
@@ -173,7 +182,7 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
     if dtype in OPAQUE:
         raise TypeError(
             f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first; "
-            "of bool as uint8, min is and, max is or"
+            "bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         )
     raise TypeError(
         f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "
@@ -234,12 +243,23 @@ def _taken(x: object) -> Tensor:
         raise NotImplementedError(
             f"the tensor has no memory of its own, as in a function under torch.vmap ({error})"
         ) from None
+    check_no_tangent(x)
     if x.is_conj() or x.is_neg():
         what, remedy = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
         raise RuntimeError(
             f"the tensor is a {what} view, whose memory has other values: pass x.{remedy}()"
         )
     return x
+
+
+def check_no_tangent(x: Tensor) -> None:
+    """Raises NotImplementedError for a dual tensor, whose tangent would be dropped in silence."""
+    if forward_ad.unpack_dual(x).tangent is not None:
+        raise NotImplementedError(
+            "the tensor has a tangent of forward-mode differentiation, which collectives do not "
+            "know: pass torch.autograd.forward_ad.unpack_dual(x).primal, and the tangent in a call "
+            "of its own"
+        )
 
 
 def check_written(x: Tensor) -> None:

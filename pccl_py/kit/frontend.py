@@ -134,6 +134,10 @@ class Frontend(ABC, Generic[ArrayType]):
 
     # ---- what some libraries have otherwise
 
+    def place(self, x: ArrayType) -> tuple[int, ...]:
+        """Numbers that change if `x` is given other memory, as a library may let it be."""
+        return self.bounds(x)
+
     def memory(self, x: ArrayType) -> Any:
         """A packed array as the core takes it: the array itself, or a `Buffer`."""
         return x

@@ -19,6 +19,7 @@ import pccl_numpy as pnp
 import pccl_torch as pt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import pccl_py as pccl
 
@@ -352,7 +353,11 @@ def test_a_tensor_counts_as_written_though_nobody_asks_for_the_result(
             loss.backward()  # type: ignore[no-untyped-call]
 
     def program(comm: pccl.Communicator) -> None:
-        for ask in (lambda work: work.exception(), lambda work: work.outcome):
+        asks: list[Callable[[pccl.Work[Any]], object]] = [
+            lambda work: work.exception(),
+            lambda work: work.outcome,
+        ]
+        for ask in asks:
             x, loss = saved()
             work = pt.all_reduce_(comm, x, async_op=True)
             assert work.exception() is None
@@ -454,6 +459,16 @@ def test_complex_numbers_are_not_taken_for_twice_as_many_floats(
         x = torch.ones(2, dtype=torch.complex64) if comm.rank else torch.ones(4)
         with pytest.raises(pccl.Mismatch, match="kind of their elements"):
             getattr(pt, collective)(comm, x)
+
+    world.run(program)
+
+
+def test_complex_numbers_are_not_floats_in_a_shared_state(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        x = torch.ones(2, dtype=torch.complex64) if comm.rank else torch.ones(2, 2)
+        said = r'"x \(complex64\)" is only on rank 1'
+        with pt.shared_state(comm, {"x": x}) as state, pytest.raises(pccl.Mismatch, match=said):
+            state.sync()
 
     world.run(program)
 
@@ -601,6 +616,47 @@ def test_a_shared_state_of_parameters_and_strided_tensors(world: pccl.LocalWorld
             model.weight.data = torch.zeros(2, 3)
             with pytest.raises(pccl.InvalidUsage, match="array 'weight' is not where it was"):
                 state.sync()
+
+    world.run(program)
+
+
+def test_a_sync_does_not_use_memory_that_a_resized_storage_has_freed(
+    world: pccl.LocalWorld,
+) -> None:
+    """The tensor itself is as long as before, and mostly where it was."""
+
+    def program(comm: pccl.Communicator) -> None:
+        for size in (0, 4, 1 << 16):
+            whole = torch.ones(1 << 10)
+            with pt.shared_state(comm, {"w": whole[:8]}) as state:
+                state.sync()
+                whole.untyped_storage().resize_(size)
+                with pytest.raises(pccl.InvalidUsage, match="array 'w' is not where it was"):
+                    state.sync()
+
+    world.run(program)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # used by dual_level
+def test_tangents_of_forward_mode_are_not_dropped(world: pccl.LocalWorld) -> None:
+    comm, x = world.comms[0], torch.ones(2)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(2))
+        calls: list[Callable[[], Any]] = [
+            lambda: pt.all_reduce(comm, dual),
+            lambda: pt.all_reduce_(comm, dual),
+            lambda: pt.all_reduce(comm, x.clone(), dual),
+            lambda: pt.nn.all_reduce(comm, dual),
+            lambda: pt.tree.all_reduce(comm, [dual]),
+            lambda: pt.send(comm, dual, 1),
+        ]
+        for call in calls:
+            with pytest.raises(NotImplementedError, match="tangent of forward-mode"):
+                call()
+
+    def program(each: pccl.Communicator) -> None:
+        with torch.no_grad():
+            assert pt.all_reduce(each, torch.ones(2)).tolist() == [2.0, 2.0]
 
     world.run(program)
 
