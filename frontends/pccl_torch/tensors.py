@@ -254,7 +254,7 @@ def _taken(x: object) -> Tensor:
 
 def check_no_tangent(x: Tensor) -> None:
     """Raises NotImplementedError for a dual tensor, whose tangent would be dropped in silence."""
-    if forward_ad.unpack_dual(x).tangent is not None:
+    if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         raise NotImplementedError(
             "the tensor has a tangent of forward-mode differentiation, which collectives do not "
             "know: pass torch.autograd.forward_ad.unpack_dual(x).primal, and the tangent in a call "

@@ -641,7 +641,7 @@ def test_a_sync_does_not_use_memory_that_a_resized_storage_has_freed(
 def test_tangents_of_forward_mode_are_not_dropped(world: pccl.LocalWorld) -> None:
     comm, x = world.comms[0], torch.ones(2)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, torch.ones(2))
+        dual = forward_ad.make_dual(x, torch.ones(2))  # type: ignore[no-untyped-call]
         calls: list[Callable[[], Any]] = [
             lambda: pt.all_reduce(comm, dual),
             lambda: pt.all_reduce_(comm, dual),
