@@ -135,11 +135,7 @@ class Torch(Frontend[Tensor]):
             return False
         if (x.is_contiguous() and y.is_contiguous()) or self.is_same(x, y):
             return True
-        # All addresses of one are equal modulo what divides all strides: so columns of a matrix
-        # are told apart by where they begin.
-        step = math.gcd(*self._steps(x), *self._steps(y))
-        gaps = ((first - low) % step, (low - first) % step) if step else (0, 0)
-        if gaps[0] >= x.element_size() and gaps[1] >= y.element_size():
+        if self._are_columns(x, y, first - low):
             return False
         # Exactly: a mark for each byte that either may have.
         base = min(low, first)
@@ -147,12 +143,18 @@ class Torch(Frontend[Tensor]):
         _bytes_of(x, marks, base).fill_(True)
         return bool(_bytes_of(y, marks, base).any())
 
-    def _steps(self, x: Tensor) -> list[int]:
-        """The bytes from one element to the next, of each dimension that has several."""
-        size = x.element_size()
-        return [
-            stride * size for length, stride in zip(x.shape, x.stride(), strict=True) if length > 1
-        ]
+    def _are_columns(self, x: Tensor, y: Tensor, gap: int) -> bool:
+        """Whether they are apart as columns of a matrix are: by where they begin in its rows."""
+        steps = [_steps(each) for each in (x, y)]
+        for least in {step for each in steps for step, _ in each}:
+            row = math.gcd(*(step for each in steps for step, _ in each if step >= least))
+            wide, other_wide = (
+                tensor.element_size() + sum(step * more for step, more in each if step < least)
+                for tensor, each in zip((x, y), steps, strict=True)
+            )
+            if row and gap % row >= wide and -gap % row >= other_wide:
+                return True
+        return False
 
     def is_same(self, x: Tensor, y: Tensor) -> bool:
         return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape
@@ -254,6 +256,9 @@ def _taken(x: object) -> Tensor:
 
 def check_no_tangent(x: Tensor) -> None:
     """Raises NotImplementedError for a dual tensor, whose tangent would be dropped in silence."""
+    # Outside of any level, which is where nearly all are, unpack_dual costs as much as ten checks.
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
     if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         raise NotImplementedError(
             "the tensor has a tangent of forward-mode differentiation, which collectives do not "
@@ -274,6 +279,12 @@ def check_written(x: Tensor) -> None:
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location: clone() the tensor, which is expanded, first"
         )
+
+
+def _steps(x: Tensor) -> list[tuple[int, int]]:
+    """For each dimension with several: the bytes from one to the next, and how many more it has."""
+    size, lengths = x.element_size(), zip(x.stride(), x.shape, strict=True)
+    return [(stride * size, length - 1) for stride, length in lengths if length > 1]
 
 
 def _bytes_of(x: Tensor, marks: Tensor, base: int) -> Tensor:

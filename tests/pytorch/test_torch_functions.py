@@ -294,6 +294,7 @@ def test_columns_and_rows_overlap_where_they_share_an_element() -> None:
             assert overlaps(x[:, i], x[:, j]) == (i == j)
             assert overlaps(x[:, i : i + 2], x[:, j]) == (j in (i, i + 1))
             assert overlaps(x[i::2], x[j::2]) == ((i - j) % 2 == 0)
+            assert overlaps(x[:, i : i + 2], x[:, j : j + 3]) == (max(i, j) < min(i + 2, j + 3, 8))
             assert overlaps(x[i], x[:, j])
             assert overlaps(x[:i, 3], x[j:, 3]) == (i > j)
 
