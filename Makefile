@@ -43,15 +43,15 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim soak
-.PHONY: fuzz mutants test-threads test-threads-python test-aarch64 test-windows
+.PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim
+.PHONY: soak fuzz mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# What compiles, two at a time. Then one after the other, also under `make -j`: the simulator keeps
+# The steps that compile go two at a time. Then one after the other, also under `make -j`: the simulator keeps
 # all cores busy, and what follows is measured. All that `check` compiles is compiled for the tests,
 # so only the rest of it is here.
 test:

@@ -241,13 +241,13 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
         """Ranks and size stay: they are what buffers of the program are cut for."""
         if set(members) != set(self._peers) and self._barred is None:
-            self.bar(
-                PeerLost(
-                    f"group {self._named!r} was made with {len(self._peers)} members that it cannot do "
-                    f"without (Options(whole=True)), and {len(set(self._peers) & set(members))} of "
-                    "them are left: make the group anew, and what is sharded over it from a checkpoint"
-                )
+            left = len(set(self._peers) & set(members))
+            why = (
+                f"group {self._named!r} was made with {len(self._peers)} members that it cannot do "
+                f"without (Options(whole=True)), and {left} of them are left: make the group anew, "
+                "and the model that is sharded over it from a checkpoint"
             )
+            self.bar(PeerLost(why))
 
     def bar(self, why: PcclError | None) -> None:
         """No call can be made in the group any more, for this reason; or again, for none."""
@@ -380,6 +380,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Where the result of `x` goes: itself, or packed memory in its place."""
         tensor = TORCH.array(x, adds=False)
         if tensor.is_contiguous():
+            # It may be written from now on, also if nobody waits for it.
+            TORCH.written(tensor)
             return tensor
         check_written(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -464,10 +466,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 self.comm._feedbacks.pop(tag, None)
 
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
-        used = self._places_of(tensors)
-        options = self._reduction(opts, used)
         self.enter()
         writes = root is None or root == self._rank
+        used = self._places_of(tensors) if writes else [self._source(x) for x in tensors]
+        options = self._reduction(opts, used)
         if root is not None:
             options["root"] = self._place(root)
         fill = _writer(tensors, used) if writes else None
@@ -546,9 +548,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Copies the tensors of the root to all members, as one operation."""
         self.enter()
         root = 0 if opts is None else opts.rootRank
-        used = (
-            self._places_of(tensors) if root == self._rank else [self._target(t) for t in tensors]
-        )
+        take = self._source if root == self._rank else self._target
+        used = [take(tensor) for tensor in tensors]
         return self._begin(
             "broadcast",
             _memory(used),
