@@ -260,7 +260,8 @@ pub fn find_stranded(group: *const Group, now: Instant, overdue: *Overdue) bool 
         for (epoch.records.items) |known| {
             const missing = stall.missing_of(epoch, known);
             if (!may_be(epoch, known.id) or !known.stall.called.covers(&before)) continue;
-            if (missing.is_empty() or !known.stall.has_waited(now, warning_ns)) continue;
+            if (missing.is_empty() or !known.stall.all_have_waited(now, warning_ns))
+                continue;
             overdue.count = 0;
             overdue.call = null;
             take_stranded(epoch, known, &missing, now, warning_ns, overdue);
@@ -287,7 +288,7 @@ fn take_stranded(
         overdue.say("it waits in {f}, which no member has called, and the members have waited " ++
             "{d} s for its {f}", .{
             Call{ .record = own },
-            (now -| known.stall.waits_since) / std.time.ns_per_s,
+            (now -| known.stall.called_at) / std.time.ns_per_s,
             Call{ .record = known },
         });
         return; // what the next one waits in may be another call
@@ -306,7 +307,7 @@ fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*
         if (may_be(epoch, record.id)) own = record;
     }
     const record = own orelse return null;
-    return if (record.stall.has_waited(now, warning_ns)) record else null;
+    return if (record.stall.all_have_waited(now, warning_ns)) record else null;
 }
 
 /// "all_reduce (tag 5)"

@@ -593,6 +593,33 @@ test "a newcomer that may be late, and no stray, is not refused" {
     }
 }
 
+test "the time that one newcomer has waited is not that of another, nor of the members" {
+    // Method: one newcomer waits in both calls, and the others make theirs late.
+    const Case = enum { newcomer_is_late, members_are_late };
+    for (std.enums.values(Case)) |case| {
+        var court: Court = undefined;
+        try form(&court, 2);
+        defer court.c.destroy();
+        const is_late = case == .newcomer_is_late;
+        try court.called(newcomer + 1, lonely_tag);
+        try court.called(newcomer + 1, tag);
+        if (is_late) for (0..peers_max) |index| try court.called(index, tag);
+        if (!is_late) try court.called(newcomer, lonely_tag);
+        try wait_all(&court, warning_ns - 1000 * ms);
+        if (!is_late) for (0..peers_max) |index| try court.called(index, tag);
+        if (is_late) try court.called(newcomer, lonely_tag);
+        try wait_all(&court, warning_ns - 1000 * ms);
+        for (court.expelled) |expelled| try expect(!expelled);
+        try wait_all(&court, 2000 * ms);
+        try expect(court.expelled[newcomer] and !court.expelled[newcomer + 1]);
+    }
+}
+
+fn wait_all(court: *Court, duration_ns: u64) !void {
+    try court.pass_answering(duration_ns, &.{ 0, 1, 2, newcomer, newcomer + 1 });
+    try court.listen();
+}
+
 test "a coordinator that was frozen does not take its own time for a newcomer's" {
     var court: Court = undefined;
     try form(&court, 1);

@@ -30,6 +30,9 @@ pub const Stall = struct {
     since: Instant = base.never,
     /// Since when anybody is known to wait for the call of another one; `never` while nobody is.
     waits_since: Instant = base.never,
+    /// How many have called it, and when the last of them had.
+    callers: u32 = 0,
+    called_at: Instant = base.never,
     /// The first deadline of those that are near; `never` while none is.
     until: Instant = base.never,
     /// In the current attempt: those who were told that others wait for their call.
@@ -52,6 +55,10 @@ pub const Stall = struct {
         const waits = !missing.is_empty() and !missing.covers(needed);
         if (!waits) stall.waits_since = base.never //
         else if (late or stall.waits_since == base.never) stall.waits_since = now;
+        const callers = stall.called.count();
+        if (!late and callers == stall.callers) return;
+        stall.callers = callers;
+        stall.called_at = now;
     }
 
     /// Somebody's call ends before those who wait are told as a rule.
@@ -61,6 +68,11 @@ pub const Stall = struct {
 
     pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
         return stall.waits_since != base.never and now -| stall.waits_since >= for_ns;
+    }
+
+    /// The same of each of those who have called it.
+    pub fn all_have_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
+        return stall.has_waited(now, for_ns) and now -| stall.called_at >= for_ns;
     }
 
     /// All say anew what they have called, so they are told anew.
