@@ -10,6 +10,7 @@ that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -45,6 +46,18 @@ _rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
+# With the annotations themselves, not their text.
+_SIGNATURE = inspect.Signature(
+    [
+        inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        inspect.Parameter(
+            "bucket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=dist.GradBucket
+        ),
+    ],
+    return_annotation=torch.futures.Future[torch.Tensor],
+)
+
+
 class AverageHook:
     """Made by `average_hook`. One for each wrapper, or one for several."""
 
@@ -55,6 +68,7 @@ class AverageHook:
         recovery: Recovery | RecoveryName,
     ) -> None:
         self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
+        self.__signature__ = _SIGNATURE  # which it checks
         self._codec = codec
         self._feeds_back = error_feedback
         self._recovery = recovery
@@ -86,12 +100,6 @@ class AverageHook:
         Waits for them, and raises the error of the first that has failed.
         """
         return [work.outcome for work in self._works]
-
-
-# PyTorch checks these two, which must be objects.
-AverageHook.__call__.__annotations__.update(
-    {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-)
 
 
 def average_hook(
