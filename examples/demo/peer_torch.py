@@ -11,8 +11,6 @@ the pseudo-gradient of a round (`diloco.py`), averaged by `pccl_torch.average_ho
 from __future__ import annotations
 
 import copy
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -22,12 +20,14 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import pccl_py as pccl
 from examples.demo.corpus import Corpus, draw, standard_library_text
 from examples.demo.model import Floats, Model
 from examples.demo.peer import Report, account, run, sample
 from examples.demo.settings import Settings
 
 dist: Any = torch.distributed
+RATE = 3e-3  # of the inner optimiser
 
 
 class Network(nn.Module):
@@ -56,98 +56,110 @@ class Network(nn.Module):
         return flat
 
 
-class Victim(pccl_torch.AverageHook):
-    """Kills its process when it has sent half of the bytes of an average."""
+class Hook(pccl_torch.AverageHook):
+    """The average, which can be found by the fault of the victim."""
 
     def __init__(self) -> None:
-        super().__init__(None, True, "resume")
-        self.dies = False
+        super().__init__()
+        self.is_to_be_found = False
 
     def __call__(self, state: Any, bucket: Any) -> Any:
-        comm = dist.group.WORLD.comm
-        others, size = comm.world_size - 1, bucket.buffer().nbytes
-        # A ring sends each part of the buffer twice, but for that of one member.
-        end = comm.info().bytes_sent + size * others // (others + 1)
-        future = super().__call__(state, bucket)
-        while self.dies:
-            if comm.info().bytes_sent >= end:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return future
+        group = dist.group.WORLD
+        if self.is_to_be_found:  # then it is operation 1 of its tag, and no other one is
+            group.comm.barrier(tag=group.next_tag)
+        return super().__call__(state, bucket)
 
 
-def train(settings: Settings, index: int, report: Report) -> None:
-    """Takes part in the run until all its rounds are done."""
-    model = settings.model
-    corpus = Corpus.load(standard_library_text())
-    text = corpus.shard(index, settings.shards)
-    examination = corpus.examination(model.context, settings.examination)
-    rng = np.random.default_rng((settings.seed, index))
+class Training:
+    """One peer: the shared network and the outer optimiser, and its own copy and inner one."""
 
-    shared = Network(model, settings.seed)
-    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    state = pccl_torch.ElasticState(shared, outer, rounds_done=0)
-    local = copy.deepcopy(shared)
-    inner = torch.optim.AdamW(local.parameters(), lr=3e-3, betas=(0.9, 0.99), weight_decay=0.01)
-    inner_steps = 0
-    hook = Victim() if index == settings.victim else pccl_torch.average_hook()
-    ddp: Any = None
+    def __init__(self, settings: Settings, index: int, report: Report) -> None:
+        self.settings, self.model, self.report = settings, settings.model, report
+        corpus = Corpus.load(standard_library_text())
+        self.text = corpus.shard(index, settings.shards)
+        self.examination = corpus.examination(self.model.context, settings.examination)
+        self.rng = np.random.default_rng((settings.seed, index))
 
-    while state.rounds_done < settings.rounds:
+        self.shared = Network(self.model, settings.seed)
+        self.outer = torch.optim.SGD(self.shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        self.state = pccl_torch.ElasticState(self.shared, self.outer, rounds_done=0)
+        self.local = copy.deepcopy(self.shared)
+        self.inner = torch.optim.AdamW(
+            self.local.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.01
+        )
+        self.inner_steps = 0
+        self.hook = Hook()
+        self.ddp: Any = None
+
+    def train(self) -> None:
+        """Takes part in the run until all its rounds are done."""
+        while self.state.rounds_done < self.settings.rounds:
+            self.admit()
+            this_round = self.state.rounds_done + 1
+            self.report("training", round=this_round)
+            train_loss = self.train_alone()
+            self.report("reducing", round=this_round, train_loss=train_loss)
+            outcome = self.average(this_round)
+            self.state.rounds_done += 1
+            self.report(
+                "round",
+                round=this_round,
+                train_loss=train_loss,
+                held_out_loss=self.model.loss(self.shared.flat(), *self.examination),
+                digest=self.state.digest(),
+                **account(dist.group.WORLD.comm, outcome),
+            )
+        written = sample(self.settings, self.shared.flat())
+        self.report("finished", digest=self.state.digest(), text=written)
+
+    def admit(self) -> None:
+        """The safe point: newcomers get what the others hold, and DDP is made anew."""
         before = dist.group.WORLD.peers
         admission = pccl_torch.admit()
-        if admission.changed:
-            synced = state.sync()
-            # One bucket, so that a round has one all_reduce.
-            ddp = DistributedDataParallel(shared, init_sync=False, bucket_cap_mb=25)
-            ddp.register_comm_hook(None, hook)
-            report(
-                "admitted",
-                **describe(admission, before),
-                revision=synced.revision,
-                leaves_moved=synced.leaves_moved,
-                sources=synced.sources,
-                digest=state.digest(),
-                rounds_done=state.rounds_done,
-                held_out_loss=model.loss(shared.flat(), *examination),
-            )
-        this_round = state.rounds_done + 1
-
-        report("training", round=this_round)
-        local.load_state_dict(shared.state_dict())
-        remaining = 1 - 0.9 * state.rounds_done / settings.rounds
-        train_loss = 0.0
-        for _ in range(settings.steps):
-            windows, targets = draw(text, model.context, settings.batch, rng)
-            inner.zero_grad()
-            loss = local.loss(torch.from_numpy(windows).long(), torch.from_numpy(targets).long())
-            loss.backward()
-            train_loss += loss.item() / settings.steps
-            inner_steps += 1
-            inner.param_groups[0]["lr"] = (
-                3e-3 * remaining * min(1.0, inner_steps / settings.warm_up_steps)
-            )
-            inner.step()
-
-        report("reducing", round=this_round, train_loss=train_loss)
-        if isinstance(hook, Victim):
-            hook.dies = this_round == settings.kill_round
-        pairs = zip(shared.parameters(), local.parameters(), strict=True)
-        outer.zero_grad()
-        ddp([(begun - ended).detach() for begun, ended in pairs]).backward()
-        outer.step()
-        state.rounds_done += 1
-
-        (outcome,) = hook.outcomes
-        report(
-            "round",
-            round=this_round,
-            train_loss=train_loss,
-            held_out_loss=model.loss(shared.flat(), *examination),
-            digest=state.digest(),
-            **account(dist.group.WORLD.comm, outcome),
+        if not admission.changed:
+            return
+        synced = self.state.sync()
+        # One bucket, so that a round has one all_reduce.
+        self.ddp = DistributedDataParallel(self.shared, init_sync=False, bucket_cap_mb=25)
+        self.ddp.register_comm_hook(None, self.hook)
+        self.report(
+            "admitted",
+            **describe(admission, before),
+            revision=synced.revision,
+            leaves_moved=synced.leaves_moved,
+            sources=synced.sources,
+            digest=self.state.digest(),
+            rounds_done=self.state.rounds_done,
+            held_out_loss=self.model.loss(self.shared.flat(), *self.examination),
         )
 
-    report("finished", digest=state.digest(), text=sample(settings, shared.flat()))
+    def train_alone(self) -> float:
+        """The steps of a round on this peer's own text, from the shared parameters on."""
+        settings, total = self.settings, 0.0
+        self.local.load_state_dict(self.shared.state_dict())
+        remaining = 1 - 0.9 * self.state.rounds_done / settings.rounds
+        for _ in range(settings.steps):
+            drawn = draw(self.text, self.model.context, settings.batch, self.rng)
+            windows, targets = (torch.from_numpy(each).long() for each in drawn)
+            self.inner_steps += 1
+            warm_up = min(1.0, self.inner_steps / settings.warm_up_steps)
+            self.inner.param_groups[0]["lr"] = RATE * warm_up * remaining
+            self.inner.zero_grad()
+            loss = self.local.loss(windows, targets)
+            loss.backward()
+            self.inner.step()
+            total += loss.item()
+        return total / settings.steps
+
+    def average(self, this_round: int) -> pccl.Outcome:
+        """The outer step, along the average of all pseudo-gradients."""
+        self.hook.is_to_be_found = this_round == self.settings.kill_round
+        pairs = zip(self.shared.parameters(), self.local.parameters(), strict=True)
+        self.outer.zero_grad()
+        self.ddp([(begun - ended).detach() for begun, ended in pairs]).backward()
+        self.outer.step()
+        (outcome,) = self.hook.outcomes
+        return outcome
 
 
 def describe(admission: pccl_torch.Admission, before: tuple[bytes, ...]) -> dict[str, Any]:
@@ -168,7 +180,7 @@ def connect(settings: Settings, index: int, report: Report) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("pccl", init_method="pccl://")
     report("connected", peer_id=str(dist.group.WORLD.comm.peer_id))
-    train(settings, index, report)
+    Training(settings, index, report).train()
     dist.destroy_process_group()
 
 

@@ -85,18 +85,13 @@ class Settings:
     def kill_sequence(self) -> int:
         """The operation of that round: numbers count from 0 in the first epoch, for each tag.
 
-        Under torch.distributed each operation has a tag of its own.
+        Under torch.distributed each has a tag of its own, so peer_torch.py gives that one number 1.
         """
-        return self.kill_round - 1 if self.framework == "numpy" else 0
+        return self.kill_round - 1 if self.framework == "numpy" else 1
 
     @property
     def fault_point(self) -> str:
-        """Where the victim kills itself: when half of the chunks of that all_reduce are settled.
-
-        Empty where numbers of operations do not tell it: then peer_torch.py does it.
-        """
-        if self.framework != "numpy":
-            return ""
+        """Where the victim kills itself: when half of the chunks of that all_reduce are settled."""
         return f"all_reduce.settled:{self.kill_sequence}:0.5"
 
     def to_json(self) -> str:

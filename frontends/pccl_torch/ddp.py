@@ -59,14 +59,20 @@ _SIGNATURE = inspect.Signature(
 
 
 class AverageHook:
-    """Made by `average_hook`. One for each wrapper, or one for several."""
+    """Made by `average_hook`, which says what it does. One may serve several wrappers."""
 
     def __init__(
         self,
-        codec: Codec | CodecKind | CodecName | None,
-        error_feedback: bool,
-        recovery: Recovery | RecoveryName,
+        codec: Codec | CodecKind | CodecName | None = None,
+        *,
+        error_feedback: bool = True,
+        recovery: Recovery | RecoveryName = "resume",
     ) -> None:
+        if codec is not None:
+            parse_codec(codec)
+        if recovery is None:
+            raise InvalidArgument("recovery of a hook must be named, it cannot be None")
+        parse_recovery(recovery)
         self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
         self.__signature__ = _SIGNATURE  # which it checks
         self._codec = codec
@@ -126,12 +132,7 @@ def average_hook(
     InvalidArgument for a value that is none of these, and the hook InvalidUsage for a group of
     another backend.
     """
-    if codec is not None:
-        parse_codec(codec)
-    if recovery is None:
-        raise InvalidArgument("recovery of a hook must be named, it cannot be None")
-    parse_recovery(recovery)
-    return AverageHook(codec, error_feedback, recovery)
+    return AverageHook(codec, error_feedback=error_feedback, recovery=recovery)
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
