@@ -1,4 +1,4 @@
-"""The demo under PyTorch, as `make demo FRAMEWORK=torch` runs it; the NumPy one: test_demo_run.py."""
+"""The demo under PyTorch, as `make demo FRAMEWORK=torch` runs it. With NumPy: test_demo_run.py."""
 
 from __future__ import annotations
 
