@@ -154,6 +154,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._peers
 
     @property
+    def next_tag(self) -> int:
+        """The tag that the next collective has in `comm`; each has another one than the last."""
+        return self._tag
+
+    @property
     def pg_name(self) -> str:
         """The name that PyTorch has given the group."""
         return self._named

@@ -10,6 +10,7 @@ that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -45,16 +46,35 @@ _rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
+# With the annotations themselves, not their text.
+_SIGNATURE = inspect.Signature(
+    [
+        inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        inspect.Parameter(
+            "bucket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=dist.GradBucket
+        ),
+    ],
+    return_annotation=torch.futures.Future[torch.Tensor],
+)
+
+
 class AverageHook:
-    """Made by `average_hook`. One for each wrapper, or one for several."""
+    """Made by `average_hook`, which says what it does. One may serve several wrappers."""
 
     def __init__(
         self,
-        codec: Codec | CodecKind | CodecName | None,
-        error_feedback: bool,
-        recovery: Recovery | RecoveryName,
+        codec: Codec | CodecKind | CodecName | None = None,
+        *,
+        error_feedback: bool = True,
+        recovery: Recovery | RecoveryName = "resume",
     ) -> None:
+        if codec is not None:
+            parse_codec(codec)
+        if recovery is None:
+            raise InvalidArgument("recovery of a hook must be named, it cannot be None")
+        parse_recovery(recovery)
         self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
+        self.__signature__ = _SIGNATURE  # which it checks
         self._codec = codec
         self._feeds_back = error_feedback
         self._recovery = recovery
@@ -88,12 +108,6 @@ class AverageHook:
         return [work.outcome for work in self._works]
 
 
-# PyTorch checks these two, which must be objects.
-AverageHook.__call__.__annotations__.update(
-    {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-)
-
-
 def average_hook(
     codec: Codec | CodecKind | CodecName | None = None,
     *,
@@ -118,12 +132,7 @@ def average_hook(
     InvalidArgument for a value that is none of these, and the hook InvalidUsage for a group of
     another backend.
     """
-    if codec is not None:
-        parse_codec(codec)
-    if recovery is None:
-        raise InvalidArgument("recovery of a hook must be named, it cannot be None")
-    parse_recovery(recovery)
-    return AverageHook(codec, error_feedback, recovery)
+    return AverageHook(codec, error_feedback=error_feedback, recovery=recovery)
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:

@@ -88,7 +88,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
 
     @property
     def outcome(self) -> Outcome:
-        """Who has contributed to which range, and what it cost. Waits, and raises as `wait`."""
+        """The contributors of each range, and the cost. Waits, and raises as `wait`."""
         self.wait()
         return self._work.outcome
 
