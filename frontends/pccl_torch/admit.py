@@ -60,7 +60,7 @@ def admit(deadline: float | None = None) -> Admission:
     for group in run.groups[1:]:
         changed |= not group.of_mesh and group.pass_safe_point(deadline).changed
     if changed:
-        _tell_torch(run.groups)
+        tell_torch(run.groups)
         for group, peers in members:
             if group.peers != peers and not group.of_mesh:
                 sharded.cut_off(group, peers, _why(group, peers))
@@ -82,7 +82,7 @@ def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:
     )
 
 
-def _tell_torch(groups: list[ProcessGroupPccl]) -> None:
+def tell_torch(groups: list[ProcessGroupPccl]) -> None:
     """The tables that torch.distributed keeps of the ranks of each group."""
     ranks = {peer: rank for rank, peer in enumerate(groups[0].peers)}
     tables = c10d._world.pg_group_ranks

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, StateUnavailable
 from pccl_py.errors import InvalidArgument
 from pccl_torch import sharded, start
+from pccl_torch.admit import tell_torch
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import PeerLost, torch_error
 from pccl_torch.options import Founded, Options
@@ -163,6 +164,7 @@ class Hsdp:
             self._settle(None)
             while not self._whole:
                 self._pass(None)
+                tell_torch(self._run.groups)
             self.mesh = self._make_mesh()
             """For `fully_shard`: a DeviceMesh of the dimensions "replicate" and "shard"."""
         except BaseException:
