@@ -8,8 +8,8 @@ in the same moment, and these finish the step with averages over who is left. `p
 the safe point: there a newcomer takes the free place, all groups are made anew, and `Hsdp.sync`
 fetches each shard from the same shard of another replica. docs/TORCH.md has the loop around it.
 
-Who has which place is agreed on at each change: all say what they have (`_Word`), and `_seats`
-makes the same table of that everywhere. Groups are sub-groups of the default group's epoch: their
+Places are agreed on at each change: all say what they have (`_Word`), and `_seats` makes the same
+table of that everywhere. Groups are sub-groups of the default group's epoch: their
 members are those of the table, in its order, until the next change.
 """
 
@@ -44,7 +44,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a process says of itself when places are dealt out. Zero shards: it was lost meanwhile.
+    """The words of a process when places are dealt out. Zero shards: it was lost meanwhile.
 
     `began`: it has had a model that was trained. `has_state`: it has its shard of it, still.
     `count`: how often it has said a word.
@@ -267,7 +267,7 @@ class Hsdp:
         return True
 
     def _words(self) -> list[_Word]:
-        """What each member of the default group says, in their ranks' order."""
+        """The words of each member of the default group, by rank."""
         world = self._run.world
         own = _Word(*self._size, self._place, int(self._began), int(self._has_state), self._count)
         given = torch.tensor(astuple(own))
@@ -385,7 +385,7 @@ class Hsdp:
     # ---- the mesh of PyTorch
 
     def _make_mesh(self) -> DeviceMesh:
-        """Of groups that PyTorch knows by their names."""
+        """Made of groups that PyTorch knows by their names."""
         shards, replicas = self._comms
         self._groups = (
             self._known(_ShardGroup, shards, Options(whole=True)),

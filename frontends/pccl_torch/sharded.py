@@ -56,7 +56,7 @@ class _Anywhere(dict[int, int]):
 
 
 def _mesh_infos() -> Iterator[Any]:
-    """What each model of FSDP2 in this process knows of its groups."""
+    """The groups that each model of FSDP2 in this process knows."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed import _composable_state
