@@ -43,28 +43,31 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
-.PHONY: fuzz mutants test-threads test-threads-python test-aarch64 test-windows
+.PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim
+.PHONY: soak fuzz mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# One after the other, also under `make -j`: the simulator keeps all cores busy, and what follows is
-# measured. All that `check` compiles is compiled for the tests, so only the rest of it is here.
+# The steps that compile go two at a time. Then one after the other, also under `make -j`: the simulator keeps
+# all cores busy, and what follows is measured. All that `check` compiles is compiled for the tests,
+# so only the rest of it is here.
 test:
-	$(MAKE) style
-	$(MAKE) unit-test
-	$(MAKE) test-threads
+	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
+	$(MAKE) -j2 style unit-test
+	$(MAKE) -j2 test-threads pccl-sim
 	$(MAKE) simulator
 	$(MAKE) python-test
 
 unit-test: $(VENV)/.with-test
 	$(ZIG) test --summary new
 
-simulator: $(VENV)/.with-test
+pccl-sim: $(VENV)/.with-test
 	$(ZIG) sim
+
+simulator: pccl-sim
 	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS) --fresh
 	zig-out/bin/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) --fresh
 	zig-out/bin/pccl-sim fuzz --seconds $(FUZZ_SECONDS) --fresh

@@ -22,6 +22,8 @@ from bench import (
     price,
     recovery,
     state_hash,
+    torch_plan,
+    torch_steps,
 )
 from pccl_py.measure_collectives import COLLECTIVES
 
@@ -213,6 +215,37 @@ def hostile_command(
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
     pccl_py.exit_on_sigterm()
     hostile.run(attack or hostile.CASES, quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="torch")
+def torch_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May be given again.  [{', '.join(torch_plan.CASES)}]"),
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="Of all_reduce, as 64MiB; may be given again.  [4KiB to 64MiB]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for torch.jsonl.")] = Path("bench_out"),
+) -> None:
+    """torch.distributed over PCCL against gloo: all_reduce, steps of training, a slow line, a kill.
+
+    Gradients in int8 go through a line of 100 Mbit/s, which needs root, `ip` and `tc`.
+    """
+    if sys.platform != "linux":
+        raise typer.BadParameter("cores are chosen the way of Linux; run it there")
+    unknown = set(case or ()) - set(torch_plan.CASES)
+    if unknown:
+        known = ", ".join(torch_plan.CASES)
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    pccl_py.exit_on_sigterm()
+    cases = case or list(torch_plan.CASES)
+    torch_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ class Buffer:
     as they are and are not added up, though the bits of bool can be combined, and on the wire they
     are like any other bytes. `paired`: two elements are one complex number, so that `count` is
     twice as many; of reductions these have "sum" and "avg". Collectives tell the kinds apart, by
-    `form` of pccl.h; messages, and an all_to_all with counts, do not.
+    `form` of pccl.h, and shared states by the names of tensors; messages, and an all_to_all with
+    counts, do not.
     Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
     empty, or pairs of what has none.
     """

@@ -402,10 +402,11 @@ class Collectives(Closing):
 
         Both have `world_size` equal shards, the same on every peer, and must not overlap. With
         `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
-        must agree about theirs (else Mismatch), and need not know those of others. There may then
-        be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
-        the call with Aborted. With a codec the data that moves is rounded, and one's own shard is
-        not. Otherwise as `all_gather`; what may be zeros there is what has not come here.
+        must agree about theirs (else Mismatch), and need not know those of others; bool and floats
+        of eight bits count as u8 there, a complex number as two floats. There may then be at most
+        32 ranks, and data goes straight from each to each: a link that stays broken ends the call
+        with Aborted. With a codec the data that moves is rounded, and one's own shard is not.
+        Otherwise as `all_gather`; what may be zeros there is what has not come here.
         """
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
@@ -445,8 +446,8 @@ class Collectives(Closing):
             self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
         )
 
-    def _many(self, parts: Sequence[Part], options: Any) -> list[Any]:
-        """The results of all_reduce for each of them."""
+    def _many(self, parts: Sequence[Part], options: Any, called: str = "arrays") -> list[Any]:
+        """The results of all_reduce for each of them; the caller calls them so, in errors."""
         name = "all_reduce_many"
         check(name, options, ManyOptions)
         in_flight = unsigned(options.pop("in_flight", many.IN_FLIGHT), "in_flight", 64)
@@ -463,6 +464,9 @@ class Collectives(Closing):
                 "collectives"
             )
         deadline_ns = nanoseconds(options.pop("deadline", None), "deadline") or self._deadline_ns
+        for number, part in enumerate(parts):
+            with numbered(called, number):
+                _taken(lambda one: _check_dtype(buffers.readable(one), asked), _alone(part.array))
         _check_apart(parts)
 
         all_reduce: Any = self.all_reduce
@@ -536,11 +540,9 @@ class Collectives(Closing):
         counts: list[int] | None = None,
     ) -> Call:
         asked, feedback = self._asked(kind, options)
-        opaque = [array.any.opaque for array in arrays if array.any.opaque]
         if kind in _ADDING:
-            _check_reducible(opaque, asked.op)
-            if asked.op not in (ReduceOp.SUM, ReduceOp.AVG):
-                _check_real(asked.op, arrays)
+            for array in arrays:
+                _check_kind(array.any, asked.op)
         asked.form = _form_of_kinds(asked.form, arrays)
         carried, residuals = None, (0, 0)
         if feedback is not None:
@@ -627,15 +629,35 @@ class _Kind(IntEnum):
     ALL_TO_ALL = 9
 
 
-def _check_reducible(opaque: list[str], op: ReduceOp) -> None:
-    for name in opaque:
-        if name != "bool":
-            raise TypeError(f"{name} arrays cannot be reduced: convert them first")
-        if not op.is_bitwise:
-            raise TypeError(
-                "bool arrays cannot be added up: use op 'band' (and), 'bor' (or) or 'bxor' "
-                "(exclusive or), or convert them first (to uint8)"
-            )
+def _check_kind(array: buffers.Buffer, op: ReduceOp) -> None:
+    """Whether elements of its kind can be reduced so; the native library knows no kinds."""
+    if array.opaque not in (None, "bool"):
+        raise TypeError(f"{array.opaque} arrays cannot be reduced: convert them first")
+    if array.opaque is not None and not op.is_bitwise:
+        raise TypeError(
+            "bool arrays cannot be added up: use op 'band' (and), 'bor' (or) or 'bxor' "
+            "(exclusive or), or convert them first (to uint8)"
+        )
+    if array.paired and op not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise InvalidArgument(
+            f"{array.kind} arrays have no {op.name.lower()} here: complex numbers are added up, by "
+            "sum and avg; reduce their real and imaginary parts, or their absolute values, for more"
+        )
+
+
+def _check_dtype(array: buffers.Buffer, asked: Asked) -> None:
+    """As the native library checks one operation: of several, before the first of them begins."""
+    _check_kind(array, asked.op)
+    name, dtype = asked.op.name.lower(), array.dtype.name.lower()
+    if asked.op.is_bitwise and array.dtype.is_float:
+        raise InvalidArgument(
+            f"op {name} is of integers, and dtype is {dtype}: floats have no {name}"
+        )
+    if asked.codec.encodes and not array.dtype.is_float:
+        raise InvalidArgument(
+            f"codec {asked.codec.name} is for floats, and dtype is {dtype}: reduce integers "
+            "without a codec"
+        )
 
 
 _ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])
@@ -673,15 +695,6 @@ def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
     if kinds == ["bool"] and form == 0:
         return _pccl.FORM_BOOL  # which errors have a name for
     return form_of(f"{form} {kinds}")
-
-
-def _check_real(op: ReduceOp, arrays: list[_Array]) -> None:
-    kinds = [array.any.kind for array in arrays if array.any.paired]
-    if kinds:
-        raise InvalidArgument(
-            f"{kinds[0]} arrays have no {op.name.lower()} here: complex numbers are added up, by "
-            "sum and avg; reduce their real and imaginary parts, or their absolute values, for more"
-        )
 
 
 def _is_bytes(array: _Array) -> bool:

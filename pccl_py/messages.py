@@ -37,9 +37,10 @@ class Messages(Collectives):
         Returns when `dst` has everything: so two members that both send first wait for each other
         until the deadline; pass `async_op` there. Messages of one tag to one rank arrive in the
         order of their calls, and a `recv` of the same tag from that rank may be in flight beside
-        them. Raises `Mismatch` if count or dtype differ, or the safe points that both have passed;
-        `Aborted` if `dst` is lost, or the link to it is broken. A loss of others ends nothing.
-        `tag` is below 2**38.
+        them. Raises `Mismatch` if count or dtype differ, or the safe points that both have passed
+        (bool and floats of eight bits count as u8, a complex number as two floats); `Aborted` if
+        `dst` is lost, or the link to it is broken. A loss of others ends nothing. `tag` is below
+        2**38.
         """
         rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
         return self._message("send", _pccl.send, buffers.readable(array), rank, *timed)
@@ -59,11 +60,13 @@ class Messages(Collectives):
         or the id of a member. Otherwise as `send`.
 
         There is no receiving from whoever sends first, and None for `src` is a TypeError: if peers
-        are lost, the two sides could not agree which message that was. Instead begin a `recv` with
-        `async_op` from each member, each into an array of its own and with a deadline that is long
-        enough; take the one that is done first (`Work.add_done_callback`), leave the others in
-        flight for what comes next, and begin another one from that member. Do not cancel those that
-        are left: each ends with `Aborted` at its sender. Or all say in an `all_gather` who sends.
+        are lost, the two sides could not agree which message that was. Let all say in an
+        `all_gather` who sends. Or, in a small group, begin a `recv` with `async_op` from each
+        member, each into an array of its own and with a deadline that is long enough; take the one
+        that is done first (`Work.add_done_callback`), leave the others in flight for what comes
+        next, and begin another one from that member. Do not cancel those that are left: each ends
+        with `Aborted` at its sender. A group has 64 operations in flight at a peer, and these count
+        as long as they wait: with 64 of them, every other call in the group waits, too.
         """
         _check_source(src)
         rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
@@ -88,7 +91,7 @@ def _check_source(src: object) -> None:
     if src is None:
         raise TypeError(
             "src must be a rank or the id of a member, not None: nobody can receive from whoever "
-            "sends first. Call recv with async_op=True for each member, take the first that is "
-            "done (Work.add_done_callback) and leave the others in flight for later messages; or "
-            "let all say in an all_gather who sends"
+            "sends first. Let all say in an all_gather who sends; or, with fewer than 64 members, "
+            "call recv with async_op=True for each, take the first that is done "
+            "(Work.add_done_callback) and leave the others in flight for later messages"
         )

@@ -66,9 +66,7 @@ class SharedState(Closing):
                 raise type(refusal)(f"tensor {key!r}: {refusal}") from None
             shape = (buffer.count,) if buffer.shape is None else buffer.shape
             flags = _pccl.TENSOR_MAY_DIFFER if key in own else 0
-            given.append(
-                (text(key, "the name of a tensor"), buffer.address, shape, buffer.dtype, flags)
-            )
+            given.append((_name_of(key, buffer), buffer.address, shape, buffer.dtype, flags))
             owners.append(buffer.owner)
         self._name = text(name, "name")
         self._origin = origin
@@ -106,13 +104,13 @@ class SharedState(Closing):
         until it returns. `revision`: that of this peer's content in this call (default:
         `self.revision`).
 
-        Raises Mismatch if names, shapes or dtypes differ (the message lists how), if two peers
-        insist on different contents, or if a rule of the state is broken (if one of them is new in
-        the group, or by the rule "refuse", it raises there alone, and that peer is out of the
-        group); StateUnavailable if no member holds content that may be
-        taken; InDoubt if the coordinator was lost at the last moment (call it again: it makes this
-        peer equal to the others); and the errors of `Group.all_reduce`. `deadline` is in
-        seconds from now (default: the communicator's).
+        Raises Mismatch if names, shapes or dtypes differ (the message lists how; it has bool,
+        floats of eight bits and complex dtypes behind the name), if two peers insist on different
+        contents, or if a rule of the state is broken (if one of them is new in the group, or by the
+        rule "refuse", it raises there alone, and that peer is out of the group); StateUnavailable
+        if no member holds content that may be taken; InDoubt if the coordinator was lost at the
+        last moment (call it again: it makes this peer equal to the others); and the errors of
+        `Group.all_reduce`. `deadline` is in seconds from now (default: the communicator's).
         """
         asked = (
             parse_strategy(strategy),
@@ -146,6 +144,12 @@ class SharedState(Closing):
 
     def __repr__(self) -> str:
         return f"<SharedState {self._name!r} revision {self.revision}>"
+
+
+def _name_of(key: str, buffer: buffers.Buffer) -> str:
+    """The name that members compare: with the kind, which the native library does not know."""
+    name = text(key, "the name of a tensor")
+    return f"{name} ({buffer.kind})" if buffer.has_own_kind else name
 
 
 def _names(value: Iterable[str]) -> list[str]:

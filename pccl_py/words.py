@@ -43,6 +43,11 @@ class DType(IntEnum):
         """Bytes per element."""
         return _SIZES[self]
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float, as F32, F64, F16 and BF16 are."""
+        return self <= DType.BF16
+
 
 _SIZES = {
     DType.F32: 4,
@@ -78,8 +83,9 @@ _LONG_NAMES = {
 class ReduceOp(IntEnum):
     """How contributions are combined. Functions also take the lower-case name.
 
-    BAND, BOR and BXOR are of the bits of integers, and of bool; floats have none of these. There is
-    no scaled sum (PREMUL_SUM): scale the array before the call, or use AVG.
+    BAND, BOR and BXOR are of the bits of integers, and of bool, whose bytes must be 0 and 1; floats
+    have none of these. There is no scaled sum (PREMUL_SUM): scale the array before the call, or use
+    AVG.
     """
 
     SUM = 0

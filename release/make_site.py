@@ -30,7 +30,7 @@ LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PAGES = {"README.md": "index.md", "include/pccl.h": "reference/c.md"}
 # Those that are not there yet are left out; one that is there and not here is an error.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "MIGRATING.md"],
+    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "TORCH.md", "MIGRATING.md"],
     "Use": [
         *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
         *("C.md", "KERNELS.md", "BENCHMARKS.md", "SECURITY.md"),

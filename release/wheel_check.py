@@ -25,7 +25,7 @@ NEEDED = (
     *("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so"),
     *("pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h"),
 )
-FOLDERS = ("pccl_py/", "pccl_numpy/", "pccl_torch/", "pccl_py-")
+FOLDERS = ("pccl_py/", "pccl_numpy/", "pccl_torch/", "pccl_torch_entry/", "pccl_py-")
 BIND_NOW = 8
 RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
 

@@ -611,8 +611,8 @@ pub const Executor = struct {
 
     pub const work_bytes_max = 2 * base.limits.MiB;
 
-    /// What nobody else contributes to. If it comes from another one, and somebody has said that
-    /// this peer holds it, then nobody can give it.
+    /// Whether nobody else contributes to it. One that comes from another member, and of which
+    /// somebody has said that this peer holds it, can be had from nobody.
     fn is_own_result(x: *const Executor, piece: usize) bool {
         const chunk = x.partition.chunk_of(piece);
         return x.wants(chunk) and (x.source(chunk) orelse x.roles.rank) == x.roles.rank;

@@ -69,7 +69,8 @@ def recv(
     """The array that `src` sends, as a new array of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`; the shape is this peer's alone.
+    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8: nobody
+    compares such dtypes.
     """
     made: NDArray[Any] = np.empty(shape, np.dtype(dtype).newbyteorder("="))
     check_dtype(made, adds=False)

@@ -28,9 +28,13 @@ except ModuleNotFoundError as error:
         "pccl_torch needs PyTorch: pip install 'pccl-py[torch]', or torch alone", name=error.name
     ) from error
 
+from pccl_torch_entry import register
+
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.ddp import AverageHook, average_hook
+from pccl_torch.elastic import ElasticState
 from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
     all_gather,
@@ -56,10 +60,11 @@ from pccl_torch.functions import (
 from pccl_torch.mesh import Hsdp
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
-from pccl_torch.start import register
 
 __all__ = [
     "Admission",
+    "AverageHook",
+    "ElasticState",
     "Hsdp",
     "Options",
     "PeerLost",
@@ -73,6 +78,7 @@ __all__ = [
     "all_reduce_many",
     "all_reduce_many_",
     "all_to_all",
+    "average_hook",
     "barrier",
     "broadcast",
     "broadcast_",

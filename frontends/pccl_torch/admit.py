@@ -1,7 +1,7 @@
 """admit: the safe point of all groups of torch.distributed in this process.
 
 Here newcomers enter and those that are lost go, and ranks and sizes change, nowhere else:
-`dist.get_rank()` and `dist.get_world_size()` follow. What a loss is before it: docs/TORCH.md.
+`dist.get_rank()` and `dist.get_world_size()` follow. docs/TORCH.md says what a loss is before it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
+from pccl_py import Admission as GroupAdmission
 from pccl_py import PeerId
-from pccl_torch import sharded, start
+from pccl_torch import ddp, sharded, start
 from pccl_torch.backend import ProcessGroupPccl
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -43,7 +44,7 @@ def admit(deadline: float | None = None) -> Admission:
     All members must call it equally often, between the same collectives; nothing may be in flight
     that others have not called. With nothing pending it costs no network round trip. The first call
     of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that.
+    answers for that. DistributedDataParallel over a group that has changed goes by its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
     InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
@@ -52,15 +53,25 @@ def admit(deadline: float | None = None) -> Admission:
     world = run.world
     members = [(group, group.peers) for group in run.groups]
     before = {peer: rank for rank, peer in enumerate(world.peers)}
+    epochs = {group: group.comm.epoch for group in run.groups}
+    renewed: dict[ProcessGroupPccl, bool] = {}
+
+    def note(group: ProcessGroupPccl, admission: GroupAdmission) -> bool:
+        if epochs[group] not in (0, group.comm.epoch):
+            renewed[group] = bool(admission.joined)
+        return admission.changed
+
     if run.mesh is None:
         admission, changed = world.pass_safe_point(deadline), False
     else:
         admission, changed = run.mesh.pass_safe_point(deadline)
-    changed |= admission.changed
+    changed |= note(world, admission)
     for group in run.groups[1:]:
-        changed |= not group.of_mesh and group.pass_safe_point(deadline).changed
+        if not group.of_mesh:
+            changed |= note(group, group.pass_safe_point(deadline))
     if changed:
         tell_torch(run.groups)
+        ddp.renew(renewed)
         for group, peers in members:
             if group.peers != peers and not group.of_mesh:
                 sharded.cut_off(group, peers, _why(group, peers))

@@ -2,7 +2,7 @@
 
 PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
 each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
-point: admit.py. What is a tensor that can be sent: tensors.py. The Work that is returned: work.py.
+point: admit.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
 
 PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
 `_peers` has the ids in PyTorch's order.
@@ -19,11 +19,27 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
+from pccl_py import (
+    Admission,
+    Codec,
+    CodecKind,
+    ErrorFeedback,
+    Group,
+    InvalidUsage,
+    PcclError,
+    PeerId,
+    Recovery,
+    ReduceOp,
+    Work,
+)
+from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
-from pccl_torch.errors import PeerLost, remembered, torch_error
+from pccl_py.words import RecoveryName, parse_plan, parse_recovery
+from pccl_torch.beside import Beside
+from pccl_torch.errors import PeerLost, is_whole, remembered, torch_error
 from pccl_torch.options import Options
+from pccl_torch.staging import Stager, staged
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
@@ -33,30 +49,32 @@ dist: Any = torch.distributed
 Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
 
-_OPS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "avg",
-    dist.ReduceOp.PRODUCT: "prod",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
+# Parsed, as are the options of a group below: a call takes a fifth of a millisecond.
+_OPS: dict[Any, Any] = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BAND: ReduceOp.BAND,
+    dist.ReduceOp.BOR: ReduceOp.BOR,
+    dist.ReduceOp.BXOR: ReduceOp.BXOR,
+    # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
-# Of truth values, as NCCL has it: a sum is true where any is.
-_OPS_OF_BOOL = {
-    "sum": "bor",
-    "max": "bor",
-    "prod": "band",
-    "min": "band",
-    **{op: op for op in ("band", "bor", "bxor")},
+# For truth values, as NCCL has it: a sum is true where any is.
+_OPS_OF_BOOL: dict[Any, Any] = {
+    ReduceOp.SUM: ReduceOp.BOR,
+    ReduceOp.MAX: ReduceOp.BOR,
+    ReduceOp.PROD: ReduceOp.BAND,
+    ReduceOp.MIN: ReduceOp.BAND,
 }
 
 
+@staged  # its collectives take tensors of CUDA as well
 class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
@@ -85,12 +103,20 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._named = name
         self._described = "undefined"
         self._options = options
+        self._recovery = parse_recovery(options.recovery)
+        self._codec = parse_codec(options.codec)
+        self._plan = parse_plan(options.plan)
+        self._deadline = options.deadline
         self._store = store
         self._leave = leave
+        self._stager = Stager(leave)
+        self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
         self._messages: dict[tuple[str, int, int], int] = {}
+        # Whether a call need not look: not taken back by a loss, which the group tells of.
+        self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
@@ -118,6 +144,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
+    # C++ asks by these names (DDP divides by the size), and else takes what it was told at first.
+    getRank = rank
+    getSize = size
+
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """The ids of the members, in the order of their ranks."""
@@ -135,7 +165,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as whoever made it has said."""
+        """The purpose of the group, in the words of whoever made it."""
         return self._described
 
     def _set_group_name(self, name: str) -> None:
@@ -160,7 +190,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of later calls that name none."""
-        self.comm._deadline_ns = round(timeout.total_seconds() * 1e9)
+        self._deadline = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -174,26 +204,32 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         Raises PeerLost in a group that cannot go on with the members that it has.
         """
+        if self._is_entered:
+            return
         with self._lock:
             if self._barred is None and self.comm.epoch == 0:
                 self._entry = self.pass_safe_point(None)
             if self._barred is not None:
                 raise remembered(type(self._barred)(*self._barred.args))
+            self._is_entered = True
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
 
-        The one at which this process has entered is answered once, if a call has passed it.
+        The one at which this process has entered is answered once, if a call has passed it; but
+        not after a loss, for which the program asks now.
         """
         with self._lock:
             entry, self._entry = self._entry, None
-            return self._admit(deadline) if entry is None else entry
+            if entry is not None and is_whole(self.comm):
+                return entry
+            return self._admit(deadline)
 
     def _admit(self, deadline: float | None) -> Admission:
         """The safe point, whatever `_entry` still has to answer."""
         with self._lock:
             try:
-                admission = self.comm.admit(deadline)
+                admission = self.comm.admit(self._deadline if deadline is None else deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
             if admission.changed and self._options.whole:
@@ -205,11 +241,18 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
         """Ranks and size stay: they are what buffers of the program are cut for."""
         if set(members) != set(self._peers) and self._barred is None:
-            self._barred = PeerLost(
+            left = len(set(self._peers) & set(members))
+            why = (
                 f"group {self._named!r} was made with {len(self._peers)} members that it cannot do "
-                f"without (Options(whole=True)), and {len(set(self._peers) & set(members))} of "
-                "them are left: make the group anew, and what is sharded over it from a checkpoint"
+                f"without (Options(whole=True)), and {left} of them are left: make the group anew, "
+                "and the model that is sharded over it from a checkpoint"
             )
+            self.bar(PeerLost(why))
+
+    def bar(self, why: PcclError | None) -> None:
+        """No call can be made in the group any more, for this reason; or again, for none."""
+        self._barred = why
+        self._is_entered = False
 
     def past(self, peers: Sequence[PeerId], why: str) -> ProcessGroupPccl:
         """This group as it was with these members, whose every call raises PeerLost."""
@@ -217,7 +260,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         made = ProcessGroupPccl(
             self.comm, peers, rank, self._named, self._options, self._store, lambda: None
         )
-        made._barred = PeerLost(why)
+        made.bar(PeerLost(why))
         return made
 
     def _failed(self, error: PcclError) -> None:
@@ -248,6 +291,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def shutdown(self) -> None:
         """Leaves the group. Operations in flight end with Cancelled. Idempotent."""
         self._leave()
+        self._stager.close()
 
     abort = shutdown
 
@@ -265,7 +309,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Begins an operation of all members, with the next tag."""
         self.enter()
         with self._lock:
-            options.setdefault("recovery", self._options.recovery)
+            options.setdefault("recovery", self._recovery)
             work = self._start(call, given, self._tag, fill, deadline, options)
             self._tag += 1
             return self._keep(PcclWork(self.comm, work, outputs, failed=self._on_failure()))
@@ -279,15 +323,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any]:
-        seconds = self._options.deadline
-        if deadline is not None and deadline.total_seconds() > 0:
-            seconds = deadline.total_seconds()
-
-        def finish(outcome: Any) -> Any:
-            if fill is not None:
-                fill()
-            return outcome
-
+        seconds = self._deadline
+        if deadline is not None and (asked := deadline.total_seconds()) > 0:
+            seconds = asked
+        finish = None if fill is None else _finisher(fill)
         begin: Any = getattr(self.comm, call)
         try:
             work: Work[Any] = begin(
@@ -305,8 +344,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return None if type(self)._failed is ProcessGroupPccl._failed else self._failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        self._flying = [one for one in self._flying if not one.is_completed()]
-        self._flying.append(work)
+        with self._lock:
+            flying = self._flying
+            if flying:
+                flying[:] = [one for one in flying if not one.is_completed()]
+            flying.append(work)
         return work
 
     def _place(self, rank: int) -> int:
@@ -322,11 +364,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = _OPS[getattr(asked, "op", asked)]
         kinds = {tensor.dtype for tensor in tensors}
-        if torch.bool in kinds and op in _OPS_OF_BOOL:
-            op = _OPS_OF_BOOL[op]
-        options: dict[str, Any] = {"op": op, "plan": self._options.plan}
-        if op in ("sum", "avg") and kinds == {torch.float32}:
-            options["codec"] = self._options.codec
+        if torch.bool in kinds:
+            op = _OPS_OF_BOOL.get(op, op)
+        options: dict[str, Any] = {"op": op, "plan": self._plan}
+        if op in (ReduceOp.SUM, ReduceOp.AVG) and kinds == {torch.float32}:
+            options["codec"] = self._codec
         return options
 
     # ---- tensors
@@ -338,6 +380,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Where the result of `x` goes: itself, or packed memory in its place."""
         tensor = TORCH.array(x, adds=False)
         if tensor.is_contiguous():
+            # It may be written from now on, also if nobody waits for it.
+            TORCH.written(tensor)
             return tensor
         check_written(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -383,16 +427,54 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         root = 0 if opts is None else opts.rootRank
         return self._reduce("reduce", tensors, opts, root=root)
 
+    def average(
+        self,
+        x: Tensor,
+        *,
+        codec: Codec | CodecKind | CodecName | None,
+        recovery: Recovery | RecoveryName,
+        form: int,
+        feedback: ErrorFeedback | None,
+        reword: Callable[[str], str],
+    ) -> PcclWork:
+        """Averages a tensor over the members that contribute, in place: for hooks (ddp.py).
+
+        `codec`: that of the group if None; only float32 has one. `form`: a hash of what `x` is.
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
+        used = self._places_of([x])
+        options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
+        if x.dtype == torch.float32:
+            options["codec"] = self._codec if codec is None else codec
+        self.enter()
+        with self._lock:
+            # Found by the tag, which is another one in each call.
+            tag = self._tag
+            if feedback is not None:
+                self.comm._feedbacks[tag] = feedback
+            try:
+                return self._begin(
+                    "all_reduce",
+                    _memory(used),
+                    outputs=[x],
+                    fill=_writer([x], used),
+                    _form=form,
+                    _reword=reword,
+                    **options,
+                )
+            finally:
+                self.comm._feedbacks.pop(tag, None)
+
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
-        used = self._places_of(tensors)
-        options = self._reduction(opts, used)
         self.enter()
         writes = root is None or root == self._rank
+        used = self._places_of(tensors) if writes else [self._source(x) for x in tensors]
+        options = self._reduction(opts, used)
         if root is not None:
             options["root"] = self._place(root)
         fill = _writer(tensors, used) if writes else None
-        if self._options.planned and options["op"] == "sum" and _floating(used):
-            options["op"] = "avg"
+        if self._options.planned and options["op"] is ReduceOp.SUM and _floating(used):
+            options["op"] = ReduceOp.AVG
             fill = None if fill is None else _multiplied(used, self.size(), fill)
         return self._begin(
             call,
@@ -434,7 +516,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
-        """Of lists of the parts of all ranks, in PyTorch's order."""
+        """Takes lists of the parts of all ranks, in PyTorch's order."""
         sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
@@ -466,9 +548,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Copies the tensors of the root to all members, as one operation."""
         self.enter()
         root = 0 if opts is None else opts.rootRank
-        used = (
-            self._places_of(tensors) if root == self._rank else [self._target(t) for t in tensors]
-        )
+        take = self._source if root == self._rank else self._target
+        used = [take(tensor) for tensor in tensors]
         return self._begin(
             "broadcast",
             _memory(used),
@@ -552,9 +633,29 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
             **uneven,
         )
+
+    def gather_whole(
+        self, x: Tensor, out: Tensor, counts: list[int] | None, deadline: float | None
+    ) -> None:
+        """Collects what each member has, by the ranks of pccl_py, or raises PeerLost.
+
+        It is for what members must know of all others (elastic.py), whatever the group's recovery.
+        """
+        uneven: dict[str, Any] = {}
+        if counts is not None and len(set(counts)) > 1:
+            uneven["counts"] = counts
+        self._begin(
+            "all_gather",
+            _memory([x]),
+            _memory([out]),
+            outputs=[out],
+            deadline=None if deadline is None else timedelta(seconds=deadline),
+            recovery="complete",
+            **uneven,
+        ).wait()
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
@@ -579,7 +680,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=[] if collected is None else list(outputs[0]),
             fill=None if collected is None else collected.fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def scatter(
@@ -602,7 +703,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=_writer(outputs, [target]),
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
@@ -791,13 +892,21 @@ def _memory(tensors: Tensors) -> Any:
     return [TORCH.memory(tensor) for tensor in tensors]
 
 
+def _finisher(fill: Callable[[], None]) -> Callable[[Any], Any]:
+    def finish(outcome: Any) -> Any:
+        fill()
+        return outcome
+
+    return finish
+
+
 def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
     """Copies what an operation has filled to where it is wanted."""
 
     def fill() -> None:
         for target, source in zip(targets, used, strict=True):
             if target.data_ptr() == source.data_ptr():
-                TORCH.written(target.detach())
+                TORCH.written(target)
             else:
                 TORCH.write(target.detach(), source)
 

@@ -37,7 +37,7 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
     if isinstance(error, DistBackendError):
         return error
     made: PcclError
-    if kind is Aborted and _is_whole(group):
+    if kind is Aborted and is_whole(group):
         made = _class_of(Aborted, "Aborted")(*error.args)
     else:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
@@ -54,16 +54,21 @@ def remembered(error: PcclError) -> PcclError:
     return error
 
 
-def last_error() -> PcclError | None:
+def last_error(of: BaseException | None = None) -> PcclError | None:
     """The last error of a call of torch.distributed in this process, or None.
 
     DistributedDataParallel turns errors of a backward into RuntimeErrors with their text alone;
-    here is what it was: its class, `work`, `operation` and `group`.
+    here is what it was: its class, `work`, `operation` and `group`. `of`: the error that was
+    caught; the answer is None unless it is the last one, or has its text.
     """
-    return _last
+    last = _last
+    if of is None or last is None or of is last or str(last) in str(of):
+        return last
+    return None
 
 
-def _is_whole(group: Group) -> bool:
+def is_whole(group: Group) -> bool:
+    """Whether nobody of the group's epoch is known to be lost or to have left."""
     try:
         now = group.info()
     except InvalidUsage:  # closed

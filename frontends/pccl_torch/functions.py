@@ -2,11 +2,16 @@
 
 Types, docstrings and all that they do are the kit's (pccl_py.kit). A contiguous tensor goes as it
 is, without a copy; another one is packed, and its result is copied back only when the operation has
-committed, by whoever waits for it. Whoever waits also raises the version of a tensor that was
-written, so that a backward that needs its old values says so. A tensor that requires grad is read
-as if it were detached, and results require none: nn.py has the collectives with gradients. On an
-error every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
-anything. After an InDoubt `work.resolve()` returns the result of the call.
+committed, by whoever waits for it. A call raises the version of each tensor that it may write, as
+it begins, whatever becomes of it, so that a backward that needs the old values says so. A tensor
+that requires grad is read as if it were detached, and results require none: nn.py has the
+collectives with gradients. On an error every input is as it was, in place too (docs/PROMISE.md,
+P3); an `out` apart from it may hold anything. After an InDoubt `work.resolve()` returns the result
+of the call.
+
+A tensor belongs to an operation until that is done. Do not resize it meanwhile (`x.resize_`, or
+`resize_` of its storage): PyTorch frees the old memory, and the operation goes on in it.
+`x.data = y` and dropping the tensor are allowed: the operation keeps the storage that it has.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ def recv(
     """The tensor that `src` sends, as a new tensor of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`; the shape is this peer's alone.
+    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8, complex
+    numbers as two floats each: nobody compares such dtypes.
     """
     check_dtype(dtype, adds=False)
     made = torch.empty(tuple(shape), dtype=dtype, device="cpu")

@@ -107,7 +107,7 @@ class _PlaceGroup(ProcessGroupPccl):
         with self._lock:
             self.comm = group
             self._take_up(group.members)
-            self._barred = None
+            self.bar(None)
 
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
         """Their order is that of the places already."""
@@ -115,14 +115,6 @@ class _PlaceGroup(ProcessGroupPccl):
         self._rank = members.index(self.comm.peer_id)
         self._tag = 0
         self._messages.clear()
-
-    def bar(self, why: PcclError) -> None:
-        """No call can be made, until `renew` or `unbar`."""
-        self._barred = why
-
-    def unbar(self) -> None:
-        """Calls can be made."""
-        self._barred = None
 
 
 class _ShardGroup(_PlaceGroup):
@@ -227,7 +219,7 @@ class Hsdp:
             if self._whole and self._groups is not None:
                 self._began = self._has_state = True
                 for group in self._groups:
-                    group.unbar()
+                    group.bar(None)
         return True
 
     # ---- the safe point
@@ -334,7 +326,7 @@ class Hsdp:
 
     def _open(self) -> None:
         for group in self._groups or ():
-            group.unbar()
+            group.bar(None)
 
     # ---- leaving
 

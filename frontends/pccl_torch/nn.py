@@ -3,12 +3,18 @@
     y = pccl_torch.nn.all_gather(comm, x)    # backward: a reduce_scatter of the gradients
 
 The gradient of an `x` is that of the sum of all members' losses. Each collective here is linear,
-and its backward is another one of them: so it has second gradients as well. In a backward all
-members make the same calls in the same order, as everywhere; so the result requires grad on all
-(while grad mode is on), also where `x` does not, and all must use it in their losses. It is the
-graph of each member that orders the calls of its backward. A backward in which a member is lost
-goes by `recovery`, of which a call and its backward have the same, as they have tag, deadline,
-codec and plan.
+and its backward is another one of them: so it has second gradients as well. A call and its backward
+have the same tag, deadline, recovery, codec and plan; a backward in which a member is lost goes by
+that recovery. Between a call and its backward must be no safe point that begins another epoch,
+after which ranks are those of other members: such a backward is InvalidUsage, and sends nothing.
+
+In a backward all members make the same calls in the same order, as everywhere; it is the graph of
+each that orders them. So the result requires grad on all (while grad mode is on), also where `x`
+does not, and all must use it in their losses. `loss.backward()` then runs every collective that the
+loss goes through. `torch.autograd.grad(loss, inputs)` and `loss.backward(inputs=...)` do not: they
+leave out what leads to none of the `inputs`, on this member alone. If `x` of one member does not
+come from its `inputs`, and that of another member does, the others wait for it until their
+deadline. So call them only where `x` leads to the `inputs` on all members or on none.
 
 Results are new tensors, and every member has one, so that its backward can be run: where there is
 nothing for it, that of zeros. Shapes, dtypes and errors are otherwise those of functions.py;
@@ -23,12 +29,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from pccl_py import Group, InvalidArgument, ReduceOp
+from pccl_py import Group, InvalidArgument, InvalidUsage, ReduceOp
 from pccl_py.collectives import Root
-from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions
+from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions, check
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 from pccl_torch import functions
+from pccl_torch.tensors import check_no_tangent
 
 __all__ = [
     "all_gather",
@@ -47,10 +54,12 @@ def all_reduce(comm: Group, x: Tensor, **options: Unpack[ReduceOptions]) -> Tens
 
     InvalidArgument for another `op`: only these two are linear.
     """
-    _check("all_reduce", options)
-    if parse_op(options.get("op", ReduceOp.SUM)) not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise InvalidArgument(f"op {options.get('op')!r} has no gradient here: sum and avg have")
+    _check("all_reduce", options, ReduceOptions)
+    op = options.get("op", ReduceOp.SUM)
+    if parse_op(op) not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise InvalidArgument(f"op {op!r} has no gradient here: sum and avg have")
     return _linear(
+        comm,
         x,
         lambda: functions.all_reduce(comm, x, **options),
         lambda grad: all_reduce(comm, grad, **options),
@@ -64,8 +73,9 @@ def broadcast(
 
     `x` has the same shape and dtype on every member; its gradient is zero except on the root.
     """
-    _check("broadcast", options)
+    _check("broadcast", options, BroadcastOptions)
     return _linear(
+        comm,
         x,
         lambda: functions.broadcast(comm, x, root, **options),
         lambda grad: reduce(comm, grad, root, **options),
@@ -77,13 +87,13 @@ def reduce(comm: Group, x: Tensor, root: Root = 0, **options: Unpack[BroadcastOp
 
     Backward: a broadcast of the root's gradient; those of the zeros do not count.
     """
-    _check("reduce", options)
+    _check("reduce", options, BroadcastOptions)
 
     def run() -> Tensor:
         made = functions.reduce(comm, x, None, root, **options)
         return _zeros(x.shape, x) if made is None else made
 
-    return _linear(x, run, lambda grad: broadcast(comm, grad, root, **options))
+    return _linear(comm, x, run, lambda grad: broadcast(comm, grad, root, **options))
 
 
 def all_gather(
@@ -93,8 +103,9 @@ def all_gather(
 
     Backward: a reduce_scatter of the gradients. `x` has a dimension at least.
     """
-    _check("all_gather", options)
+    _check("all_gather", options, MoveOptions)
     return _linear(
+        comm,
         x,
         lambda: functions.all_gather(comm, x, None, counts, **options),
         lambda grad: reduce_scatter(comm, grad, counts, **options).view(x.shape),
@@ -105,8 +116,9 @@ def reduce_scatter(
     comm: Group, x: Tensor, counts: Counts = None, **options: Unpack[MoveOptions]
 ) -> Tensor:
     """This rank's rows of the sum of `x` of all members. Backward: an all_gather of gradients."""
-    _check("reduce_scatter", options)
+    _check("reduce_scatter", options, MoveOptions)
     return _linear(
+        comm,
         x,
         lambda: functions.reduce_scatter(comm, x, None, counts, **options),
         lambda grad: all_gather(comm, grad, counts, **options),
@@ -120,7 +132,7 @@ def gather(
 
     Backward: a scatter of the root's gradient; those of the zeros do not count.
     """
-    _check("gather", options)
+    _check("gather", options, MoveOptions)
 
     def run() -> Tensor:
         made = functions.gather(comm, x, None, root, counts, **options)
@@ -129,7 +141,9 @@ def gather(
         rows = Rows.of_part(comm, tuple(x.shape) or (1,), counts)
         return _zeros((rows.whole, *rows.tail), x)
 
-    return _linear(x, run, lambda grad: scatter(comm, grad, root, counts, **options).view(x.shape))
+    return _linear(
+        comm, x, run, lambda grad: scatter(comm, grad, root, counts, **options).view(x.shape)
+    )
 
 
 def scatter(
@@ -140,7 +154,7 @@ def scatter(
     Unlike pccl_torch.scatter, every member passes an `x` of the same shape and dtype, as its
     backward is of that shape: its values count on the root alone, elsewhere its gradient is zero.
     """
-    _check("scatter", options)
+    _check("scatter", options, MoveOptions)
 
     def run() -> Tensor:
         rows = Rows.of_whole(comm, tuple(x.shape), counts)
@@ -148,7 +162,7 @@ def scatter(
         is_root = comm._rank_of(root) == comm.rank
         return functions.scatter(comm, x if is_root else None, out, root, counts, **options)
 
-    return _linear(x, run, lambda grad: gather(comm, grad, root, counts, **options))
+    return _linear(comm, x, run, lambda grad: gather(comm, grad, root, counts, **options))
 
 
 def all_to_all(
@@ -159,8 +173,9 @@ def all_to_all(
     **options: Unpack[MoveOptions],
 ) -> Tensor:
     """This rank's rows of `x` of each member, in rank order. Backward: the way back."""
-    _check("all_to_all", options)
+    _check("all_to_all", options, MoveOptions)
     return _linear(
+        comm,
         x,
         lambda: functions.all_to_all(comm, x, None, send_counts, recv_counts, **options),
         lambda grad: all_to_all(comm, grad, recv_counts, send_counts, **options),
@@ -175,30 +190,50 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         everywhere: Tensor,
+        comm: Group,
         run: Callable[[], Tensor],
         back: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        ctx.back = back
+        ctx.comm, ctx.epoch, ctx.back = comm, comm.epoch, back
         return run()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.comm.epoch != ctx.epoch:
+            raise InvalidUsage(
+                f"this backward is of a call in epoch {ctx.epoch} of group {ctx.comm.name!r}, "
+                f"which is in epoch {ctx.comm.epoch} now: its ranks may be those of other members. "
+                "Repeat the forward, and call admit before a forward or after its backward"
+            )
         # Also where x needs no gradient: the others wait for this call.
-        return ctx.back(grads[0]), None, None, None
+        return ctx.back(_dense(grads[0])), None, None, None, None
 
 
-def _linear(x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+def _linear(
+    comm: Group, x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
+    if isinstance(x, Tensor):
+        check_no_tangent(x)  # which a Function does not see
     # An input that requires grad on every member, whatever `x` does.
     everywhere = torch.empty(0, device="cpu", requires_grad=True)
-    made: Tensor = _Linear.apply(x, everywhere, run, back)  # type: ignore[no-untyped-call]
+    made: Tensor = _Linear.apply(x, everywhere, comm, run, back)  # type: ignore[no-untyped-call]
     return made
+
+
+def _dense(grad: Tensor) -> Tensor:
+    """A gradient with values of its own in memory: PyTorch's own may be sparse, or lazy views."""
+    if grad.layout != torch.strided:
+        grad = grad.to_dense()
+    return grad.resolve_conj().resolve_neg()
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.zeros(shape, dtype=like.dtype, device="cpu")
 
 
-def _check(name: str, options: Any) -> None:
+def _check(name: str, options: Any, kind: type) -> None:
+    """In the forward: else the backward, which has the same options, could refuse one."""
     for flag in ("async_op", "return_outcome"):
         if flag in options:
             raise TypeError(f"nn.{name}() has no option {flag!r}: its result is a tensor")
+    check(f"nn.{name}", options, kind)

@@ -20,8 +20,10 @@ class SharedState(KitState[Tensor]):
     """Named tensors that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
     Parameters are taken as they are: a sync writes to them outside of autograd. It raises their
-    versions where something has moved. A tensor whose memory is replaced (`x.data = y`) afterwards
-    is InvalidUsage in `sync`. Raises the errors of tensors.py for what is not a tensor of the CPU,
+    versions where something has moved. A tensor must not be resized (`x.resize_`, or `resize_` of
+    its storage) until the state is closed: PyTorch frees the old memory, and with `prefetch`
+    newcomers may read it at any time. If it was resized, or its memory was replaced (`x.data = y`),
+    `sync` raises InvalidUsage. Raises the errors of tensors.py for what is not a tensor of the CPU,
     RuntimeError for an expanded one that is not among `may_differ`, and the errors of
     `Group.shared_state`. With `prefetch`, newcomers get a tensor that is not contiguous as it was
     at the last sync.

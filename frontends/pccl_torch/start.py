@@ -54,8 +54,8 @@ class Run:
 
     comm: Communicator
     coordinator: Coordinator | None
-    store: Any
-    rank: int
+    has_default: bool
+    pid: int = field(default_factory=os.getpid)
     groups: list[ProcessGroupPccl] = field(default_factory=list)
     mesh: Arrangement | None = None
 
@@ -65,13 +65,16 @@ class Run:
         return self.groups[0]
 
     def leave(self, group: ProcessGroupPccl) -> None:
-        """A group is over here. The connection goes with the last one."""
+        """A group is over here. All are with the default group, and the connection with the last.
+
+        A first group that is not the default one is left with the others: it has the connection.
+        """
         if group not in self.groups:
             return
         if group.comm is not self.comm:
             self.groups.remove(group)
             group.comm.close()
-        elif len(self.groups) == 1:
+        elif self.has_default or len(self.groups) == 1:
             self.close()
 
     def close(self) -> None:
@@ -161,7 +164,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     rank: int = ranks[asked.group_rank] if ranks else asked.group_rank
     if _met is not None:
         comm, _met = _met, None
-        return Run(comm, None, asked.store, comm.rank)
+        return Run(comm, None, True)
     token = os.environ.get("PCCL_TOKEN", "").strip()
     if ranks and not token:
         raise InvalidUsage(
@@ -183,22 +186,26 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
         if coordinator is not None:
             coordinator.close()
         raise
-    return Run(comm, coordinator, asked.store, rank)
+    return Run(comm, coordinator, not ranks)
 
 
 def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, str]:
-    """Rank 0 starts the coordinator, and tells the others its token, or why there is none."""
+    """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
+
+    A store may live longer than a run: each call of a rank meets as many calls of rank 0.
+    """
+    key = f"{_TOKEN}/{store.add(f'{_TOKEN}s/{rank}', 1)}"
     if rank != 0:
-        told = store.get(_TOKEN).decode()
+        told = store.get(key).decode()
         if told.startswith("!"):
             raise pccl.CoordinatorUnreachable(f"rank 0 could not start a coordinator: {told[1:]}")
         return None, told
     try:
         coordinator = Coordinator(**_address(store), initial_world_size=size)
     except BaseException as error:
-        store.set(_TOKEN, f"!{error}")
+        store.set(key, f"!{error}")
         raise
-    store.set(_TOKEN, coordinator.token)
+    store.set(key, coordinator.token)
     return coordinator, coordinator.token
 
 
@@ -260,17 +267,9 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     yield dist.HashStore(), comm.rank, comm.world_size
 
 
-def register() -> None:
-    """Makes "pccl" a backend of torch.distributed, for tensors of the CPU. Once is enough."""
-    if "pccl" in dist.Backend.backend_list:
-        return
-    dist.Backend.register_backend("pccl", create, extended_api=True, devices=["cpu"])
-    dist.register_rendezvous_handler("pccl", meet)
-
-
 @atexit.register
 def _at_exit() -> None:
     """A program that ends without destroy_process_group leaves as if it had called it."""
     run = _run
-    if run is not None:
+    if run is not None and run.pid == os.getpid():
         run.close()

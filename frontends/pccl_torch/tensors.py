@@ -1,14 +1,17 @@
 """PyTorch's tensors as the kit of frontends asks for them: what is taken, its layout, its dtype.
 
 A CPU tensor goes to the core by its address. Tensors that are not contiguous are packed by the kit.
+A complex tensor goes as twice as many floats, and `Outcome.ranges` count these. Bytes of a bool
+must be 0 and 1, as PyTorch makes them: band, bor and bxor combine their bits.
 The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
 functions.py, those with gradients in nn.py.
 
 Some tensors are refused, before anything is sent, by these errors:
 
     TypeError            no torch.Tensor; a dtype without collectives, or that is not added up
-    NotImplementedError  sparse, quantized and nested tensors, and what has no memory of its own
-                         (FakeTensor, DTensor, in torch.vmap): a RuntimeError, as PyTorch has it
+    NotImplementedError  sparse, quantized and nested tensors; what has no memory of its own
+                         (FakeTensor, DTensor, in torch.vmap); what has a tangent of forward-mode
+                         differentiation: a RuntimeError, as PyTorch has it
     RuntimeError         tensors of another device, meta; views that are conjugated or negated; and
                          to write to: a leaf that requires grad, unless under torch.no_grad(), a
                          tensor of inference outside of it, a tensor that is expanded
@@ -16,10 +19,12 @@ Some tensors are refused, before anything is sent, by these errors:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from pccl_py import DType
@@ -102,7 +107,7 @@ class Torch(Frontend[Tensor]):
             target.copy_(source)
 
     def written(self, x: Tensor) -> None:
-        # So that a backward that has saved it says that it has changed.
+        # So that a backward that has saved it says that it may have changed.
         if not x.is_inference():
             increment_version(x)
 
@@ -119,17 +124,37 @@ class Torch(Frontend[Tensor]):
         )
         return low, high + (steps + 1) * x.element_size()
 
+    def place(self, x: Tensor) -> tuple[int, ...]:
+        # Its storage may be resized, or begin elsewhere, and the tensor be as before.
+        storage = x.untyped_storage()
+        return (*self.bounds(x), storage.data_ptr(), storage.nbytes())
+
     def overlaps(self, x: Tensor, y: Tensor) -> bool:
         (low, high), (first, end) = self.bounds(x), self.bounds(y)
         if high <= first or end <= low or low == high or first == end:
             return False
         if (x.is_contiguous() and y.is_contiguous()) or self.is_same(x, y):
             return True
-        # Exactly, as columns of a matrix do not: a mark for each byte that either may have.
+        if self._are_columns(x, y, first - low):
+            return False
+        # Exactly: a mark for each byte that either may have.
         base = min(low, first)
         marks = torch.zeros(max(high, end) - base, dtype=torch.bool, device="cpu")
         _bytes_of(x, marks, base).fill_(True)
         return bool(_bytes_of(y, marks, base).any())
+
+    def _are_columns(self, x: Tensor, y: Tensor, gap: int) -> bool:
+        """Whether they are apart as columns of a matrix are: by where they begin in its rows."""
+        steps = [_steps(each) for each in (x, y)]
+        for least in {step for each in steps for step, _ in each}:
+            row = math.gcd(*(step for each in steps for step, _ in each if step >= least))
+            wide, other_wide = (
+                tensor.element_size() + sum(step * more for step, more in each if step < least)
+                for tensor, each in zip((x, y), steps, strict=True)
+            )
+            if row and gap % row >= wide and -gap % row >= other_wide:
+                return True
+        return False
 
     def is_same(self, x: Tensor, y: Tensor) -> bool:
         return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape
@@ -159,7 +184,7 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
     if dtype in OPAQUE:
         raise TypeError(
             f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first; "
-            "of bool as uint8, min is and, max is or"
+            "bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         )
     raise TypeError(
         f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "
@@ -220,12 +245,26 @@ def _taken(x: object) -> Tensor:
         raise NotImplementedError(
             f"the tensor has no memory of its own, as in a function under torch.vmap ({error})"
         ) from None
+    check_no_tangent(x)
     if x.is_conj() or x.is_neg():
         what, remedy = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
         raise RuntimeError(
             f"the tensor is a {what} view, whose memory has other values: pass x.{remedy}()"
         )
     return x
+
+
+def check_no_tangent(x: Tensor) -> None:
+    """Raises NotImplementedError for a dual tensor, whose tangent would be dropped in silence."""
+    # Outside of any level, which is where nearly all are, unpack_dual costs as much as ten checks.
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        raise NotImplementedError(
+            "the tensor has a tangent of forward-mode differentiation, which collectives do not "
+            "know: pass torch.autograd.forward_ad.unpack_dual(x).primal, and the tangent in a call "
+            "of its own"
+        )
 
 
 def check_written(x: Tensor) -> None:
@@ -240,6 +279,12 @@ def check_written(x: Tensor) -> None:
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location: clone() the tensor, which is expanded, first"
         )
+
+
+def _steps(x: Tensor) -> list[tuple[int, int]]:
+    """For each dimension with several: the bytes from one to the next, and how many more it has."""
+    size, lengths = x.element_size(), zip(x.stride(), x.shape, strict=True)
+    return [(stride * size, length - 1) for stride, length in lengths if length > 1]
 
 
 def _bytes_of(x: Tensor, marks: Tensor, base: int) -> Tensor:

@@ -15,11 +15,14 @@ import torch.distributed
 from torch import Tensor
 from torch.futures import Future
 
-from pccl_py import Group, PcclError, Work
+from pccl_py import Group, Outcome, PcclError, Work
 from pccl_torch.errors import torch_error
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
+
+
+_NEVER = timedelta(0)
 
 
 class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
@@ -54,9 +57,8 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
 
         After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.
         """
-        seconds = timeout.total_seconds()
         try:
-            self._work.wait(seconds if seconds > 0 else None)
+            self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
         except PcclError as error:
             raise self._error(error) from None
         return True
@@ -69,17 +71,26 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         """Whether it is done, and has not failed."""
         return self._work.done() and self._work.exception() is None
 
-    def exception(self) -> PcclError | None:
-        """The error of an operation that is done and has failed, or None. Never blocks."""
+    def exception(self) -> Exception | None:
+        """The error of an operation that is done and has failed, or None. Never blocks.
+
+        It is a PcclError, unless a device has failed (staging.py).
+        """
         if not self._work.done():
             return None
-        error = self._work.exception()
-        return None if error is None else self._error(error)
+        error: Exception | None = self._work.exception()
+        return self._error(error) if isinstance(error, PcclError) else error
 
     def result(self) -> list[Tensor]:
         """The outputs of an operation that is done."""
         self.wait()
         return list(self._outputs)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Who has contributed to which range, and what it cost. Waits, and raises as `wait`."""
+        self.wait()
+        return self._work.outcome
 
     def synchronize(self) -> None:
         """As `wait`."""

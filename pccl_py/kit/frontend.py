@@ -134,6 +134,10 @@ class Frontend(ABC, Generic[ArrayType]):
 
     # ---- what some libraries have otherwise
 
+    def place(self, x: ArrayType) -> tuple[int, ...]:
+        """Numbers that change if `x` is given other memory, as a library may let it be."""
+        return self.bounds(x)
+
     def memory(self, x: ArrayType) -> Any:
         """A packed array as the core takes it: the array itself, or a `Buffer`."""
         return x
@@ -143,7 +147,10 @@ class Frontend(ABC, Generic[ArrayType]):
         return 1
 
     def written(self, x: ArrayType) -> None:
-        """Called when the core has written to the memory of `x`, on the thread that waited."""
+        """The core may write to the memory of `x` from now on, or has written to it.
+
+        Called before an operation begins, and by the thread that makes its result.
+        """
         return
 
     def shared(self, x: object, may_differ: bool) -> ArrayType:
@@ -161,6 +168,12 @@ class Frontend(ABC, Generic[ArrayType]):
         return [
             each if self.is_packed(each) else self.empty(self.shape(each), each) for each in targets
         ]
+
+    def begins(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
+        """An operation is about to begin; its memory may be written even if nobody waits for it."""
+        for target, recv in zip(targets, recvs, strict=True):
+            if target is recv:
+                self.written(target)
 
     def write_back(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
         """Copies to the targets, from the arrays that received in their place."""
@@ -185,7 +198,8 @@ class Frontend(ABC, Generic[ArrayType]):
         They have the shapes of `sends`; or this rank's rows, which are `dealt` out; or all rows,
         which are `gathered`; or the shape of what is `exchanged`, for one array. As with NumPy's
         own functions, an `out` may overlap its input, which is copied then, in `sends`, unless they
-        are the same where a collective takes that: an exchange takes it never.
+        are the same where a collective takes that: an exchange takes it never. InvalidArgument if
+        two of `out` share memory.
         """
         what, shapes = "x", [self.shape(send) for send in sends]
         if dealt is not None:
@@ -211,6 +225,7 @@ class Frontend(ABC, Generic[ArrayType]):
             return target
 
         targets = out.each(take, shapes, sends)
+        self.check_apart(targets, out.names)
         for number, (target, send) in enumerate(zip(targets, sends, strict=True)):
             if self.overlaps(send, target):
                 mine = self._part(send, dealt, number), self._part(target, gathered, number)
@@ -228,13 +243,15 @@ class Frontend(ABC, Generic[ArrayType]):
         if len(arrays) == 1:
             return
         bounds = sorted((*self.bounds(array), number) for number, array in enumerate(arrays))
-        reach, whose = 0, 0
+        # Those that reach as far as the next one begins: columns of a matrix all do.
+        reaching: list[tuple[int, int]] = []
         for low, high, number in bounds:
-            if low < reach and self.overlaps(arrays[whose], arrays[number]):
-                one, other = names[min(whose, number)], names[max(whose, number)]
-                raise InvalidArgument(
-                    f"{what}{one} and {what}{other} share memory, and each receives a result: "
-                    "leave out one of them, or copy it"
-                )
-            if high > reach:
-                reach, whose = high, number
+            reaching = [(end, other) for end, other in reaching if end > low]
+            for _, other in reaching:
+                if self.overlaps(arrays[other], arrays[number]):
+                    first, second = sorted((other, number))
+                    raise InvalidArgument(
+                        f"{what}{names[first]} and {what}{names[second]} share memory, and each "
+                        "receives a result: leave out one of them, or copy it"
+                    )
+            reaching.append((high, number))

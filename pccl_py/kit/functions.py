@@ -475,8 +475,8 @@ class Functions(Generic[Mode]):
                 )
             form = self._form(out)
             targets = form.each(lambda each: self._frontend.target(each, adds=False))
+            self._frontend.check_apart(targets, form.names)
             rows = self._rows_of(comm, form, targets, counts, "out")
-        self._frontend.check_apart(targets, form.names)
         rest = (root, rows[0].elements)
         return self._give(comm.scatter, sends, targets, rest, options, form, out)
 
@@ -615,9 +615,10 @@ class Functions(Generic[Mode]):
         `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on
         every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many
         come from each: every two must agree about those between them, else Mismatch, and the rows
-        have one shape everywhere. `out`: of the result's shape and dtype; it may be `x`, or overlap
-        it. Dtypes are those of `broadcast`. A member that is lost ends the call as it does an
-        `all_gather`.
+        have one shape everywhere. With counts bool and floats of eight bits go as u8, complex
+        numbers as two floats each: nobody compares such dtypes. `out`: of the result's shape and
+        dtype; it may be `x`, or overlap it. Dtypes are those of `broadcast`. A member that is lost
+        ends the call as it does an `all_gather`.
         """
         form, sends = self._sources(x)
         shape, sent, received = self._frontend.shape(sends[0]), None, None
@@ -677,7 +678,8 @@ class Functions(Generic[Mode]):
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 
         Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or
-        both get `Mismatch`. On any other error `x` may hold anything.
+        both get `Mismatch`. Bool and floats of eight bits go as u8, complex numbers as two floats
+        each: nobody compares such dtypes. On any other error `x` may hold anything.
         """
         targets = [self._frontend.target(x, adds=False)]
         recvs = self._frontend.recvs(targets)
@@ -794,6 +796,7 @@ class Functions(Generic[Mode]):
             return (answer(targets), outcome) if told else answer(targets)
 
         options |= {"_finish": finish, "_reword": form.reworded, "_form": form.number}
+        self._frontend.begins(targets, recvs)
         return collective(*given, **options)
 
 
@@ -817,7 +820,7 @@ class _Parts:
 
     def run(self, frontend: Frontend[Any], comm: Group, options: Any) -> list[Any]:
         frontend.check_apart(self._targets, self._names, "")
-        return comm._many(self._parts, options)
+        return comm._many(self._parts, options, "xs")
 
 
 def _adds(options: Mapping[str, Any]) -> bool:

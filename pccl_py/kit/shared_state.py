@@ -44,7 +44,7 @@ class SharedState(Closing, Generic[ArrayType]):
         # Arrays of other layouts, and the packed ones that stand for them.
         self._packed: list[tuple[ArrayType, ArrayType]] = []
         # Arrays that are shared as they are, by their names, and where they are.
-        self._plain: list[tuple[str, ArrayType, tuple[int, int]]] = []
+        self._plain: list[tuple[str, ArrayType, tuple[int, ...]]] = []
         shared = {key: self._share(key, array, key in own) for key, array in arrays.items()}
         self._state: CoreState = comm.shared_state(
             shared, name=name, revision=revision, may_differ=own, prefetch=prefetch, rules=rules
@@ -57,7 +57,7 @@ class SharedState(Closing, Generic[ArrayType]):
         except (TypeError, InvalidArgument, RuntimeError) as refusal:
             raise type(refusal)(f"array {key!r}: {refusal}") from None
         if frontend.is_packed(checked):
-            self._plain.append((key, checked, frontend.bounds(checked)))
+            self._plain.append((key, checked, frontend.place(checked)))
             return frontend.memory(checked)
         packed = frontend.empty(frontend.shape(checked), checked)
         if not may_differ:  # else its content counts for nothing
@@ -87,7 +87,7 @@ class SharedState(Closing, Generic[ArrayType]):
         """
         frontend = self._frontend
         for key, array, place in self._plain:
-            if frontend.bounds(array) != place:
+            if frontend.place(array) != place:
                 raise InvalidUsage(
                     f"array {key!r} is not where it was when the state was made: close the state, "
                     "and make it again"

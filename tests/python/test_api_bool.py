@@ -118,6 +118,36 @@ def test_bool_is_not_added_up_and_eight_bit_floats_have_no_bits() -> None:
                 refused(floats, op="band")
 
 
+@pytest.mark.parametrize("frontend", [False, True])
+@pytest.mark.parametrize(
+    "kinds", [("bool", "u8"), ("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "bool")]
+)
+def test_kinds_of_elements_are_compared_in_a_shared_state(
+    kinds: tuple[str, str], frontend: bool
+) -> None:
+    """Their names have the kind, so that what is told of them has it, too."""
+    dtypes = {"u8": np.uint8, "bool": np.bool_}
+
+    def program(comm: pccl.Communicator) -> str:
+        kind = kinds[comm.rank]
+        array = np.full(4, comm.rank, dtypes.get(kind) or getattr(ml_dtypes, kind))
+        share: Any = pnp.shared_state if frontend else pccl.Communicator.shared_state
+        with share(comm, {"mask": array}) as state, pytest.raises(pccl.Mismatch) as caught:
+            state.sync(revision=comm.rank)
+        assert (array == comm.rank).all()
+        same = np.full(4, comm.rank, bool)
+        with share(comm, {"mask": same}, name="same") as state:
+            state.sync(revision=comm.rank)
+        assert same.all()
+        return str(caught.value)
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        for said in world.run(program):
+            for rank, kind in enumerate(kinds):
+                name = '"mask"' if kind == "u8" else f'"mask ({kind})"'
+                assert f"{name} is only on rank {rank}" in said
+
+
 def test_bool_against_u8_is_a_mismatch_where_bits_are_combined() -> None:
     def combine(comm: pccl.Communicator, array: Any) -> None:
         comm.all_reduce(array.copy(), op="bor")

@@ -299,9 +299,10 @@ def test_one_that_is_behind_after_a_deadline_catches_up_by_repeating(
 
 def test_an_operation_that_is_refused_does_not_hold_up_the_others(pair: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> None:
-        arrays = [np.ones(9, "f4"), np.ones(9, "i4"), np.ones(9, "f4")]
+        arrays = [np.ones(9, "f4"), np.ones(9, "f4"), np.ones(9, "f4")]
+        comm.error_feedback(1).load(np.zeros(5, "f4"))
         error = failed(lambda: comm.all_reduce_many(arrays, codec="bf16"))
-        assert "for floats, and dtype is i32" in str(error)
+        assert "the error feedback of tag 1 has 5 elements, this call 9" in str(error)
         assert [work is None for work in error.works] == [False, True, False]
         assert values(arrays) == [2.0, 1.0, 2.0]
 
@@ -375,6 +376,34 @@ def test_arguments_are_refused_before_anything_is_sent(
     with pytest.raises((TypeError, ValueError), match=message):
         pair.comms[0].all_reduce_many(arrays, **options)
     assert pair.comms[0].info().operations_in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "message"),
+    [
+        (np.ones(2, bool), {}, r"\[1\]: bool arrays cannot be added up|\[1\]: dtype bool is not"),
+        (np.ones(2, ml_dtypes.float8_e5m2), {"op": "band"}, r"\[1\]: (float8_e5m2|dtype|op band)"),
+        (np.ones(2, "f4"), {"op": "bxor"}, r"\[1\]: op bxor is of integers, and dtype is f32"),
+        (np.ones(2, "i4"), {"codec": "bf16"}, r"\[1\]: codec bf16 is for floats, and dtype is i32"),
+    ],
+)
+@pytest.mark.parametrize("frontend", [False, True])
+def test_an_array_that_cannot_be_reduced_is_refused_before_the_first_begins(
+    pair: pccl.LocalWorld, second: np.ndarray, options: dict[str, Any], message: str, frontend: bool
+) -> None:
+    """Else the operations that have begun are withdrawn, and this peer from its group."""
+    first = np.ones(2, "i4" if "op" in options else "f4")
+
+    def program(comm: pccl.Communicator) -> None:
+        run: Any = pnp.all_reduce_many if frontend else pccl.Communicator.all_reduce_many
+        with pytest.raises((TypeError, ValueError), match=message) as caught:
+            run(comm, [first.copy(), second.copy()], **options)
+        assert not getattr(caught.value, "works", ())
+        whole = np.ones(1)
+        comm.all_reduce(whole)
+        assert whole == 2
+
+    pair.run(program)
 
 
 def test_operations_that_would_write_what_others_use_are_refused(pair: pccl.LocalWorld) -> None:

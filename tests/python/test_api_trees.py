@@ -171,6 +171,15 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
                 pnp.tree.all_reduce_(comm, twice)
         pnp.tree.all_reduce_(comm, [tied[::2], tied[1::2]])
         assert list(tied) == [1] * 6
+        table = np.ones((10, 2))  # of which the first column reaches further than the others
+        nested = [table[:, 0], table[:3, 1], table[2:5, 1]]
+        xs = [np.ones(len(each)) for each in nested]
+        for refused in (
+            lambda: pnp.tree.all_reduce_(comm, nested),
+            lambda: pnp.tree.all_reduce(comm, xs, nested),
+        ):
+            with pytest.raises(ValueError, match=r"leaf \[1\] and leaf \[2\] share memory"):
+                refused()
         with pytest.raises(TypeError, match="order"):
             pnp.tree.all_reduce(comm, {"a": other, 1: other})
         with pytest.raises(ValueError, match="out has 1"):

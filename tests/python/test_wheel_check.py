@@ -19,7 +19,7 @@ wheel_check = pytest.importorskip("wheel_check", reason="needs pyelftools")
 EXTENSION = "pccl_py/_pccl.abi3.so"
 GOOD = [*("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so"), EXTENSION]
 GOOD += ["pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h", "pccl_numpy/__init__.py"]
-GOOD += ["pccl_torch/__init__.py", "pccl_py-1.dist-info/METADATA"]
+GOOD += ["pccl_torch/__init__.py", "pccl_torch_entry/__init__.py", "pccl_py-1.dist-info/METADATA"]
 
 
 @pytest.mark.parametrize(

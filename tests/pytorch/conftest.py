@@ -15,6 +15,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=M
 # The peers are threads here; threads of PyTorch for each of them are more than there are cores.
 torch.set_num_threads(1)
 
+# It needs torch.
+from world import World  # noqa: E402
+
 
 @pytest.fixture
 def world() -> Iterator[pccl.LocalWorld]:
@@ -27,4 +30,11 @@ def world() -> Iterator[pccl.LocalWorld]:
 def three() -> Iterator[pccl.LocalWorld]:
     """Three peers."""
     with pccl.LocalWorld(3, deadline=30) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[World]:
+    """Three processes for all tests: world.py."""
+    with World(3) as made:
         yield made

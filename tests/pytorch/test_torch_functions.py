@@ -19,6 +19,7 @@ import pccl_numpy as pnp
 import pccl_torch as pt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import pccl_py as pccl
 
@@ -236,7 +237,9 @@ def test_a_failed_call_keeps_tensors_of_any_strides(world: pccl.LocalWorld) -> N
         version = wide._version
         with pytest.raises(pccl.Mismatch):
             pt.all_reduce_(comm, wide[:, :: 1 + comm.rank])
-        assert wide.flatten().tolist() == list(range(8)) and wide._version == version
+        assert wide.flatten().tolist() == list(range(8))
+        # Only a packed copy was in use on rank 1.
+        assert (wide._version > version) == (comm.rank == 0)
 
     world.run(program)
 
@@ -264,6 +267,36 @@ def test_interleaved_tensors_share_no_memory_and_overlapping_ones_do(
         assert pt.all_to_all(comm, goes, goes) is goes
 
     world.run(program)
+
+
+def test_overlaps_are_found_behind_what_reaches_further_and_in_an_out(
+    world: pccl.LocalWorld,
+) -> None:
+    """A column of a table reaches further than two parts of another one that share an element."""
+    comm, table = world.comms[0], torch.ones(10, 2)
+    nested = [table[:, 0], table[:3, 1], table[2:5, 1]]
+    with pytest.raises(ValueError, match=r"leaf \[1\] and leaf \[2\] share memory"):
+        pt.tree.all_reduce_(comm, nested)
+    xs = [torch.ones(len(each)) for each in nested]
+    with pytest.raises(ValueError, match=r"leaf \[1\] and leaf \[2\] share memory"):
+        pt.tree.all_reduce(comm, xs, nested)
+    twice = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"leaf \['a'\] and leaf \['b'\] share memory"):
+        pt.tree.reduce(comm, {"a": xs[1], "b": xs[2]}, {"a": twice, "b": twice})
+    assert (table == 1).all() and (twice == 0).all()
+    goes_on(world)
+
+
+def test_columns_and_rows_overlap_where_they_share_an_element() -> None:
+    x, overlaps = torch.ones(8, 8), pt.tensors.TORCH.overlaps
+    for i in range(8):
+        for j in range(8):
+            assert overlaps(x[:, i], x[:, j]) == (i == j)
+            assert overlaps(x[:, i : i + 2], x[:, j]) == (j in (i, i + 1))
+            assert overlaps(x[i::2], x[j::2]) == ((i - j) % 2 == 0)
+            assert overlaps(x[:, i : i + 2], x[:, j : j + 3]) == (max(i, j) < min(i + 2, j + 3, 8))
+            assert overlaps(x[i], x[:, j])
+            assert overlaps(x[:i, 3], x[j:, 3]) == (i > j)
 
 
 # ---- autograd's view of it
@@ -303,6 +336,43 @@ def test_a_backward_notices_that_a_saved_tensor_was_overwritten(world: pccl.Loca
         sending.wait()
         pt.all_gather(comm, x)
         assert x._version == 0 and y._version > 0
+
+    world.run(program)
+
+
+def test_a_tensor_counts_as_written_though_nobody_asks_for_the_result(
+    world: pccl.LocalWorld,
+) -> None:
+    """Its Work is asked for an error or an outcome alone, or not yet; or the call has failed."""
+
+    def saved() -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(2)
+        return x, (torch.ones(2, requires_grad=True) * x).sum()
+
+    def refuses(loss: torch.Tensor) -> None:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def program(comm: pccl.Communicator) -> None:
+        asks: list[Callable[[pccl.Work[Any]], object]] = [
+            lambda work: work.exception(),
+            lambda work: work.outcome,
+        ]
+        for ask in asks:
+            x, loss = saved()
+            work = pt.all_reduce_(comm, x, async_op=True)
+            assert work.exception() is None
+            ask(work)
+            assert x.tolist() == [2.0, 2.0]
+            refuses(loss)
+        x, loss = saved()
+        work = pt.all_reduce_(comm, x, async_op=True)
+        refuses(loss)
+        work.wait()
+        out, loss = saved()
+        with pytest.raises(pccl.Mismatch):  # after which an out may hold anything
+            pt.all_gather(comm, torch.ones(1), out, recovery=("raise", "restart")[comm.rank])
+        refuses(loss)
 
     world.run(program)
 
@@ -390,6 +460,16 @@ def test_complex_numbers_are_not_taken_for_twice_as_many_floats(
         x = torch.ones(2, dtype=torch.complex64) if comm.rank else torch.ones(4)
         with pytest.raises(pccl.Mismatch, match="kind of their elements"):
             getattr(pt, collective)(comm, x)
+
+    world.run(program)
+
+
+def test_complex_numbers_are_not_floats_in_a_shared_state(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        x = torch.ones(2, dtype=torch.complex64) if comm.rank else torch.ones(2, 2)
+        said = r'"x \(complex64\)" is only on rank 1'
+        with pt.shared_state(comm, {"x": x}) as state, pytest.raises(pccl.Mismatch, match=said):
+            state.sync()
 
     world.run(program)
 
@@ -537,6 +617,47 @@ def test_a_shared_state_of_parameters_and_strided_tensors(world: pccl.LocalWorld
             model.weight.data = torch.zeros(2, 3)
             with pytest.raises(pccl.InvalidUsage, match="array 'weight' is not where it was"):
                 state.sync()
+
+    world.run(program)
+
+
+def test_a_sync_does_not_use_memory_that_a_resized_storage_has_freed(
+    world: pccl.LocalWorld,
+) -> None:
+    """The tensor itself is as long as before, and mostly where it was."""
+
+    def program(comm: pccl.Communicator) -> None:
+        for size in (0, 4, 1 << 16):
+            whole = torch.ones(1 << 10)
+            with pt.shared_state(comm, {"w": whole[:8]}) as state:
+                state.sync()
+                whole.untyped_storage().resize_(size)
+                with pytest.raises(pccl.InvalidUsage, match="array 'w' is not where it was"):
+                    state.sync()
+
+    world.run(program)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # used by dual_level
+def test_tangents_of_forward_mode_are_not_dropped(world: pccl.LocalWorld) -> None:
+    comm, x = world.comms[0], torch.ones(2)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(2))  # type: ignore[no-untyped-call]
+        calls: list[Callable[[], Any]] = [
+            lambda: pt.all_reduce(comm, dual),
+            lambda: pt.all_reduce_(comm, dual),
+            lambda: pt.all_reduce(comm, x.clone(), dual),
+            lambda: pt.nn.all_reduce(comm, dual),
+            lambda: pt.tree.all_reduce(comm, [dual]),
+            lambda: pt.send(comm, dual, 1),
+        ]
+        for call in calls:
+            with pytest.raises(NotImplementedError, match="tangent of forward-mode"):
+                call()
+
+    def program(each: pccl.Communicator) -> None:
+        with torch.no_grad():
+            assert pt.all_reduce(each, torch.ones(2)).tolist() == [2.0, 2.0]
 
     world.run(program)
 

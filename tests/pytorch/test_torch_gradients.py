@@ -244,6 +244,82 @@ def test_only_linear_reductions_have_gradients(world: pccl.LocalWorld) -> None:
     world.run(lambda each: pt.barrier(each))
 
 
+def test_what_a_backward_would_refuse_is_refused_in_the_forward(world: pccl.LocalWorld) -> None:
+    comm, x = world.comms[0], torch.ones(2)
+    refused: dict[str, dict[str, Any]] = {
+        "reduce": {"op": "max", "codec": "bf16", "plan": "ring"},
+        "broadcast": {"op": "sum", "codec": "bf16", "plan": "ring"},
+        "reduce_scatter": {"op": "avg"},
+        "all_gather": {"op": "sum"},
+    }
+    for name, options in refused.items():
+        for option, value in options.items():
+            with pytest.raises(TypeError, match=f"nn.{name}.. has no option '{option}'; it has"):
+                getattr(pt.nn, name)(comm, x, **{option: value})
+    world.run(lambda each: pt.barrier(each))
+
+
+def test_a_backward_in_another_epoch_than_its_call_sends_nothing(three: pccl.LocalWorld) -> None:
+    """Rank 1 is the root of the call, and another member is rank 1 in the epoch after it."""
+
+    def program(comm: pccl.Communicator) -> None:
+        x = torch.ones(1, requires_grad=True)
+        made = pt.nn.broadcast(comm, x, 1)
+        before = comm.epoch
+        if comm.rank == 0:
+            comm.close()
+            return
+        while not comm.admit(together=True).changed:
+            continue
+        assert comm.epoch > before
+        said = f"call in epoch {before} of group 'default', which is in epoch {comm.epoch} now"
+        with pytest.raises(pccl.InvalidUsage, match=said):
+            made.sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is None
+        pt.nn.broadcast(comm, x, 1).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None and x.grad.tolist() == [2.0 * comm.rank]
+
+    three.run(program)
+
+
+def lazily_conjugated(made: Tensor) -> Tensor:
+    return torch.vdot(made, torch.tensor([1j, 2.0 + 0j])).real
+
+
+def lazily_negated(made: Tensor) -> Tensor:
+    return made.conj().imag.sum()
+
+
+@pytest.mark.parametrize("loss", [lazily_conjugated, lazily_negated])
+def test_gradients_that_pytorch_makes_lazily_are_taken(
+    world: pccl.LocalWorld, loss: Callable[[Tensor], Tensor]
+) -> None:
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    alone = (2 * values).requires_grad_()
+    loss(alone).backward()  # type: ignore[no-untyped-call]
+    assert alone.grad is not None
+    wanted = 2 * alone.grad.resolve_conj()
+
+    def program(comm: pccl.Communicator) -> None:
+        x = values.clone().requires_grad_()
+        made = pt.nn.all_reduce(comm, x)
+        loss(made).backward()  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(x.grad, wanted)
+
+    world.run(program)
+
+
+def test_a_sparse_gradient_is_made_dense(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        x = torch.ones(3, 1, requires_grad=True)
+        rows = pt.nn.all_reduce(comm, x)
+        picked = torch.nn.functional.embedding(torch.tensor([1, comm.rank]), rows, sparse=True)
+        picked.sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None and x.grad.flatten().tolist() == [1.0, 3.0, 0.0]
+
+    world.run(program)
+
+
 def test_a_call_and_its_backward_have_one_tag(world: pccl.LocalWorld) -> None:
     """Another operation of the default tag is in flight all the while."""
 

@@ -1,0 +1,28 @@
+"""Where the processes of the benchmark of torch.distributed find each other.
+
+It owns their environment, which is that of torchrun. Who starts them: torch_steps.py and
+torch_kill.py.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from bench.torch_link import Line
+
+WORLD = 2
+
+
+def environments(line: Line | None = None, world: int = WORLD) -> list[dict[str, str]]:
+    """Those of the processes of one world: as torchrun has them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared: dict[str, str] = {
+        "MASTER_ADDR": "127.0.0.1" if line is None else line.address(0),
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo" if line is None else "eth0",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]

@@ -1,0 +1,244 @@
+"""DistributedDataParallel over groups of pccl: a hook that averages, and wrappers after a loss.
+
+    ddp.register_comm_hook(None, pccl_torch.average_hook(codec="int8"))
+
+The hook averages a bucket over the members that contribute, so a member that dies inside of
+`backward` costs no step. Without a hook DDP divides by the size of the group that it has read
+before a backward that has failed; admit.py calls `renew`, after which it reads it again. The state
+that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Outcome, Recovery
+from pccl_py.codec import CodecName, parse_codec
+from pccl_py.errors import InvalidArgument
+from pccl_py.words import DIFFER_IN_FORM, RecoveryName, form_of, parse_recovery
+from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.work import PcclWork
+
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
+
+_REMEDY = (
+    "after an admit() at which somebody joined, all members wrap the model anew: "
+    "DistributedDataParallel(model, init_sync=False)"
+)
+
+_lock = threading.Lock()
+# All that live. A weak set, as it is no reason for a model to stay.
+_wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+# Those whose buckets follow the order in which gradients came, which those of a new one do not.
+_rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+class AverageHook:
+    """Made by `average_hook`. One for each wrapper, or one for several."""
+
+    def __init__(
+        self,
+        codec: Codec | CodecKind | CodecName | None,
+        error_feedback: bool,
+        recovery: Recovery | RecoveryName,
+    ) -> None:
+        self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
+        self._codec = codec
+        self._feeds_back = error_feedback
+        self._recovery = recovery
+        self._buckets = _Buckets()
+        self._works: list[PcclWork] = []
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        """The average of a bucket, in place, as a Future of it."""
+        group = _group(state)
+        known = self._buckets.of(bucket)
+        work = group.average(
+            bucket.buffer(),
+            codec=self._codec,
+            recovery=self._recovery,
+            form=known.form,
+            feedback=known.next_feedback() if self._feeds_back else None,
+            reword=_reword,
+        )
+        known.work = work
+        if bucket.index() == 0:
+            self._works = []
+        self._works.append(work)
+        return work.get_future().then(_first)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Those of the buckets of the last backward, in their order: who is in which range.
+
+        Waits for them, and raises the error of the first that has failed.
+        """
+        return [work.outcome for work in self._works]
+
+
+# PyTorch checks these two, which must be objects.
+AverageHook.__call__.__annotations__.update(
+    {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+)
+
+
+def average_hook(
+    codec: Codec | CodecKind | CodecName | None = None,
+    *,
+    error_feedback: bool = True,
+    recovery: Recovery | RecoveryName = "resume",
+) -> AverageHook:
+    """A communication hook for DDP: the average of each bucket over the members that contribute.
+
+    For `ddp.register_comm_hook(state, hook)`; `state` is the process group of `ddp`, or None for
+    the default group. A member that is lost takes no part, and nobody else gets an error; so the
+    average of a bucket may be over fewer members than that of the next one, and all members have
+    the same numbers. With `torch.distributed.algorithms.Join`, members that have joined contribute
+    zeros.
+
+    `codec`: how buckets of float32 travel, that of the group by default. `error_feedback`: what the
+    codec rounds away in a bucket is added to it at the next step; it starts from zero when DDP
+    rebuilds its buckets, which it does after the first step. `recovery`: "resume", "restart", or
+    any other of `pccl_torch.Options`. All members must pass the same, but for `error_feedback`.
+
+    Buckets that differ between members in their parameters are a `Mismatch` for all. Errors are
+    raised by `backward`, as a RuntimeError: `pccl_torch.last_error()` is the original. Raises
+    InvalidArgument for a value that is none of these, and the hook InvalidUsage for a group of
+    another backend.
+    """
+    if codec is not None:
+        parse_codec(codec)
+    if recovery is None:
+        raise InvalidArgument("recovery of a hook must be named, it cannot be None")
+    parse_recovery(recovery)
+    return AverageHook(codec, error_feedback, recovery)
+
+
+def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
+    """Tells wrappers over these groups that their members have changed; whether some are new.
+
+    A wrapper reads the size of its group anew, makes its buckets anew after the next step, and runs
+    again if its last backward has raised. Where somebody is new, whose buckets are in another
+    order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, unless
+    its hook notices itself.
+    """
+    for wrapper in _living():
+        group = wrapper.__dict__.get("process_group")
+        if not isinstance(group, ProcessGroupPccl) or group not in groups:
+            continue
+        if wrapper._has_rebuilt_buckets:
+            _rebuilt.add(wrapper)
+        notices = any(isinstance(hook, AverageHook) for hook, _ in wrapper._comm_hooks)
+        if groups[group] and wrapper in _rebuilt and wrapper not in _refused and not notices:
+            _refused.add(wrapper)
+            wrapper.register_forward_pre_hook(_refuse)
+        wrapper._update_process_group(group)
+
+
+def _refuse(*_: object) -> None:
+    raise InvalidUsage(
+        "the buckets of this DistributedDataParallel are in another order than those of a member "
+        f"that has joined, and sums would be of other parameters: {_REMEDY}"
+    )
+
+
+def _notice(module: nn.Module, name: str, submodule: nn.Module) -> None:
+    if isinstance(module, DistributedDataParallel):
+        with _lock:
+            _wrappers.add(module)
+
+
+def _living() -> list[Any]:
+    with _lock:
+        return list(_wrappers)
+
+
+def _group(state: Any) -> ProcessGroupPccl:
+    group = dist.group.WORLD if state is None else state
+    if not isinstance(group, ProcessGroupPccl):
+        raise InvalidUsage(
+            "average_hook needs a process group of pccl as its state, or None for the default "
+            f"group, not {type(group).__name__}"
+        )
+    return group
+
+
+def _first(future: Any) -> Any:
+    return future.value()[0]
+
+
+def _reword(sentence: str) -> str:
+    told = f"The parameters of this bucket of DistributedDataParallel differ: {_REMEDY}"
+    return sentence.replace(DIFFER_IN_FORM, told)
+
+
+@dataclass
+class _Bucket:
+    """A bucket of some parameters, for as long as they are together."""
+
+    parameters: list[weakref.ref[Tensor]]
+    form: int
+    feedback: ErrorFeedback = field(default_factory=lambda: ErrorFeedback(0))
+    work: PcclWork | None = None
+
+    def is_of(self, parameters: list[Tensor]) -> bool:
+        return len(self.parameters) == len(parameters) and all(
+            known() is parameter
+            for known, parameter in zip(self.parameters, parameters, strict=True)
+        )
+
+    def next_feedback(self) -> ErrorFeedback:
+        """That of the last step; a new one if that step has failed, and is still under way."""
+        if self.work is not None and not self.work.is_completed():
+            self.feedback = ErrorFeedback(0)
+        return self.feedback
+
+
+class _Buckets:
+    """The buckets that a hook has seen, each found by any of its parameters."""
+
+    def __init__(self) -> None:
+        self._by_parameter: dict[int, _Bucket] = {}
+
+    def of(self, bucket: Any) -> _Bucket:
+        """The one with these parameters; those that have shared a parameter with it are over."""
+        parameters: list[Tensor] = bucket.parameters()
+        known = self._by_parameter.get(id(parameters[0]))
+        if known is not None and known.is_of(parameters):
+            return known
+        places = {id(parameter) for parameter in parameters}
+        over = {id(self._by_parameter[place]) for place in places if place in self._by_parameter}
+        made = _Bucket(list(map(weakref.ref, parameters)), _form(bucket, parameters))
+        self._by_parameter = {
+            place: other for place, other in self._by_parameter.items() if id(other) not in over
+        } | dict.fromkeys(places, made)
+        return made
+
+
+def _form(bucket: Any, parameters: Iterable[Tensor]) -> int:
+    """A hash of what is in a bucket, and where: equal on members whose buckets may be added."""
+    names = {
+        id(parameter): name
+        for wrapper in _living()
+        for name, parameter in wrapper.module.named_parameters()
+    }
+    listed = [
+        f"{names.get(id(parameter), '')} {parameter.dtype} {tuple(parameter.shape)}"
+        for parameter in parameters
+    ]
+    return form_of(f"bucket {bucket.index()}\n" + "\n".join(listed))
+
+
+register_module_module_registration_hook(_notice)

@@ -1,0 +1,389 @@
+"""ElasticState: what a training program must have alike on all members, newcomers included.
+
+    state = pccl_torch.ElasticState(model, optimizer, step=0)
+    while state.step < 1000:
+        if pccl_torch.admit().changed:
+            state.sync()
+            ddp = DistributedDataParallel(model, init_sync=False)
+            ddp.register_comm_hook(None, pccl_torch.average_hook())
+        ...
+        state.step += 1
+
+It decides which tensors of a module and an optimizer are shared, and under which names. The
+content that wins and the bytes that move are decided below pccl_py/shared_state.py. A loop that
+handles losses: examples/torch_elastic.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pccl_py import InvalidUsage, Mismatch, PcclError, Strategy, SyncOutcome
+from pccl_py.errors import InvalidArgument
+from pccl_py.words import StrategyName, first_of, shown
+from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.errors import torch_error
+from pccl_torch.shared_state import SharedState
+from pccl_torch.tensors import DTYPES, OPAQUE, PAIRS, TORCH
+
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
+
+# Bounds of a description that comes from another member.
+_PLAN_BYTES_MAX = 64 << 20
+_KEY_LETTERS_MAX = 200
+_AXES_MAX = 16
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES, *PAIRS, *OPAQUE)}
+
+
+class _Entry(NamedTuple):
+    """A tensor or a number in the state of an optimizer, by its parameter's place among all."""
+
+    parameter: int
+    key: str
+    dtype: str  # "" for a number of Python
+    shape: tuple[int, ...] = ()
+
+
+class ElasticState:
+    """A module, its optimizer and some counters, which `sync` makes equal on all members.
+
+    Shared are the parameters and the persistent buffers of `module`, under the names that
+    `state_dict` has for them; of `optimizer`, which may be None, its state and the numbers of its
+    param_groups (lr, betas, weight_decay and so on); and `counters`, ints and floats, which are
+    attributes: `state.step += 1`. Not shared are buffers that are not persistent, flags and strings
+    of param_groups, and schedulers: derive these from a counter.
+
+    All members make it of modules and optimizers of the same structure. State that an optimizer
+    makes at its first step is made in `sync` on members that have none yet. `group`: a process
+    group of pccl; the default group if None, as it is when `sync` is called.
+
+    Raises TypeError for what is no module, no optimizer or no number, for a module with extra state
+    that is no tensor, and for state of an optimizer that is no tensor and no number.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        group: Any = None,
+        **counters: float,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__name__}"
+            )
+        inner: Any = module.module if isinstance(module, DistributedDataParallel) else module
+        self._module: nn.Module = inner
+        self._optimizer = optimizer
+        self._group = group
+        self._revision = 0
+        self._counters: dict[str, float] = {}
+        for name, value in counters.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise InvalidArgument(f"a counter cannot have the name {name!r}")
+            self._counters[name] = _number(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        counters = self.__dict__.get("_counters", {})
+        if name not in counters:
+            raise AttributeError(self._unknown(name))
+        return counters[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        if name not in self._counters:
+            raise AttributeError(self._unknown(name))
+        number, known = _number(name, value), self._counters[name]
+        if isinstance(known, int) and not isinstance(number, int):
+            raise TypeError(f"counter {name!r} is an int, and {value!r} is none")
+        self._counters[name] = type(known)(number)
+
+    def _unknown(self, name: str) -> str:
+        known = first_of(sorted(self._counters)) or "none"
+        return f"there is no counter {name!r}; those that ElasticState was made with: {known}"
+
+    @property
+    def revision(self) -> int:
+        """How many syncs there were; content of a higher revision wins in the next one."""
+        return self._revision
+
+    def sync(
+        self,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        deadline: float | None = None,
+    ) -> SyncOutcome:
+        """Makes all of it equal on all members, which must call it equally often. Blocks.
+
+        Call it after each `pccl_torch.admit()` with `changed`, and after a call that has failed.
+        The members from before give, newcomers receive, unless `strategy` says otherwise. On an
+        error everything is as it was, but that an optimizer may have state of zeros where it had
+        none. `deadline`: seconds from now, for each of its operations.
+
+        Raises PeerLost if a member is lost while the members tell each other which state their
+        optimizers have: pass `admit` again, and then sync. Raises Mismatch if modules, optimizers
+        or counters differ in names, shapes or dtypes, which the message lists; and the other errors
+        of `pccl_py.SharedState.sync`.
+        """
+        group = self._group_now()
+        self._make_what_others_have(group, deadline)
+        numbers = dict(self._numbers())
+        tensors = dict(self._tensors())
+        held = {name: _held(value) for name, value in numbers.items()}
+        try:
+            state = SharedState(group.comm, tensors | held, name="torch", revision=self._revision)
+        except PcclError as error:
+            raise torch_error(error, group.comm) from None
+        with state:
+            try:
+                outcome = state.sync(strategy, deadline=deadline)
+            except PcclError as error:
+                raise torch_error(error, group.comm) from None
+        self._revision = outcome.revision
+        for name, value in numbers.items():
+            given = held[name].item()
+            if given != value:
+                self._take(name, given)
+        return outcome
+
+    def digest(self) -> str:
+        """32 hexadecimal digits, equal on two members exactly if all that is shared is."""
+        hasher = hashlib.blake2b(digest_size=16)
+        shared: dict[str, Any] = dict(self._tensors()) | dict(self._numbers())
+        for name in sorted(shared):
+            value = shared[name]
+            hasher.update(f"{name}\n".encode())
+            if isinstance(value, Tensor):
+                packed = TORCH.packed(value.detach())
+                size = packed.numel() * packed.element_size()
+                hasher.update((ctypes.c_char * size).from_address(packed.data_ptr()))
+            else:
+                hasher.update(f"{value!r}\n".encode())
+        return hasher.hexdigest()
+
+    def __repr__(self) -> str:
+        counters = "".join(f" {name}={value}" for name, value in self._counters.items())
+        return f"<ElasticState{counters} revision={self._revision}>"
+
+    # ---- what is shared
+
+    def _group_now(self) -> ProcessGroupPccl:
+        group = dist.group.WORLD if self._group is None else self._group
+        if not isinstance(group, ProcessGroupPccl):
+            raise InvalidUsage(
+                "ElasticState needs a process group of pccl: call "
+                f'dist.init_process_group("pccl") first, or pass group= (not {group!r})'
+            )
+        group.enter()
+        return group
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        module = self._module
+        kept = module.state_dict(keep_vars=True)
+        for name, value in kept.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"{name!r} in the state_dict of the module is no tensor but "
+                    f"{type(value).__name__}, and is not shared: remove it, or make it a buffer"
+                )
+        for name, parameter in module.named_parameters():
+            yield f"module.{name}", parameter
+        for name, buffer in module.named_buffers():
+            if name in kept:
+                yield f"module.{name}", buffer
+        for place, key, value in self._optimizer_state():
+            if isinstance(value, Tensor):
+                yield f"optimizer.{place}.{key}", value
+        for name, _, _, value in self._group_values():
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def _numbers(self) -> Iterator[tuple[str, float]]:
+        for name, value in self._counters.items():
+            yield f"counter.{name}", value
+        for place, key, value in self._optimizer_state():
+            if not isinstance(value, Tensor):
+                yield f"optimizer.{place}.{key}", float(value)
+        for name, _, _, value in self._group_values():
+            if not isinstance(value, Tensor):
+                yield name, float(value)
+
+    def _parameters(self) -> list[Tensor]:
+        """All that the optimizer has, in the order in which its state_dict counts them."""
+        if self._optimizer is None:
+            return []
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
+
+    def _optimizer_state(self) -> Iterator[tuple[int, str, Any]]:
+        """The tensors and numbers that the optimizer keeps of its parameters."""
+        if self._optimizer is None:
+            return
+        state: Any = self._optimizer.state
+        for place, parameter in enumerate(self._parameters()):
+            for key, value in state.get(parameter, {}).items():
+                if value is None:
+                    continue
+                if not isinstance(value, Tensor | int | float):
+                    raise TypeError(
+                        f"{type(self._optimizer).__name__} keeps {key!r} of its parameter {place} "
+                        f"as {type(value).__name__}; only tensors and numbers are shared"
+                    )
+                yield place, str(key), value
+
+    def _group_values(self) -> Iterator[tuple[str, dict[str, Any], tuple[str, int | None], Any]]:
+        """Numbers of the param_groups: name, group, key and place in a tuple, value."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        for number, group in enumerate(groups):
+            for key, value in group.items():
+                if key == "params":
+                    continue
+                name = f"optimizer.group.{number}.{key}"
+                if _is_shared(value):
+                    yield name, group, (key, None), value
+                elif isinstance(value, list | tuple) and all(map(_is_shared, value)):
+                    for place, each in enumerate(value):
+                        yield f"{name}.{place}", group, (key, place), each
+
+    # ---- taking over what others have
+
+    def _take(self, name: str, given: float) -> None:
+        """A number that a sync has brought, to where it belongs."""
+        if name.startswith("counter."):
+            self._counters[name.removeprefix("counter.")] = given
+            return
+        for known, group, (key, place), value in list(self._group_values()):
+            if known == name:
+                whole = isinstance(value, int) and given.is_integer()
+                number = int(given) if whole else given
+                if place is None:
+                    group[key] = number
+                else:
+                    values = list(group[key])
+                    values[place] = number
+                    group[key] = type(group[key])(values)
+                return
+        assert self._optimizer is not None
+        state: Any = self._optimizer.state
+        _, place_of, key = name.split(".", 2)
+        own = state[self._parameters()[int(place_of)]]
+        own[key] = int(given) if isinstance(own[key], int) and given.is_integer() else given
+
+    def _make_what_others_have(self, group: ProcessGroupPccl, deadline: float | None) -> None:
+        """State of the optimizer that another member has and this one lacks, as zeros.
+
+        A newcomer has made no step, so it has none of what its optimizer makes at the first one.
+        """
+        parameters = self._parameters()
+        most = 2 * sum(parameter.numel() for parameter in parameters) + 4096
+        for entry in _plans(group, self._plan(), len(parameters), most, deadline):
+            assert self._optimizer is not None  # else it has no parameters, and nobody any state
+            state: Any = self._optimizer.state
+            parameter = parameters[entry.parameter]
+            if state.get(parameter, {}).get(entry.key) is None:
+                state[parameter][entry.key] = _zeros(entry, parameter)
+
+    def _plan(self) -> bytes:
+        listed = [
+            (place, key, _name(value.dtype), tuple(value.shape))
+            if isinstance(value, Tensor)
+            else (place, key, "", ())
+            for place, key, value in self._optimizer_state()
+        ]
+        return json.dumps([len(self._parameters()), listed]).encode()
+
+
+def _plans(
+    group: ProcessGroupPccl, own: bytes, parameters: int, most: int, deadline: float | None
+) -> list[_Entry]:
+    """The entries that any member has, each once. All members call it together."""
+    if len(own) > _PLAN_BYTES_MAX:
+        raise InvalidArgument(
+            f"the optimizer has state of {len(own)} bytes of names; {_PLAN_BYTES_MAX} are possible"
+        )
+    sizes = torch.empty(group.size(), dtype=torch.int64, device="cpu")
+    size = torch.tensor([len(own)], dtype=torch.int64, device="cpu")
+    group.gather_whole(size, sizes, None, deadline)
+    counts = [int(each) for each in sizes.tolist()]
+    if not 0 < min(counts) <= max(counts) <= _PLAN_BYTES_MAX:
+        raise Mismatch(f"members say that the names of their states take {counts} bytes")
+    told = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
+    group.gather_whole(torch.frombuffer(bytearray(own), dtype=torch.uint8), told, counts, deadline)
+    entries: dict[_Entry, None] = {}
+    for text in sorted({bytes(part.tolist()) for part in torch.split(told, counts)}):
+        entries |= dict.fromkeys(_parse(text, parameters, most))
+    return list(entries)
+
+
+def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
+    """The entries of a member. Raises Mismatch if they make no sense here."""
+    try:
+        count, listed = json.loads(text)
+        entries = [
+            _Entry(int(place), str(key), str(dtype), tuple(int(length) for length in shape))
+            for place, key, dtype, shape in listed
+        ]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Mismatch(f"a member describes its optimizer in words unknown here: {error}") from None
+    if count != parameters:
+        raise Mismatch(
+            f"the optimizer of a member has {shown(count)[:20]} parameters, and that of this one "
+            f"{parameters}: all must make it of the same modules"
+        )
+    for entry in entries:
+        short = len(entry.shape) <= _AXES_MAX and all(0 <= each <= most for each in entry.shape)
+        small = short and math.prod(entry.shape) <= most
+        known = 0 <= entry.parameter < parameters and entry.dtype in ("", *_DTYPES)
+        if not (small and known) or len(entry.key) > _KEY_LETTERS_MAX:
+            raise Mismatch(
+                f"the optimizer of a member has state {shown(entry.key)[:_KEY_LETTERS_MAX]!r} of "
+                f"dtype {shown(entry.dtype)[:20]!r} and shape {entry.shape[:_AXES_MAX]} for "
+                f"parameter {entry.parameter}, which is not possible here"
+            )
+    return entries
+
+
+def _zeros(entry: _Entry, parameter: Tensor) -> Any:
+    if not entry.dtype:
+        return 0
+    dtype = _DTYPES[entry.dtype]
+    if entry.shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(entry.shape, dtype=dtype, device="cpu")
+
+
+def _held(value: float) -> Tensor:
+    dtype = torch.int64 if isinstance(value, int) else torch.float64
+    return torch.tensor([value], dtype=dtype, device="cpu")
+
+
+def _is_shared(value: object) -> bool:
+    return isinstance(value, Tensor | int | float) and not isinstance(value, bool)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"counter {name!r} must be an int or a float, not {type(value).__name__}")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise InvalidArgument(f"counter {name!r} must have 64 bits at most, not {value}")
+    return value
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,86 @@
+"""The backend of torch.distributed: values, works, groups, ends, and what PyTorch builds on it.
+
+Each test is a check on three ranks (world.py): backend_checks.py, wrapper_checks.py,
+random_checks.py say what each does.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from world import World
+
+# On one worker, with one world of processes.
+pytestmark = pytest.mark.xdist_group("torch")
+
+KINDS = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "all_gather",
+    "gather_and_scatter",
+    "all_to_all",
+    "messages",
+)
+CHECKS = (
+    "values_that_gloo_lacks",
+    "uneven_sizes",
+    "empty_tensors",
+    "scalars",
+    "results_beside_inputs",
+    "gradients_and_parameters",
+    "objects",
+    "functional_collectives",
+    "works",
+    "coalesced_and_batched",
+    "many_messages",
+    "refusals",
+    "groups_of_some_ranks",
+    "options_of_a_group",
+    "wrong_options",
+    "timeouts",
+    "sixty_four_groups",
+    "nine_groups_at_once",
+    "ten_thousand_works",
+    "workers_that_are_forked",
+    "names",
+    "aborted_twice",
+    "destroyed_with_works_in_flight",
+    "begins_again_with_the_same_store",
+)
+WRAPPERS = (
+    "ddp",
+    "ddp_hooks",
+    "ddp_with_power_sgd",
+    "ddp_with_uneven_inputs",
+    "dropped_works",
+    "failed_futures",
+    "waiting_callbacks",
+    "device_meshes",
+    "fsdp",
+    "compiled",
+    "ddp_whose_peer_leaves",
+)
+STEPS = 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_equal_those_of_gloo(ranks: World, kind: str) -> None:
+    ranks.run("backend_checks:values", kind=kind)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_backend(ranks: World, name: str) -> None:
+    ranks.run(f"backend_checks:{name}")
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_pytorch_builds_on_it(ranks: World, name: str) -> None:
+    ranks.run(f"wrapper_checks:{name}")
+
+
+def test_random_steps_on_three_groups_equal_a_model(ranks: World) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    ranks.run("random_checks:steps", seed=seed, count=STEPS)

@@ -1,0 +1,131 @@
+"""The entry point of `import torch`: "pccl" is a backend without `import pccl_torch`, at no cost.
+
+Each test is a process of its own, as what is imported by whom is the question. How a run starts:
+frontends/pccl_torch/start.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_MAX = 120.0
+# All that `import torch` may pay for it. The best of several counts, as others may run, too.
+IMPORT_SECONDS_MAX = 0.005
+
+
+def run(program: str, *folders: Path) -> str:
+    """What a program prints in a fresh interpreter that has this tree on its path."""
+    paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def installed(folder: Path) -> Path:
+    """A folder for the path in which a distribution says what pyproject.toml says."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    info = folder / "pccl_entry-0.dist-info"
+    info.mkdir()
+    points = project["entry-points"]["torch.backends"]
+    named = "".join(f"{name} = {what}\n" for name, what in points.items())
+    (info / "entry_points.txt").write_text(f"[torch.backends]\n{named}", "utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pccl-entry\nVersion: 0\n", "utf-8")
+    return folder
+
+
+def test_the_entry_point_imports_nothing_and_takes_less_than_five_milliseconds() -> None:
+    program = """
+import __future__, collections.abc, sys, time, typing  # PyTorch imports these itself
+before = set(sys.modules)
+best = 1e9
+for _ in range(5):
+    began = time.perf_counter()
+    import pccl_torch_entry
+    pccl_torch_entry.register()  # without PyTorch: nothing
+    best = min(best, time.perf_counter() - began)
+    more = sorted(set(sys.modules) - before)
+    del sys.modules["pccl_torch_entry"]
+print(best, *more)
+"""
+    best, *modules = run(program).split()
+    assert modules == ["pccl_torch_entry"]
+    assert float(best) < IMPORT_SECONDS_MAX
+
+
+def test_a_program_that_only_imports_torch_makes_a_group_of_pccl(tmp_path: Path) -> None:
+    program = """
+import sys, torch
+import torch.distributed as dist
+assert dist.is_backend_available("pccl")
+assert not [name for name in sys.modules if name.startswith(("pccl_py", "pccl_torch."))]
+dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3)
+dist.all_reduce(x)
+import pccl_torch  # registers again, which does nothing
+print(type(dist.group.WORLD).__name__, x.tolist())
+dist.destroy_process_group()
+"""
+    assert run(program, installed(tmp_path)) == "ProcessGroupPccl [1.0, 1.0, 1.0]"
+
+
+def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(tmp_path: Path) -> None:
+    program = """
+import os, torch.distributed as dist
+for name in ("PCCL_TOKEN", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
+    os.environ.pop(name, None)
+try:
+    dist.init_process_group("pccl", init_method="pccl://")
+except ValueError as error:  # that of "env://", which it is without a token
+    print(error)
+"""
+    said = run(program, installed(tmp_path))
+    assert "env:// rendezvous" in said and "RANK expected" in said
+
+
+def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(tmp_path: Path) -> None:
+    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
+    program = """
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,cuda:pccl", store=dist.HashStore(), rank=0, world_size=1)
+group, x = dist.group.WORLD, torch.ones(3)
+dist.all_reduce(x)
+(held,) = group._beside._made.values()
+print(type(group).__name__, held.name(), x.tolist())
+ranks = dist.distributed_c10d._world.pg_group_ranks
+ranks[group] = {0: 0, 1: 1}
+try:
+    dist.all_reduce(x)
+except RuntimeError as error:
+    print(error)
+del ranks[group][1]
+dist.destroy_process_group()
+
+dist.init_process_group("cpu:pccl,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(x)
+print(dist.group.WORLD._beside._made)
+dist.destroy_process_group()
+"""
+    first, refused, second = run(program, installed(tmp_path)).splitlines()
+    assert first == "ProcessGroupPccl gloo [1.0, 1.0, 1.0]"
+    assert refused.startswith("the members of the group have changed, and those of its gloo cannot")
+    assert second == "{}"
