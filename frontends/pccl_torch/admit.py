@@ -70,7 +70,7 @@ def admit(deadline: float | None = None) -> Admission:
         if not group.of_mesh:
             changed |= note(group, group.pass_safe_point(deadline))
     if changed:
-        _tell_torch(run.groups)
+        tell_torch(run.groups)
         ddp.renew(renewed)
         for group, peers in members:
             if group.peers != peers and not group.of_mesh:
@@ -93,7 +93,7 @@ def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:
     )
 
 
-def _tell_torch(groups: list[ProcessGroupPccl]) -> None:
+def tell_torch(groups: list[ProcessGroupPccl]) -> None:
     """The tables that torch.distributed keeps of the ranks of each group."""
     ranks = {peer: rank for rank, peer in enumerate(groups[0].peers)}
     tables = c10d._world.pg_group_ranks

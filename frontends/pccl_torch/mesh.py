@@ -8,8 +8,8 @@ in the same moment, and these finish the step with averages over who is left. `p
 the safe point: there a newcomer takes the free place, all groups are made anew, and `Hsdp.sync`
 fetches each shard from the same shard of another replica. docs/TORCH.md has the loop around it.
 
-Who has which place is agreed on at each change: all say what they have (`_Word`), and `_seats`
-makes the same table of that everywhere. Groups are sub-groups of the default group's epoch: their
+Places are agreed on at each change: all say what they have (`_Word`), and `_seats` makes the same
+table of that everywhere. Groups are sub-groups of the default group's epoch: their
 members are those of the table, in its order, until the next change.
 """
 
@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, StateUnavailable
 from pccl_py.errors import InvalidArgument
 from pccl_torch import sharded, start
+from pccl_torch.admit import tell_torch
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import PeerLost, torch_error
 from pccl_torch.options import Founded, Options
@@ -43,7 +44,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a process says of itself when places are dealt out. Zero shards: it was lost meanwhile.
+    """The words of a process when places are dealt out. Zero shards: it was lost meanwhile.
 
     `began`: it has had a model that was trained. `has_state`: it has its shard of it, still.
     `count`: how often it has said a word.
@@ -155,6 +156,7 @@ class Hsdp:
             self._settle(None)
             while not self._whole:
                 self._pass(None)
+                tell_torch(self._run.groups)
             self.mesh = self._make_mesh()
             """For `fully_shard`: a DeviceMesh of the dimensions "replicate" and "shard"."""
         except BaseException:
@@ -257,7 +259,7 @@ class Hsdp:
         return True
 
     def _words(self) -> list[_Word]:
-        """What each member of the default group says, in their ranks' order."""
+        """The words of each member of the default group, by rank."""
         world = self._run.world
         own = _Word(*self._size, self._place, int(self._began), int(self._has_state), self._count)
         given = torch.tensor(astuple(own))
@@ -375,7 +377,7 @@ class Hsdp:
     # ---- the mesh of PyTorch
 
     def _make_mesh(self) -> DeviceMesh:
-        """Of groups that PyTorch knows by their names."""
+        """Made of groups that PyTorch knows by their names."""
         shards, replicas = self._comms
         self._groups = (
             self._known(_ShardGroup, shards, Options(whole=True)),

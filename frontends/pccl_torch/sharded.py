@@ -35,13 +35,28 @@ def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], why: str) -> None:
                 continue
             if past is None:
                 past = group.past(peers, why)
-                for table in (c10d._world.pg_map, c10d._world.pg_group_ranks):
-                    table[past] = table[group]  # else it is no group to PyTorch
+                # Else it is no group to PyTorch, which names it in what it logs of the error.
+                c10d._world.pg_map[past] = c10d._world.pg_map[group]
+                c10d._world.pg_group_ranks[past] = _Anywhere(past.rank())
             setattr(info, name, past)
 
 
+class _Anywhere(dict[int, int]):
+    """The rank of this process in a group, whatever its rank in the default group is."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+    def __missing__(self, _: int) -> int:
+        return self._rank
+
+
 def _mesh_infos() -> Iterator[Any]:
-    """What each model of FSDP2 in this process knows of its groups."""
+    """The groups that each model of FSDP2 in this process knows."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed import _composable_state

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ import pccl_torch
 import torch
 import torch._dynamo  # FSDP2 imports it at its first forward
 import torch.distributed
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from examples import torch_hsdp
 
+# Their types leave out much of what they have.
 dist: Any = torch.distributed
+dcp: Any = torch.distributed.checkpoint
 torch.set_num_threads(1)
 
 
@@ -59,7 +62,7 @@ class Member:
             continue  # the coordinator has not told of the loss
         self.tell("size", dist.get_world_size(), whole.size())
         for name, old in ("old", model), ("unused", unused):
-            self.fails(name, lambda old=old: train(old, 2))
+            self.fails(name, partial(train, old, 2))
         self.fails("whole", lambda: dist.barrier(whole))
         anew = sharded()
         state = {"model": anew.state_dict()}
@@ -79,10 +82,33 @@ class Member:
         self.tell("place", place)
         for told in trainer.train(torch_hsdp.die_once):
             step = int(trainer.step)
-            shards = [p.to_local().detach() for p in trainer.model.parameters()]
+            parameters: Any = trainer.model.parameters()
+            shards = [p.to_local().detach() for p in parameters]
             if told.startswith("step"):
                 torch.save(shards, self.folder / f"{place}-{step}.pt")
             self.tell(place, told.split()[0], step, trainer.hsdp.replicas, told)
+        dist.destroy_process_group()
+
+    def lone(self) -> None:
+        """One replica of two shards: nobody has those of the one that dies."""
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
+        hsdp = pccl_torch.Hsdp(replicas=1, shards=2)
+        model = sharded(hsdp.mesh)
+        if os.environ["PCCL_RESTARTS"] == "0":
+            self.fails("unsynced", partial(loss_of, model, 0))
+            pccl_torch.admit()
+            hsdp.sync(model.state_dict())
+            train(sharded(hsdp.mesh), 0)
+            if hsdp.shard == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.fails("lost", partial(train, model, 1))
+            while not hsdp.whole:
+                pccl_torch.admit()
+        self.fails("sync", partial(hsdp.sync, model.state_dict()))
+        hsdp = pccl_torch.Hsdp(replicas=1, shards=2)
+        model = sharded(hsdp.mesh)
+        hsdp.sync(model.state_dict())
+        self.tell("loss", loss_of(model, 0).item())
         dist.destroy_process_group()
 
     def fails(self, name: str, call: Callable[[], object]) -> None:
@@ -101,23 +127,22 @@ def whole_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 6))
 
 
-def sharded() -> Any:
-    """Over the default group."""
+def sharded(mesh: Any = None) -> Any:
+    """The model over a mesh, or the default group."""
     model: Any = whole_model()
     for layer in (model[0], model[2], model):
-        fully_shard(layer)
+        fully_shard(layer, mesh=mesh)
     return model
 
 
 def batch(step: int, rank: int) -> Tensor:
-    """Of a rank."""
+    """A batch of a rank."""
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def loss_of(model: nn.Module, step: int) -> Tensor:
-    """Of this rank's batch."""
-    loss: Tensor = model(batch(step, dist.get_rank())).square().mean()
-    return loss
+def loss_of(model: nn.Module, step: int) -> Any:
+    """The loss of this rank's batch."""
+    return model(batch(step, dist.get_rank())).square().mean()
 
 
 def train(model: nn.Module, step: int) -> str:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pccl_torch
 import pytest
 import torch
 from fsdp_program import batch, whole_model
+from pccl_torch import mesh
 
 import pccl_py as pccl
 from examples import torch_hsdp
@@ -78,6 +80,32 @@ def members() -> Iterator[Members]:
     made.end()
 
 
+def _word(place: int) -> mesh._Word:
+    return mesh._Word(replicas=2, shards=3, place=place, began=0, has_state=0, count=0)
+
+
+def test_newcomers_go_where_the_fewest_are_missing_and_nobody_else_moves() -> None:
+    # Replica 0 lacks two shards, replica 1 one.
+    words = [_word(place) for place in (5, mesh._NOWHERE, 3, 1, mesh._NOWHERE)]
+    seats = mesh._seats(words)
+    assert dict(seats.ranks) == {5: 0, 3: 2, 1: 3, 4: 1, 0: 4}
+    assert seats.whole() == [1]
+    assert seats.replica(1) == [2, 1, 0]
+    assert seats.replica(0) is None
+    assert seats.table(5) == [[4, 3, 7], [2, 1, 0]]
+
+
+def test_those_beyond_the_places_are_spares() -> None:
+    seats = mesh._seats([_word(mesh._NOWHERE) for _ in range(8)])
+    assert dict(seats.ranks) == {place: place for place in range(6)}
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 1.0, "2", 1 << 31])
+def test_a_mesh_of_no_size_is_refused(number: Any) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="shards must be an integer above zero"):
+        pccl_torch.Hsdp(2, number)
+
+
 def test_fsdp_raises_on_all_survivors_until_it_is_made_anew_from_a_checkpoint(
     members: Members, tmp_path: Path
 ) -> None:
@@ -108,8 +136,9 @@ def _descended(ranks: dict[int, int]) -> torch.Tensor:
     model = whole_model()
     for step, count in ranks.items():
         losses = [model(batch(step, rank)).square().mean() for rank in range(count)]
-        (sum(losses) / count).backward()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
         for parameter in model.parameters():
+            assert parameter.grad is not None
             parameter.data -= 0.1 * parameter.grad
             parameter.grad = None
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -122,7 +151,7 @@ def test_hsdp_goes_on_with_the_other_replica_and_a_newcomer_brings_the_lost_one_
         pids = [members.fork(name, "hsdp", coordinator.token, tmp_path) for name in "abcd"]
         places = {place: who for who, _, place in members.hear(lambda t: t[1] == "place", 4)}
         assert sorted(places) == ["00", "01", "10", "11"]
-        # Of the half replica: it raises, and nobody waits for it.
+        # The half replica raises, and nobody waits for it.
         (lost,) = members.hear(lambda told: told[1:3] == ["10", "lost:"])
         assert "needs every member" in lost[5]
         assert lost[3:5] == [2, 0]
@@ -148,6 +177,26 @@ def test_hsdp_goes_on_with_the_other_replica_and_a_newcomer_brings_the_lost_one_
                 assert all(map(torch.equal, mine, theirs))
 
 
+def test_a_single_replica_that_has_lost_a_shard_is_made_anew_by_all(
+    members: Members, tmp_path: Path
+) -> None:
+    with pccl.Coordinator(initial_world_size=2) as coordinator:
+        pids = [members.fork(name, "lone", coordinator.token, tmp_path) for name in "fg"]
+        told_of = members.hear(lambda told: told[1] == "fails", 3)
+        pids.append(members.fork("h", "lone", coordinator.token, tmp_path, lives=1))
+        told_of += members.hear(lambda told: told[1] == "fails", 2)
+        losses = [told[2] for told in members.hear(lambda told: told[1] == "loss", 2)]
+        statuses = [members.ends(pid) for pid in pids]
+    assert sorted(statuses) == [-signal.SIGKILL, 0, 0]
+    texts = {name: text for _, _, name, _, text in told_of}
+    assert "call Hsdp.sync() before the first step" in texts["unsynced"]
+    assert "needs every member" in texts["lost"]
+    assert "no replica has all shards of the model any more" in texts["sync"]
+    model = whole_model()
+    expected = [model(batch(0, rank)).square().mean().item() for rank in range(2)]
+    assert sorted(losses) == pytest.approx(sorted(expected))
+
+
 def _trained(contributors: Iterable[Iterable[int]]) -> Iterator[list[torch.Tensor]]:
     """The parameters after each step, in one process."""
     model = torch_hsdp.make_model()
@@ -155,6 +204,6 @@ def _trained(contributors: Iterable[Iterable[int]]) -> Iterator[list[torch.Tenso
     for step, places in enumerate(contributors):
         optimizer.zero_grad()
         losses = [torch_hsdp.loss_of(model, step, place) for place in places]
-        (sum(losses) / len(losses)).backward()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield [parameter.detach().clone() for parameter in model.parameters()]
