@@ -1,7 +1,8 @@
 # The everyday commands. Needed on the machine: Python 3.11 or later with its C headers, git, make.
 # Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
 #
-#   make demo                 train one model on four peers, lose one, gain one (demo_out/)
+#   make demo                 train one model on four peers, lose one, gain one (demo_out/);
+#                             FRAMEWORK=torch: under DistributedDataParallel
 #   make test                 everything that must pass: style, unit tests, simulator, Python tests
 #   make test-long            what is long and rarely broken: emulators, demo, soak, docs, a wheel
 #   make build                the editable install in .venv; about a second when nothing changed
@@ -104,8 +105,8 @@ style: build $(VENV)/.with-dev $(VENV)/.with-test
 	$(RUN) -m mypy
 	$(VENV)/bin/basedpyright
 
-demo: build $(VENV)/.with-demo
-	$(RUN) -m examples.demo
+demo: build $(VENV)/.with-demo$(if $(filter torch,$(FRAMEWORK)),-torch)
+	$(RUN) -m examples.demo $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 bench: build $(VENV)/.with-bench
 	$(RUN) -m bench loopback
@@ -196,6 +197,7 @@ $(VENV)/.with-%: $(VENV)/.installed
 
 EXTRAS_test := test,numpy,demo
 EXTRAS_demo := demo
+EXTRAS_demo-torch := demo,torch
 EXTRAS_bench := bench
 EXTRAS_dev := dev
 EXTRAS_release := release

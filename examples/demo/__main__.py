@@ -34,10 +34,13 @@ def demo(
     seed: Annotated[
         int, typer.Option(help="Seed of the parameters and of each peer's text.")
     ] = DEFAULTS.seed,
+    framework: Annotated[
+        str, typer.Option(help="That of the peers: numpy, or torch with DistributedDataParallel.")
+    ] = DEFAULTS.framework,
     seconds_max: Annotated[float, typer.Option(help="Give up after this long.")] = 300.0,
 ) -> None:
     """Trains one model on four peers, loses one inside an all_reduce, gains one, compares bytes."""
-    settings = Settings.paced(rounds, steps, seed)
+    settings = Settings.paced(rounds, steps, seed, framework)
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
     if not console.is_terminal:

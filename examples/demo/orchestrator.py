@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from examples.demo.settings import Settings
+from examples.demo.settings import PROGRAMS, Settings
 from examples.demo.story import COORDINATOR, Event, Story, peer_name
 from examples.demo.view import View
 from harness.child import Child
@@ -197,7 +197,8 @@ class Orchestrator:
         }
         if index == self._settings.victim:
             environment["PCCL_FAULT_POINT"] = self._settings.fault_point
-        command = [sys.executable, "-m", "examples.demo.peer", self._settings.to_json(), str(index)]
+        program = PROGRAMS[self._settings.framework]
+        command = [sys.executable, "-m", program, self._settings.to_json(), str(index)]
         processes.start(peer_name(index), command, environment, index=index)
         self._started.add(index)
 

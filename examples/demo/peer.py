@@ -3,7 +3,7 @@
 It owns the loop that a user of PCCL would write: enter at the safe point, train for a while,
 average, go on. Note what is not here: nothing about peers that die. It reports what it does as JSON
 lines on its standard output, for `orchestrator.py`; the optimisers are in `diloco.py`, the network
-in `model.py`.
+in `model.py`. The same for PyTorch is `peer_torch.py`.
 
     python -m examples.demo.peer SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
 
@@ -127,7 +127,7 @@ def describe(comm: pccl.Communicator, admission: pccl.Admission) -> dict[str, An
     }
 
 
-def account(comm: pccl.Communicator, outcome: pccl.Outcome) -> dict[str, Any]:
+def account(comm: pccl.Group, outcome: pccl.Outcome) -> dict[str, Any]:
     """The result of an all_reduce, and its cost, for a report."""
     info = comm.info()
     return {
@@ -168,18 +168,23 @@ def reporter() -> Report:
     return report
 
 
-def main() -> None:
-    """Connects, trains, and says what went wrong if something did."""
+def run(join: Callable[[Settings, int, Report], None]) -> None:
+    """Takes part as the command line says, and tells what went wrong if something did."""
     settings, index = Settings.from_json(sys.argv[1]), int(sys.argv[2])
     report = reporter()
     try:
-        with pccl.connect() as comm:
-            report("connected", peer_id=str(comm.peer_id))
-            train(comm, settings, index, report)
+        join(settings, index, report)
     except BaseException as error:
         report("error", error=type(error).__name__, message=str(error))
         raise
 
 
+def connect(settings: Settings, index: int, report: Report) -> None:
+    """Connects and trains."""
+    with pccl.connect() as comm:
+        report("connected", peer_id=str(comm.peer_id))
+        train(comm, settings, index, report)
+
+
 if __name__ == "__main__":
-    main()
+    run(connect)

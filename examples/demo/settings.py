@@ -15,6 +15,9 @@ from examples.demo.model import Model
 # gradient of an epoch is operation n of its tag, which is how the fault point names it.
 TAG_PSEUDO_GRADIENT = 0
 
+# The training program for each framework.
+PROGRAMS = {"numpy": "examples.demo.peer", "torch": "examples.demo.peer_torch"}
+
 PROMPT = "def "  # what the model is asked to go on from at the end
 
 
@@ -22,6 +25,7 @@ PROMPT = "def "  # what the model is asked to go on from at the end
 class Settings:
     """One run. Rounds count from 1, peers from 0."""
 
+    framework: str = "numpy"  # or "torch"
     seed: int = 1
     rounds: int = 24
     steps: int = 60  # of the inner optimiser, per round: H in the paper
@@ -40,6 +44,8 @@ class Settings:
     model: Model = field(default_factory=Model)
 
     def __post_init__(self) -> None:
+        if self.framework not in PROGRAMS:
+            raise ValueError(f"framework must be one of {list(PROGRAMS)}, not {self.framework!r}")
         in_order = 1 < self.kill_round < self.restart_round <= self.join_round < self.rounds - 1
         if not in_order:
             raise ValueError(
@@ -48,7 +54,7 @@ class Settings:
             )
 
     @classmethod
-    def paced(cls, rounds: int, steps: int, seed: int) -> Settings:
+    def paced(cls, rounds: int, steps: int, seed: int, framework: str = "numpy") -> Settings:
         """Settings with the loss after a third of the rounds and the join after another quarter.
 
         The coordinator is killed half way between the two.
@@ -56,6 +62,7 @@ class Settings:
         kill_round = rounds // 3 + 1
         pause = rounds // 4
         return cls(
+            framework=framework,
             seed=seed,
             rounds=rounds,
             steps=steps,
@@ -76,12 +83,20 @@ class Settings:
 
     @property
     def kill_sequence(self) -> int:
-        """The operation of that round; numbers count from 0 in the first epoch."""
-        return self.kill_round - 1
+        """The operation of that round: numbers count from 0 in the first epoch, for each tag.
+
+        Under torch.distributed each operation has a tag of its own.
+        """
+        return self.kill_round - 1 if self.framework == "numpy" else 0
 
     @property
     def fault_point(self) -> str:
-        """Where the victim kills itself: when half of the chunks of that all_reduce are settled."""
+        """Where the victim kills itself: when half of the chunks of that all_reduce are settled.
+
+        Empty where numbers of operations do not tell it: then peer_torch.py does it.
+        """
+        if self.framework != "numpy":
+            return ""
         return f"all_reduce.settled:{self.kill_sequence}:0.5"
 
     def to_json(self) -> str:

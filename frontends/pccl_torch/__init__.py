@@ -33,7 +33,7 @@ from pccl_torch_entry import register
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.ddp import average_hook
+from pccl_torch.ddp import AverageHook, average_hook
 from pccl_torch.elastic import ElasticState
 from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
@@ -62,6 +62,7 @@ from pccl_torch.shared_state import SharedState, shared_state
 
 __all__ = [
     "Admission",
+    "AverageHook",
     "ElasticState",
     "Options",
     "PeerLost",

@@ -138,6 +138,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
+    # C++ asks by these names (DDP divides by the size), and else takes what it was told at first.
+    getRank = rank
+    getSize = size
+
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """The ids of the members, in the order of their ranks."""
@@ -581,7 +585,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         It is for what members must know of all others (elastic.py), whatever the group's recovery.
         """
-        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        uneven: dict[str, Any] = {}
+        if counts is not None and len(set(counts)) > 1:
+            uneven["counts"] = counts
         self._begin(
             "all_gather",
             _memory([x]),

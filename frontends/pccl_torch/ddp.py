@@ -4,25 +4,26 @@
 
 The hook averages a bucket over the members that contribute, so a member that dies inside of
 `backward` costs no step. Without a hook DDP divides by the size of the group that it has read
-first; admit.py calls `renew` so that it reads it again. The state that a newcomer needs:
-elastic.py. The operation: `ProcessGroupPccl.average`.
+before a backward that has failed; admit.py calls `renew`, after which it reads it again. The state
+that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 """
 
 from __future__ import annotations
 
+import inspect
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.futures import Future
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Recovery
+from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Outcome, Recovery
 from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import DIFFER_IN_FORM, RecoveryName, form_of, parse_recovery
@@ -32,20 +33,73 @@ from pccl_torch.work import PcclWork
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
 
-Hook: TypeAlias = Callable[[Any, Any], "Future[Tensor]"]
-
 _REMEDY = (
     "after an admit() at which somebody joined, all members wrap the model anew: "
     "DistributedDataParallel(model, init_sync=False)"
 )
 
+_lock = threading.Lock()
 # All that live. A weak set, as it is no reason for a model to stay.
 _wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 # Those whose buckets follow the order in which gradients came, which those of a new one do not.
 _rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-# Hooks of average_hook, which notice for themselves that buckets differ.
-_hooks: weakref.WeakSet[Hook] = weakref.WeakSet()
+
+
+# With the annotations themselves, not their text.
+_SIGNATURE = inspect.Signature(
+    [
+        inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        inspect.Parameter(
+            "bucket", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=dist.GradBucket
+        ),
+    ],
+    return_annotation=torch.futures.Future[torch.Tensor],
+)
+
+
+class AverageHook:
+    """Made by `average_hook`. One for each wrapper, or one for several."""
+
+    def __init__(
+        self,
+        codec: Codec | CodecKind | CodecName | None,
+        error_feedback: bool,
+        recovery: Recovery | RecoveryName,
+    ) -> None:
+        self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
+        self.__signature__ = _SIGNATURE  # which it checks
+        self._codec = codec
+        self._feeds_back = error_feedback
+        self._recovery = recovery
+        self._buckets = _Buckets()
+        self._works: list[PcclWork] = []
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        """The average of a bucket, in place, as a Future of it."""
+        group = _group(state)
+        known = self._buckets.of(bucket)
+        work = group.average(
+            bucket.buffer(),
+            codec=self._codec,
+            recovery=self._recovery,
+            form=known.form,
+            feedback=known.next_feedback() if self._feeds_back else None,
+            reword=_reword,
+        )
+        known.work = work
+        if bucket.index() == 0:
+            self._works = []
+        self._works.append(work)
+        return work.get_future().then(_first)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Those of the buckets of the last backward, in their order: who is in which range.
+
+        Waits for them, and raises the error of the first that has failed.
+        """
+        return [work.outcome for work in self._works]
 
 
 def average_hook(
@@ -53,7 +107,7 @@ def average_hook(
     *,
     error_feedback: bool = True,
     recovery: Recovery | RecoveryName = "resume",
-) -> Hook:
+) -> AverageHook:
     """A communication hook for DDP: the average of each bucket over the members that contribute.
 
     For `ddp.register_comm_hook(state, hook)`; `state` is the process group of `ddp`, or None for
@@ -77,29 +131,7 @@ def average_hook(
     if recovery is None:
         raise InvalidArgument("recovery of a hook must be named, it cannot be None")
     parse_recovery(recovery)
-    buckets = _Buckets()
-
-    # PyTorch checks the second argument's name, and both annotations, as objects.
-    def average(state: Any, bucket: Any) -> Any:
-        group = _group(state)
-        known = buckets.of(bucket)
-        work = group.average(
-            bucket.buffer(),
-            codec=codec,
-            recovery=recovery,
-            form=known.form,
-            feedback=known.next_feedback() if error_feedback else None,
-            reword=_reword,
-        )
-        known.work = work
-        return work.get_future().then(_first)
-
-    average.__annotations__ = {
-        "bucket": dist.GradBucket,
-        "return": torch.futures.Future[torch.Tensor],
-    }
-    _hooks.add(average)
-    return average
+    return AverageHook(codec, error_feedback, recovery)
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
@@ -110,13 +142,13 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
     order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, unless
     its hook notices itself.
     """
-    for wrapper in list(_wrappers):
+    for wrapper in _living():
         group = wrapper.__dict__.get("process_group")
         if not isinstance(group, ProcessGroupPccl) or group not in groups:
             continue
         if wrapper._has_rebuilt_buckets:
             _rebuilt.add(wrapper)
-        notices = any(hook in _hooks for hook, _ in wrapper._comm_hooks)
+        notices = any(isinstance(hook, AverageHook) for hook, _ in wrapper._comm_hooks)
         if groups[group] and wrapper in _rebuilt and wrapper not in _refused and not notices:
             _refused.add(wrapper)
             wrapper.register_forward_pre_hook(_refuse)
@@ -132,7 +164,13 @@ def _refuse(*_: object) -> None:
 
 def _notice(module: nn.Module, name: str, submodule: nn.Module) -> None:
     if isinstance(module, DistributedDataParallel):
-        _wrappers.add(module)
+        with _lock:
+            _wrappers.add(module)
+
+
+def _living() -> list[Any]:
+    with _lock:
+        return list(_wrappers)
 
 
 def _group(state: Any) -> ProcessGroupPccl:
@@ -201,7 +239,7 @@ def _form(bucket: Any, parameters: Iterable[Tensor]) -> int:
     """A hash of what is in a bucket, and where: equal on members whose buckets may be added."""
     names = {
         id(parameter): name
-        for wrapper in list(_wrappers)
+        for wrapper in _living()
         for name, parameter in wrapper.module.named_parameters()
     }
     listed = [

@@ -9,9 +9,9 @@
         ...
         state.step += 1
 
-It decides which tensors of a module and an optimizer are shared, and under which names. Who wins
-when they differ, and what moves: pccl_py/shared_state.py. Examples of the loop, with losses:
-examples/torch_elastic.py.
+It decides which tensors of a module and an optimizer are shared, and under which names. The
+content that wins and the bytes that move are decided below pccl_py/shared_state.py. A loop that
+handles losses: examples/torch_elastic.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from pccl_torch.tensors import DTYPES, OPAQUE, PAIRS, TORCH
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
 
-# What a member may say of its optimizer.
+# Bounds of a description that comes from another member.
 _PLAN_BYTES_MAX = 64 << 20
 _KEY_LETTERS_MAX = 200
 _AXES_MAX = 16
@@ -86,8 +87,8 @@ class ElasticState:
             raise TypeError(
                 f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__name__}"
             )
-        wrapped = isinstance(module, DistributedDataParallel)
-        self._module: nn.Module = module.module if wrapped else module
+        inner: Any = module.module if isinstance(module, DistributedDataParallel) else module
+        self._module: nn.Module = inner
         self._optimizer = optimizer
         self._group = group
         self._revision = 0
@@ -142,8 +143,7 @@ class ElasticState:
         of `pccl_py.SharedState.sync`.
         """
         group = self._group_now()
-        if self._optimizer is not None:
-            self._make_what_others_have(group, deadline)
+        self._make_what_others_have(group, deadline)
         numbers = dict(self._numbers())
         tensors = dict(self._tensors())
         held = {name: _held(value) for name, value in numbers.items()}
@@ -290,12 +290,11 @@ class ElasticState:
 
         A newcomer has made no step, so it has none of what its optimizer makes at the first one.
         """
-        assert self._optimizer is not None
-        state: Any = self._optimizer.state
         parameters = self._parameters()
-        sizes = [parameter.numel() for parameter in parameters]
-        most = 2 * sum(sizes) + 4096
+        most = 2 * sum(parameter.numel() for parameter in parameters) + 4096
         for entry in _plans(group, self._plan(), len(parameters), most, deadline):
+            assert self._optimizer is not None  # else it has no parameters, and nobody any state
+            state: Any = self._optimizer.state
             parameter = parameters[entry.parameter]
             if state.get(parameter, {}).get(entry.key) is None:
                 state[parameter][entry.key] = _zeros(entry, parameter)
@@ -307,7 +306,7 @@ class ElasticState:
             else (place, key, "", ())
             for place, key, value in self._optimizer_state()
         ]
-        return json.dumps(listed).encode()
+        return json.dumps([len(self._parameters()), listed]).encode()
 
 
 def _plans(
@@ -322,8 +321,8 @@ def _plans(
     size = torch.tensor([len(own)], dtype=torch.int64, device="cpu")
     group.gather_whole(size, sizes, None, deadline)
     counts = [int(each) for each in sizes.tolist()]
-    if max(counts) > _PLAN_BYTES_MAX:
-        raise Mismatch(f"a member says that the names of its state take {max(counts)} bytes")
+    if not 0 < min(counts) <= max(counts) <= _PLAN_BYTES_MAX:
+        raise Mismatch(f"members say that the names of their states take {counts} bytes")
     told = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
     group.gather_whole(torch.frombuffer(bytearray(own), dtype=torch.uint8), told, counts, deadline)
     entries: dict[_Entry, None] = {}
@@ -333,31 +332,31 @@ def _plans(
 
 
 def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
-    """What another member says of its optimizer. Raises Mismatch if it makes no sense here."""
+    """The entries of a member. Raises Mismatch if they make no sense here."""
     try:
-        listed = [
+        count, listed = json.loads(text)
+        entries = [
             _Entry(int(place), str(key), str(dtype), tuple(int(length) for length in shape))
-            for place, key, dtype, shape in json.loads(text)
+            for place, key, dtype, shape in listed
         ]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Mismatch(f"a member describes its optimizer in words unknown here: {error}") from None
-    for entry in listed:
-        if not 0 <= entry.parameter < parameters:
-            raise Mismatch(
-                f"the optimizer of a member has a parameter {entry.parameter}, and that of this "
-                f"one {parameters} parameters: all must make it of the same modules"
-            )
-        count = 1
-        for length in entry.shape:
-            count *= length if 0 <= length <= most else most + 1
-        small = count <= most and len(entry.shape) <= _AXES_MAX
-        if not small or len(entry.key) > _KEY_LETTERS_MAX or entry.dtype not in ("", *_DTYPES):
+    if count != parameters:
+        raise Mismatch(
+            f"the optimizer of a member has {shown(count)[:20]} parameters, and that of this one "
+            f"{parameters}: all must make it of the same modules"
+        )
+    for entry in entries:
+        short = len(entry.shape) <= _AXES_MAX and all(0 <= each <= most for each in entry.shape)
+        small = short and math.prod(entry.shape) <= most
+        known = 0 <= entry.parameter < parameters and entry.dtype in ("", *_DTYPES)
+        if not (small and known) or len(entry.key) > _KEY_LETTERS_MAX:
             raise Mismatch(
                 f"the optimizer of a member has state {shown(entry.key)[:_KEY_LETTERS_MAX]!r} of "
                 f"dtype {shown(entry.dtype)[:20]!r} and shape {entry.shape[:_AXES_MAX]} for "
                 f"parameter {entry.parameter}, which is not possible here"
             )
-    return listed
+    return entries
 
 
 def _zeros(entry: _Entry, parameter: Tensor) -> Any:

@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 from torch.futures import Future
 
-from pccl_py import Group, PcclError, Work
+from pccl_py import Group, Outcome, PcclError, Work
 from pccl_torch.errors import torch_error
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -76,6 +76,12 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         """The outputs of an operation that is done."""
         self.wait()
         return list(self._outputs)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The contributors of each range, and the cost. Waits, and raises as `wait`."""
+        self.wait()
+        return self._work.outcome
 
     def synchronize(self) -> None:
         """As `wait`."""

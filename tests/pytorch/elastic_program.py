@@ -1,0 +1,151 @@
+"""A process that trains under DistributedDataParallel, one request a line, for the kill tests.
+
+A request on its standard input is a JSON list of a method of Trainer and its arguments; the answer
+on its standard output is its result, or the error that it has raised. test_torch_elastic.py drives
+it. Each element of its gradient is its `weight`, so that averages tell who is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pccl_torch
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+dist: Any = torch.distributed
+torch.set_num_threads(1)
+
+# In f32: several buckets, and each layer in more than one chunk.
+LAYERS, SIZE = 6, 20_000
+BUCKET_MEGABYTES = 0.15
+
+
+class Model(nn.Module):
+    """Layers of which only the order and the sum of all parameters matter."""
+
+    def __init__(self, reverse: bool) -> None:
+        super().__init__()
+        places = range(LAYERS)
+        for place in reversed(places) if reverse else places:
+            self.register_parameter(f"layer{place}", nn.Parameter(torch.randn(SIZE)))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for parameter in self.parameters():
+            total = total + (parameter * weight).sum()
+        return total
+
+
+class Trainer:
+    """One member of a run, and then of the next."""
+
+    def begin(
+        self,
+        environment: dict[str, str],
+        weight: float,
+        hook: bool = True,
+        codec: Any = None,
+        reverse: bool = False,
+    ) -> None:
+        os.environ.update(environment)
+        torch.manual_seed(int(weight))
+        self.weight, self.hook, self.codec = weight, hook, codec
+        self.model = Model(reverse)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=weight / 1000)
+        self.state = pccl_torch.ElasticState(self.model, self.optimizer, step=0)
+        self.ddp: Any = None
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=30))
+
+    def wrap(self) -> None:
+        """As a program does after a changed admit."""
+        self.ddp = DistributedDataParallel(
+            self.model, init_sync=False, bucket_cap_mb=BUCKET_MEGABYTES
+        )
+        if self.hook:
+            self.ddp.register_comm_hook(None, pccl_torch.average_hook(self.codec))
+
+    def train(self, steps: int = 0, until_joined: bool = False, dies: bool = False) -> Any:
+        """The loop of elastic.py; a process that dies does so in the backward of its last step."""
+        end = self.state.step + steps
+        while until_joined or self.state.step < end:
+            admission = pccl_torch.admit()
+            if admission.changed or self.ddp is None:
+                self.state.sync()
+                self.wrap()
+                if until_joined and admission.joined and self.state.step:
+                    break
+            self.step(dies and self.state.step == end - 1)
+        return self.told()
+
+    def step(self, dies: bool = False) -> Any:
+        """One step, without the safe point."""
+        if dies:  # when about half of the buckets are on their way
+            parameter: Any = list(self.model.parameters())[LAYERS // 2]
+            parameter.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        self.optimizer.zero_grad()
+        self.ddp(torch.tensor(self.weight)).backward()
+        self.optimizer.step()
+        self.state.step += 1
+        return self.told()
+
+    def join(self, steps: int) -> Any:
+        """Steps of which other members may make more or fewer."""
+        with Join([self.ddp]):
+            for _ in range(steps):
+                self.step()
+        return self.told()
+
+    def admit(self) -> Any:
+        """The safe point alone: the wrapper stays as it is."""
+        admission = pccl_torch.admit()
+        return {"left": admission.left, "changed": admission.changed, **self.told()}
+
+    def told(self) -> Any:
+        """The state and, for each parameter, the values in its gradient."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return {
+            "step": self.state.step,
+            "digest": self.state.digest(),
+            "size": dist.get_world_size(),
+            "averages": [sorted(set(gradient.tolist())) for gradient in gradients],
+            "rates": [group["lr"] for group in self.optimizer.param_groups],
+        }
+
+    def last_error(self) -> Any:
+        """The names of the classes of the error behind the last one."""
+        error = pccl_torch.last_error()
+        return [kind.__name__ for kind in type(error).__mro__]
+
+    def leave(self) -> None:
+        """The end of this run."""
+        self.ddp = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def main() -> None:
+    """Answers until its input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    trainer = Trainer()
+    for line in sys.stdin:
+        name, options = json.loads(line)
+        try:
+            answer = {"result": getattr(trainer, name)(**options)}
+        except Exception as error:  # noqa: BLE001  the answer is the error
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            answer = {"raised": kinds, "message": str(error)}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""DistributedDataParallel and ElasticState over pccl, with members that are threads.
+
+Each has a process group of its own that torch.distributed does not know of, which is all that DDP
+needs. With processes, and what a loss does: test_torch_elastic.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pccl_torch
+import pytest
+import torch
+from pccl_torch import ddp as wrappers
+from pccl_torch import elastic
+from pccl_torch.errors import torch_error
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pccl_py as pccl
+
+
+def group_of(comm: pccl.Communicator, **options: Any) -> Any:
+    asked = pccl_torch.Options(**options)
+    return pccl_torch.ProcessGroupPccl(
+        comm, comm.members, comm.rank, "test", asked, None, comm.close
+    )
+
+
+_seeded = threading.Lock()
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    with _seeded:  # the generator is that of all threads
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def wrapped(group: Any, hook: Any = None, module: nn.Module | None = None) -> Any:
+    made = DistributedDataParallel(module or model(), process_group=group, init_sync=False)
+    if hook is not None:
+        made.register_comm_hook(group, hook)
+    return made
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [
+        parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None
+    ]
+
+
+def inputs_of(rank: int, step: int = 0) -> Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+class Slope(nn.Module):
+    """Its gradient is what it is given."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(count))
+
+    def forward(self, slope: Tensor) -> Tensor:
+        return (self.weights * slope).sum()
+
+
+# ---- the hook
+
+
+def test_the_hook_gives_the_gradients_that_ddp_without_it_gives(three: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> list[list[Tensor]]:
+        group, made = group_of(comm), []
+        hook = pccl_torch.average_hook()
+        for used in (None, hook):
+            wrapper = wrapped(group, used)
+            for step in range(3):  # DDP rebuilds its buckets before the second
+                wrapper.zero_grad()
+                wrapper(inputs_of(comm.rank, step)).square().sum().backward()
+            made.append(gradients(wrapper))
+        (outcome,) = hook.outcomes
+        assert outcome.ranks == (0, 1, 2)
+        return made
+
+    for plain, hooked in three.run(run):
+        torch.testing.assert_close(hooked, plain)
+
+
+def test_the_hook_averages_what_no_sync_has_gathered(world: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> list[float]:
+        wrapper = wrapped(group_of(comm), pccl_torch.average_hook(), Slope(3))
+        with wrapper.no_sync():
+            wrapper(torch.full((3,), 10.0 * comm.rank)).backward()
+        wrapper(torch.full((3,), 1.0)).backward()
+        grad: Any = wrapper.module.weights.grad
+        return list(grad.tolist())
+
+    assert world.run(run) == [[6.0] * 3] * 2
+
+
+@pytest.mark.parametrize("feeds_back", [True, False])
+def test_error_feedback_makes_up_for_what_a_codec_rounds_away(
+    world: pccl.LocalWorld, feeds_back: bool
+) -> None:
+    steps, count = 40, 4096
+
+    def run(comm: pccl.Communicator) -> float:
+        codec = pccl.Codec("int4", rotate=False)
+        hook = pccl_torch.average_hook(codec, error_feedback=feeds_back)
+        wrapper = wrapped(group_of(comm), hook, Slope(count))
+        slope = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank))
+        total = torch.zeros(count)
+        for _ in range(steps):
+            wrapper.zero_grad()
+            wrapper(slope).backward()
+            total += wrapper.module.weights.grad
+        mean = sum(
+            torch.randn(count, generator=torch.Generator().manual_seed(rank)) for rank in range(2)
+        )
+        return float((total / steps - mean / 2).abs().mean())
+
+    errors = world.run(run)
+    assert errors[0] == errors[1]
+    assert (errors[0] < 0.01) == feeds_back, errors
+
+
+class Bucket:
+    """As DDP gives it to a hook."""
+
+    def __init__(self, *parameters: Tensor) -> None:
+        self._parameters = list(parameters)
+
+    def parameters(self) -> list[Tensor]:
+        return self._parameters
+
+    def index(self) -> int:
+        return 0
+
+
+def test_error_feedback_begins_anew_when_buckets_are_rebuilt() -> None:
+    a, b, c = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    buckets = wrappers._Buckets()
+    first, other = buckets.of(Bucket(a, b)), buckets.of(Bucket(c))
+    assert buckets.of(Bucket(a, b)) is first and buckets.of(Bucket(c)) is other
+    rebuilt = buckets.of(Bucket(b, a))
+    assert rebuilt is not first and rebuilt.feedback is not first.feedback
+    assert buckets.of(Bucket(c)) is other
+    assert buckets.of(Bucket(a, c)) is not other
+    assert buckets.of(Bucket(b)) is not rebuilt
+
+
+def test_the_form_of_a_bucket_tells_parameters_of_one_shape_apart() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
+    def forms(comm: pccl.Communicator) -> tuple[int, int]:
+        pair = Pair()
+        wrapper = wrapped(group_of(comm), module=pair)
+        both = wrappers._Buckets()
+        made = both.of(Bucket(pair.one, pair.two)).form, both.of(Bucket(pair.two, pair.one)).form
+        del wrapper
+        return made
+
+    with pccl.LocalWorld(2) as world:
+        first, second = world.run(forms)
+    assert first == second and first[0] != first[1]
+
+
+def test_the_hook_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="codec"):
+        pccl_torch.average_hook("int3")  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidArgument, match="recovery"):
+        pccl_torch.average_hook(recovery="never")  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidUsage, match="process group of pccl"):
+        pccl_torch.average_hook()("gloo", Bucket())
+
+
+# ---- wrappers when the members have changed
+
+
+def trained(wrapper: Any, rank: int, steps: int = 3) -> Any:
+    for _ in range(steps):
+        wrapper(inputs_of(rank)).sum().backward()
+    return wrapper
+
+
+def test_a_wrapper_refuses_to_go_on_beside_a_newcomer_and_goes_on_after_a_loss(
+    world: pccl.LocalWorld,
+) -> None:
+    def run(comm: pccl.Communicator) -> None:
+        group, rank = group_of(comm), comm.rank
+        wrapper = trained(wrapped(group), rank)
+        wrappers.renew({group: False})
+        trained(wrapper, rank)
+        fresh = trained(wrapped(group), rank, 1)  # its buckets are as they were made
+        own = trained(wrapped(group, pccl_torch.average_hook()), rank)  # notices itself
+        wrappers.renew({group: True})
+        trained(fresh, rank)
+        trained(own, rank)
+        for _ in range(2):
+            with pytest.raises(pccl.InvalidUsage, match="wrap the model anew"):
+                wrapper(inputs_of(rank))
+
+    world.run(run)
+
+
+def test_cpp_asks_the_group_for_its_size_of_now(world: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> float:
+        group = group_of(comm)
+        wrapper = wrapped(group, module=Slope(3))
+        sizes = group._peers
+        group._peers = (*sizes, *sizes)  # as if it had twice as many members
+        wrapper(torch.full((3,), 4.0)).backward()
+        grad: Any = wrapper.module.weights.grad
+        return float(grad[0])
+
+    assert world.run(run) == [2.0, 2.0]
+
+
+# ---- ElasticState
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, dampening=0.5),
+    "plain SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.1),
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
+    "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.01),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
+}
+
+
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    optimizer.zero_grad()
+    module(inputs_of(seed)).square().sum().backward()
+    optimizer.step()
+
+
+def strategy(comm: pccl.Communicator) -> Any:
+    return "send_only" if comm.rank == 0 else "receive_only"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_newcomer_gets_state_that_its_optimizer_has_not_made_yet(
+    world: pccl.LocalWorld, name: str
+) -> None:
+    def run(comm: pccl.Communicator) -> list[str]:
+        module = model(comm.rank)
+        optimizer = OPTIMIZERS[name](module.parameters())
+        state = pccl_torch.ElasticState(module, optimizer, group=group_of(comm), step=0)
+        digests = []
+        if comm.rank == 0:
+            for number in range(3):
+                step(module, optimizer, number)
+            state.step = 3
+            optimizer.param_groups[0]["lr"] = 0.003
+        outcome = state.sync(strategy(comm))
+        assert state.step == 3 and state.revision == outcome.revision == 1
+        assert optimizer.param_groups[0]["lr"] == 0.003
+        digests.append(state.digest())
+        for number in range(2):
+            step(module, optimizer, number)
+        return [*digests, state.digest()]
+
+    first, second = world.run(run)
+    assert first == second and first[0] != first[1]
+
+
+def test_members_that_have_made_no_step_agree_and_make_nothing(world: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> str:
+        module = model(comm.rank)
+        optimizer = torch.optim.AdamW(module.parameters())
+        state = pccl_torch.ElasticState(module, optimizer, group=group_of(comm))
+        state.sync()
+        state.sync()
+        assert not optimizer.state
+        return state.digest()
+
+    first, second = world.run(run)
+    assert first == second
+
+
+def test_counters_keep_their_types_and_values(world: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> tuple[float, float]:
+        module = model()
+        state = pccl_torch.ElasticState(module, group=group_of(comm), tokens=0, best=1.0)
+        if comm.rank == 0:
+            state.tokens, state.best = (1 << 62) + 1, 2
+        state.sync(strategy(comm))
+        assert isinstance(state.tokens, int) and isinstance(state.best, float)
+        return state.tokens, state.best
+
+    assert world.run(run) == [((1 << 62) + 1, 2.0)] * 2
+
+
+def test_buffers_and_tied_parameters_are_shared_once(world: pccl.LocalWorld) -> None:
+    class Tied(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.one, self.norm = model(seed), nn.BatchNorm1d(2)
+            self.two = self.one
+            self.register_buffer("own", torch.full((2,), float(seed)), persistent=False)
+            self.register_buffer("turned", torch.randn(3, 2).t())
+
+    def run(comm: pccl.Communicator) -> tuple[str, list[float]]:
+        tied = Tied(comm.rank)
+        tied.norm(torch.randn(4, 2))
+        state = pccl_torch.ElasticState(tied, group=group_of(comm))
+        state.sync(strategy(comm))
+        own: Any = tied.own
+        return state.digest(), own.tolist()
+
+    (first, of_first), (second, of_second) = world.run(run)
+    assert first == second and (of_first, of_second) == ([0.0, 0.0], [1.0, 1.0])
+
+
+def test_modules_and_optimizers_that_differ_are_a_mismatch_that_names_them(
+    world: pccl.LocalWorld,
+) -> None:
+    def modules(comm: pccl.Communicator) -> None:
+        state = pccl_torch.ElasticState(nn.Linear(4, 2 + comm.rank), group=group_of(comm))
+        with pytest.raises(pccl.Mismatch, match="module.weight"):
+            state.sync()
+
+    def optimizers(comm: pccl.Communicator) -> None:
+        module = model()
+        parameters = list(module.parameters())
+        optimizer = torch.optim.AdamW(parameters[: 4 - comm.rank])
+        step(module, optimizer, 0)
+        state = pccl_torch.ElasticState(module, optimizer, group=group_of(comm))
+        with pytest.raises(pccl.Mismatch, match=f"{3 + comm.rank} parameters, and that of this"):
+            state.sync()
+
+    world.run(optimizers)
+    world.run(modules)
+
+
+def test_what_cannot_be_shared_is_refused_by_name() -> None:
+    class Extra(nn.Module):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"a": 1}
+
+    module = model()
+    with pytest.raises(TypeError, match="_extra_state"):
+        pccl_torch.ElasticState(Extra()).digest()
+    optimizer: Any = torch.optim.LBFGS(module.parameters())
+
+    def loss() -> float:
+        value = module(inputs_of(0)).square().sum()
+        value.backward()
+        return float(value.detach())
+
+    optimizer.step(loss)
+    with pytest.raises(TypeError, match=r"LBFGS keeps .* as list"):
+        pccl_torch.ElasticState(module, optimizer).digest()
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        pccl_torch.ElasticState({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Optimizer or None"):
+        pccl_torch.ElasticState(module, module)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="counter 'step' must be an int or a float, not str"):
+        pccl_torch.ElasticState(module, step="3")  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidArgument, match="'sync'"):
+        pccl_torch.ElasticState(module, sync=3)
+    state = pccl_torch.ElasticState(module, step=0)
+    with pytest.raises(TypeError, match="counter 'step' is an int"):
+        state.step = 0.5
+    with pytest.raises(AttributeError, match="no counter 'stepp'; .*: step"):
+        state.stepp = 1
+    with pytest.raises(AttributeError, match="no counter 'epoch'"):
+        _ = state.epoch
+    with pytest.raises(pccl.InvalidUsage, match="process group of pccl"):
+        pccl_torch.ElasticState(module, group="gloo").sync()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (b"\xff", "words unknown"),
+        (b"{}x", "words unknown"),
+        (b"[4, [[0, 1]]]", "words unknown"),
+        (b"[" * 100_000, "words unknown"),
+        (b"[5, []]", "has 5 parameters"),
+        (b'[4, [[4, "a", "float32", []]]]', "parameter 4"),
+        (b'[4, [[-1, "a", "float32", []]]]', "parameter -1"),
+        (b'[4, [[0, "a", "float32", [1000, 1000, 1000]]]]', "not possible"),
+        (b'[4, [[0, "a", "float32", [-1]]]]', "not possible"),
+        (b'[4, [[0, "a", "float32", [0, 9999999999999999999]]]]', "not possible"),
+        (b'[4, [[0, "a", "object", [1]]]]', "not possible"),
+        (b'[4, [[0, "' + b"a" * 300 + b'", "float32", [1]]]]', "not possible"),
+    ],
+)
+def test_what_a_member_says_of_its_optimizer_is_checked(text: bytes, what: str) -> None:
+    with pytest.raises(pccl.Mismatch, match=what):
+        elastic._parse(text, parameters=4, most=1000)
+
+
+def test_the_last_error_is_told_from_errors_of_the_program(world: pccl.LocalWorld) -> None:
+    lost = torch_error(pccl.Aborted("all_reduce was aborted"), world.comms[0])
+    assert pccl_torch.last_error() is lost is pccl_torch.last_error(lost)
+    assert pccl_torch.last_error(RuntimeError("Aborted: all_reduce was aborted\nAt:")) is lost
+    assert pccl_torch.last_error(RuntimeError("mat1 and mat2 cannot be multiplied")) is None
