@@ -47,7 +47,7 @@ def to_json(cases: list[Case]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The task of a process. The last rank ends itself in step `kill_at`, the first time it runs."""
+    """One process. The last rank ends itself in step `kill_at`, the first time it runs."""
 
     backend: str
     size: str
