@@ -60,7 +60,7 @@ def run(*, quick: bool) -> list[Row]:
 
 
 def _loss(told: list[dict[str, Any]], plan: Plan) -> Loss:
-    """What the lines of all processes come to."""
+    """The loss that the lines of all processes tell of."""
     (killed,) = [line["killed"] for line in told if "killed" in line]
     steps = [line for line in told if "step" in line]
     before = [line["end"] - line["begin"] for line in steps if 2 < line["step"] < plan.kill_at]

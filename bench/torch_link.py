@@ -2,7 +2,7 @@
 
 It owns making and removing them; both need root, `ip` and `tc` (iproute2). Everything that the two
 processes say to each other goes through the line, whichever library says it. Nothing outside of the
-two namespaces is touched. Who runs in them: torch_steps.py.
+two namespaces is touched. The processes in them: torch_steps.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the processes of the benchmark of torch.distributed find each other.
 
-It owns their environment, which is that of torchrun. Who starts them: torch_steps.py and
+It owns their environment, which is that of torchrun. They are started by torch_steps.py and
 torch_kill.py.
 """
 

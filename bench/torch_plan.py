@@ -1,7 +1,7 @@
 """The plan of the benchmark of torch.distributed: its cases, and how often each is called.
 
-It imports no PyTorch, as the command line does not either. Who carries it out: torch_steps.py and
-torch_kill.py, and their workers.
+It imports no PyTorch, as the command line does not either. It is carried out by torch_steps.py,
+torch_kill.py and their workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def to_json(cases: list[Case]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a process does. The last rank kills itself in step `kill_at`, the first time it runs."""
+    """One process. The last rank ends itself in step `kill_at`, the first time it runs."""
 
     backend: str
     size: str

@@ -116,10 +116,12 @@ def _seconds(of_all: list[list[tuple[float, float]]]) -> float:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds of this machine that were not of this process and its children."""
+    """CPU seconds of this machine that were not of this process and its children.
+
+    Without interrupts, in which the kernel moves the bytes of all.
+    """
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    user, nice, system, _, _, irq, softirq = map(int, fields[:7])
-    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    busy = sum(map(int, fields[:3])) / os.sysconf("SC_CLK_TCK")  # user, nice, system
     own = os.times()
     return float(busy - sum(own[:4]))
 

@@ -1,7 +1,7 @@
 """One process of the benchmark of torch.distributed: it holds all libraries, and measures in turn.
 
-It owns the measuring: the models, the order of the calls, the clock. What the samples come to is
-torch_steps.py's, which starts this with a plan in JSON and reads a line of JSON for each case:
+It owns the measuring: the models, the order of the calls, the clock. The rows are made by
+torch_steps.py, which starts this with a plan in JSON and reads a line of JSON for each case:
 
     {"case": ..., "samples": {contender: [[begin, end], ...]}}
 
@@ -103,7 +103,7 @@ class Worker:
             for name, group in groups.items()
         }
         calls: Calls = {name: step_of(model) for name, model in wrapped.items()}
-        # What a step is made of, for the share of the moving that goes on beside the computing.
+        # The parts of a step, for the share of the moving that goes on beside the computing.
         silent = step_of(model_of(size))
         calls["compute"] = silent
         buckets = [torch.zeros(count) for count in _buckets(wrapped["pccl"])]

@@ -10,7 +10,7 @@ An all_reduce of a large tensor goes in pieces, so that one travels while the ne
 pieces arrive before any is written back: after an error the tensors are as they were. If the device
 itself fails, this process leaves the group, and the others need not wait for it.
 
-What is asked of a device is the protocol `Device`: `Cuda` here, a double of it in the tests.
+The protocol `Device` is all that is asked of a device: `Cuda` here, a double in the tests.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 PyTorch finds it by the group `torch.backends` of the installed distribution (pyproject.toml), so
 `dist.init_process_group("pccl")` works in a program that never imports pccl_torch. Every
 `import torch` on the machine pays for this file, so it imports nothing, of PCCL neither: that comes
-with the first group. What is registered here are doors; behind them is pccl_torch/start.py.
+with the first group. The doors are registered here; behind them is pccl_torch/start.py.
 """
 
 from __future__ import annotations

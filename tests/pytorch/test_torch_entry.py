@@ -1,6 +1,6 @@
 """The entry point of `import torch`: "pccl" is a backend without `import pccl_torch`, at no cost.
 
-Each test is a process of its own, as what is imported by whom is the question. How a run starts:
+Each test is a process of its own, as the question is what that imports. How a run starts:
 frontends/pccl_torch/start.py.
 """
 
@@ -22,7 +22,7 @@ IMPORT_SECONDS_MAX = 0.005
 
 
 def run(program: str, *folders: Path) -> str:
-    """What a program prints in a fresh interpreter that has this tree on its path."""
+    """The output of a program in a fresh interpreter that has this tree on its path."""
     paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
     done = subprocess.run(
         [sys.executable, "-c", program],

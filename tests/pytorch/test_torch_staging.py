@@ -1,7 +1,7 @@
 """Tensors of a device go through the CPU: in which order, in pieces, and what an error leaves.
 
 A double of the device is driven, whose memory is the CPU's and whose copies happen when a test lets
-them. With CUDA there is one more test. What is tested: frontends/pccl_torch/staging.py.
+them. With CUDA there is one more test. The code: frontends/pccl_torch/staging.py.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def invoke(group: Any, name: str, given: tuple[Any, ...], rank: int) -> Any:
 
 
 def arguments(name: str, rank: int, make: Any) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Of one member, and what of them is to be compared."""
+    """The arguments of one member, and the tensors among them that are to be compared."""
     one, two = make(1.0 + rank), make(10.0 + rank, 20.0 + rank)
     empty, wide = make(0.0), make(0.0, 0.0)
     parts, pair = [make(0.0), make(0.0)], [make(5.0 + rank), make(7.0 + rank)]
