@@ -29,13 +29,14 @@ c10d: Any = distributed_c10d
 # tests are for MPI alone, as gloo once had no all_to_all.
 _LIKE, _ELSE = "gloo", "mpi"
 _FOR_ELSE = "Only MPI supports"
+_MODULE = "torch.testing._internal.distributed.distributed_test"
 
 
 @functools.cache
 def _case(like: str) -> Any:
     """The class with the tests, which is made for the backend that the environment names."""
     os.environ.update(BACKEND=like, INIT_METHOD="env://")
-    sys.modules.pop("torch.testing._internal.distributed.distributed_test", None)
+    sys.modules.pop(_MODULE, None)
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         # torch.testing takes its test case from there, for expectations that are written into a
         # source file. No test of backends has any.
@@ -53,6 +54,7 @@ def _case(like: str) -> Any:
             dist.barrier()
 
     instantiate_parametrized_tests(Own)
+    Own.module = distributed_test
     return Own
 
 
@@ -87,6 +89,8 @@ def run(rank: Rank, name: str, folder: str) -> str:
 
 def _method(rank: Rank, name: str, like: str) -> Any:
     case = _case(like)(name)
+    # Objects that it pickles are of its own module, of which there are two.
+    sys.modules[_MODULE] = case.module
     case.rank = rank.rank
     return getattr(case, name)
 
