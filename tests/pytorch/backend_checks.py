@@ -653,14 +653,15 @@ def ten_thousand_works(rank: Rank) -> list[int]:
     """Waited for, dropped, and asked for their future: nothing of them stays."""
 
     def call(times: int) -> None:
-        for n in range(times):
-            x = torch.ones(16)
-            work = dist.all_reduce(x, op=Op.MAX, async_op=True)
-            if n % 3 == 0:
+        for _ in range(times // 50):
+            tensors = [torch.ones(16) for _ in range(50)]
+            works = [dist.all_reduce(x, async_op=True) for x in tensors]
+            futures = [work.get_future() for work in works[1::3]]
+            for work in works[::3]:
                 work.wait()
-            elif n % 3 == 1:
-                work.get_future().wait()
-            del work
+            del work, works
+            for future in futures:
+                future.wait()
         dist.barrier()
 
     call(1000)

@@ -38,6 +38,7 @@ class Rank:
         self.gloo: Any = None
         """A group of all, of gloo, to compare with."""
         self._run: int | None = None
+        self._begun = 0
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Carries out a check."""
@@ -57,8 +58,9 @@ class Rank:
         self.leave()
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         seconds = timedelta(seconds=GROUP_SECONDS)
-        # Gloo has addresses of the last run in the store.
-        store = dist.PrefixStore(str(run), dist.TCPStore(address, port, timeout=seconds))
+        # Gloo has addresses of the last run in the store, and checks may end one.
+        self._begun = self._begun + 1 if run == self._run else 0
+        store = dist.PrefixStore(f"{run}/{self._begun}", dist.TCPStore(address, port, timeout=seconds))
         dist.init_process_group(
             "pccl", store=store, rank=self.rank, world_size=self.size, timeout=seconds
         )
