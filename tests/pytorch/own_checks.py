@@ -43,8 +43,9 @@ def _case(like: str) -> Any:
         plain = types.ModuleType("expecttest")
         plain.__dict__["TestCase"] = unittest.TestCase
         sys.modules["expecttest"] = plain
-    from torch.testing._internal.common_utils import instantiate_parametrized_tests
-    import torch.testing._internal.distributed.distributed_test as distributed_test
+    utilities: Any = importlib.import_module("torch.testing._internal.common_utils")
+
+    distributed_test: Any = importlib.import_module(_MODULE)
 
     class Own(
         distributed_test.TestDistBackend,  # type: ignore[misc]
@@ -53,7 +54,7 @@ def _case(like: str) -> Any:
         def _barrier(self, *_: Any, **__: Any) -> None:
             dist.barrier()
 
-    instantiate_parametrized_tests(Own)
+    utilities.instantiate_parametrized_tests(Own)
     Own.module = distributed_test
     return Own
 

@@ -18,10 +18,9 @@ import traceback
 from datetime import timedelta
 from typing import IO, Any
 
+import pccl_torch
 import torch
 import torch.distributed
-
-import pccl_torch
 
 # Its types are those of C++.
 dist: Any = torch.distributed
@@ -60,7 +59,9 @@ class Rank:
         seconds = timedelta(seconds=GROUP_SECONDS)
         # Gloo has addresses of the last run in the store, and checks may end one.
         self._begun = self._begun + 1 if run == self._run else 0
-        store = dist.PrefixStore(f"{run}/{self._begun}", dist.TCPStore(address, port, timeout=seconds))
+        store = dist.PrefixStore(
+            f"{run}/{self._begun}", dist.TCPStore(address, port, timeout=seconds)
+        )
         dist.init_process_group(
             "pccl", store=store, rank=self.rank, world_size=self.size, timeout=seconds
         )

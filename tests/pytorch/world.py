@@ -48,9 +48,7 @@ class World:
         self._store: Any = None
         self._run = 0
 
-    def run(
-        self, check: str, *, seconds: float = CHECK_SECONDS_MAX, **arguments: Any
-    ) -> list[Any]:
+    def run(self, check: str, *, seconds: float = CHECK_SECONDS_MAX, **arguments: Any) -> list[Any]:
         """The values, by rank, that `check` ("module:function") has returned: what JSON can say."""
         if not self._children:
             self._start()
