@@ -1,7 +1,7 @@
 """admit: the safe point of all groups of torch.distributed in this process.
 
 Here newcomers enter and those that are lost go, and ranks and sizes change, nowhere else:
-`dist.get_rank()` and `dist.get_world_size()` follow. What a loss is before it: docs/TORCH.md.
+`dist.get_rank()` and `dist.get_world_size()` follow. Losses before it: docs/TORCH.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
 each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
-point: admit.py. What is a tensor that can be sent: tensors.py. The Work that is returned: work.py.
+point: admit.py. Tensors that can be sent: tensors.py. The Work that is returned: work.py.
 
 PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
 `_peers` has the ids in PyTorch's order.
@@ -47,7 +47,7 @@ _OPS = {
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
-# Of truth values, as NCCL has it: a sum is true where any is.
+# Operations on truth values, as NCCL has them: a sum is true where any is.
 _OPS_OF_BOOL = {
     "sum": "bor",
     "max": "bor",
@@ -96,7 +96,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
         self._flying: list[PcclWork] = []
 
-    # ---- what PyTorch asks of a group
+    # ---- questions that PyTorch asks of a group
 
     def getBackendName(self) -> str:
         """ "pccl"."""
@@ -114,7 +114,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
-    # What C++ asks for: DDP's constructor counts members by it.
+    # C++ asks for these names: DDP's constructor counts members by it.
     getRank = rank
     getSize = size
 
@@ -135,7 +135,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as whoever made it has said."""
+        """The purpose of the group, as whoever made it has said."""
         return self._described
 
     def _set_group_name(self, name: str) -> None:
@@ -393,7 +393,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
-        """Of lists of the parts of all ranks, in PyTorch's order."""
+        """The same of lists of the parts of all ranks, in PyTorch's order."""
         sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]

@@ -38,7 +38,7 @@ MORE_INTEGERS = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 
 
 def data(rank: int, dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    """What a rank contributes: other numbers on each, which every rank can make."""
+    """A rank's contribution: other numbers on each, which every rank can make."""
     random = torch.Generator().manual_seed(1000 * seed + rank)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=random).bool()
@@ -272,8 +272,8 @@ def results_beside_inputs(rank: Rank) -> None:
     assert_close(whole, torch.stack([data(r, torch.float32, 5) for r in range(size)]))
     gradient = data(rank.rank, torch.float32, size * 4)
     dist.reduce_scatter_single(gradient.view(size, 4)[rank.rank], gradient)
-    total = sum(data(r, torch.float32, size * 4) for r in range(size))
-    assert_close(gradient.view(size, 4)[rank.rank], total.view(size, 4)[rank.rank])  # type: ignore[union-attr]
+    total = torch.stack([data(r, torch.float32, size * 4) for r in range(size)]).sum(0)
+    assert_close(gradient.view(size, 4)[rank.rank], total.view(size, 4)[rank.rank])
     apart = torch.zeros(6, 2).t()  # of 2 rows
     dist.scatter(
         apart, [data(r, torch.float32, 2, 6) for r in range(size)] if not rank.rank else None
@@ -747,7 +747,7 @@ def workers_that_are_forked(rank: Rank) -> None:
 
 
 def names(rank: Rank) -> None:
-    """What PyTorch asks a group for, in 2.13 and before."""
+    """All names that PyTorch asks a group for, in 2.13 and before."""
     group = dist.new_group(group_desc="for names")
     world = dist.group.WORLD
     assert dist.get_backend() == "pccl" and dist.get_backend(group) == "pccl"

@@ -108,7 +108,7 @@ def _drop_groups(rank: Rank) -> None:
 
 
 def _reasons() -> dict[Any, str]:
-    """What the exit statuses say, with which a test ends that cannot run here."""
+    """The meaning of the exit statuses with which a test ends that cannot run here."""
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
     return {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}

@@ -43,7 +43,7 @@ class Step:
         self.op, self.reduce = OPS[self.draw.choice(sorted(OPS))]
 
     def given(self, member: int, count: int, part: int = 0) -> Values:
-        """What a member contributes."""
+        """The contribution of a member."""
         values = random.Random(f"{self.seed}/{self.number}/{member}/{part}")
         return [values.randrange(30) for _ in range(count)]
 

@@ -29,7 +29,7 @@ GROUP_SECONDS = 30.0
 
 
 class Rank:
-    """What checks get as their first argument."""
+    """The first argument of each check."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
@@ -89,7 +89,7 @@ def main(asked: IO[str], answers: IO[str]) -> None:
 if __name__ == "__main__":
     faulthandler.enable()
     torch.set_num_threads(1)
-    # What checks print must not be taken for an answer.
+    # Lines that checks print must not be taken for an answer.
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     main(sys.stdin, told)

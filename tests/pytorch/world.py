@@ -2,7 +2,7 @@
 
 Importing torch takes seconds, so that the processes are started once for all tests. They are
 started as torchrun does it: the store is in this process, and what they need is in their
-environment. What such a process does with a line of its input: rank_program.py. The checks:
+environment. Such a process, and how it reads its input: rank_program.py. The checks:
 backend_checks.py and others.
 
 A check is a function of a module, called on all ranks with the same arguments. If it fails on one,

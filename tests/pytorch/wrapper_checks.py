@@ -39,7 +39,7 @@ def model() -> nn.Sequential:
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """What all ranks together train on."""
+    """The rows that all ranks together train on."""
     random = torch.Generator().manual_seed(1)
     return torch.randn(ROWS, 16, generator=random), torch.randn(ROWS, 4, generator=random)
 
@@ -226,12 +226,12 @@ def device_meshes(rank: Rank) -> None:
 
     mesh = init_device_mesh("cpu", (rank.size,))
     whole = torch.arange(12.0).view(6, 2)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    sharded: Any = distribute_tensor(whole, mesh, [Shard(0)])
     assert_close(sharded.to_local(), whole[2 * rank.rank : 2 * rank.rank + 2])
     assert_close(sharded.full_tensor(), whole)
     assert_close(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
     assert_close((sharded.t() @ sharded).full_tensor(), whole.t() @ whole)
-    uneven = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
+    uneven: Any = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
     assert uneven.sum().full_tensor().item() == 21
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
