@@ -14,6 +14,7 @@
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
+#   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
@@ -44,8 +45,13 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
+<<<<<<< HEAD
 .PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim
 .PHONY: soak fuzz mutants test-threads test-threads-python test-aarch64 test-windows
+=======
+.PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
+.PHONY: test-torch fuzz mutants test-threads test-threads-python test-aarch64 test-windows
+>>>>>>> h-t-tests
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
@@ -86,6 +92,10 @@ test-long: build $(VENV)/.with-test $(VENV)/.with-release
 	$(MAKE) docs
 	$(RUN) release/try_readme.py
 	$(RUN) -m pytest -m long
+
+# The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run.
+test-torch: build $(VENV)/.with-test
+	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch --durations=20
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
 test-threads: $(VENV)/.with-test

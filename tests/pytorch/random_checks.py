@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Step:
         self.op, self.reduce = OPS[self.draw.choice(sorted(OPS))]
 
     def given(self, member: int, count: int, part: int = 0) -> Values:
-        """What a member contributes."""
+        """The contribution of a member."""
         values = random.Random(f"{self.seed}/{self.number}/{member}/{part}")
         return [values.randrange(30) for _ in range(count)]
 
@@ -112,7 +113,7 @@ def _all_gather_single(step: Step, group: Any) -> Call:
     own = step.tensor(step.given(step.own, step.count))
     work = dist.all_gather_single(out, own, group=group, async_op=True)
     every = [step.given(m, step.count) for m in range(step.size)]
-    return work, _expect(out, sum(every, []))
+    return work, _expect(out, [*chain(*every)])
 
 
 def _reduce_scatter(step: Step, group: Any) -> Call:
@@ -128,10 +129,10 @@ def _all_to_all(step: Step, group: Any) -> Call:
     gives, takes = table[step.own], [row[step.own] for row in table]
     pieces = [step.given(step.own, n, part=to) for to, n in enumerate(gives)]
     out = step.empty(sum(takes))
-    whole = step.tensor(sum(pieces, []))
+    whole = step.tensor([*chain(*pieces)])
     work = dist.all_to_all_single(out, whole, takes, gives, group=group, async_op=True)
     got = [step.given(m, n, part=step.own) for m, n in enumerate(takes)]
-    return work, _expect(out, sum(got, []))
+    return work, _expect(out, [*chain(*got)])
 
 
 def _gather(step: Step, group: Any) -> Call:
@@ -189,7 +190,7 @@ IN_FLIGHT_MAX = 8
 
 
 def steps(rank: Rank, seed: int, count: int) -> None:
-    """Some steps, up to eight in flight, on the world, on two of it, and on all in another order."""
+    """Some steps, up to eight in flight: on the world, on two of it, on all in another order."""
     lists = [[0, 1, 2], [0, 2], [1, 2, 0]]
     groups = [dist.group.WORLD, dist.new_group([0, 2])]
     groups.append(dist.new_group([1, 2, 0], sort_ranks=False))

@@ -18,10 +18,9 @@ import traceback
 from datetime import timedelta
 from typing import IO, Any
 
+import pccl_torch
 import torch
 import torch.distributed
-
-import pccl_torch
 
 # Its types are those of C++.
 dist: Any = torch.distributed
@@ -30,7 +29,7 @@ GROUP_SECONDS = 30.0
 
 
 class Rank:
-    """What checks get as their first argument."""
+    """The first argument of each check."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
@@ -38,6 +37,7 @@ class Rank:
         self.gloo: Any = None
         """A group of all, of gloo, to compare with."""
         self._run: int | None = None
+        self._begun = 0
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Carries out a check."""
@@ -57,8 +57,11 @@ class Rank:
         self.leave()
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         seconds = timedelta(seconds=GROUP_SECONDS)
-        # Gloo has addresses of the last run in the store.
-        store = dist.PrefixStore(str(run), dist.TCPStore(address, port, timeout=seconds))
+        # Gloo has addresses of the last run in the store, and checks may end one.
+        self._begun = self._begun + 1 if run == self._run else 0
+        store = dist.PrefixStore(
+            f"{run}/{self._begun}", dist.TCPStore(address, port, timeout=seconds)
+        )
         dist.init_process_group(
             "pccl", store=store, rank=self.rank, world_size=self.size, timeout=seconds
         )
@@ -86,7 +89,7 @@ def main(asked: IO[str], answers: IO[str]) -> None:
 if __name__ == "__main__":
     faulthandler.enable()
     torch.set_num_threads(1)
-    # What checks print must not be taken for an answer.
+    # Lines that checks print must not be taken for an answer.
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     main(sys.stdin, told)

@@ -2,7 +2,7 @@
 
 Importing torch takes seconds, so that the processes are started once for all tests. They are
 started as torchrun does it: the store is in this process, and what they need is in their
-environment. What such a process does with a line of its input: rank_program.py. The checks:
+environment. Such a process, and how it reads its input: rank_program.py. The checks:
 backend_checks.py and others.
 
 A check is a function of a module, called on all ranks with the same arguments. If it fails on one,
@@ -28,7 +28,7 @@ from harness.child import Child
 dist: Any = torch.distributed
 
 ROOT = Path(__file__).parent.parent.parent
-CHECK_SECONDS_MAX = 40.0
+CHECK_SECONDS_MAX = 60.0
 # Importing torch in three processes, on a machine that is busy with other tests.
 START_SECONDS_MAX = 120.0
 
@@ -48,9 +48,7 @@ class World:
         self._store: Any = None
         self._run = 0
 
-    def run(
-        self, check: str, *, seconds: float = CHECK_SECONDS_MAX, **arguments: Any
-    ) -> list[Any]:
+    def run(self, check: str, *, seconds: float = CHECK_SECONDS_MAX, **arguments: Any) -> list[Any]:
         """The values, by rank, that `check` ("module:function") has returned: what JSON can say."""
         if not self._children:
             self._start()

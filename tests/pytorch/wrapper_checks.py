@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pccl_torch
 import pytest
 import torch
 import torch.distributed
@@ -23,8 +25,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
-
-import pccl_torch
 
 # Its types are those of C++.
 dist: Any = torch.distributed
@@ -39,7 +39,7 @@ def model() -> nn.Sequential:
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """What all ranks together train on."""
+    """The rows that all ranks together train on."""
     random = torch.Generator().manual_seed(1)
     return torch.randn(ROWS, 16, generator=random), torch.randn(ROWS, 4, generator=random)
 
@@ -49,7 +49,7 @@ def train(module: nn.Module, x: Tensor, y: Tensor, steps: int = 3) -> None:
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for _ in range(steps):
         optimizer.zero_grad()
-        nn.functional.mse_loss(module(x), y).backward()
+        torch.autograd.backward(nn.functional.mse_loss(module(x), y))
         optimizer.step()
 
 
@@ -124,7 +124,7 @@ def ddp_with_uneven_inputs(rank: Rank) -> None:
     with Join([module]):
         for _ in range(3 + 2 * rank.rank):
             optimizer.zero_grad()
-            nn.functional.mse_loss(module(x), y).backward()
+            torch.autograd.backward(nn.functional.mse_loss(module(x), y))
             optimizer.step()
     every: list[Any] = [None] * rank.size
     dist.all_gather_object(every, [p.detach() for p in module.parameters()])
@@ -226,34 +226,39 @@ def device_meshes(rank: Rank) -> None:
 
     mesh = init_device_mesh("cpu", (rank.size,))
     whole = torch.arange(12.0).view(6, 2)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    sharded: Any = distribute_tensor(whole, mesh, [Shard(0)])
     assert_close(sharded.to_local(), whole[2 * rank.rank : 2 * rank.rank + 2])
     assert_close(sharded.full_tensor(), whole)
     assert_close(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
     assert_close((sharded.t() @ sharded).full_tensor(), whole.t() @ whole)
-    uneven = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
+    uneven: Any = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
     assert uneven.sum().full_tensor().item() == 21
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
     x = torch.randn(5, 8)
     expected = layers(x)
-    split = parallelize_module(
+    split: Any = parallelize_module(
         copy.deepcopy(layers), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
     )
     result = split(x)
     assert_close(result, expected)
-    result.sum().backward()
-    expected.sum().backward()
+    torch.autograd.backward(result.sum())
+    torch.autograd.backward(expected.sum())
     gradient: Any = split[0].weight.grad
     assert_close(gradient.full_tensor(), layers[0].weight.grad)
 
 
+def whole_of(module: Any) -> list[Tensor]:
+    """The parameters of a sharded module, put together."""
+    return [p.full_tensor() for p in module.parameters()]
+
+
 def fsdp(rank: Rank) -> None:
     """FSDP2 as one process; with bf16 reductions and clip_grad_norm_; saved and loaded by DCP."""
-    import torch.distributed.checkpoint as checkpoint
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    checkpoint: Any = importlib.import_module("torch.distributed.checkpoint")
     mesh = init_device_mesh("cpu", (rank.size,))
 
     def sharded(policy: MixedPrecisionPolicy) -> Any:
@@ -264,16 +269,16 @@ def fsdp(rank: Rank) -> None:
 
     module = sharded(MixedPrecisionPolicy())
     train(module, *share(rank))
-    whole = [p.full_tensor() for p in module.parameters()]
+    whole = whole_of(module)
     assert_close(whole, alone(), rtol=0, atol=1e-6)
-    nn.functional.mse_loss(module(share(rank)[0]), share(rank)[1]).backward()
+    torch.autograd.backward(nn.functional.mse_loss(module(share(rank)[0]), share(rank)[1]))
     norm: Any = nn.utils.clip_grad_norm_(module.parameters(), 0.01)
     gradients = torch.cat([p.grad.full_tensor().view(-1) for p in module.parameters()])
     assert_close(gradients.norm().item(), 0.01, rtol=1e-3, atol=0)
     assert norm.full_tensor().item() > 0.01
     low = sharded(MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
     train(low, *share(rank))
-    assert_close([p.full_tensor() for p in low.parameters()], alone(), rtol=0, atol=0.02)
+    assert_close(whole_of(low), alone(), rtol=0, atol=0.02)
     folder: list[Any] = [tempfile.mkdtemp() if rank.rank == 0 else None]
     dist.broadcast_object_list(folder, src=0)
     checkpoint.save(module.state_dict(), checkpoint_id=folder[0])
@@ -281,7 +286,7 @@ def fsdp(rank: Rank) -> None:
     state = fresh.state_dict()
     checkpoint.load(state, checkpoint_id=folder[0])
     fresh.load_state_dict(state)
-    assert_close([p.full_tensor() for p in fresh.parameters()], whole, rtol=0, atol=0)
+    assert_close(whole_of(fresh), whole, rtol=0, atol=0)
     dist.barrier()
     if rank.rank == 0:
         for file in (*Path(folder[0]).iterdir(),):
