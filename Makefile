@@ -45,22 +45,17 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-<<<<<<< HEAD
 .PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim
-.PHONY: soak fuzz mutants test-threads test-threads-python test-aarch64 test-windows
-=======
-.PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
-.PHONY: test-torch fuzz mutants test-threads test-threads-python test-aarch64 test-windows
->>>>>>> h-t-tests
+.PHONY: soak test-torch fuzz mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# The steps that compile go two at a time. Then one after the other, also under `make -j`: the simulator keeps
-# all cores busy, and what follows is measured. All that `check` compiles is compiled for the tests,
-# so only the rest of it is here.
+# The steps that compile go two at a time. Then one after the other, also under `make -j`: the
+# simulator keeps all cores busy, and what follows is measured. All that `check` compiles is
+# compiled for the tests, so only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
 	$(MAKE) -j2 style unit-test

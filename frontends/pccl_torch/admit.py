@@ -1,11 +1,7 @@
 """admit: the safe point of all groups of torch.distributed in this process.
 
 Here newcomers enter and those that are lost go, and ranks and sizes change, nowhere else:
-<<<<<<< HEAD
 `dist.get_rank()` and `dist.get_world_size()` follow. docs/TORCH.md says what a loss is before it.
-=======
-`dist.get_rank()` and `dist.get_world_size()` follow. Losses before it: docs/TORCH.md.
->>>>>>> h-t-tests
 """
 
 from __future__ import annotations

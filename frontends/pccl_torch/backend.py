@@ -2,11 +2,7 @@
 
 PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
 each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
-<<<<<<< HEAD
 point: admit.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
-=======
-point: admit.py. Tensors that can be sent: tensors.py. The Work that is returned: work.py.
->>>>>>> h-t-tests
 
 PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
 `_peers` has the ids in PyTorch's order.
@@ -69,22 +65,12 @@ _OPS: dict[Any, Any] = {
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
-<<<<<<< HEAD
 # For truth values, as NCCL has it: a sum is true where any is.
 _OPS_OF_BOOL: dict[Any, Any] = {
     ReduceOp.SUM: ReduceOp.BOR,
     ReduceOp.MAX: ReduceOp.BOR,
     ReduceOp.PROD: ReduceOp.BAND,
     ReduceOp.MIN: ReduceOp.BAND,
-=======
-# Operations on truth values, as NCCL has them: a sum is true where any is.
-_OPS_OF_BOOL = {
-    "sum": "bor",
-    "max": "bor",
-    "prod": "band",
-    "min": "band",
-    **{op: op for op in ("band", "bor", "bxor")},
->>>>>>> h-t-tests
 }
 
 
@@ -158,11 +144,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
-<<<<<<< HEAD
     # C++ asks by these names (DDP divides by the size), and else takes what it was told at first.
-=======
-    # C++ asks for these names: DDP's constructor counts members by it.
->>>>>>> h-t-tests
     getRank = rank
     getSize = size
 
@@ -188,11 +170,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def group_desc(self) -> str:
-<<<<<<< HEAD
         """The purpose of the group, in the words of whoever made it."""
-=======
-        """The purpose of the group, as whoever made it has said."""
->>>>>>> h-t-tests
         return self._described
 
     def _set_group_name(self, name: str) -> None:
@@ -543,11 +521,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
-<<<<<<< HEAD
         """Takes lists of the parts of all ranks, in PyTorch's order."""
-=======
-        """The same of lists of the parts of all ranks, in PyTorch's order."""
->>>>>>> h-t-tests
         sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
