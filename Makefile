@@ -202,7 +202,8 @@ $(VENV)/.with-%: $(VENV)/.installed
 
 EXTRAS_test := test,numpy,demo
 EXTRAS_demo := demo
-EXTRAS_demo-torch := demo,torch
+# With the torch that is tested: of any other, pip takes the newest, with gigabytes for CUDA.
+EXTRAS_demo-torch := demo,test
 EXTRAS_bench := bench
 EXTRAS_dev := dev
 EXTRAS_release := release
