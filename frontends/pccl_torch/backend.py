@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, Outcome, PcclError, PeerId, Work
+from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
 from pccl_torch.errors import torch_error
@@ -243,14 +243,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any]:
-        mend = options.pop("mend", None)
         seconds = self._options.deadline
         if deadline is not None and deadline.total_seconds() > 0:
             seconds = deadline.total_seconds()
 
         def finish(outcome: Any) -> Any:
-            if mend is not None:
-                mend(outcome)
             if fill is not None:
                 fill()
             return outcome
@@ -356,15 +353,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=tensors,
             fill=_writer(tensors, used) if writes else None,
             deadline=_timeout(opts),
-            mend=self._mending(call, used, options),
             **options,
         )
-
-    def _mending(
-        self, call: str, used: Tensors, options: dict[str, Any]
-    ) -> Callable[[Outcome], None] | None:
-        """How a reduction is mended that lacks members; it may change the options. Here not."""
-        return None
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
         """Reduces a list of tensors over all members; each receives that of its rank."""

@@ -158,7 +158,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
         )
     coordinator = None
     if not token:
-        coordinator, token = share_token(asked.store, rank, asked.group_size)
+        coordinator, token = share_token(asked.store, _TOKEN, rank, asked.group_size)
     try:
         comm = pccl.connect(
             token,
@@ -175,23 +175,23 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
 
 
 def share_token(
-    store: Any, rank: int, size: int, host: str | None = None
+    store: Any, key: str, rank: int, size: int, host: str | None = None
 ) -> tuple[Coordinator | None, str]:
     """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
 
     `host`: the name of the host of rank 0 for the others, if the store may be on another one.
     """
     if rank != 0:
-        told = store.get(_TOKEN).decode()
+        told = store.get(key).decode()
         if told.startswith("!"):
             raise pccl.CoordinatorUnreachable(f"rank 0 could not start a coordinator: {told[1:]}")
         return None, told
     try:
         coordinator = Coordinator(**_address(store, host), initial_world_size=size)
     except BaseException as error:
-        store.set(_TOKEN, f"!{error}")
+        store.set(key, f"!{error}")
         raise
-    store.set(_TOKEN, coordinator.token)
+    store.set(key, coordinator.token)
     return coordinator, coordinator.token
 
 

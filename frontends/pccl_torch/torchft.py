@@ -18,6 +18,7 @@ import hashlib
 import os
 import secrets
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,10 +29,22 @@ import torch.distributed
 from torch import Tensor
 
 import pccl_py as pccl
-from pccl_py import Codec, CodecKind, Communicator, Coordinator, Outcome, PcclError, PeerId, Plan
+from pccl_py import (
+    Codec,
+    CodecKind,
+    Communicator,
+    Coordinator,
+    Group,
+    Outcome,
+    PcclError,
+    PeerId,
+    Plan,
+    ReduceOp,
+    Work,
+)
 from pccl_py.codec import CodecName
 from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage
-from pccl_py.words import PlanName
+from pccl_py.words import PlanName, parse_op
 from pccl_torch import backend
 from pccl_torch.options import Options
 from pccl_torch.start import await_others, share_token
@@ -50,6 +63,7 @@ Wrapper: Any = process_group.ProcessGroupWrapper
 
 _TIMEOUT = timedelta(seconds=60)
 _NAME = "pccl/group"
+_TOKEN = "pccl/token"
 _RECOVERIES = ("complete", "resume")
 
 
@@ -84,24 +98,60 @@ class _Quorum(backend.ProcessGroupPccl):
         self.errored()  # those that are done are forgotten now
         return super()._keep(work)
 
-    def _mending(
-        self, call: str, used: Sequence[Tensor], options: dict[str, Any]
-    ) -> Callable[[Outcome], None] | None:
+    def _begin(
+        self,
+        call: str,
+        *given: Any,
+        outputs: Sequence[Tensor],
+        fill: Callable[[], None] | None = None,
+        deadline: timedelta | None = None,
+        **options: Any,
+    ) -> PcclWork:
+        resumes = call == "all_reduce" and self._resumes(parse_op(options["op"]), outputs)
+        if resumes:
+            options["recovery"] = "resume"
+        with self._lock:
+            work = super()._begin(
+                call, *given, outputs=outputs, fill=fill, deadline=deadline, **options
+            )
+            if not resumes or parse_op(options["op"]) == ReduceOp.AVG:
+                return work  # an average is over those that have contributed already
+            self._flying.remove(work)
+            return self._keep(_Scaled(self.comm, work._work, outputs, self.size()))
+
+    def _resumes(self, op: ReduceOp, tensors: Sequence[Tensor]) -> bool:
         """Sums of floats go on without a lost replica, if all contribute to the average.
 
         While one is being repaired, or is a spare, nobody knows whether the lost one was to
         contribute: then, and for other ops, all of them must be there.
         """
-        planned = self.size()
-        if self._participants is None or call != "all_reduce":
-            return None
-        is_mean = options["op"] in ("sum", "avg") and all(x.is_floating_point() for x in used)
-        if not is_mean or self._participants() != planned:
-            return None
-        options["recovery"] = "resume"
-        if options["op"] == "avg":  # over those that have contributed, already
-            return None
-        return lambda outcome: _scale(used, outcome, planned)
+        return (
+            self._participants is not None
+            and op in (ReduceOp.SUM, ReduceOp.AVG)
+            and all(x.is_floating_point() for x in tensors)
+            and self._participants() == self.size()
+        )
+
+
+class _Scaled(PcclWork):
+    """A sum that may lack members: it is made what it would be over all with the same mean."""
+
+    def __init__(
+        self, group: Group, work: Work[Any], outputs: Sequence[Tensor], planned: int
+    ) -> None:
+        super().__init__(group, work, outputs)
+        self._planned = planned
+        self._scaling = threading.Lock()
+        self._is_scaled = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until the operation is done, and returns True, or raises its error."""
+        super().wait(timeout)
+        with self._scaling:
+            if not self._is_scaled:
+                _scale(self._outputs, self._work.outcome, self._planned)
+                self._is_scaled = True
+        return True
 
 
 class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
@@ -208,7 +258,7 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
             name = _agree(store, rank)
         else:
             host = socket.gethostname()
-            self._coordinator, token = share_token(store, rank, world_size, host)
+            self._coordinator, token = share_token(store, _TOKEN, rank, world_size, host)
         comm = pccl.connect(
             token,
             group=name,
@@ -300,15 +350,19 @@ for _name in (
 
 
 def _scale(tensors: Sequence[Tensor], outcome: Outcome, planned: int) -> None:
-    """Makes of sums over some what they would be over all with the same mean."""
-    begin = 0
-    for tensor in tensors:
-        flat, end = tensor.detach().reshape(-1), begin + tensor.numel()
-        for part in outcome.ranges:
-            there = len(part.contributors)
-            if 0 < there < planned and part.begin < end and begin < part.end:
-                flat[max(part.begin, begin) - begin : min(part.end, end) - begin] *= planned / there
-        begin = end
+    """Multiplies each range of the tensors by planned over contributing members."""
+    lacking = [part for part in outcome.ranges if 0 < len(part.contributors) < planned]
+    behind = 0
+    for tensor in tensors if lacking else ():
+        begin, behind = behind, behind + tensor.numel()
+        values = tensor.detach()
+        flat = values.reshape(-1)
+        for part in lacking:
+            first, last = max(part.begin, begin), min(part.end, behind)
+            if first < last:
+                flat[first - begin : last - begin] *= planned / len(part.contributors)
+        if flat.data_ptr() != values.data_ptr():
+            values.copy_(flat.view(values.shape))
 
 
 def _agree(store: Any, rank: int) -> str:
@@ -322,7 +376,7 @@ def _agree(store: Any, rank: int) -> str:
 
 def _peer(name: str, rank: int) -> PeerId:
     """The id of a rank in a group: ranks of pccl_py follow the ids, so they are torchft's."""
-    return PeerId(hashlib.sha256(name.encode()).digest()[:14] + rank.to_bytes(2, "big"))
+    return PeerId(rank.to_bytes(2, "big") + hashlib.sha256(name.encode()).digest()[:14])
 
 
 def _check_members(comm: Communicator, name: str, size: int) -> None:
