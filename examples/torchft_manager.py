@@ -24,7 +24,7 @@ from torchft.coordination import LighthouseServer
 
 from pccl_torch.torchft import ProcessGroupPccl
 
-# The last replica dies in this step; the end is after six that all have made together.
+# One dies after so many steps; the end is after six that all have made together.
 REPLICAS, DEATH, TOGETHER = 3, 3, 6
 
 
@@ -56,7 +56,7 @@ def train(number: int, lighthouse: str, recovery: str, role: str) -> None:
     ddp, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, adam)
 
     def die(_: torch.Tensor) -> None:
-        if manager.num_participants() == REPLICAS and manager.current_step() == DEATH:
+        if manager.num_participants() == REPLICAS and manager.current_step() >= DEATH:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if role == "dies":
@@ -69,10 +69,8 @@ def train(number: int, lighthouse: str, recovery: str, role: str) -> None:
         optimizer.step()  # if it counts
         there, counts = manager.num_participants(), manager.current_step() > before
         together = 0 if there < REPLICAS else together + counts
-        says = f"{there} replicas, {'committed' if counts else 'not committed'}"
-        if says != said:
-            print(f"replica {number} step {before}: {says}", flush=True)
-        said = says
+        if said != (said := f"{there} replicas, {'committed' if counts else 'not committed'}"):
+            print(f"replica {number} step {before}: {said}", flush=True)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
     print(f"replica {number} ends: {digest.hexdigest()[:16]}", flush=True)
     manager.shutdown()
@@ -95,7 +93,7 @@ def main() -> None:
     )
     assert dying.wait() == -signal.SIGKILL
     spare.communicate(b"\n")
-    return sys.exit(max(abs(replica.wait()) for replica in (one, two, spare)))
+    sys.exit(max(abs(replica.wait()) for replica in (one, two, spare)))
 
 
 if __name__ == "__main__":
