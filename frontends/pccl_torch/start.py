@@ -86,7 +86,7 @@ class Run:
         self.groups.clear()
         self.comm.close()
         if self.coordinator is not None:
-            _await_others(self.coordinator)
+            await_others(self.coordinator)
             self.coordinator.close()
 
 
@@ -173,7 +173,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
         )
     coordinator = None
     if not token:
-        coordinator, token = _share_token(asked.store, rank, asked.group_size)
+        coordinator, token = share_token(asked.store, rank, asked.group_size)
     try:
         comm = pccl.connect(
             token,
@@ -189,10 +189,13 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     return Run(comm, coordinator, not ranks)
 
 
-def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, str]:
+def share_token(
+    store: Any, rank: int, size: int, host: str | None = None
+) -> tuple[Coordinator | None, str]:
     """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
 
     A store may live longer than a run: each call of a rank meets as many calls of rank 0.
+    `host`: the name of the host of rank 0 for the others, if the store may be on another one.
     """
     key = f"{_TOKEN}/{store.add(f'{_TOKEN}s/{rank}', 1)}"
     if rank != 0:
@@ -201,7 +204,7 @@ def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, 
             raise pccl.CoordinatorUnreachable(f"rank 0 could not start a coordinator: {told[1:]}")
         return None, told
     try:
-        coordinator = Coordinator(**_address(store), initial_world_size=size)
+        coordinator = Coordinator(**_address(store, host), initial_world_size=size)
     except BaseException as error:
         store.set(key, f"!{error}")
         raise
@@ -209,7 +212,7 @@ def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, 
     return coordinator, coordinator.token
 
 
-def _address(store: Any) -> dict[str, Any]:
+def _address(store: Any, own: str | None) -> dict[str, Any]:
     """Where the coordinator listens: where the store does, unless the environment says more."""
     if os.environ.get("PCCL_COORDINATOR_BIND") or os.environ.get("PCCL_COORDINATOR_ADVERTISE"):
         return {}
@@ -218,7 +221,7 @@ def _address(store: Any) -> dict[str, Any]:
     host = store.host if isinstance(store, dist.TCPStore) else os.environ.get("MASTER_ADDR", "")
     if not host or host == "localhost" or _is_loopback(host):
         return {}  # the default: 127.0.0.1
-    return {"bind": "0.0.0.0:0", "advertise": host}
+    return {"bind": "0.0.0.0:0", "advertise": own or host}
 
 
 def _is_loopback(host: str) -> bool:
@@ -228,7 +231,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _await_others(coordinator: Coordinator) -> None:
+def await_others(coordinator: Coordinator) -> None:
     """Until all peers have left: one may still wait for the decision on its last call."""
     until = time.monotonic() + _LAST_SECONDS
     pause = threading.Event()
