@@ -4,8 +4,8 @@
     RUST_LOG=warn python examples/torchft_manager.py                      a loss costs a step
     RUST_LOG=warn python examples/torchft_manager.py --recovery resume    the step counts without it
 
-torchft's Manager, DDP and optimizer are as always: only the process group is ours. What a loss is
-to them: docs/TORCH.md.
+torchft's Manager, DDP and optimizer are as always: only the process group is ours.
+docs/TORCH.md says what a loss is to them.
 """
 
 import argparse

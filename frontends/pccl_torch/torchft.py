@@ -163,7 +163,7 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
     `recovery`: what the loss of a replica does. "complete": operations raise `PeerLost` on all
     others, torchft does not commit the step, and the next quorum is without it. "resume": an
     all_reduce of floats goes on, and its sum is scaled by planned over contributing replicas, so
-    that the average that torchft makes of it is that of who contributed, and the step is committed;
+    that the average that torchft makes of it is over the contributors, and the step is committed;
     all other operations are as with "complete". It needs `participants`, which returns the number
     that torchft divides by, `lambda: manager.num_participants()`: if that is not the size of the
     quorum (a replica is being repaired, or is a spare), a loss is as with "complete".
@@ -220,7 +220,7 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         return self.parent.rank()
 
     def reconfigure(self, opts: Any) -> Any:
-        """Leaves the group there was, and enters that of a new quorum. Of the nightlies.
+        """Leaves the group there was, and enters that of a new quorum: for the nightlies.
 
         Operations that are in flight end with Cancelled. Returns when all replicas of the quorum
         are in it. Raises DeadlineExceeded, CoordinatorUnreachable and errors of the store.
@@ -302,7 +302,7 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
             coordinator.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """What making a group may take, and each later operation that names no timeout."""
+        """Limits the making of a group, and each later operation that names no timeout."""
         super().set_timeout(timeout)
         self._limit = timeout
         if self._pg is not None:

@@ -243,7 +243,7 @@ def test_a_sum_that_lacks_a_replica_is_scaled_so_that_the_average_is_right(
     # Called after the loss: by two of three, and still right.
     flat = three.sum([0, 1], lambda number: torch.full((2, 3), float(1 << number)).t())
     assert [set((t / 3).flatten().tolist()) for t in flat] == [{1.5}, {1.5}]
-    # What cannot be scaled needs all.
+    # Tensors that cannot be scaled need all members.
     for value in (torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.complex64)):
         with pytest.raises(PeerLost):
             three.sum([0, 1], functools.partial(_copy, value))
@@ -282,7 +282,8 @@ def test_functional_collectives_run_on_registered_groups(
             mine = torch.full((2,), 1.0 + number)
             added = functional.all_reduce(mine, "sum", known[number])
             row = torch.empty(2, 2)
-            two.groups[number].allgather([list(row)], [mine], dist.distributed_c10d.AllgatherOptions()).wait()
+            options = dist.distributed_c10d.AllgatherOptions()
+            two.groups[number].allgather([list(row)], [mine], options).wait()
             return added.tolist(), row[:, 0].tolist()
 
         assert two.each(use) == [([3.0, 3.0], [1.0, 2.0])] * 2
