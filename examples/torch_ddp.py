@@ -7,6 +7,7 @@ But for the import and the name of the backend it is a program as for gloo. A lo
 does there; torch_elastic.py goes on.
 """
 
+import sys
 from typing import Any
 
 import pccl_torch  # makes "pccl" a backend of torch.distributed
@@ -39,7 +40,9 @@ def main() -> None:
     mean = loss.detach().clone()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     digest = pccl_torch.ElasticState(model).digest()
-    print(f"rank {rank} of {size}: loss {mean.item():.3f}, digest {digest}", flush=True)
+    # In one piece: the ranks share a terminal.
+    sys.stdout.write(f"rank {rank} of {size}: loss {mean.item():.3f}, digest {digest}\n")
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
-from pccl_py import Admission as GroupAdmission
 from pccl_py import PeerId
 from pccl_torch import ddp, sharded, start
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.errors import PeerLost
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -51,38 +51,63 @@ def admit(deadline: float | None = None) -> Admission:
     """
     run = start.current()
     world = run.world
-    members = [(group, group.peers) for group in run.groups]
-    before = {peer: rank for rank, peer in enumerate(world.peers)}
-    epochs = {group: group.comm.epoch for group in run.groups}
-    renewed: dict[ProcessGroupPccl, bool] = {}
-
-    def note(group: ProcessGroupPccl, admission: GroupAdmission) -> bool:
-        if epochs[group] not in (0, group.comm.epoch):
-            renewed[group] = bool(admission.joined)
-        return admission.changed
-
-    if run.mesh is None:
-        admission, changed = world.pass_safe_point(deadline), False
-    else:
-        admission, changed = run.mesh.pass_safe_point(deadline)
-    changed |= note(world, admission)
-    for group in run.groups[1:]:
-        if not group.of_mesh:
-            changed |= note(group, group.pass_safe_point(deadline))
-    if changed:
-        tell_torch(run.groups)
-        ddp.renew(renewed)
-        for group, peers in members:
-            if group.peers != peers and not group.of_mesh:
-                sharded.cut_off(group, peers, _why(group, peers))
+    if run.answered is None:
+        run.answered = world.peers
+    try:
+        for group in list(run.groups):
+            if not group.of_mesh and not _is_past(run, group):
+                _pass(run, group, deadline)
+    finally:
+        if run.has_changed:
+            tell_torch(run.groups)
+    before = {peer: rank for rank, peer in enumerate(run.answered)}
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
-    return Admission(
-        joined=tuple(sorted(ranks[p] for p in ranks if p not in before or p in admission.joined)),
+    answer = Admission(
+        joined=tuple(sorted(ranks[p] for p in ranks if p not in before or p in run.joined)),
         left=tuple(sorted(before[peer] for peer in before if peer not in ranks)),
-        changed=changed,
+        changed=run.has_changed,
         rank=world.rank(),
         world_size=world.size(),
     )
+    run.answered, run.has_changed = world.peers, False
+    run.joined.clear()
+    return answer
+
+
+def _pass(run: start.Run, group: ProcessGroupPccl, deadline: float | None) -> None:
+    """The safe point of one group, and what follows from it, also if another one fails later."""
+    epoch, peers, joined = group.comm.epoch, group.peers, True
+    try:
+        if group is run.world and run.mesh is not None:
+            admission, changed = run.mesh.pass_safe_point(deadline)
+            run.has_changed |= changed
+        else:
+            admission = group.pass_safe_point(deadline)
+        run.has_changed |= admission.changed
+        joined = bool(admission.joined)
+        if group is run.world:
+            run.joined.update(admission.joined)
+    finally:
+        run.has_changed |= group.comm.epoch != epoch
+        if epoch not in (0, group.comm.epoch):
+            ddp.renew({group: joined})
+        if group.peers != peers:
+            sharded.cut_off(group, peers, _why(group, peers))
+
+
+def _is_past(run: start.Run, group: ProcessGroupPccl) -> bool:
+    """Whether it has not begun, and would wait for somebody who is lost."""
+    if group.comm.epoch != 0 or group is run.world:
+        return False
+    there, before = set(run.world.peers), run.answered or ()
+    if any(peer in before and peer not in there for peer in group.peers):
+        group.bar(
+            PeerLost(
+                f"group {group.pg_name!r} has not begun, and some of the {group.size()} members "
+                "that it was made for are lost: make it anew"
+            )
+        )
+    return group.is_barred
 
 
 def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:

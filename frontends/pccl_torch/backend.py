@@ -37,7 +37,7 @@ from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.beside import Beside
-from pccl_torch.errors import PeerLost, is_whole, remembered, torch_error
+from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
 from pccl_torch.options import Options
 from pccl_torch.staging import Stager, staged
 from pccl_torch.tensors import TORCH, check_written
@@ -119,6 +119,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
+        # Whether ranks follow the list that the group was made of, or the ids of its members.
+        self._is_listed = group.epoch == 0
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
@@ -222,11 +224,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """The safe point of this group alone: pccl_torch.admit passes those of all.
 
         The one at which this process has entered is answered once, if a call has passed it; but
-        not after a loss, for which the program asks now.
+        not after a PeerLost, which all members get of the same call, and for which they ask now.
         """
         with self._lock:
             entry, self._entry = self._entry, None
-            if entry is not None and is_whole(self.comm):
+            if entry is not None and not was_told_of_loss(self.comm):
                 return entry
             return self._admit(deadline)
 
@@ -237,6 +239,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 admission = self.comm.admit(self._deadline if deadline is None else deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
+            if admission.joined and len(admission.joined) < admission.world_size:
+                self._is_listed = False
             if admission.changed and self._options.whole:
                 self._bar_if_changed(self.comm.members)
             if admission.changed and self._barred is None:
@@ -253,6 +257,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 "and the model that is sharded over it from a checkpoint"
             )
             self.bar(PeerLost(why))
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether every call raises, for a reason that lies in the past."""
+        return self._barred is not None
 
     def bar(self, why: PcclError | None) -> None:
         """No call can be made in the group any more, for this reason; or again, for none."""
@@ -272,26 +281,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """A call in the group has failed. mesh.py has more to do then."""
 
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
-        """The members of an epoch: those from before in their order, and newcomers by their ids.
+        """The members of an epoch, in the order of the list that the group was made of.
 
-        All members count their tags from 0 again, as newcomers do.
+        Once somebody has joined, whose list may be another one, they are in the order of their ids
+        for all. All members count their tags from 0 again, as newcomers do.
         """
         there = set(members)
-        kept = [peer for peer in self._peers if peer in there]
-        if self._is_sorted():
-            kept = []
-        known = set(kept)
-        self._peers = (*kept, *(peer for peer in members if peer not in known))
+        listed = tuple(peer for peer in self._peers if peer in there)
+        is_known = self._is_listed and len(listed) == len(members)
+        self._peers = listed if is_known else members
         self._places = [members.index(peer) for peer in self._peers]
         if self._places == list(range(len(members))):
             self._places = None
         self._rank = self._peers.index(self.comm.peer_id)
         self._tag = 0
         self._messages.clear()
-
-    def _is_sorted(self) -> bool:
-        ids = [bytes(peer) for peer in self._peers]
-        return ids == sorted(ids)
 
     def shutdown(self) -> None:
         """Leaves the group. Operations in flight end with Cancelled. Idempotent."""
@@ -346,13 +350,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def _on_failure(self) -> Callable[[PcclError], None] | None:
         """None where nobody has to know: then no callback is kept for each work."""
-        return None if type(self)._failed is ProcessGroupPccl._failed else self._failed
+        if type(self)._failed is ProcessGroupPccl._failed:
+            return None
+        comm = self.comm
+
+        def failed(error: PcclError) -> None:
+            if comm is self.comm:  # and no group that this one was before
+                self._failed(error)
+
+        return failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
         with self._lock:
             flying = self._flying
             if flying:
-                flying[:] = [one for one in flying if not one.is_completed()]
+                flying[:] = [one for one in flying if not one.is_over()]
             flying.append(work)
         return work
 
@@ -370,11 +382,29 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         op = _OPS[getattr(asked, "op", asked)]
         kinds = {tensor.dtype for tensor in tensors}
         if torch.bool in kinds:
+            if len(kinds) > 1:
+                raise InvalidArgument(
+                    "bool has operations of its own: reduce it apart from tensors of other dtypes"
+                )
             op = _OPS_OF_BOOL.get(op, op)
         options: dict[str, Any] = {"op": op, "plan": self._plan}
         if op in (ReduceOp.SUM, ReduceOp.AVG) and kinds == {torch.float32}:
             options["codec"] = self._codec
         return options
+
+    def _plans(self, options: dict[str, Any], tensors: Tensors) -> bool:
+        """Whether a sum is made of an average over who contributes (Options.planned)."""
+        if not self._options.planned or options["op"] is not ReduceOp.SUM:
+            return False
+        floats = [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
+        if not all(floats):
+            if any(floats):
+                raise InvalidArgument(
+                    "sums of this group are planned (Options), for floats: reduce integers apart"
+                )
+            return False
+        options["op"] = ReduceOp.AVG
+        return True
 
     # ---- tensors
 
@@ -478,8 +508,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         if root is not None:
             options["root"] = self._place(root)
         fill = _writer(tensors, used) if writes else None
-        if self._options.planned and options["op"] is ReduceOp.SUM and _floating(used):
-            options["op"] = ReduceOp.AVG
+        if self._plans(options, used):
             fill = None if fill is None else _multiplied(used, self.size(), fill)
         return self._begin(
             call,
@@ -509,15 +538,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         if self._places is None:
             sources = [self._source(x) for x in inputs]
             targets = [self._target(output) for output in outputs]
-            return self._begin(
-                "reduce_scatter",
-                _memory(sources),
-                _memory(targets),
-                outputs=outputs,
-                fill=_writer(outputs, targets),
-                deadline=_timeout(opts),
-                **self._reduction(opts, sources),
-            )
+            return self._scatter_reduced(outputs, sources, targets, opts)
         return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
@@ -526,14 +547,23 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
         uneven = {"counts": counts} if len(set(counts)) > 1 else {}
+        return self._scatter_reduced(outputs, sources, targets, opts, **uneven)
+
+    def _scatter_reduced(
+        self, outputs: Tensors, sources: Tensors, targets: Tensors, opts: Any, **uneven: Any
+    ) -> PcclWork:
+        options = self._reduction(opts, sources)
+        fill = _writer(outputs, targets)
+        if self._plans(options, sources):
+            fill = _multiplied(targets, self.size(), fill)
         return self._begin(
             "reduce_scatter",
             _memory(sources),
             _memory(targets),
             outputs=outputs,
-            fill=_writer(outputs, targets),
+            fill=fill,
             deadline=_timeout(opts),
-            **self._reduction(opts, sources),
+            **options,
             **uneven,
         )
 
@@ -916,10 +946,6 @@ def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
                 TORCH.write(target.detach(), source)
 
     return fill
-
-
-def _floating(tensors: Tensors) -> bool:
-    return all(tensor.is_floating_point() for tensor in tensors)
 
 
 def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callable[[], None]:

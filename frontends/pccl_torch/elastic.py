@@ -339,7 +339,7 @@ def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
             _Entry(int(place), str(key), str(dtype), tuple(int(length) for length in shape))
             for place, key, dtype, shape in listed
         ]
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise Mismatch(f"a member describes its optimizer in words unknown here: {error}") from None
     if count != parameters:
         raise Mismatch(

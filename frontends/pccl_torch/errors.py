@@ -7,6 +7,7 @@ programs catch: docs/TORCH.md says what to do then.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from torch.distributed import DistBackendError
@@ -25,6 +26,8 @@ class PeerLost(Aborted, DistBackendError):
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
 _last: PcclError | None = None
+# Groups in which a call has raised PeerLost since their last safe points.
+_losses: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def torch_error(error: PcclError, group: Group) -> PcclError:
@@ -43,7 +46,18 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
     made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
+    if isinstance(made, PeerLost):
+        with _lock:
+            _losses.add(group)
     return remembered(made)
+
+
+def was_told_of_loss(group: Group) -> bool:
+    """Whether a call in the group has raised PeerLost since this was asked."""
+    with _lock:
+        told = group in _losses
+        _losses.discard(group)
+    return told
 
 
 def remembered(error: PcclError) -> PcclError:

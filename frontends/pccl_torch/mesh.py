@@ -15,6 +15,7 @@ members are those of the table, in its order, until the next change.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -138,6 +139,11 @@ class Hsdp:
     def __init__(self, replicas: int, shards: int) -> None:
         _check("replicas", replicas)
         _check("shards", shards)
+        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+            raise InvalidUsage(
+                f"Hsdp needs groups whose ranks are not sorted, and torch {torch.__version__} has "
+                "none: 2.13 has them"
+            )
         self._run = start.current()
         self._size = replicas, shards
         self._lock = threading.RLock()
@@ -234,7 +240,7 @@ class Hsdp:
     def _pass(self, deadline: float | None) -> tuple[Admission, bool]:
         """All wait for each other here: those whose replica lacks a shard have no step to make."""
         world = self._run.world
-        asks = torch.tensor([self._asks], dtype=torch.uint8)
+        asks = torch.tensor([self._asks], dtype=torch.uint8, device="cpu")
         memory = TORCH.memory(asks)
         world._begin("all_reduce", memory, outputs=[asks], op="max", recovery="resume").wait()
         admission = world._admit(deadline)
@@ -262,8 +268,8 @@ class Hsdp:
         """The words of each member of the default group, by rank."""
         world = self._run.world
         own = _Word(*self._size, self._place, int(self._began), int(self._has_state), self._count)
-        given = torch.tensor(astuple(own))
-        told = torch.empty(world.size() * len(given), dtype=given.dtype)
+        given = torch.tensor(astuple(own), device="cpu")
+        told = torch.empty(world.size() * len(given), dtype=given.dtype, device="cpu")
         world.all_gather_single(told, given).wait()
         words = [_Word(*row) for row in told.view(world.size(), -1).tolist()]
         if not all(word.shards for word in words):
@@ -389,7 +395,7 @@ class Hsdp:
         table = self._seats.table(self._run.world.size())
         across: Any = [self._groups[1], self._groups[0]]
         return DeviceMesh.from_group(
-            across, "cpu", torch.tensor(table), mesh_dim_names=("replicate", "shard")
+            across, "cpu", torch.tensor(table, device="cpu"), mesh_dim_names=("replicate", "shard")
         )
 
     def _known(self, kind: type[_PlaceGroup], comm: Group, options: Options) -> Any:

@@ -58,6 +58,11 @@ class Run:
     pid: int = field(default_factory=os.getpid)
     groups: list[ProcessGroupPccl] = field(default_factory=list)
     mesh: Arrangement | None = None
+    # For the next answer of `admit`: the members at the last one, who has joined since,
+    # and whether some group has others.
+    answered: tuple[PeerId, ...] | None = None
+    joined: set[PeerId] = field(default_factory=set)
+    has_changed: bool = False
 
     @property
     def world(self) -> ProcessGroupPccl:

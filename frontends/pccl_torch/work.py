@@ -6,6 +6,7 @@ collectives take, and errors in words and classes of PyTorch (errors.py). backen
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -64,12 +65,20 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
+        """Whether `wait` would not block. Then the outputs are there, or it has failed."""
+        if not self._work.done():
+            return False
+        with contextlib.suppress(Exception):  # which `wait` raises
+            self._work.wait()
+        return True
+
+    def is_over(self) -> bool:
+        """The same, though the outputs may not be there yet: who asks for them fills them."""
         return self._work.done()
 
     def is_success(self) -> bool:
         """Whether it is done, and has not failed."""
-        return self._work.done() and self._work.exception() is None
+        return self.is_completed() and self._work.exception() is None
 
     def exception(self) -> Exception | None:
         """The error of an operation that is done and has failed, or None. Never blocks.

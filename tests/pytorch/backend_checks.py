@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -439,6 +440,38 @@ def many_messages(rank: Rank) -> None:
     assert works[-1].source_rank() == others[-1]
 
 
+def done_means_filled(rank: Rank) -> None:
+    """Outputs that are copied to their place are there once a Work says that it is done."""
+    outputs = [torch.zeros(3) for _ in range(rank.size)]
+    x = torch.arange(6.0).view(2, 3).t()  # of other strides
+    works = [
+        dist.all_gather(outputs, torch.full((3,), float(rank.rank)), async_op=True),
+        dist.all_reduce(x, async_op=True),
+    ]
+    until = time.monotonic() + 30
+    while not all(work.is_completed() for work in works):
+        assert time.monotonic() < until
+    assert [output.tolist() for output in outputs] == [[float(r)] * 3 for r in range(rank.size)]
+    assert x.t().flatten().tolist() == [rank.size * n for n in range(6)]
+    assert all(work.is_success() for work in works)
+
+
+def planned_sums(rank: Rank) -> None:
+    """Sums of a planned group are the same sums, of complex numbers and of shards as well."""
+    group = dist.new_group(pg_options=pccl_torch.Options(recovery="resume", planned=True))
+    for dtype in (torch.float32, torch.float64, torch.complex64):
+        x = torch.full((rank.size,), 1 + rank.rank, dtype=dtype)
+        mine = torch.empty(1, dtype=dtype)
+        group.reduce_scatter_single(mine, x, dist.ReduceScatterOptions()).wait()
+        group.allreduce([x], dist.AllreduceOptions()).wait()
+        total = sum(range(1, rank.size + 1))
+        assert_close(x, torch.full_like(x, total))
+        assert_close(mine, torch.full_like(mine, total))
+    with pytest.raises(pccl.InvalidArgument, match="planned"):
+        group.allreduce_coalesced([torch.ones(2), torch.ones(2, dtype=torch.int32)])
+    dist.destroy_process_group(group)
+
+
 # ---- what is refused
 
 
@@ -458,6 +491,10 @@ def refusals(rank: Rank) -> None:
         got = torch.zeros(1)
         dist.recv(got, 0, tag=5)
         assert got.item() == 7
+    mixed = [torch.tensor([True]), torch.tensor([3], dtype=torch.int32)]
+    with pytest.raises(pccl.InvalidArgument, match="bool"):
+        dist.group.WORLD.allreduce_coalesced(mixed)
+    works(rank)
 
 
 def _refused(size: int) -> list[tuple[Callable[[], Any], type[Exception], str]]:

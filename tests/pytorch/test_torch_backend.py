@@ -36,6 +36,8 @@ CHECKS = (
     "works",
     "coalesced_and_batched",
     "many_messages",
+    "done_means_filled",
+    "planned_sums",
     "refusals",
     "groups_of_some_ranks",
     "options_of_a_group",

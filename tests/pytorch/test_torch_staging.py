@@ -7,7 +7,7 @@ them. With CUDA there is one more test. The code: frontends/pccl_torch/staging.p
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -161,10 +161,10 @@ def test_pieces_travel_while_later_ones_are_still_copied(
     def call(peer: Peer) -> None:
         x = on_device(count=10)
         last = peer.device.gates[3] = threading.Event()
+        begun = pieces_of(peer.group)
         work = peer.group.allreduce([x])
         # The first two of three pieces are reduced, and their results wait for the last.
-        first = begun(peer.group, 2)
-        for piece in first:
+        for piece in begun(2):
             assert piece.wait()
         assert not work.is_completed() and x.tolist() == [float(i) for i in range(10)]
         last.set()
@@ -173,23 +173,24 @@ def test_pieces_travel_while_later_ones_are_still_copied(
     both(peers, call)
 
 
-def begun(group: Any, count: int) -> list[Any]:
-    """The works of pieces, when there are so many."""
-    enough, listed, keep = threading.Event(), [], group._keep
+def pieces_of(group: Any) -> Callable[[int], list[Any]]:
+    """Waits for so many works of pieces that begin from now on."""
+    begins, listed, keep = threading.Condition(), [], group._keep
 
     def kept(work: Any) -> Any:
         if not isinstance(work._work, staging.Staged):
-            listed.append(work)
-            if len(listed) >= count:
-                enough.set()
+            with begins:
+                listed.append(work)
+                begins.notify_all()
         return keep(work)
 
-    with group._lock:
-        listed += [one for one in group._flying if not isinstance(one._work, staging.Staged)]
-        group._keep = kept
-    if len(listed) < count:
-        assert enough.wait(SECONDS)
-    return listed[:count]
+    def begun(count: int) -> list[Any]:
+        with begins:
+            assert begins.wait_for(lambda: len(listed) >= count, SECONDS)
+            return listed[:count]
+
+    group._keep = kept
+    return begun
 
 
 def test_calls_of_the_cpu_wait_for_those_of_the_device_before_them(peers: list[Peer]) -> None:

@@ -93,7 +93,7 @@ class Replicas:
         return self.each(enter, numbers)
 
     def sum(self, numbers: list[int], value: Callable[[int], Any]) -> list[Any]:
-        """What each of them gets for the sum of their values."""
+        """The sums of their values, as each of them gets it."""
 
         def add(number: int) -> Any:
             tensor = value(number)
