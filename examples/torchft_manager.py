@@ -20,8 +20,12 @@ from typing import Any
 import torch
 import torch.distributed
 from pccl_torch.torchft import ProcessGroupPccl
-from torchft import DistributedDataParallel, Manager, Optimizer
-from torchft.coordination import LighthouseServer
+from torchft import (  # pyright: ignore[reportMissingImports]
+    DistributedDataParallel,
+    Manager,
+    Optimizer,
+)
+from torchft.coordination import LighthouseServer  # pyright: ignore[reportMissingImports]
 
 dist: Any = torch.distributed  # its types are those of C++
 # One dies after so many steps; the end is after six of all together.
