@@ -116,7 +116,7 @@ pub fn build(b: *std.Build) void {
         .strip = false,
         .tsan = tsan,
     });
-    const simulated: Simulated = .init(b, kernels, target);
+    const simulated: Simulated = .init(b, kernels, target, filters);
 
     const library = b.addLibrary(.{
         .name = "pccl",
@@ -139,8 +139,8 @@ pub fn build(b: *std.Build) void {
         .stress_rounds = b.option(u64, "stress-rounds", "how long they go on (default 4)"),
     };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
-    add_simulator(b, simulated, filters, test_step, check_step);
-    add_fuzz(b, simulated, filters, test_step);
+    add_simulator(b, simulated, test_step, check_step);
+    add_fuzz(b, simulated, filters);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
     add_coordinator_bench(b, library_layers, check_step);
@@ -549,13 +549,8 @@ fn add_levels(
 }
 
 /// The fuzz targets, ReleaseSafe as all that simulates. `zig build fuzz --fuzz=1M` is guided by
-/// coverage, for so many runs of each; without that it runs what is kept.
-fn add_fuzz(
-    b: *std.Build,
-    simulated: Simulated,
-    filters: []const []const u8,
-    test_step: *std.Build.Step,
-) void {
+/// coverage, for so many runs of each; without that it runs what is kept, as test-sim does.
+fn add_fuzz(b: *std.Build, simulated: Simulated, filters: []const []const u8) void {
     const targets = b.addTest(.{
         .name = "test-fuzz",
         .root_module = simulated.fuzz,
@@ -563,18 +558,24 @@ fn add_fuzz(
     });
     const run = b.addRunArtifact(targets);
     b.step("fuzz", "Run the fuzz targets; with --fuzz=1M guided by coverage").dependOn(&run.step);
-    test_step.dependOn(&run.step);
 }
 
 /// The simulator with the engine as it is, and with mutations that can be switched on.
 const Simulated = struct {
     plain: *std.Build.Module,
     mutated: *std.Build.Module,
+    /// With mutations, and with the simulator's unit tests: tests/sim/test_runner.zig.
+    program: *std.Build.Step.Compile,
     /// The fuzz targets with the engine as it is.
     fuzz: *std.Build.Module,
     mutated_layers: Layers,
 
-    fn init(b: *std.Build, kernels: Kernels, target: std.Build.ResolvedTarget) Simulated {
+    fn init(
+        b: *std.Build,
+        kernels: Kernels,
+        target: std.Build.ResolvedTarget,
+        filters: []const []const u8,
+    ) Simulated {
         var options: Layers.Options = .{
             .target = target,
             .optimize = .ReleaseSafe,
@@ -585,9 +586,17 @@ const Simulated = struct {
         const mutated: Mutated = .init(b);
         options.mutated = mutated;
         const mutated_layers: Layers = .init(b, kernels, options);
+        const mutated_module = module_of(b, mutated_layers, mutated.switches);
+        mutated_module.addImport("sim", mutated_module); // for the test runner, which gets them too
         return .{
             .plain = module_of(b, plain_layers, mutant_module(b, null)),
-            .mutated = module_of(b, mutated_layers, mutated.switches),
+            .mutated = mutated_module,
+            .program = b.addTest(.{
+                .name = "pccl-sim",
+                .root_module = mutated_module,
+                .filters = filters,
+                .test_runner = .{ .path = b.path("tests/sim/test_runner.zig"), .mode = .simple },
+            }),
             .fuzz = fuzz_of(b, plain_layers),
             .mutated_layers = mutated_layers,
         };
@@ -632,7 +641,6 @@ const Simulated = struct {
 fn add_simulator(
     b: *std.Build,
     simulated: Simulated,
-    filters: []const []const u8,
     test_step: *std.Build.Step,
     check_step: *std.Build.Step,
 ) void {
@@ -642,12 +650,9 @@ fn add_simulator(
 
     // The tests switch mutations on, to see whether the checkers do their work. So they are
     // compiled from the copies, which costs no more than from the sources.
-    const unit_test = b.addTest(.{
-        .name = "test-sim",
-        .root_module = simulated.mutated,
-        .filters = filters,
-    });
-    const run = b.addRunArtifact(unit_test);
+    const run = b.addRunArtifact(simulated.program);
+    run.addArg("unit-tests");
+    run.stdio = .inherit;
     b.step("test-sim", "Run the simulator's own unit tests").dependOn(&run.step);
     test_step.dependOn(&run.step);
 
@@ -677,8 +682,10 @@ fn add_mutants(b: *std.Build, simulated: Simulated) void {
     const folder: std.Build.Step.InstallArtifact.Options = .{
         .dest_dir = .{ .override = .{ .custom = "mutants" } },
     };
-    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = simulated.mutated });
-    step.dependOn(&b.addInstallArtifact(simulator, folder).step);
+    const install = b.addInstallArtifact(simulated.program, folder);
+    b.step("mutated-sim", "Build the one of `make test`, zig-out/mutants/pccl-sim")
+        .dependOn(&install.step);
+    step.dependOn(&install.step);
     for ([_][]const u8{ "protocol", "collective", "session" }) |name| {
         const unit_test = b.addTest(.{
             .name = b.fmt("test-{s}", .{name}),
@@ -721,7 +728,7 @@ fn add_python(
         return;
     }
 
-    const module = b.createModule(.{
+    const options: std.Build.Module.CreateOptions = .{
         .target = target,
         .optimize = .ReleaseFast,
         .link_libc = true,
@@ -729,13 +736,15 @@ fn add_python(
         .pic = true,
         .strip = true,
         .sanitize_c = .off,
-    });
-    module.addIncludePath(b.path("include"));
-    for (python_include.?) |folder| module.addSystemIncludePath(.{ .cwd_relative = folder });
+    };
+    // An object of its own, which needs no library: it is compiled while the library is.
+    const sources = b.createModule(options);
+    sources.addIncludePath(b.path("include"));
+    for (python_include.?) |folder| sources.addSystemIncludePath(.{ .cwd_relative = folder });
     for ([_][]const u8{ "include", "ext/robin_map/include", "src" }) |folder| {
-        module.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind.?, folder }) });
+        sources.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind.?, folder }) });
     }
-    for (source_files(b, "bindings", ".cpp")) |file| module.addCSourceFile(.{
+    for (source_files(b, "bindings", ".cpp")) |file| sources.addCSourceFile(.{
         .file = b.path(b.pathJoin(&.{ "bindings", file })),
         .flags = cpp_flags(b, .{
             .abi3 = abi3,
@@ -743,6 +752,9 @@ fn add_python(
             .tsan = tsan,
         }),
     });
+
+    const module = b.createModule(options);
+    module.addObject(b.addObject(.{ .name = "bindings", .root_module = sources }));
     // Not linkLibrary, which would put a folder of the build cache into the search path.
     module.addObjectFile(library.getEmittedBin());
     module.addRPathSpecial(if (target.result.os.tag == .macos) "@loader_path" else "$ORIGIN");

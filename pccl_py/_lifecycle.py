@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ class Handle(Protocol):
 
 
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+# Of the SystemExit that SIGTERM has raised in the main thread.
+_exit_status: int | None = None
 
 
 @contextmanager
@@ -45,6 +48,7 @@ def opening() -> Iterator[None]:
 
     Raises SystemRefused.
     """
+    exit_again()
     _watcher.watcher.start()
     try:
         yield
@@ -86,17 +90,31 @@ def exit_on_sigterm() -> None:
     within a twentieth of a second also inside a call of PCCL. Without this function, SIGTERM kills
     a Python process, and the others see a loss. Call it from the main thread, for example before
     `connect`; no signal handler is installed unless you do.
+
+    Python drops an exception that a signal handler raises in a `__del__` or in the callback of a
+    weak reference. So once SIGTERM has come, calls of PCCL in the main thread raise SystemExit
+    instead of an error.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
+    global _exit_status
     for handle in list(_handles):
         handle._leave()
-    raise SystemExit(128 + number)
+    _exit_status = 128 + number
+    raise SystemExit(_exit_status)
+
+
+def exit_again() -> None:
+    """Raises the SystemExit of SIGTERM again, in the main thread: Python may have dropped it."""
+    if _exit_status is not None and threading.current_thread() is threading.main_thread():
+        raise SystemExit(_exit_status)
 
 
 def _after_fork_in_child() -> None:
+    global _exit_status
+    _exit_status = None
     for handle in list(_handles):
         handle._fork()
     _handles.clear()

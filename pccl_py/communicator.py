@@ -399,6 +399,7 @@ class Group(Objects):
                 "child itself"
             )
         if self._closed:
+            _lifecycle.exit_again()
             raise InvalidUsage(f"group {self._name!r} is closed; connect again to go on")
         return self._native
 

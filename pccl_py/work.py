@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
 
-from pccl_py import _pccl, _watcher
+from pccl_py import _lifecycle, _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError
 from pccl_py.outcome import Origin, Outcome, Range, Rosters
 from pccl_py.words import PeerId, wait_nanoseconds
@@ -228,6 +228,7 @@ class Work(Generic[ResultType]):
         try:
             self._native.wait(wait_nanoseconds(timeout, _pccl.FOREVER_NS))
         except PcclError as error:
+            _lifecycle.exit_again()
             if isinstance(error, InDoubt):
                 error.work = self
             self._in_own_words(error)

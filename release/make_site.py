@@ -8,7 +8,7 @@ text; a link to nowhere is an error. The picture of the demo is docs/loss.png, d
 
 from __future__ import annotations
 
-import importlib
+import ast
 import json
 import os
 import re
@@ -38,6 +38,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Reference": [
         "reference/python.md",
         "reference/numpy.md",
+        "reference/torch.md",
         "reference/c.md",
         "reference/cli.md",
     ],
@@ -59,6 +60,7 @@ def main() -> None:
     write("reference/c.md", c_reference.page((ROOT / "include" / "pccl.h").read_text("utf-8")))
     write("reference/python.md", python_page("pccl_py", "Python reference"))
     write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
+    write("reference/torch.md", python_page("pccl_torch", "PyTorch reference"))
     command = typer.main.get_command(pccl_py.cli.app)
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")
@@ -98,11 +100,21 @@ def with_links(text: str, document: Path) -> str:
 
 
 def python_page(module: str, title: str) -> str:
-    """A directive for each public name, so that the page is in the order of `__all__`."""
-    public = importlib.import_module(module)
-    names = [name for name in public.__all__ if not name.startswith("__")]
+    """A directive for each public name, so that the page is in the order of `__all__`.
+
+    The module is read, not imported: what it needs may be missing here.
+    """
+    places = (ROOT / module, ROOT / "frontends" / module)
+    (source,) = (place for place in places if place.is_dir())
+    tree = ast.parse((source / "__init__.py").read_text("utf-8"))
+    (listed,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    names = [name for name in ast.literal_eval(listed) if not name.startswith("__")]
     directives = [f"::: {module}.{name}\n" for name in names]
-    opening = (public.__doc__ or "").partition("\n")[0]
+    opening = (ast.get_docstring(tree) or "").partition("\n")[0]
     return f"# {title}\n\n{opening}\n\n" + "\n".join(directives)
 
 

@@ -97,6 +97,16 @@ fn fuzz(comptime target: Target) !void {
     try std.testing.fuzz(target, from_smith, .{ .corpus = corpus });
 }
 
+/// All that was kept, which `zig build fuzz` runs too, before anything else.
+pub fn run_kept() !void {
+    for (std.enums.values(Target)) |target| {
+        under_way = target;
+        var rest = kept.get(target);
+        while (next_kept(&rest)) |input| try run(target, input[4..]);
+    }
+    under_way = null;
+}
+
 // ---- fresh inputs without guidance
 
 /// The target that `fresh` has under way, for whoever reports a panic.

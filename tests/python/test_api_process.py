@@ -455,6 +455,44 @@ array = np.ones(100_000)
         assert stayer.end() == 0, stayer.errors
 
 
+NEXT_CALLS = {
+    "a call": "comm.barrier()",
+    "a work": "work.wait()",
+    "connect": "pccl.connect(bind=LOOPBACK)",
+}
+
+
+@pytest.mark.parametrize("call", NEXT_CALLS)
+def test_a_sigterm_that_python_has_dropped_ends_the_next_call(
+    start: Any, coordinator: pccl.Coordinator, call: str
+) -> None:
+    program = start(
+        BLOCKED
+        + f"""
+import signal
+
+class Dropped:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+pccl.exit_on_sigterm()
+world = pccl.LocalWorld(2)
+comm = world.comms[0]
+work = comm.barrier(async_op=True)
+Dropped()
+print("dropped", comm.closed, flush=True)
+try:
+    {NEXT_CALLS[call]}
+except pccl.PcclError as error:
+    print(repr(error), flush=True)
+""",
+        PCCL_TOKEN=coordinator.token,
+    )
+    program.expect("dropped True")
+    assert program.end() == 128 + signal.SIGTERM, program.errors
+    assert "Exception ignored in" in program.errors
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_a_closed_world_leaves_no_threads_and_no_descriptors() -> None:
     def open_now() -> tuple[int, int]:

@@ -169,6 +169,10 @@ pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
     return 0;
 }
 
+test "no target fails over what was kept" {
+    try targets.run_kept();
+}
+
 test "worlds live through changed bytes" {
     // These are always the same; the gate runs fresh ones (`make simulator`).
     var rig = try Rig.init(std.heap.smp_allocator);
