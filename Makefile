@@ -45,7 +45,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test pccl-sim simulator python-test test-long check style demo bench sim
+.PHONY: build test unit-test simulator python-test test-long check style demo bench sim
 .PHONY: soak test-torch fuzz mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
@@ -58,21 +58,24 @@ build: $(VENV)/.installed
 # compiled for the tests, so only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
-	$(MAKE) -j2 style unit-test
-	$(MAKE) -j2 test-threads pccl-sim
+	$(MAKE) -j2 unit-test style test-threads
 	$(MAKE) simulator
 	$(MAKE) python-test
 
 unit-test: $(VENV)/.with-test
-	$(ZIG) test --summary new
+	$(ZIG) test mutated-sim --summary new
 
-pccl-sim: $(VENV)/.with-test
-	$(ZIG) sim
+# Each commit draws seeds that nobody has run before: they begin at a number of its tree, so another
+# run of that tree repeats them. Without git they begin at one that the clock draws.
+TREE := $(shell git rev-parse --verify --quiet 'HEAD^{tree}' | cut -c 1-9)
+SEEDS_OF_TREE := $(if $(TREE),--start $(shell printf %d 0x$(TREE)),--fresh)
 
-simulator: pccl-sim
-	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS) --fresh
-	zig-out/bin/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) --fresh
-	zig-out/bin/pccl-sim fuzz --seconds $(FUZZ_SECONDS) --fresh
+# The one with mutations, all of them off, which the unit tests have compiled.
+simulator: $(VENV)/.with-test
+	$(ZIG) mutated-sim
+	zig-out/mutants/pccl-sim --seconds $(SIM_SECONDS) $(SEEDS_OF_TREE)
+	zig-out/mutants/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) $(SEEDS_OF_TREE)
+	zig-out/mutants/pccl-sim fuzz --seconds $(FUZZ_SECONDS) $(SEEDS_OF_TREE)
 
 # Last in `make test`: the summary line of pytest ends the output.
 python-test: build $(VENV)/.with-test

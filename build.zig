@@ -739,19 +739,8 @@ fn add_python(
     };
     // An object of its own, which needs no library: it is compiled while the library is.
     const sources = b.createModule(options);
-    sources.addIncludePath(b.path("include"));
     for (python_include.?) |folder| sources.addSystemIncludePath(.{ .cwd_relative = folder });
-    for ([_][]const u8{ "include", "ext/robin_map/include", "src" }) |folder| {
-        sources.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind.?, folder }) });
-    }
-    for (source_files(b, "bindings", ".cpp")) |file| sources.addCSourceFile(.{
-        .file = b.path(b.pathJoin(&.{ "bindings", file })),
-        .flags = cpp_flags(b, .{
-            .abi3 = abi3,
-            .is_nanobind = std.mem.eql(u8, file, "nb_all.cpp"),
-            .tsan = tsan,
-        }),
-    });
+    add_bindings(b, sources, nanobind.?, .{ .abi3 = abi3, .is_nanobind = false, .tsan = tsan });
 
     const module = b.createModule(options);
     module.addObject(b.addObject(.{ .name = "bindings", .root_module = sources }));
@@ -776,6 +765,22 @@ fn add_python(
     for (headers) |name| {
         const to = b.pathJoin(&.{ folder, "include", name });
         step.dependOn(&b.addInstallFile(header_file(b, name), to).step);
+    }
+}
+
+/// The C++ of bindings/, and nanobind, whose own source is among it.
+fn add_bindings(b: *std.Build, module: *std.Build.Module, nanobind: []const u8, cpp: Cpp) void {
+    module.addIncludePath(b.path("include"));
+    for ([_][]const u8{ "include", "ext/robin_map/include", "src" }) |folder| {
+        module.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind, folder }) });
+    }
+    for (source_files(b, "bindings", ".cpp")) |file| {
+        var own = cpp;
+        own.is_nanobind = std.mem.eql(u8, file, "nb_all.cpp");
+        module.addCSourceFile(.{
+            .file = b.path(b.pathJoin(&.{ "bindings", file })),
+            .flags = cpp_flags(b, own),
+        });
     }
 }
 

@@ -38,7 +38,7 @@ class Handle(Protocol):
 
 
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-# Of the SystemExit that SIGTERM has raised in the main thread.
+# The status of SIGTERM's SystemExit, once that was raised in the main thread.
 _exit_status: int | None = None
 
 

@@ -93,6 +93,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 # ---- programs
 
 
+def pytest_configure() -> None:
+    """Programs inherit what is ignored: in the background a shell ignores SIGINT, nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            default = signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler
+            signal.signal(number, default)
+
+
 @pytest.fixture
 def coordinator() -> Iterator[pccl.Coordinator]:
     """A coordinator on loopback, with fast heartbeats so that losses are seen soon."""

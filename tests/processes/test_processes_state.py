@@ -41,12 +41,12 @@ def answers_of(peers: list[Peer]) -> list[dict[str, Any]]:
     return answers
 
 
-def check_next(peers: list[Peer], revision: int, attempts: int = 1) -> None:
+def check_next(peers: list[Peer], revision: int, attempts: tuple[int, ...] = (1,)) -> None:
     """Once more: nothing moves."""
     sync_all(peers)
     for answer in answers_of(peers):
         assert (answer["revision"], answer["leaves_moved"]) == (revision, 0)
-        assert answer["attempts"] == attempts
+        assert answer["attempts"] in attempts
 
 
 @pytest.mark.parametrize("fault", ["sync.given::0.1", "sync.given::0.3", "sync.voted"])
@@ -83,7 +83,8 @@ def test_nobody_waits_for_a_source_that_freezes() -> None:
                 assert world.peers[1].failure().kind == "Expelled"  # InDoubt if it had voted
                 continue
             assert attempts == {1}
-            check_next(survivors, 7, attempts=2)  # this one it holds up, for the silence limit
+            # It holds up this one, for the silence limit; one attempt if that has passed before.
+            check_next(survivors, 7, attempts=(1, 2))
             world.peers[1].signal(signal.SIGCONT)
             # Thawed it learns first what was committed, then that it is out.
             assert world.peers[1].answer()["revision"] == 6

@@ -476,8 +476,8 @@ class Dropped:
         signal.raise_signal(signal.SIGTERM)
 
 pccl.exit_on_sigterm()
-world = pccl.LocalWorld(2)
-comm = world.comms[0]
+comm = pccl.connect(bind=LOOPBACK, initial_world_size=2)
+comm.admit()
 work = comm.barrier(async_op=True)
 Dropped()
 print("dropped", comm.closed, flush=True)
@@ -488,7 +488,9 @@ except pccl.PcclError as error:
 """,
         PCCL_TOKEN=coordinator.token,
     )
-    program.expect("dropped True")
+    with pccl.connect(coordinator.token, bind="127.0.0.1:0", initial_world_size=2) as other:
+        other.admit()
+        program.expect("dropped True")
     assert program.end() == 128 + signal.SIGTERM, program.errors
     assert "Exception ignored in" in program.errors
 
