@@ -53,16 +53,18 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# The steps that compile go two at a time. Then one after the other, also under `make -j`: the
+# What compiles and installs goes side by side. Then one after the other, also under `make -j`: the
 # simulator keeps all cores busy, and what follows is measured. All that `check` compiles is
 # compiled for the tests, so only the rest of it is here.
 test:
+	$(MAKE) $(VENV)/.tools
+	$(MAKE) -j3 $(VENV)/.native $(VENV)/.packages unit-test
 	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
-	$(MAKE) -j2 unit-test style test-threads
+	$(MAKE) -j2 style test-threads
 	$(MAKE) simulator
 	$(MAKE) python-test
 
-unit-test: $(VENV)/.with-test
+unit-test: $(VENV)/.tools
 	$(ZIG) test mutated-sim --summary new
 
 # Each commit draws seeds that nobody has run before: they begin at a number of its tree, so another
@@ -71,7 +73,7 @@ TREE := $(shell git rev-parse --verify --quiet 'HEAD^{tree}' | cut -c 1-9)
 SEEDS_OF_TREE := $(if $(TREE),--start $(shell printf %d 0x$(TREE)),--fresh)
 
 # The one with mutations, all of them off, which the unit tests have compiled.
-simulator: $(VENV)/.with-test
+simulator: $(VENV)/.tools
 	$(ZIG) mutated-sim
 	zig-out/mutants/pccl-sim --seconds $(SIM_SECONDS) $(SEEDS_OF_TREE)
 	zig-out/mutants/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) $(SEEDS_OF_TREE)
@@ -96,7 +98,7 @@ test-torch: build $(VENV)/.with-test
 	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch --durations=20
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
-test-threads: $(VENV)/.with-test
+test-threads: $(VENV)/.tools
 	$(ZIG) test-net test-abi -Dtsan --summary new $(if $(STRESS),-Dstress-rounds=$(STRESS))
 
 # The same for the bindings, with an interpreter that is not built with it.
@@ -180,8 +182,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The packages that pyproject.toml names for building come first: without build isolation they are
-# downloaded once. Then the native build, so that its errors are not inside a traceback of pip.
-$(VENV)/.installed: $(INSTALL_INPUTS)
+# downloaded once. Zig is among them.
+$(VENV)/.tools: $(INSTALL_INPUTS)
 	@test -n "$(PYTHON)" || { \
 	echo "make: no Python 3.11 or later found; install one, or say make PYTHON=/path/to/python3"; \
 	exit 1; }
@@ -194,9 +196,26 @@ $(VENV)/.installed: $(INSTALL_INPUTS)
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	> $(VENV)/build-requirements.txt
 	$(PIP) install -r $(VENV)/build-requirements.txt
+	@touch $@
+
+# Before the install, so that its errors are not inside a traceback of pip.
+$(VENV)/.native: $(VENV)/.tools
 	@echo "make: compiling the native library; the first time this takes minutes"
 	$(RUN) hatch_build.py
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.native
 	$(PIP) install --no-build-isolation --editable .
+	@touch $@
+
+# All packages that `make test` needs, which are installed while the native library is compiled.
+$(VENV)/.packages: $(VENV)/.tools
+	$(RUN) -c 'import sys, tomllib; \
+	project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	extras = [project["optional-dependencies"][extra] for extra in sys.argv[1].split(",")]; \
+	print(*project["dependencies"], *sum(extras, []), sep="\n")' $(EXTRAS_test),$(EXTRAS_dev) \
+	> $(VENV)/requirements.txt
+	$(PIP) install -r $(VENV)/requirements.txt
 	@touch $@
 
 $(VENV)/.with-%: $(VENV)/.installed
