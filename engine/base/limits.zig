@@ -216,8 +216,8 @@ comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).
     const resume_bytes_max = chunks_max * (12 + peers_max / 8) + 256;
     assert(resume_bytes_max <= control_message_bytes_max);
-    // It fits what waits for a peer, and those of all collectives in flight of a group fit the bulk.
-    // A message arrives nearly in order, so its resume has few ranges of chunks.
+    // It fits what waits for a peer, and those of all collectives that a group may have in flight
+    // fit the bulk. A message arrives nearly in order, so its resume has few ranges of chunks.
     assert(resume_bytes_max <= control_queue_bytes_max);
     assert(operations_in_flight_max * resume_bytes_max <= control_bulk_bytes_max);
     // All that a peer gives up at once, in both of its epochs, is less than what one may cause.

@@ -263,7 +263,7 @@ pub const Epoch = struct {
         return false;
     }
 
-    /// What is in flight, by what takes turns.
+    /// Counts what is in flight, by what takes turns.
     fn in_flight(epoch: *const Epoch) std.EnumArray(Turns, usize) {
         var found: std.EnumArray(Turns, usize) = .initFill(0);
         for (epoch.ops.items) |op| found.getPtr(.of(op.id.tag, epoch.rank)).* += 1;
