@@ -313,15 +313,29 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         outputs: Tensors,
         fill: Callable[[], None] | None = None,
         deadline: timedelta | None = None,
+        feedback: ErrorFeedback | None = None,
         **options: Any,
     ) -> PcclWork:
-        """Begins an operation of all members, with the next tag."""
+        """Begins an operation of all members, with the next tag.
+
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
         self.enter()
+        options.setdefault("recovery", self._recovery)
         with self._lock:
-            options.setdefault("recovery", self._recovery)
-            work = self._start(call, given, self._tag, fill, deadline, options)
-            self._tag += 1
-            return self._keep(PcclWork(self.comm, work, outputs, failed=self._on_failure()))
+            comm, tag = self.comm, self._tag
+            if feedback is not None:  # found by the tag, which is another one in each call
+                comm._feedbacks[tag] = feedback
+            try:
+                begun = self._start(call, given, tag, fill, deadline, options)
+            finally:
+                if feedback is not None:
+                    del comm._feedbacks[tag]
+            if not isinstance(begun, PcclError):
+                self._tag += 1
+        if isinstance(begun, PcclError):
+            raise self._refused(begun, comm) from None
+        return self._keep(PcclWork(comm, begun, outputs, failed=self._on_failure(comm)))
 
     def _start(
         self,
@@ -331,7 +345,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         fill: Callable[[], None] | None,
         deadline: timedelta | None,
         options: dict[str, Any],
-    ) -> Work[Any]:
+    ) -> Work[Any] | PcclError:
+        """With the lock, under which an error cannot be raised (_refused). It never waits."""
         seconds = self._deadline
         if deadline is not None and (asked := deadline.total_seconds()) > 0:
             seconds = asked
@@ -342,17 +357,23 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 *given, tag=tag, deadline=seconds, async_op=True, _finish=finish, **options
             )
         except PcclError as error:
-            made = torch_error(error, self.comm)
-            if not isinstance(made, InvalidArgument):
-                self._failed(made)
-            raise made from None
+            return error
         return work
 
-    def _on_failure(self) -> Callable[[PcclError], None] | None:
+    def _refused(self, error: PcclError, comm: Group) -> PcclError:
+        """The error of a call that has not begun, as it is to be raised.
+
+        Not with the lock: whoever is told may wait for a thread that renews this group (mesh.py).
+        """
+        made = torch_error(error, comm)
+        if comm is self.comm and not isinstance(made, InvalidArgument):
+            self._failed(made)
+        return made
+
+    def _on_failure(self, comm: Group) -> Callable[[PcclError], None] | None:
         """None where nobody has to know: then no callback is kept for each work."""
         if type(self)._failed is ProcessGroupPccl._failed:
             return None
-        comm = self.comm
 
         def failed(error: PcclError) -> None:
             if comm is self.comm:  # and no group that this one was before
@@ -481,24 +502,16 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
         if x.dtype == torch.float32:
             options["codec"] = self._codec if codec is None else codec
-        self.enter()
-        with self._lock:
-            # Found by the tag, which is another one in each call.
-            tag = self._tag
-            if feedback is not None:
-                self.comm._feedbacks[tag] = feedback
-            try:
-                return self._begin(
-                    "all_reduce",
-                    _memory(used),
-                    outputs=[x],
-                    fill=_writer([x], used),
-                    _form=form,
-                    _reword=reword,
-                    **options,
-                )
-            finally:
-                self.comm._feedbacks.pop(tag, None)
+        return self._begin(
+            "all_reduce",
+            _memory(used),
+            outputs=[x],
+            fill=_writer([x], used),
+            feedback=feedback,
+            _form=form,
+            _reword=reword,
+            **options,
+        )
 
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
         self.enter()
@@ -802,7 +815,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         opts: Any,
     ) -> PcclWork:
         # Counts that are all alike here may differ elsewhere.
-        uneven = {} if counts is None else {"send_counts": counts[0], "recv_counts": counts[1]}
+        uneven: dict[str, Any] = {}
+        if counts is not None:
+            uneven = {"send_counts": counts[0], "recv_counts": counts[1]}
         return self._begin(
             "all_to_all",
             TORCH.memory(source),
@@ -856,14 +871,18 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         if not 0 <= tag < _TAGS:
             raise InvalidArgument(f"the tag of a message must be from 0 to {_TAGS - 1}, not {tag}")
         self.enter()
+        place, memory = self._place(other), TORCH.memory(x)
         with self._lock:
-            place = self._place(other)
+            comm = self.comm
             # Messages with one tag may be in flight together; those of pccl_py may not.
             number = self._messages.get((call, other, tag), 0)
             own = tag * _IN_FLIGHT + number % _IN_FLIGHT
-            work = self._start(call, (TORCH.memory(x), place), own, fill, None, {})
-            self._messages[call, other, tag] = number + 1
-            return self._keep(PcclWork(self.comm, work, outputs, other))
+            begun = self._start(call, (memory, place), own, fill, None, {})
+            if not isinstance(begun, PcclError):
+                self._messages[call, other, tag] = number + 1
+        if isinstance(begun, PcclError):
+            raise self._refused(begun, comm) from None
+        return self._keep(PcclWork(comm, begun, outputs, other))
 
     # ---- names of other releases of PyTorch
 
