@@ -39,7 +39,7 @@ from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.beside import Beside
 from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
 from pccl_torch.options import Options
-from pccl_torch.staging import Stager, staged
+from pccl_torch.staging import Stager, staged, stages_for
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
@@ -110,6 +110,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._store = store
         self._leave = leave
         self._stager = Stager(leave)
+        stages_for(self._stager, group)
         self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
@@ -209,13 +210,16 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def enter(self) -> None:
         """Enters the group, if this process has not yet. Waits for those who belong to it.
 
+        Each call begins here, so that it comes after those before it whose tensors are still copied
+        (staging.py).
         Raises PeerLost in a group that cannot go on with the members that it has.
         """
+        self._stager.drain()
         if self._is_entered:
             return
         with self._lock:
             if self._barred is None and self.comm.epoch == 0:
-                self._entry = self.pass_safe_point(None)
+                self._entry = self._admit(None)
             if self._barred is not None:
                 raise remembered(type(self._barred)(*self._barred.args))
             self._is_entered = True
@@ -226,6 +230,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         The one at which this process has entered is answered once, if a call has passed it; but
         not after a PeerLost, which all members get of the same call, and for which they ask now.
         """
+        self._stager.drain()
         with self._lock:
             entry, self._entry = self._entry, None
             if entry is not None and not was_told_of_loss(self.comm):
@@ -274,6 +279,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         made = ProcessGroupPccl(
             self.comm, peers, rank, self._named, self._options, self._store, lambda: None
         )
+        stages_for(self._stager, self.comm)
         made.bar(PeerLost(why))
         return made
 
