@@ -62,6 +62,8 @@ _OPS: dict[Any, Any] = {
     # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
+# C++ (DDP) takes Works, and PyTorch before 2.13 may keep only the half of one that it knows.
+_CPP_KEEPS_WORKS = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 13]
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
@@ -120,11 +122,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
-        # Whether ranks follow the list that the group was made of, or the ids of its members.
+        # Whether ranks follow the list that the group was made of, or the epoch.
         self._is_listed = group.epoch == 0
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
-        # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
+        # Operations in flight that are held here, whoever drops their Works.
         self._flying: list[PcclWork] = []
         # Why no call can be made in the group any more, or not yet.
         self._barred: PcclError | None = None
@@ -289,8 +291,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
         """The members of an epoch, in the order of the list that the group was made of.
 
-        Once somebody has joined, whose list may be another one, they are in the order of their ids
-        for all. All members count their tags from 0 again, as newcomers do.
+        Once somebody has joined, whose list may be another one, they are in the order of the epoch
+        for all: those from before, and then those who have joined. All members count their tags
+        from 0 again, as newcomers do.
         """
         there = set(members)
         listed = tuple(peer for peer in self._peers if peer in there)
@@ -388,12 +391,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        with self._lock:
-            flying = self._flying
-            if flying:
-                flying[:] = [one for one in flying if not one.is_over()]
-            flying.append(work)
+        if not _CPP_KEEPS_WORKS:
+            self._hold(work)
         return work
+
+    def _hold(self, work: PcclWork) -> None:
+        """Until it is done and another one is held."""
+        with self._lock:
+            self._flying[:] = [one for one in self._flying if not one.is_over()]
+            self._flying.append(work)
 
     def _place(self, rank: int) -> int:
         """The rank of pccl_py of one of PyTorch."""
