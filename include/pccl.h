@@ -375,8 +375,9 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 typedef struct pccl_collective_options {
   size_t size;
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
-                            64 of a group are at once; up to 1,024 calls beyond wait for their turn, in their
-                            order, and then all members must call in one order.
+                            64 of a group are at once, and 64 sends and 64 receives beside them; up to 1,024
+                            calls beyond wait for their turn, each of these three in the order of its calls, and
+                            then all members must call in one order.
                             A new tag for each operation must be the next number, or an epoch ends at
                             65,536 of them. Those from 254 << 56 on belong to messages and shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */

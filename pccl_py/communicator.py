@@ -68,8 +68,9 @@ class Group(Objects):
     Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
     for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
     members must call the same operations in the same order per tag, and `admit` equally often.
-    64 operations of a group are in flight at once. Up to 1,024 calls beyond wait for their turn, in
-    their order; where there are so many, all members must call in one order of all tags.
+    64 collectives of a group, 64 sends and 64 receives are in flight at once. Up to 1,024 calls
+    beyond wait for their turn, each of these three in the order of its calls; where there are so
+    many, all members must call in one order of all tags.
     After `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage;
     the other properties keep their last values.
     """

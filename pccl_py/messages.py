@@ -65,8 +65,8 @@ class Messages(Collectives):
         member, each into an array of its own and with a deadline that is long enough; take the one
         that is done first (`Work.add_done_callback`), leave the others in flight for what comes
         next, and begin another one from that member. Do not cancel those that are left: each ends
-        with `Aborted` at its sender. A group has 64 operations in flight at a peer, and these count
-        as long as they wait: with 64 of them, every other call in the group waits, too.
+        with `Aborted` at its sender. A group has 64 receives in flight at a peer, and these count
+        as long as they wait: with 64 of them, every further one waits for its turn.
         """
         _check_source(src)
         rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed

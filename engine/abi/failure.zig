@@ -618,8 +618,8 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TooManyOperations => fail(
             .invalid_usage,
-            "{d} operations are in flight in this group and {d} wait for their turn, which " ++
-                "is the limit: wait for some of them",
+            "{d} operations of this kind are in flight in this group and {d} calls wait for " ++
+                "their turn, which is the limit: wait for some of them",
             .{ base.limits.operations_in_flight_max, base.limits.operations_queued_max },
         ),
         error.TooManyGivenUp => fail(
@@ -965,8 +965,8 @@ const WaitedFor = struct {
         const coordinator: Coordinator = .{ .failure = &op.failure };
         if (coordinator.is_away()) return writer.print("{f}", .{coordinator});
         if (op.ended_queued) return writer.print(
-            " before its turn came: {d} operations of the group were in flight, and beyond that " ++
-                "members must call in one order",
+            " before its turn came: {d} operations of this kind were in flight in the group, " ++
+                "and beyond that members must call them in one order",
             .{base.limits.operations_in_flight_max},
         );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{

@@ -13,9 +13,11 @@ pub const peers_max = 512;
 pub const groups_max = 64;
 /// TCP connections between two peers. Enforced by the coordinator's options.
 pub const lanes_per_link_max = 64;
-/// Operations that one group may have in flight at a peer: a call beyond waits for its turn
-/// (protocol/member.zig).
+/// Operations that one group may have in flight at a peer, collectives, sends and receives each: a
+/// call beyond waits for its turn (protocol/member.zig). Enforced by the coordinator, too.
 pub const operations_in_flight_max = 64;
+/// All of these.
+pub const operations_in_flight_total_max = 3 * operations_in_flight_max;
 /// Calls of one group that wait so at a peer. Enforced at the call.
 pub const operations_queued_max = 1024;
 /// Elements of one operation. Enforced at the call.
@@ -208,17 +210,18 @@ pub const sources_kept_max = 1024;
 /// meanwhile. Enforced by the receiver (session/link.zig), as is the next.
 pub const early_bytes_max = 3 * eager_operations_max * eager_bytes_max;
 /// Operations of one link that this peer has not called yet: all in flight in two epochs.
-pub const early_operations_max = 2 * groups_max * operations_in_flight_max;
+pub const early_operations_max = 2 * groups_max * operations_in_flight_total_max;
 
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).
     const resume_bytes_max = chunks_max * (12 + peers_max / 8) + 256;
     assert(resume_bytes_max <= control_message_bytes_max);
-    // It fits what waits for a peer, and those of all that a group may have in flight fit the bulk.
+    // It fits what waits for a peer, and those of all collectives that a group may have in flight
+    // fit the bulk. A message arrives nearly in order, so its resume has few ranges of chunks.
     assert(resume_bytes_max <= control_queue_bytes_max);
     assert(operations_in_flight_max * resume_bytes_max <= control_bulk_bytes_max);
     // All that a peer gives up at once, in both of its epochs, is less than what one may cause.
-    const given_up_at_once = operations_queued_max + 2 * operations_in_flight_max;
+    const given_up_at_once = operations_queued_max + 2 * operations_in_flight_total_max;
     assert(given_up_max + given_up_at_once <= decisions_kept_max);
     // Not even the coordinator with the least memory must let members go for a resume.
     assert(control_message_bytes_max + control_queue_bytes_max < queues_bytes_min);

@@ -57,6 +57,22 @@ pub const Pair = struct {
     }
 };
 
+/// Calls of a member that take turns beyond those that it may have in flight. A message waits for
+/// those of its direction alone: so a member that calls many receives before its sends does not
+/// wait for itself, and its collectives wait for no message. Used by protocol/member.zig for what a
+/// member calls, and by protocol/epoch.zig for what it tells.
+pub const Turns = enum {
+    of_all,
+    send,
+    recv,
+
+    /// Those of an operation with this tag, for the member of this rank.
+    pub fn of(any_tag: u64, rank: u16) Turns {
+        const pair = Pair.of(any_tag) orelse return .of_all;
+        return if (pair.src == rank) .send else .recv;
+    }
+};
+
 test "a tag of a pair names both and what the caller said, and no other tag names any" {
     const expect = std.testing.expect;
     const highest = limits.peers_max - 1;
@@ -76,4 +92,7 @@ test "a tag of a pair names both and what the caller said, and no other tag name
     const pair: Pair = .{ .src = 4, .dst = 7 };
     try expect(pair.has(4) and pair.has(7) and !pair.has(5));
     try expect(pair.other(4) == 7 and pair.other(7) == 4);
+    try std.testing.expectEqual(Turns.send, Turns.of(pair.tag(3), 4));
+    try std.testing.expectEqual(Turns.recv, Turns.of(pair.tag(3), 7));
+    try std.testing.expectEqual(Turns.of_all, Turns.of(3, 4));
 }

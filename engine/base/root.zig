@@ -13,6 +13,7 @@ pub const Paths = @import("order.zig").Paths;
 pub const Plan = @import("order.zig").Plan;
 pub const reaches = @import("order.zig").reaches;
 pub const Pair = @import("pair.zig").Pair;
+pub const Turns = @import("pair.zig").Turns;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
 pub const Label = @import("label.zig").Label;

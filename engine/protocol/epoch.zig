@@ -26,6 +26,7 @@ const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
 const Pair = base.Pair;
+const Turns = base.Turns;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
@@ -494,7 +495,10 @@ pub const Epoch = struct {
             return null;
         }
         var begun: usize = 0;
-        for (epoch.records.items) |known| begun += @intFromBool(known.from == rank);
+        const turns: Turns = .of(id.tag, rank);
+        for (epoch.records.items) |known| {
+            begun += @intFromBool(known.from == rank and Turns.of(known.id.tag, rank) == turns);
+        }
         if (begun >= base.limits.operations_in_flight_max) return error.Unexpected;
         const new = try epoch.gpa.create(Record);
         errdefer epoch.gpa.destroy(new);

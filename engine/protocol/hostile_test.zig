@@ -1261,6 +1261,39 @@ test "a member with more operations in flight than there may be leaves the run" 
     try expect(court.peers[0] != null and court.peers[2] != null);
 }
 
+test "a member with more messages of one direction in flight than there may be leaves the run" {
+    for ([_]base.Pair{ .{ .src = 1, .dst = 0 }, .{ .src = 2, .dst = 1 } }) |pair| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        const other: base.Pair = .{ .src = pair.dst, .dst = pair.src };
+        for (0..limits.operations_in_flight_max) |number| {
+            try court.done(1, number, 0);
+            for ([_]base.Pair{ pair, other }) |each| try message_done(&court, each.tag(number));
+        }
+        for (court.peers[0..peers_max]) |place| try expect(place != null);
+        try message_done(&court, pair.tag(limits.operations_in_flight_max));
+        try expectEqual(null, court.peers[1]);
+        try expect(court.peers[0] != null and court.peers[2] != null);
+    }
+}
+
+/// Rank 1 says that it is done with its part of a message.
+fn message_done(court: *Court, tag: u64) !void {
+    var vote: control.Done = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .op = .{ .tag = tag, .sequence = 0 },
+        .descriptor = descriptor,
+        .digest = 0,
+        .decisions_seen = 0,
+    };
+    vote.descriptor.kind = .send_recv;
+    try court.say(1, .{ .done = vote });
+}
+
 test "a member that has seen decisions which nobody made leaves the run" {
     var court: Court = undefined;
     try court.init(gpa);

@@ -19,12 +19,16 @@ const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
 const Pair = base.Pair;
+const Turns = base.Turns;
 const Sequences = @import("sequences.zig").Sequences;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
 const KeptRange = control.KeptRange;
 const assert = std.debug.assert;
+
+/// Operations of all members that a coordinator may name in one attempt.
+const told_max = base.limits.operations_in_flight_total_max * base.limits.peers_max;
 
 pub const Status = enum {
     ok,
@@ -259,6 +263,19 @@ pub const Epoch = struct {
         return false;
     }
 
+    /// Counts what is in flight, by what takes turns.
+    fn in_flight(epoch: *const Epoch) std.EnumArray(Turns, usize) {
+        var found: std.EnumArray(Turns, usize) = .initFill(0);
+        for (epoch.ops.items) |op| found.getPtr(.of(op.id.tag, epoch.rank)).* += 1;
+        return found;
+    }
+
+    /// Whether a call waits with which one of this tag would take turns.
+    fn has_queued(epoch: *const Epoch, turns: Turns) bool {
+        for (epoch.queued.items) |op| if (Turns.of(op.id.tag, epoch.rank) == turns) return true;
+        return false;
+    }
+
     fn is_tag_in_use(epoch: *const Epoch, tag: u64) bool {
         for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt) return true;
         for (epoch.queued.items) |op| if (op.id.tag == tag) return true;
@@ -323,7 +340,7 @@ pub const Member = struct {
     group: u16,
     self: PeerId,
     actions: Actions,
-    /// Operations of one epoch in flight; fewer in tests.
+    /// Operations of one epoch in flight, of those that take turns; fewer in tests.
     in_flight_max: u32 = base.limits.operations_in_flight_max,
     state: State = .joining,
     safe_points: u64 = 0,
@@ -737,21 +754,26 @@ pub const Member = struct {
     /// Whether a call with this tag may start now, or wait for its turn.
     pub fn check_start(m: *Member, tag: u64) StartError!void {
         const epoch = m.current orelse return error.NotAdmitted;
-        if (m.is_full() and m.queued_count() >= base.limits.operations_queued_max)
+        const waits = m.is_full(tag);
+        if (waits and m.queued_count() >= base.limits.operations_queued_max)
             return error.TooManyOperations;
         if (m.withdrawn.items.len >= base.limits.given_up_max) return error.TooManyGivenUp;
         if (epoch.is_tag_in_use(tag)) return error.TagInUse;
         try epoch.sequences.reserve(m.gpa, tag);
-        // Where it is full, there is room for as many as may be in flight.
-        if (m.is_full()) try epoch.queued.ensureUnusedCapacity(m.gpa, 1) //
-        else try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
+        if (waits) {
+            try epoch.queued.ensureUnusedCapacity(m.gpa, 1);
+            // For its turn, whatever has begun by then.
+            try epoch.ops.ensureTotalCapacity(m.gpa, base.limits.operations_in_flight_total_max);
+        } else try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
         try m.withdrawn.ensureUnusedCapacity(m.gpa, m.in_flight() + 1);
     }
 
-    /// Whether a call of the current epoch has to wait for its turn.
-    pub fn is_full(m: *const Member) bool {
+    /// Whether a call of the current epoch with this tag has to wait for its turn.
+    pub fn is_full(m: *const Member, tag: u64) bool {
         const epoch = m.current orelse return false;
-        return epoch.queued.items.len > 0 or epoch.ops.items.len >= m.in_flight_max;
+        if (epoch.ops.items.len < m.in_flight_max and epoch.queued.items.len == 0) return false;
+        const turns: Turns = .of(tag, epoch.rank);
+        return epoch.has_queued(turns) or epoch.in_flight().get(turns) >= m.in_flight_max;
     }
 
     /// All that was called and is not decided.
@@ -780,7 +802,7 @@ pub const Member = struct {
     /// If it is full, the call waits in the queue.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
-        const waits = m.is_full();
+        const waits = m.is_full(tag);
         op.id = m.next_id(tag);
         epoch.sequences.count(tag);
         op.epoch = epoch.number;
@@ -809,8 +831,12 @@ pub const Member = struct {
     /// The call whose turn it is, if one waits and there is room for it.
     pub fn next_queued(m: *const Member) ?*Op {
         for (m.epochs) |slot| if (slot) |epoch| {
-            if (epoch.queued.items.len == 0 or epoch.ops.items.len >= m.in_flight_max) continue;
-            return epoch.queued.items[0];
+            if (epoch.queued.items.len == 0) continue;
+            const at_once = epoch.in_flight();
+            for (epoch.queued.items) |op| {
+                const turns: Turns = .of(op.id.tag, epoch.rank);
+                if (at_once.get(turns) < m.in_flight_max) return op;
+            }
         };
         return null;
     }
@@ -818,7 +844,8 @@ pub const Member = struct {
     /// `next_queued` has given it.
     pub fn start_queued(m: *Member, op: *Op) void {
         const epoch = m.epoch_of(op.epoch).?;
-        assert(epoch.queued.orderedRemove(0) == op);
+        const index = std.mem.findScalar(*Op, epoch.queued.items, op).?;
+        _ = epoch.queued.orderedRemove(index);
         m.take_up(epoch, op);
         m.close_drained(); // it may have failed alone
     }
@@ -967,8 +994,7 @@ pub const Member = struct {
             if (epoch.has_failed_alone) m.say_gave_up(epoch, message.op);
             return;
         }
-        if (epoch.asked.count() >= base.limits.operations_in_flight_max * base.limits.peers_max)
-            return error.Unexpected;
+        if (epoch.asked.count() >= told_max) return error.Unexpected;
         try epoch.asked.put(m.gpa, message.op, {});
     }
 
@@ -1363,8 +1389,7 @@ pub const Member = struct {
     pub fn on_resume_op(m: *Member, message: *const control.ResumeOp) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or epoch.running) return;
-        if (epoch.resumes.items.len >= base.limits.operations_in_flight_max * base.limits.peers_max)
-            return error.Unexpected;
+        if (epoch.resumes.items.len >= told_max) return error.Unexpected;
         const kept = try m.gpa.alloc(KeptRange, message.kept.count);
         errdefer m.gpa.free(kept);
         var it = message.kept.iterator();

@@ -529,7 +529,7 @@ test "a coordinator that names ranks of nobody, or asks for too many calls, is r
         said.elsewhere = .of(&.{wrong});
         try std.testing.expectError(error.Unexpected, w.member.on_stalled(&said));
     }
-    const most = base.limits.operations_in_flight_max * base.limits.peers_max;
+    const most = base.limits.operations_in_flight_total_max * base.limits.peers_max;
     var asked = stalled(1, only(0));
     for (0..most) |index| {
         asked.op.tag = index;

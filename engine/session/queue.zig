@@ -4,8 +4,10 @@
 //! the large buffers of its operation are reserved when its turn comes. Whose turn it is:
 //! protocol/member.zig.
 //!
-//! Beyond what is in flight members must call in one order: where two wait for what is in flight
-//! at the other, both wait for their deadlines.
+//! Collectives, sends and receives take turns apart from each other (base/pair.zig): many receives
+//! called before the sends hold up neither these nor a collective. Beyond what is in flight members
+//! must call each of the three in one order: where two wait for what is in flight at the other,
+//! both wait for their deadlines.
 
 const std = @import("std");
 const base = @import("base");

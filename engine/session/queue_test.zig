@@ -121,6 +121,62 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
     }
 }
 
+/// A message between the two, of one number.
+const Message = struct { node: *Node, operation: *Operation, memory: *u64 };
+
+fn message(node: *Node, part: session.Session.Call.Part, tag: u64, memory: *u64) !Message {
+    const operation = try node.s.begin(node.world.now, node.group, .{
+        .kind = .send_recv,
+        .part = part,
+        .partner_rank = 1 - node.group.rank(),
+        .send = @ptrCast(memory),
+        .recv = @ptrCast(memory),
+        .count = 1,
+        .dtype = .u64,
+        .tag = tag,
+        .deadline = base.never,
+    });
+    return .{ .node = node, .operation = operation, .memory = memory };
+}
+
+test "many receives called before the sends hold up neither these nor a collective" {
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const each = 200;
+    var received: [2][each]u64 = @splat(@splat(0));
+    var sent: [2][each]u64 = @splat(@splat(0));
+    var messages: [4 * each]Message = undefined;
+    var count: usize = 0;
+    for (w.nodes[0..2], &received) |*node, *memory| for (memory, 0..) |*number, tag| {
+        messages[count] = try message(node, .recv, tag, number);
+        count += 1;
+    };
+    try w.settle();
+    for (&two.callers) |*caller| try caller.call_all(0, at_once);
+    try w.settle();
+    for (&two.callers) |*caller| try caller.expect_sums(2);
+    for (w.nodes[0..2], &sent, 0..) |*node, *memory, index| for (memory, 0..) |*number, tag| {
+        number.* = 1000 * index + tag;
+        messages[count] = try message(node, .send, tag, number);
+        count += 1;
+        if (tag == 0) { // the other has told of none of its own yet
+            const state = messages[count - 1].operation.op.state;
+            try expect(state == .running or state == .voted);
+        }
+    };
+    try w.settle();
+    for (&messages) |*one| {
+        try expect(one.operation.finished);
+        try expectEqual(.ok, one.operation.status);
+        one.node.s.release(one.operation);
+    }
+    for (received, 0..) |memory, index| for (memory, 0..) |number, tag|
+        try expectEqual(1000 * (1 - index) + tag, number);
+    for (&two.callers) |*caller| caller.release();
+}
+
 test "so many calls wait and no more, and those end like any other" {
     var two: Two = .{};
     try two.form();

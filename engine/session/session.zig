@@ -1062,7 +1062,7 @@ pub const Session = struct {
     /// It begins, or waits for its turn.
     fn start(s: *Session, operation: *Operation, tag: u64) void {
         const member = &operation.group.member;
-        if (member.is_full()) queue.put(s, operation) //
+        if (member.is_full(tag)) queue.put(s, operation) //
         else s.operations.appendAssumeCapacity(operation);
         member.start(&operation.op, tag);
     }
@@ -1334,7 +1334,7 @@ pub const Session = struct {
         });
         errdefer executor.deinit();
         // One that waits for its turn holds no large buffers meanwhile.
-        if (!group.member.is_full()) try executor.reserve();
+        if (!group.member.is_full(tag)) try executor.reserve();
         operation.* = .{
             .gpa = s.gpa,
             .group = group,

@@ -39,7 +39,7 @@ from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.beside import Beside
 from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
 from pccl_torch.options import Options
-from pccl_torch.staging import Stager, staged
+from pccl_torch.staging import Stager, staged, stages_for
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
@@ -62,6 +62,8 @@ _OPS: dict[Any, Any] = {
     # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
+# C++ (DDP) takes Works, and PyTorch before 2.13 may keep only the half of one that it knows.
+_CPP_KEEPS_WORKS = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 13]
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
@@ -110,6 +112,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._store = store
         self._leave = leave
         self._stager = Stager(leave)
+        stages_for(self._stager, group)
         self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
@@ -119,11 +122,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
-        # Whether ranks follow the list that the group was made of, or the ids of its members.
+        # Whether ranks follow the list that the group was made of, or the epoch.
         self._is_listed = group.epoch == 0
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
-        # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
+        # Operations in flight that are held here, whoever drops their Works.
         self._flying: list[PcclWork] = []
         # Why no call can be made in the group any more, or not yet.
         self._barred: PcclError | None = None
@@ -209,13 +212,16 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def enter(self) -> None:
         """Enters the group, if this process has not yet. Waits for those who belong to it.
 
+        Each call begins here, so that it comes after those before it whose tensors are still copied
+        (staging.py).
         Raises PeerLost in a group that cannot go on with the members that it has.
         """
+        self._stager.drain()
         if self._is_entered:
             return
         with self._lock:
             if self._barred is None and self.comm.epoch == 0:
-                self._entry = self.pass_safe_point(None)
+                self._entry = self._admit(None)
             if self._barred is not None:
                 raise remembered(type(self._barred)(*self._barred.args))
             self._is_entered = True
@@ -226,6 +232,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         The one at which this process has entered is answered once, if a call has passed it; but
         not after a PeerLost, which all members get of the same call, and for which they ask now.
         """
+        self._stager.drain()
         with self._lock:
             entry, self._entry = self._entry, None
             if entry is not None and not was_told_of_loss(self.comm):
@@ -274,6 +281,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         made = ProcessGroupPccl(
             self.comm, peers, rank, self._named, self._options, self._store, lambda: None
         )
+        stages_for(self._stager, self.comm)
         made.bar(PeerLost(why))
         return made
 
@@ -283,8 +291,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
         """The members of an epoch, in the order of the list that the group was made of.
 
-        Once somebody has joined, whose list may be another one, they are in the order of their ids
-        for all. All members count their tags from 0 again, as newcomers do.
+        Once somebody has joined, whose list may be another one, they are in the order of the epoch
+        for all: those from before, and then those who have joined. All members count their tags
+        from 0 again, as newcomers do.
         """
         there = set(members)
         listed = tuple(peer for peer in self._peers if peer in there)
@@ -313,15 +322,29 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         outputs: Tensors,
         fill: Callable[[], None] | None = None,
         deadline: timedelta | None = None,
+        feedback: ErrorFeedback | None = None,
         **options: Any,
     ) -> PcclWork:
-        """Begins an operation of all members, with the next tag."""
+        """Begins an operation of all members, with the next tag.
+
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
         self.enter()
+        options.setdefault("recovery", self._recovery)
         with self._lock:
-            options.setdefault("recovery", self._recovery)
-            work = self._start(call, given, self._tag, fill, deadline, options)
-            self._tag += 1
-            return self._keep(PcclWork(self.comm, work, outputs, failed=self._on_failure()))
+            comm, tag = self.comm, self._tag
+            if feedback is not None:  # found by the tag, which is another one in each call
+                comm._feedbacks[tag] = feedback
+            try:
+                begun = self._start(call, given, tag, fill, deadline, options)
+            finally:
+                if feedback is not None:
+                    del comm._feedbacks[tag]
+            if not isinstance(begun, PcclError):
+                self._tag += 1
+        if isinstance(begun, PcclError):
+            raise self._refused(begun, comm) from None
+        return self._keep(PcclWork(comm, begun, outputs, failed=self._on_failure(comm)))
 
     def _start(
         self,
@@ -331,7 +354,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         fill: Callable[[], None] | None,
         deadline: timedelta | None,
         options: dict[str, Any],
-    ) -> Work[Any]:
+    ) -> Work[Any] | PcclError:
+        """With the lock, under which an error cannot be raised (_refused). It never waits."""
         seconds = self._deadline
         if deadline is not None and (asked := deadline.total_seconds()) > 0:
             seconds = asked
@@ -342,17 +366,23 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 *given, tag=tag, deadline=seconds, async_op=True, _finish=finish, **options
             )
         except PcclError as error:
-            made = torch_error(error, self.comm)
-            if not isinstance(made, InvalidArgument):
-                self._failed(made)
-            raise made from None
+            return error
         return work
 
-    def _on_failure(self) -> Callable[[PcclError], None] | None:
+    def _refused(self, error: PcclError, comm: Group) -> PcclError:
+        """The error of a call that has not begun, as it is to be raised.
+
+        Not with the lock: whoever is told may wait for a thread that renews this group (mesh.py).
+        """
+        made = torch_error(error, comm)
+        if comm is self.comm and not isinstance(made, InvalidArgument):
+            self._failed(made)
+        return made
+
+    def _on_failure(self, comm: Group) -> Callable[[PcclError], None] | None:
         """None where nobody has to know: then no callback is kept for each work."""
         if type(self)._failed is ProcessGroupPccl._failed:
             return None
-        comm = self.comm
 
         def failed(error: PcclError) -> None:
             if comm is self.comm:  # and no group that this one was before
@@ -361,12 +391,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        with self._lock:
-            flying = self._flying
-            if flying:
-                flying[:] = [one for one in flying if not one.is_over()]
-            flying.append(work)
+        if not _CPP_KEEPS_WORKS:
+            self._hold(work)
         return work
+
+    def _hold(self, work: PcclWork) -> None:
+        """Until it is done and another one is held."""
+        with self._lock:
+            self._flying[:] = [one for one in self._flying if not one.is_over()]
+            self._flying.append(work)
 
     def _place(self, rank: int) -> int:
         """The rank of pccl_py of one of PyTorch."""
@@ -481,24 +514,16 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
         if x.dtype == torch.float32:
             options["codec"] = self._codec if codec is None else codec
-        self.enter()
-        with self._lock:
-            # Found by the tag, which is another one in each call.
-            tag = self._tag
-            if feedback is not None:
-                self.comm._feedbacks[tag] = feedback
-            try:
-                return self._begin(
-                    "all_reduce",
-                    _memory(used),
-                    outputs=[x],
-                    fill=_writer([x], used),
-                    _form=form,
-                    _reword=reword,
-                    **options,
-                )
-            finally:
-                self.comm._feedbacks.pop(tag, None)
+        return self._begin(
+            "all_reduce",
+            _memory(used),
+            outputs=[x],
+            fill=_writer([x], used),
+            feedback=feedback,
+            _form=form,
+            _reword=reword,
+            **options,
+        )
 
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
         self.enter()
@@ -802,7 +827,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         opts: Any,
     ) -> PcclWork:
         # Counts that are all alike here may differ elsewhere.
-        uneven = {} if counts is None else {"send_counts": counts[0], "recv_counts": counts[1]}
+        uneven: dict[str, Any] = {}
+        if counts is not None:
+            uneven = {"send_counts": counts[0], "recv_counts": counts[1]}
         return self._begin(
             "all_to_all",
             TORCH.memory(source),
@@ -856,14 +883,18 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         if not 0 <= tag < _TAGS:
             raise InvalidArgument(f"the tag of a message must be from 0 to {_TAGS - 1}, not {tag}")
         self.enter()
+        place, memory = self._place(other), TORCH.memory(x)
         with self._lock:
-            place = self._place(other)
+            comm = self.comm
             # Messages with one tag may be in flight together; those of pccl_py may not.
             number = self._messages.get((call, other, tag), 0)
             own = tag * _IN_FLIGHT + number % _IN_FLIGHT
-            work = self._start(call, (TORCH.memory(x), place), own, fill, None, {})
-            self._messages[call, other, tag] = number + 1
-            return self._keep(PcclWork(self.comm, work, outputs, other))
+            begun = self._start(call, (memory, place), own, fill, None, {})
+            if not isinstance(begun, PcclError):
+                self._messages[call, other, tag] = number + 1
+        if isinstance(begun, PcclError):
+            raise self._refused(begun, comm) from None
+        return self._keep(PcclWork(comm, begun, outputs, other))
 
     # ---- names of other releases of PyTorch
 

@@ -140,8 +140,9 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
 
     A wrapper reads the size of its group anew, makes its buckets anew after the next step, and runs
     again if its last backward has raised. Where somebody is new, whose buckets are in another
-    order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, unless
-    its hook notices itself.
+    order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, and so
+    does one with a hook of the program's own, which may count its calls; unless the hook notices
+    itself.
     """
     for wrapper in _living():
         group = wrapper.__dict__.get("process_group")
@@ -150,7 +151,8 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
         if wrapper._has_rebuilt_buckets:
             _rebuilt.add(wrapper)
         notices = any(isinstance(hook, AverageHook) for hook, _ in wrapper._comm_hooks)
-        if groups[group] and wrapper in _rebuilt and wrapper not in _refused and not notices:
+        differs = wrapper in _rebuilt or bool(wrapper._comm_hooks)
+        if groups[group] and differs and wrapper not in _refused and not notices:
             _refused.add(wrapper)
             wrapper.register_forward_pre_hook(_refuse)
         wrapper._update_process_group(group)
@@ -158,8 +160,9 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
 
 def _refuse(*_: object) -> None:
     raise InvalidUsage(
-        "the buckets of this DistributedDataParallel are in another order than those of a member "
-        f"that has joined, and sums would be of other parameters: {_REMEDY}"
+        "the buckets of this DistributedDataParallel, or what its hook has seen of them, are not "
+        "those of a member that has joined, and sums could be of other parameters: "
+        f"{_REMEDY}"
     )
 
 

@@ -20,16 +20,17 @@ import ctypes
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl_py import InvalidUsage, Mismatch, PcclError, Strategy, SyncOutcome
+from pccl_py import InvalidUsage, Mismatch, PcclError, PeerId, Strategy, SyncOutcome
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import StrategyName, first_of, shown
 from pccl_torch.backend import ProcessGroupPccl
@@ -44,6 +45,9 @@ dist: Any = torch.distributed
 _PLAN_BYTES_MAX = 64 << 20
 _KEY_LETTERS_MAX = 200
 _AXES_MAX = 16
+# Elements of all entries together, in multiples of what one may have, which is twice the elements
+# of all parameters: AdamW has one and a half of it.
+_STATES_MAX = 8
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES, *PAIRS, *OPAQUE)}
 
 
@@ -70,7 +74,9 @@ class ElasticState:
     group of pccl; the default group if None, as it is when `sync` is called.
 
     Raises TypeError for what is no module, no optimizer or no number, for a module with extra state
-    that is no tensor, and for state of an optimizer that is no tensor and no number.
+    that is no tensor, and for state of an optimizer that is no tensor and no number; `sync` and
+    `digest` also for a DTensor that is not replicated on all of its mesh (FSDP2): `Hsdp.sync` is
+    for these.
     """
 
     def __init__(
@@ -204,16 +210,16 @@ class ElasticState:
                     f"{type(value).__name__}, and is not shared: remove it, or make it a buffer"
                 )
         for name, parameter in module.named_parameters():
-            yield f"module.{name}", parameter
+            yield f"module.{name}", _whole(name, parameter)
         for name, buffer in module.named_buffers():
             if name in kept:
-                yield f"module.{name}", buffer
+                yield f"module.{name}", _whole(name, buffer)
         for place, key, value in self._optimizer_state():
             if isinstance(value, Tensor):
-                yield f"optimizer.{place}.{key}", value
+                yield f"optimizer.{place}.{key}", _whole(key, value)
         for name, _, _, value in self._group_values():
             if isinstance(value, Tensor):
-                yield name, value
+                yield name, _whole(name, value)
 
     def _numbers(self) -> Iterator[tuple[str, float]]:
         for name, value in self._counters.items():
@@ -326,9 +332,22 @@ def _plans(
     told = torch.empty(sum(counts), dtype=torch.uint8, device="cpu")
     group.gather_whole(torch.frombuffer(bytearray(own), dtype=torch.uint8), told, counts, deadline)
     entries: dict[_Entry, None] = {}
-    for text in sorted({bytes(part.tolist()) for part in torch.split(told, counts)}):
+    texts = [bytes(part.tolist()) for part in torch.split(told, counts)]
+    for text, rank in sorted({text: rank for rank, text in enumerate(texts)}.items()):
         entries |= dict.fromkeys(_parse(text, parameters, most))
+        _check_sum(entries, most, group.comm.members[rank])
     return list(entries)
+
+
+def _check_sum(entries: Iterable[_Entry], most: int, peer: PeerId) -> None:
+    """A newcomer makes all of it, so one member could have it fill its memory with many entries."""
+    elements = sum(max(1, math.prod(entry.shape)) for entry in entries)
+    bound = _STATES_MAX * most
+    if elements > bound:
+        raise Mismatch(
+            f"with what peer {peer} describes, the state of the optimizer has {elements} elements, "
+            f"and {bound} are possible for its parameters"
+        )
 
 
 def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
@@ -366,6 +385,19 @@ def _zeros(entry: _Entry, parameter: Tensor) -> Any:
     if entry.shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
     return torch.zeros(entry.shape, dtype=dtype, device="cpu")
+
+
+def _whole(name: str, x: Tensor) -> Tensor:
+    """The tensor that each member has all of; raises TypeError for a shard."""
+    if not isinstance(x, DTensor):
+        return x
+    if not all(placement.is_replicate() for placement in x.placements):
+        raise TypeError(
+            f"{name!r} is a DTensor of which each member has a part ({x.placements}), and no other "
+            "member has that of a lost one: replicas of shards share them with "
+            "pccl_torch.Hsdp.sync, and a model on one mesh of shards comes from a checkpoint"
+        )
+    return x.to_local().detach()
 
 
 def _held(value: float) -> Tensor:

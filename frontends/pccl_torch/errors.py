@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
-from pccl_py import Aborted, Group, InvalidUsage, PcclError
+from pccl_py import Aborted, Group, InDoubt, InvalidUsage, PcclError
 
 
 class PeerLost(Aborted, DistBackendError):
@@ -25,7 +25,9 @@ class PeerLost(Aborted, DistBackendError):
 
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
-_last: PcclError | None = None
+# The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
+# tensors of the call.
+_last: tuple[weakref.ref[PcclError], PcclError] | None = None
 # Groups in which a call has raised PeerLost since their last safe points.
 _losses: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -63,8 +65,13 @@ def was_told_of_loss(group: Group) -> bool:
 def remembered(error: PcclError) -> PcclError:
     """The error, which is what `last_error` answers now."""
     global _last
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    if not isinstance(error, InDoubt):  # whose Work still has something to tell
+        for name in ("work", "works"):
+            copy.__dict__.pop(name, None)
     with _lock:
-        _last = error
+        _last = weakref.ref(error), copy
     return error
 
 
@@ -72,11 +79,16 @@ def last_error(of: BaseException | None = None) -> PcclError | None:
     """The last error of a call of torch.distributed in this process, or None.
 
     DistributedDataParallel turns errors of a backward into RuntimeErrors with their text alone;
-    here is what it was: its class, `work`, `operation` and `group`. `of`: the error that was
-    caught; the answer is None unless it is the last one, or has its text.
+    here is what it was: its class, `operation` and `group`. The error itself is the answer as long
+    as the program has it, and else a copy, which keeps no tensors: it has no traceback, and no
+    `work` unless it is an InDoubt. `of`: the error that was caught; the answer is None unless it is
+    the last one, or has its text.
     """
-    last = _last
-    if of is None or last is None or of is last or str(last) in str(of):
+    if _last is None:
+        return None
+    original, copy = _last
+    last = original() or copy
+    if of is None or of is last or str(last) in str(of):
         return last
     return None
 

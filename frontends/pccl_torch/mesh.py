@@ -35,6 +35,7 @@ from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import PeerLost, torch_error
 from pccl_torch.options import Founded, Options
 from pccl_torch.shared_state import shared_state
+from pccl_torch.staging import stages_for
 from pccl_torch.tensors import TORCH
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -107,6 +108,7 @@ class _PlaceGroup(ProcessGroupPccl):
         """The members of the group are these now."""
         with self._lock:
             self.comm = group
+            stages_for(self._stager, group)
             self._take_up(group.members)
             self.bar(None)
 

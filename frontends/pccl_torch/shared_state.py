@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from pccl_py import Group
+from pccl_py import Group, Strategy, SyncOutcome
 from pccl_py.kit import SharedState as KitState
-from pccl_py.words import StateRules
+from pccl_py.words import StateRules, StrategyName
+from pccl_torch import staging
 from pccl_torch.tensors import TORCH
 
 
@@ -50,6 +51,22 @@ class SharedState(KitState[Tensor]):
             prefetch=prefetch,
             rules=rules,
         )
+        self._comm = comm
+
+    def sync(
+        self,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
+    ) -> SyncOutcome:
+        """Makes the tensors equal on all members; see `pccl_py.SharedState.sync`.
+
+        In the group of a process group it comes after the calls before it whose tensors of CUDA are
+        still copied. Raises InvalidUsage, too, if a tensor has been given other memory since.
+        """
+        staging.drain_of(self._comm)
+        return super().sync(strategy, revision=revision, deadline=deadline)
 
 
 def shared_state(

@@ -3,8 +3,10 @@
 `staged` wraps the collectives of ProcessGroupPccl (backend.py), which know CPU tensors only. A call
 with tensors of a device begins to copy what it reads, behind all that the caller has asked of the
 device, and returns. A thread of the group waits for the copies and calls the collective for their
-twins on the CPU, in the order of the calls. Once that is done the results go back, and then the
-Work is done: whatever waits for it finds them in the device's memory, on any stream.
+twins on the CPU, in the order of the calls; calls of the group that need no copy, its safe point
+and syncs of its states wait until those before them have begun (`drain`, `drain_of`). Once that is
+done the results go back, and then the Work is done: whatever waits for it finds them in the
+device's memory, on any stream.
 
 An all_reduce of a large tensor goes in pieces, so that one travels while the next is copied. All
 pieces arrive before any is written back: after an error the tensors are as they were. If the device
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from pccl_py import Group
 from pccl_torch.tensors import check_dtype, check_written
 from pccl_torch.work import PcclWork
 
@@ -249,6 +253,23 @@ class _Ending:
         self._end(self._error)
 
 
+# Stagers by their groups, which are not kept for it.
+_stagers: weakref.WeakKeyDictionary[Group, weakref.ref[Stager]] = weakref.WeakKeyDictionary()
+
+
+def stages_for(stager: Stager, comm: Group) -> None:
+    """The calls of a process group go to `comm` from now on."""
+    _stagers[comm] = weakref.ref(stager)
+
+
+def drain_of(comm: Group) -> None:
+    """`Stager.drain` for the process group of `comm`, if it has one."""
+    known = _stagers.get(comm)
+    stager = None if known is None else known()
+    if stager is not None:
+        stager.drain()
+
+
 class Piece(NamedTuple):
     """A call of the collective: its arguments, with twins; (to, from) of copies, before, after."""
 
@@ -313,8 +334,6 @@ def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
         if other is not None:
             return getattr(other, name)(*arguments, **options)
         if x is None or not is_accelerated(x):
-            if stager.waiting:
-                stager.drain()
             return method(group, *arguments, **options)
         plan = plan_of(stager.device(x.device), name, how, arguments, options)
         operation: Any = stager.begin(plan, group, method)

@@ -95,7 +95,8 @@ class _Quorum(backend.ProcessGroupPccl):
 
     def _keep(self, work: PcclWork) -> PcclWork:
         self.errored()  # those that are done are forgotten now
-        return super()._keep(work)
+        self._hold(work)
+        return work
 
     def _begin(
         self,

@@ -115,12 +115,13 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     def get_future(self) -> Any:
         """A `torch.futures.Future` of the list of outputs."""
         with self._lock:
-            if self._future is None:
-                # An exception that is set is none to C++. One that a callback raises is.
-                trigger: Any = Future()
-                self._future = trigger.then(self._value)
-                self._work.add_done_callback(lambda _: trigger.set_result(None))
-        return self._future
+            if self._future is not None:
+                return self._future
+            # An exception that is set is none to C++. One that a callback raises is.
+            trigger: Any = Future()
+            future = self._future = trigger.then(self._value)
+        self._work.add_done_callback(lambda _: trigger.set_result(None))
+        return future
 
     def _value(self, _: object) -> list[Tensor]:
         self.wait()

@@ -55,7 +55,9 @@ def test_the_queue_has_a_bound_and_a_call_beyond_may_be_repeated(
     first, second = ones(MOST), ones(MOST)
     works = begin(pair[0], first)
     extra = np.ones(10)
-    with pytest.raises(pccl.InvalidUsage, match="64 operations are in flight.*1024 wait"):
+    with pytest.raises(
+        pccl.InvalidUsage, match="64 operations of this kind are in flight.*1024 calls wait"
+    ):
         pair[0].all_reduce(extra, tag=MOST, async_op=True)
     works += begin(pair[1], second)
     for work in works:

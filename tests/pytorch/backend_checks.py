@@ -440,6 +440,29 @@ def many_messages(rank: Rank) -> None:
     assert works[-1].source_rank() == others[-1]
 
 
+def receives_before_sends(rank: Rank) -> None:
+    """More receives than may be in flight hold up neither the sends nor another thread's calls."""
+    others = [r for r in range(rank.size) if r != rank.rank]
+    count = 300
+    into = {other: torch.zeros(count, dtype=torch.int64) for other in others}
+    works = [dist.irecv(into[other][n], other) for n in range(count) for other in others]
+    total = torch.tensor([rank.rank])
+    thread = threading.Thread(target=dist.all_reduce, args=(total,), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert total.item() == sum(range(rank.size))
+    assert not any(work.is_completed() for work in works)
+    mine = torch.arange(count) + 1000 * rank.rank
+    # All must have called the above before the first message arrives.
+    dist.barrier()
+    works += [dist.isend(mine[n], other) for n in range(count) for other in others]
+    for work in works:
+        work.wait()
+    for other, numbers in into.items():
+        assert numbers.tolist() == [1000 * other + n for n in range(count)]
+
+
 def done_means_filled(rank: Rank) -> None:
     """Outputs that are copied to their place are there once a Work says that it is done."""
     outputs = [torch.zeros(3) for _ in range(rank.size)]

@@ -55,6 +55,7 @@ class Trainer:
         hook: bool = True,
         codec: Any = None,
         reverse: bool = False,
+        method: str = "pccl://",
     ) -> None:
         os.environ.update(environment)
         torch.manual_seed(int(weight))
@@ -63,7 +64,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=weight / 1000)
         self.state = pccl_torch.ElasticState(self.model, self.optimizer, step=0)
         self.ddp: Any = None
-        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=30))
+        dist.init_process_group("pccl", init_method=method, timeout=timedelta(seconds=30))
 
     def wrap(self) -> None:
         """As a program does after a changed admit."""
@@ -104,10 +105,34 @@ class Trainer:
                 self.step()
         return self.told()
 
-    def admit(self) -> Any:
-        """The safe point alone: the wrapper stays as it is."""
-        admission = pccl_torch.admit()
-        return {"left": admission.left, "changed": admission.changed, **self.told()}
+    def admit(self, deadline: float | None = None, freezes: bool = False) -> Any:
+        """The safe point alone: the wrapper stays as it is.
+
+        `freezes`: this process stops between that of the first group and that of the second.
+        """
+        if freezes:
+            self.group.pass_safe_point = lambda _: os.kill(os.getpid(), signal.SIGSTOP)
+        admission = pccl_torch.admit(deadline)
+        changes = {name: getattr(admission, name) for name in ("joined", "left", "changed")}
+        return {**changes, **self.told()}
+
+    def another_group(self, ranks: list[int]) -> None:
+        """Makes a group of these ranks, in this order."""
+        self.group: Any = dist.new_group(ranks, sort_ranks=False)
+
+    def gathered(self) -> Any:
+        """Ids of members in the order of the ranks, of both groups, as collectives tell them.
+
+        With the ranks of the second group in the first, as torch.distributed tells them.
+        """
+        told = []
+        for group in (dist.group.WORLD, self.group):
+            own = torch.tensor(list(bytes.fromhex(str(group.comm.peer_id))), dtype=torch.uint8)
+            every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(every, own, group=group)
+            assert torch.equal(every[dist.get_rank(group)], own)
+            told.append([bytes(each.tolist()).hex() for each in every])
+        return [*told, dist.get_process_group_ranks(self.group)]
 
     def told(self) -> Any:
         """The state and, for each parameter, the values in its gradient."""

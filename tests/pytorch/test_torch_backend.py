@@ -36,6 +36,7 @@ CHECKS = (
     "works",
     "coalesced_and_batched",
     "many_messages",
+    "receives_before_sends",
     "done_means_filled",
     "planned_sums",
     "refusals",

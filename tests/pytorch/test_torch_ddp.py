@@ -6,6 +6,7 @@ needs. With processes, and what a loss does: test_torch_elastic.py.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +14,19 @@ from typing import Any
 import pccl_torch
 import pytest
 import torch
+import torch.distributed
 from pccl_torch import ddp as wrappers
 from pccl_torch import elastic
 from pccl_torch.errors import torch_error
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl_py as pccl
+
+# Its types are those of C++.
+dist: Any = torch.distributed
 
 
 def group_of(comm: pccl.Communicator, **options: Any) -> Any:
@@ -187,6 +194,23 @@ def trained(wrapper: Any, rank: int, steps: int = 3) -> Any:
     return wrapper
 
 
+def counting_hook() -> Any:
+    """A hook of a program, which does another thing from its second call on."""
+    calls: list[Any] = []
+
+    def hook(group: Any, bucket: Any) -> Any:
+        calls.append(bucket.index())
+        op = dist.AllreduceOptions()
+        op.reduceOp = dist.ReduceOp.AVG if len(calls) > 1 else op.reduceOp
+        return group.allreduce([bucket.buffer()], op).get_future().then(lambda f: f.value()[0])
+
+    hook.__annotations__ = {
+        "bucket": dist.GradBucket,
+        "return": torch.futures.Future[Tensor],
+    }
+    return hook
+
+
 def test_a_wrapper_refuses_to_go_on_beside_a_newcomer_and_goes_on_after_a_loss(
     world: pccl.LocalWorld,
 ) -> None:
@@ -197,12 +221,13 @@ def test_a_wrapper_refuses_to_go_on_beside_a_newcomer_and_goes_on_after_a_loss(
         trained(wrapper, rank)
         fresh = trained(wrapped(group), rank, 1)  # its buckets are as they were made
         own = trained(wrapped(group, pccl_torch.average_hook()), rank)  # notices itself
+        hooked = trained(wrapped(group, counting_hook()), rank, 1)
         wrappers.renew({group: True})
         trained(fresh, rank)
         trained(own, rank)
-        for _ in range(2):
+        for refused in (wrapper, hooked) * 2:
             with pytest.raises(pccl.InvalidUsage, match="wrap the model anew"):
-                wrapper(inputs_of(rank))
+                refused(inputs_of(rank))
 
     world.run(run)
 
@@ -397,6 +422,40 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
 def test_what_a_member_says_of_its_optimizer_is_checked(text: bytes, what: str) -> None:
     with pytest.raises(pccl.Mismatch, match=what):
         elastic._parse(text, parameters=4, most=1000)
+
+
+def test_what_members_say_of_their_optimizers_is_bounded_in_sum(three: pccl.LocalWorld) -> None:
+    """Each entry is possible, and all of one member are; those of all together are not."""
+    most = 1000
+
+    def run(comm: pccl.Communicator) -> None:
+        count = elastic._STATES_MAX if comm.rank else 0
+        entries = [(0, f"{comm.rank} {n}", "float32", (most // 2,)) for n in range(count)]
+        text = json.dumps([1, entries]).encode()
+        assert len(elastic._parse(text, parameters=1, most=most)) == count
+        made = elastic._plans(group_of(comm), text, 1, most, None)
+        assert len(made) == 2 * elastic._STATES_MAX  # as much as possible
+        one_more = json.dumps([1, [*entries, (0, "more", "float32", ())]]).encode()
+        with pytest.raises(pccl.Mismatch, match=r"peer .* describes, .* has 8001 elements"):
+            elastic._plans(group_of(comm), one_more, 1, most, None)
+
+    three.run(run)
+
+
+def test_a_dtensor_is_shared_if_each_member_has_all_of_it() -> None:
+    def replicated(x: Tensor, placement: Any) -> nn.Parameter:
+        made = DTensor.from_local(x, mesh, [placement], run_check=False)
+        return nn.Parameter(made)
+
+    module = nn.Linear(2, 2)
+    before = pccl_torch.ElasticState(module).digest()
+    mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    weight, bias = module.weight.detach(), module.bias.detach()
+    module.weight, module.bias = replicated(weight, Replicate()), replicated(bias, Replicate())
+    assert pccl_torch.ElasticState(module).digest() == before
+    module.bias = replicated(bias, Shard(0))
+    with pytest.raises(TypeError, match=r"'bias' is a DTensor of which .*Hsdp\.sync"):
+        pccl_torch.ElasticState(module).digest()
 
 
 def test_the_last_error_is_told_from_errors_of_the_program(world: pccl.LocalWorld) -> None:

@@ -11,14 +11,19 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed
 
 import pccl_py as pccl
 from harness.child import Child
+
+# Its types are those of C++.
+dist: Any = torch.distributed
 
 PROGRAM = Path(__file__).parent / "elastic_program.py"
 ANSWER_SECONDS_MAX = 120.0
@@ -217,6 +222,131 @@ def test_without_a_hook_all_raise_and_after_admit_the_same_wrapper_averages_over
         told = all_of([first, second], "step")
         assert told[0]["averages"] == [[OF_TWO]] * 6
         check_equal(told, 2 + steps)
+
+
+def peer(rank: int) -> str:
+    """The id that a rank of `RANK` has, also if it comes back."""
+    return (1 + rank).to_bytes(16, "big").hex()
+
+
+def begin_ranks(
+    members: dict[int, Member],
+    coordinator: pccl.Coordinator,
+    port: int,
+    listed: list[int] | None,
+) -> None:
+    """These members begin, or come back, as ranks of torchrun; and make a second group of all."""
+    environment = {
+        "PCCL_TOKEN": coordinator.token,
+        "WORLD_SIZE": str(len(listed or members)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    for rank, member in members.items():
+        own = {**environment, "RANK": str(rank)}
+        member.ask("begin", environment=own, weight=1.0, method="env://")
+    for member in members.values():
+        member.answer()
+    if listed is not None:
+        all_of(list(members.values()), "another_group", ranks=listed)
+
+
+def until(coordinator: pccl.Coordinator, what: Callable[[dict[str, Any]], bool]) -> None:
+    """Waits until each group of the run is so."""
+    end = time.monotonic() + ANSWER_SECONDS_MAX
+    while time.monotonic() < end:
+        if all(what(group) for group in pccl.run_status(coordinator.token)["groups"]):
+            return
+    raise AssertionError(pccl.run_status(coordinator.token))
+
+
+def alive(count: int) -> Callable[[dict[str, Any]], bool]:
+    """So many are left of each group that has begun."""
+
+    def is_so(group: dict[str, Any]) -> bool:
+        epochs = group["epochs"]
+        return not epochs or sum(each["alive"] for each in epochs[-1]["members"]) == count
+
+    return is_so
+
+
+@pytest.fixture
+def store() -> Iterator[int]:
+    """The port of a store, as an agent of torchrun has it: it outlives all members."""
+    made = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield made.port
+    del made
+
+
+def test_an_unsorted_group_keeps_its_order_after_a_loss_and_a_member_that_returns_is_the_last(
+    pool: Pool, coordinator: pccl.Coordinator, store: int
+) -> None:
+    listed = [2, 0, 1]
+    first, victim, third = pool.take(3)
+    begin_ranks({0: first, 1: victim, 2: third}, coordinator, store, listed)
+    all_of([first, victim, third], "admit")  # it answers for entering
+    for told in all_of([first, victim, third], "gathered"):
+        assert told == [[peer(0), peer(1), peer(2)], [peer(2), peer(0), peer(1)], listed]
+
+    victim.child.signal(signal.SIGKILL)
+    victim.killed()
+    until(coordinator, alive(2))
+    survivors = [first, third]
+    for admitted in all_of(survivors, "admit"):
+        assert (admitted["joined"], admitted["left"]) == ([], [1])
+    for told in all_of(survivors, "gathered"):
+        assert told == [[peer(0), peer(2)], [peer(2), peer(0)], [1, 0]]
+
+    (back,) = pool.take(1)
+    begin_ranks({1: back}, coordinator, store, listed)
+    back.ask("admit")
+    # Both groups can be entered at the next safe point.
+    until(coordinator, lambda group: group["state"] == "activate")
+    for admitted in all_of(survivors, "admit"):
+        assert (admitted["joined"], admitted["left"]) == ([2], [])
+    assert back.answer()["changed"]
+    for told in all_of([first, back, third], "gathered"):
+        assert told == [[peer(0), peer(2), peer(1)]] * 2 + [[0, 1, 2]]
+
+
+def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_both(
+    pool: Pool, store: int
+) -> None:
+    with pccl.Coordinator(heartbeat=0.1, silence=60.0) as coordinator:
+        first, frozen, third, lost = members = pool.take(4)
+        begin_ranks(dict(enumerate(members)), coordinator, store, None)
+        all_of(members, "admit")  # it answers for entering
+        lost.child.signal(signal.SIGKILL)
+        lost.killed()
+        until(coordinator, alive(3))
+        survivors = [first, third]
+        all_of([*survivors, frozen], "another_group", ranks=[2, 0, 1])
+        # It passes the safe point of the first group, and never enters the second.
+        frozen.ask("admit", freezes=True)
+        for member in survivors:
+            member.ask("admit", deadline=3.0)
+        for member in survivors:
+            with pytest.raises(Raised) as caught:
+                member.answer()
+            assert "DeadlineExceeded" in caught.value.kinds
+            assert member.ask("told").answer()["size"] == 3
+        frozen.child.signal(signal.SIGKILL)
+        frozen.killed()
+        until(coordinator, alive(2))
+        for admitted in all_of(survivors, "admit"):
+            assert admitted["changed"] and admitted["left"] == [1, 3]
+            assert admitted["size"] == 2
+        for member in survivors:
+            member.ask("gathered")
+        for member in survivors:
+            with pytest.raises(Raised, match="has not begun, and some of the 3 members") as caught:
+                member.answer()
+            assert "PeerLost" in caught.value.kinds
+        all_of(survivors, "another_group", ranks=[1, 0])
+        for told in all_of(survivors, "gathered"):
+            assert told == [[peer(0), peer(2)], [peer(2), peer(0)], [1, 0]]
+        all_of(survivors, "leave")
 
 
 def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: Pool) -> None:

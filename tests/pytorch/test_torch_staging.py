@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed", exc_type=ModuleNotFoundError)
 
+import pccl_torch
 import torch
 import torch.distributed as dist
 from pccl_torch import staging
@@ -175,21 +176,21 @@ def test_pieces_travel_while_later_ones_are_still_copied(
 
 def pieces_of(group: Any) -> Callable[[int], list[Any]]:
     """Waits for so many works of pieces that begin from now on."""
-    begins, listed, keep = threading.Condition(), [], group._keep
+    begins, listed, begin = threading.Condition(), [], group._begin
 
-    def kept(work: Any) -> Any:
-        if not isinstance(work._work, staging.Staged):
-            with begins:
-                listed.append(work)
-                begins.notify_all()
-        return keep(work)
+    def begins_one(*given: Any, **options: Any) -> Any:
+        work = begin(*given, **options)
+        with begins:
+            listed.append(work)
+            begins.notify_all()
+        return work
 
     def begun(count: int) -> list[Any]:
         with begins:
             assert begins.wait_for(lambda: len(listed) >= count, SECONDS)
             return listed[:count]
 
-    group._keep = kept
+    group._begin = begins_one
     return begun
 
 
@@ -206,6 +207,79 @@ def test_calls_of_the_cpu_wait_for_those_of_the_device_before_them(peers: list[P
         assert (x.item(), y.item()) == (2.0, 20.0)
 
     both(peers, call)
+
+
+def two_safe_points(peer: Peer) -> None:
+    for _ in range(2):  # that of entering is answered first
+        peer.group.pass_safe_point(None)
+
+
+def sync_of_a_state(peer: Peer) -> None:
+    with pccl_torch.shared_state(peer.group.comm, {"x": torch.ones(3)}) as state:
+        state.sync()
+
+
+def sync_of_an_elastic_state(peer: Peer) -> None:
+    pccl_torch.ElasticState(torch.nn.Linear(1, 1), group=peer.group).sync()
+
+
+# By names: calls that have no tensors of a device, and where in pccl_py they arrive.
+LATER: dict[str, tuple[Callable[[Peer], object], type, str]] = {
+    "cpu": (lambda peer: peer.group.broadcast([torch.ones(1)]).wait(), pccl.Group, "broadcast"),
+    "barrier": (lambda peer: peer.group.monitored_barrier(), pccl.Group, "barrier"),
+    "admit": (two_safe_points, pccl.Group, "admit"),
+    "state": (sync_of_a_state, pccl.SharedState, "sync"),
+    "elastic": (sync_of_an_elastic_state, pccl.SharedState, "sync"),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_nothing_overtakes_a_call_whose_tensors_are_still_copied(
+    peers: list[Peer], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The copies of rank 0 end when somebody waits for them, or when all else is over."""
+    later, arrives_at, method = LATER[name]
+    begun: list[str] = []
+    own: set[int] = set()  # the thread of rank 0
+
+    def spy(kind: type, method: str) -> None:
+        real = getattr(kind, method)
+
+        def call(*given: Any, **options: Any) -> Any:
+            if given[0] is peers[0].group.comm or threading.get_ident() in own:
+                begun.append(method)
+            return real(*given, **options)
+
+        monkeypatch.setattr(kind, method, call)
+
+    spy(pccl.Group, "all_reduce")
+    spy(arrives_at, method)
+
+    def call(peer: Peer) -> None:
+        x = on_device(1.0)
+        if peer.group.rank() == 1:
+            work = peer.group.allreduce([x])
+            later(peer)
+        else:
+            own.add(threading.get_ident())
+            gate = peer.device.gates[1] = threading.Event()
+            stager, drain = peer.group._stager, peer.group._stager.drain
+
+            def drained() -> None:
+                gate.set()
+                drain()
+
+            work = peer.group.allreduce([x])
+            monkeypatch.setattr(stager, "drain", drained)
+            try:
+                later(peer)
+            finally:
+                gate.set()
+        work.wait()
+        assert x.item() == 2.0
+
+    both(peers, call)
+    assert begun == ["all_reduce", method]
 
 
 def test_a_device_that_fails_half_way_leaves_tensors_as_they_were_and_frees_the_others(

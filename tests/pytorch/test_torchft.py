@@ -1,8 +1,8 @@
 """The process group of torchft: quorums, losses, sums that lack a replica; Manager, its wrappers.
 
 Replicas are threads of this process, as in the tests of torchft, and in the example processes, of
-which one is killed. torchft is no part of the environment of `make test`: where it is missing,
-these tests are skipped.
+which one is killed. torchft has no wheels for some platforms: where it is missing, these tests are
+skipped.
 """
 
 from __future__ import annotations
@@ -399,7 +399,7 @@ def test_diloco_averages_what_was_learned(lighthouse: str) -> None:
 # ---- as processes
 
 
-@pytest.mark.parametrize("recovery", ["complete", "resume"])
+@pytest.mark.parametrize("recovery", [pytest.param("complete", marks=pytest.mark.long), "resume"])
 def test_the_example_heals_a_replica_that_was_killed(recovery: str) -> None:
     paths = [str(ROOT), str(ROOT / "frontends"), str(ROOT / "frontends" / "compat")]
     environment = {
