@@ -199,7 +199,8 @@ def test_what_was_made_of_the_members_follows_or_raises(three: list[Member]) -> 
     all_of(three, "group")
     assert all_of(three, "reduce_in_group") == [3, 3, 3]
     all_of(three, "wrap")
-    assert all_of(three, "step") == [2, 2, 2]
+    for _ in range(3):  # in the second one it makes its buckets anew
+        assert all_of(three, "step") == [2, 2, 2]
     assert all_of(three, "forward_of_shards") == [16, 16, 16]
     reconfigured(three, 2, handles)
     assert "make it anew" in str(raised(three[0], "reduce_in_group"))
