@@ -189,6 +189,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """False: lists of tensors go as one operation by the `_coalesced` methods."""
         return False
 
+    supports_splitting = False
+    """dist.new_group makes groups of some ranks."""
+
+    supports_reconfigure = False
+    """Members come and go in `pccl_torch.admit`; for those that a program names: reconfigure.py."""
+
+    supports_window = False
+    """No memory of others can be written to."""
+
+    def get_backend(self, device: Any) -> ProcessGroupPccl:
+        """This group, for any device: PyTorch asks it what the backend can."""
+        return self
+
+    _get_backend = get_backend
+
     @property
     def bound_device_id(self) -> None:
         """None: no group is bound to a device."""
@@ -492,7 +507,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def reduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
         """Reduces a tensor over all members, in place on the root."""
-        root = 0 if opts is None else opts.rootRank
+        root = _root(opts)
         return self._reduce("reduce", tensors, opts, root=root)
 
     def average(
@@ -607,7 +622,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def broadcast(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
         """Copies the tensors of the root to all members, as one operation."""
         self.enter()
-        root = 0 if opts is None else opts.rootRank
+        root = _root(opts)
         take = self._source if root == self._rank else self._target
         used = [take(tensor) for tensor in tensors]
         return self._begin(
@@ -722,23 +737,49 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> PcclWork:
         """Collects a tensor of each member in a list, on the root."""
         self.enter()
-        root, (x,) = (0 if opts is None else opts.rootRank), inputs
-        collected = None
-        if root == self._rank:
+        (x,), parts = inputs, None
+        if _root(opts) == self._rank:
             (parts,) = outputs
             self._check_each("the output list", parts)
-            collected = _Parts(self._in_order(parts))
-            if len(set(collected.counts)) > 1:
-                raise InvalidArgument(
-                    "gather needs tensors of one size on all members: all_gather takes others"
-                )
+        return self._gather(parts, x, [] if parts is None else parts, opts)
+
+    def gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
+        """Collects a tensor of each member, one behind the other, on the root."""
+        self.enter()
+        if _root(opts) != self._rank:
+            return self._gather(None, x, [], opts)
+        whole = self._target(output)
+        then = _writer([output], [whole])
+        return self._gather(self._shares(whole), x, [output], opts, then)
+
+    def _gather(
+        self,
+        parts: Tensors | None,
+        x: Tensor,
+        outputs: Tensors,
+        opts: Any,
+        then: Callable[[], None] | None = None,
+    ) -> PcclWork:
+        """Into the parts of all ranks, in PyTorch's order, on the root."""
+        collected = None if parts is None else _Parts(self._in_order(parts))
+        if collected is not None and len(set(collected.counts)) > 1:
+            raise InvalidArgument(
+                "gather needs tensors of one size on all members: all_gather takes others"
+            )
+
+        def fill() -> None:
+            if collected is not None:
+                collected.fill()
+            if then is not None:
+                then()
+
         return self._begin(
             "gather",
             TORCH.memory(self._source(x)),
             None if collected is None else TORCH.memory(collected.joined),
-            self._place(root),
-            outputs=[] if collected is None else list(outputs[0]),
-            fill=None if collected is None else collected.fill,
+            self._place(_root(opts)),
+            outputs=outputs,
+            fill=None if collected is None else fill,
             deadline=_timeout(opts),
             plan=self._plan,
         )
@@ -748,7 +789,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> PcclWork:
         """Deals out a list of tensors of the root; each member receives that of its rank."""
         self.enter()
-        root, (output,) = (0 if opts is None else opts.rootRank), outputs
+        root, (output,) = _root(opts), outputs
         source = None
         if root == self._rank:
             (parts,) = inputs
@@ -989,6 +1030,10 @@ def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callabl
         then()
 
     return fill
+
+
+def _root(opts: Any) -> int:
+    return 0 if opts is None else int(opts.rootRank)
 
 
 def _timeout(opts: Any) -> timedelta | None:

@@ -70,6 +70,11 @@ class Beside:
         return self._made[name]
 
 
+def has_other_backends(group: Any) -> bool:
+    """Whether the group has another backend than ours for some kind of device."""
+    return bool(_names_of(group))
+
+
 def _names_of(group: Any) -> dict[str, str]:
     """Backends by kinds of devices, if there is another one than ours."""
     told: str = c10d._world.pg_backend_config.get(group, "")

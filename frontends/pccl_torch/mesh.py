@@ -147,6 +147,11 @@ class Hsdp:
                 "none: 2.13 has them"
             )
         self._run = start.current()
+        if self._run.world.supports_reconfigure:
+            raise InvalidUsage(
+                "Hsdp follows pccl_torch.admit(), and not reconfigure: leave "
+                "enable_reconfigure=True out of init_process_group"
+            )
         self._size = replicas, shards
         self._lock = threading.RLock()
         self._place = _NOWHERE

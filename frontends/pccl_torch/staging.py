@@ -308,6 +308,7 @@ HOW: dict[str, tuple[str, ...]] = {
     "_reduce_scatter_base": _APART,
     "reduce_scatter_tensor_coalesced": _APART,
     "gather": _APART,
+    "gather_single": _APART,
     "scatter": _APART,
     "alltoall": _APART,
     "alltoall_base": _APART,

@@ -14,6 +14,7 @@ import atexit
 import ipaddress
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -126,6 +127,10 @@ def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
     ranks = list(asked.global_ranks_in_group)
     timeout: timedelta = asked.timeout
     with _lock:
+        if _run is not None and not ranks and _run.world.supports_reconfigure:
+            _run.close()  # aborted, and forgotten by PyTorch, which makes a default group now
+        if _run is None and getattr(asked, "enable_reconfigure", False):
+            return _without_members(asked, options)
         if _run is None:
             _run = _begin(asked, ranks, timeout)
             return _add(_run, _run.comm, asked, ranks, options)
@@ -137,6 +142,26 @@ def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
         seconds = timeout.total_seconds()
         group = _run.comm.group(name, initial_world_size=asked.group_size, deadline=seconds)
         return _add(_run, group, asked, ranks, options)
+
+
+def _without_members(asked: Any, options: Options) -> ProcessGroupPccl:
+    """The run of a program that names the members of its default group (reconfigure.py)."""
+    global _run, _met
+    from pccl_torch.reconfigure import ReconfigurableGroup
+
+    if _met is not None:
+        comm, _met = _met, None
+        comm.close()
+        raise InvalidUsage(
+            'the group of init_method="pccl://" has the members of the run already: leave '
+            "enable_reconfigure out, and call pccl_torch.admit(), or name another init_method"
+        )
+    made = ReconfigurableGroup(
+        asked, options, lambda: Coordinator(**_address(asked.store, socket.gethostname()))
+    )
+    nowhere: Any = made.comm
+    _run = Run(nowhere, None, has_default=True, groups=[made])
+    return made
 
 
 def _add(

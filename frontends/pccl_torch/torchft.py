@@ -14,7 +14,6 @@ This module needs torchft, a nightly or 0.2: pip install torchft.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import secrets
 import socket
@@ -28,7 +27,6 @@ from typing import Any
 import torch.distributed
 from torch import Tensor
 
-import pccl_py as pccl
 from pccl_py import (
     Codec,
     CodecKind,
@@ -37,15 +35,14 @@ from pccl_py import (
     Group,
     Outcome,
     PcclError,
-    PeerId,
     Plan,
     ReduceOp,
     Work,
 )
 from pccl_py.codec import CodecName
-from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage
+from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.words import PlanName, parse_op
-from pccl_torch import backend
+from pccl_torch import backend, quorum
 from pccl_torch.options import Options
 from pccl_torch.start import await_others, share_token
 from pccl_torch.work import PcclWork
@@ -259,24 +256,9 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         else:
             host = socket.gethostname()
             self._coordinator, token = share_token(store, rank, world_size, host)
-        comm = pccl.connect(
-            token,
-            group=name,
-            initial_world_size=world_size,
-            deadline=_left(until),
-            connect_timeout=_left(until),
-            peer_id=_peer(name, rank),
-            # A coordinator that goes with its replica does not come back.
-            reconnect_timeout=None if shared else 0,
-        )
-        try:
-            comm.admit(_left(until))
-            _check_members(comm, name, world_size)
-            made = _Quorum(comm, self._options, store, self._participants)
-            made.set_timeout(self._timeout)
-        except BaseException:
-            comm.close()
-            raise
+        comm = quorum.enter(token, name, rank, world_size, until, coordinator_stays=shared)
+        made = _Quorum(comm, self._options, store, self._participants)
+        made.set_timeout(self._timeout)
         return made
 
     def errored(self) -> Exception | None:
@@ -372,30 +354,6 @@ def _agree(store: Any, rank: int) -> str:
     name = f"torchft/{secrets.token_hex(8)}"
     store.set(_NAME, name)
     return name
-
-
-def _peer(name: str, rank: int) -> PeerId:
-    """The id of a rank in a group: ranks of pccl_py follow the ids, so they are torchft's."""
-    return PeerId(rank.to_bytes(2, "big") + hashlib.sha256(name.encode()).digest()[:14])
-
-
-def _check_members(comm: Communicator, name: str, size: int) -> None:
-    expected = tuple(_peer(name, rank) for rank in range(size))
-    if comm.members != expected:
-        raise Aborted(
-            f"the quorum has {size} replicas, and its group other members: "
-            f"{', '.join(comm.labels)}. The next quorum makes another group"
-        )
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise DeadlineExceeded(
-            "the timeout passed before the group of the quorum was made: probably one of its "
-            "replicas is gone"
-        )
-    return left
 
 
 def _aborted() -> PcclError:

@@ -561,12 +561,11 @@ def _refused(size: int) -> list[tuple[Callable[[], Any], type[Exception], str]]:
 
 def groups_of_some_ranks(rank: Rank) -> None:
     """new_group: for those who are no members, in any order, made by its members alone, nested."""
-    # First: its name depends on how many groups a process has.
-    if rank.rank != 0:
-        alone = dist.new_group([1, 2], use_local_synchronization=True)
-        x = torch.tensor([1.0 * rank.rank])
-        dist.all_reduce(x, group=alone)
-        assert x.item() == 3
+    # First, and on all: the names of groups depend on how many a process has (2.13), or has made.
+    alone = dist.new_group([0] if rank.rank == 0 else [1, 2], use_local_synchronization=True)
+    x = torch.tensor([1.0 * rank.rank])
+    dist.all_reduce(x, group=alone)
+    assert x.item() == (0 if rank.rank == 0 else 3)
     pair = dist.new_group([0, 2])
     if rank.rank == 1:
         assert pair == dist.GroupMember.NON_GROUP_MEMBER and dist.get_rank(pair) == -1
@@ -582,11 +581,9 @@ def groups_of_some_ranks(rank: Rank) -> None:
     x = torch.tensor([2.0])
     dist.all_reduce(x, group=single)
     assert x.item() == 2
-    for group in (pair, backwards, single):
+    for group in (alone, pair, backwards, single):
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
-    if rank.rank != 0:
-        dist.destroy_process_group(alone)
     dist.barrier()
 
 

@@ -1,22 +1,20 @@
 """A process that trains under DistributedDataParallel, one request a line, for the kill tests.
 
-A request on its standard input is a JSON list of a method of Trainer and its arguments; the answer
-on its standard output is its result, or the error that it has raised. test_torch_elastic.py drives
-it. Each element of its gradient is its `weight`, so that averages tell who is in them.
+A request is a method of Trainer with its arguments (members.py). test_torch_elastic.py drives it.
+Each element of its gradient is its `weight`, so that averages tell who is in them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from datetime import timedelta
 from typing import Any
 
 import pccl_torch
 import torch
 import torch.distributed
+from members import serve
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -157,20 +155,5 @@ class Trainer:
             dist.destroy_process_group()
 
 
-def main() -> None:
-    """Answers until its input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    trainer = Trainer()
-    for line in sys.stdin:
-        name, options = json.loads(line)
-        try:
-            answer = {"result": getattr(trainer, name)(**options)}
-        except Exception as error:  # noqa: BLE001  the answer is the error
-            kinds = [kind.__name__ for kind in type(error).__mro__]
-            answer = {"raised": kinds, "message": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    serve(Trainer())

@@ -1,16 +1,13 @@
 """Losses and joins under DistributedDataParallel, with processes that are killed and frozen.
 
-Processes that come out of a test well serve the next one, in a new run: importing torch takes
-seconds. Their program is elastic_program.py; what needs one process alone is in test_torch_ddp.py.
+The program of the processes is elastic_program.py; what needs one process alone is in
+test_torch_ddp.py.
 """
 
 from __future__ import annotations
 
-import json
-import queue
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,97 +15,23 @@ from typing import Any
 
 import pytest
 import torch.distributed
+from members import ANSWER_SECONDS_MAX, Member, Pool, Raised, all_of
 
 import pccl_py as pccl
-from harness.child import Child
 
 # Its types are those of C++.
 dist: Any = torch.distributed
 
 PROGRAM = Path(__file__).parent / "elastic_program.py"
-ANSWER_SECONDS_MAX = 120.0
 # The weights of the processes, which are the elements of their gradients, and averages of them.
 WEIGHTS = (1.0, 2.0, 6.0)
 OF_ALL, OF_TWO = 3.0, 1.5
 
 
-class Raised(Exception):
-    """A request has raised in its process: the names of its classes, and the text."""
-
-    def __init__(self, kinds: list[str], message: str) -> None:
-        super().__init__(f"{kinds[0]}: {message}")
-        self.kinds = kinds
-
-
-class Member:
-    """A process of the program."""
-
-    def __init__(self) -> None:
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self.waits = 0
-        self.child = Child(
-            [sys.executable, str(PROGRAM)],
-            heard=lambda line: self._answers.put(json.loads(line) if line.endswith("\n") else None),
-            ended=lambda _: self._answers.put(None),
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-
-    def ask(self, name: str, **options: Any) -> Member:
-        self.waits += 1
-        self.child.say(json.dumps([name, options]))
-        return self
-
-    def answer(self) -> Any:
-        """The result of the oldest request without one."""
-        said = self._answers.get(timeout=ANSWER_SECONDS_MAX)
-        assert said is not None, f"it has ended with {self.child.code}: {self.child.errors}"
-        self.waits -= 1
-        if "raised" in said:
-            raise Raised(said["raised"], said["message"])
-        return said["result"]
-
-    def killed(self) -> None:
-        assert self.child.wait(ANSWER_SECONDS_MAX) == -signal.SIGKILL
-
-
-class Pool:
-    """Processes that wait for requests."""
-
-    def __init__(self) -> None:
-        self._all: list[Member] = []
-        self._used = 0
-
-    def take(self, count: int) -> list[Member]:
-        """So many that nobody else has in this test."""
-        while len(self._all) < self._used + count:
-            self._all.append(Member())
-        taken = self._all[self._used : self._used + count]
-        self._used += count
-        return taken
-
-    def give_back(self) -> None:
-        """After a test: those that are idle may go on, the others may not."""
-        for member in list(self._all):
-            member.child.signal(signal.SIGCONT)
-            if member.child.running and member.waits == 0:
-                member.ask("leave").answer()
-            else:
-                self._all.remove(member)
-                member.child.end()
-        self._used = 0
-
-    def end(self) -> None:
-        for member in self._all:
-            member.child.end()
-
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Pool]:
-    pool = Pool()
-    try:
+    with Pool(PROGRAM) as pool:
         yield pool
-    finally:
-        pool.end()
 
 
 @pytest.fixture
@@ -123,12 +46,6 @@ def begin(members: list[Member], coordinator: pccl.Coordinator, **options: Any) 
         member.ask("begin", environment=environment, weight=weight, **options)
     for member in members:
         member.answer()
-
-
-def all_of(members: list[Member], name: str, **options: Any) -> list[Any]:
-    for member in members:
-        member.ask(name, **options)
-    return [member.answer() for member in members]
 
 
 def check_equal(told: list[Any], step: int) -> None:

@@ -369,6 +369,8 @@ def arguments(name: str, rank: int, make: Any) -> tuple[tuple[Any, ...], list[to
         return ([empty], [pair]), [empty]
     if name == "scatter":
         return ([empty], [pair] if rank == 0 else []), [empty]
+    if name == "gather_single" and rank != 0:
+        return (make(), one), []
     if single:
         return (([wide], [one]) if listed else (wide, one)), [wide]
     if name == "allgather_coalesced":
