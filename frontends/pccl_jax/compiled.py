@@ -17,7 +17,7 @@ import jax
 from pccl_jax import communicators
 from pccl_jax.communicators import Reads, Traced, note, reading
 from pccl_jax.errors import errors
-from pccl_jax.programs import Programs
+from pccl_jax.programs import Programs, Ready
 from pccl_py import Group
 
 P = ParamSpec("P")
@@ -45,16 +45,20 @@ class _Jitted:
         self._reads = Reads()
         self._lock = threading.Lock()
         self._programs: dict[Key, Programs] = {}
+        self._dropped = 0  # programs that have been compiled, and that another thread had as well
+
+    @property
+    def compiled(self) -> int:
+        """How many programs have been compiled."""
+        with self._lock:
+            return self._dropped + sum(each.counted for each in self._programs.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         groups = _groups_in((args, kwargs))
-        key, program = self._program(groups)
         with errors():
-            result = program(*args, **kwargs)
-            traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result))
-            if not traced:
+            result = self._ready(groups, args, kwargs).run()
+            if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
                 jax.block_until_ready(result)
-        self._keep(key, program, groups)
         # A function around this one depends on what this one does, also where it is not traced now.
         for group in (*groups, *self._reads.groups):
             note(
@@ -64,25 +68,32 @@ class _Jitted:
             )
         return result
 
-    def _program(self, groups: list[Group | Traced]) -> tuple[Key, Programs]:
-        key = self._key(groups)
-        with self._lock:
-            program = self._programs.get(key)
-            if program is None:
-                program = self._programs[key] = self._make()
-        return key, program
+    def _ready(self, groups: list[Group | Traced], args: Any, kwargs: Any) -> Ready:
+        """A program for the worlds of these communicators.
 
-    def _keep(self, key: Key, program: Programs, groups: list[Group | Traced]) -> None:
-        """A trace may have read what no earlier one has: then the program is for that alone."""
-        now = self._key(groups)
-        if now == key:
-            return
-        with self._lock:
-            if self._programs.get(key) is program:
-                del self._programs[key]
-            self._programs.setdefault(now, program)
+        A trace may read what no earlier one has: then it is for the worlds of its own caller alone,
+        and other threads that have waited for it look again.
+        """
+        while True:
+            key = self._key(groups)
+            with self._lock:
+                programs = self._programs.setdefault(key, self._make())
+            ready = programs.ready(*args, **kwargs)
+            now = self._key(groups)
+            if now == key:
+                return ready
+            with self._lock:
+                if self._programs.get(key) is programs:
+                    del self._programs[key]
+                kept = self._programs.setdefault(now, programs) if ready.is_new else programs
+                if kept is not programs and ready.is_new:
+                    self._dropped += programs.counted
+            if ready.is_new:
+                return ready
 
     def _make(self) -> Programs:
+        """Each of its own function, as JAX keeps traces by their functions."""
+
         def traced(*args: Any, **kwargs: Any) -> Any:
             with reading(self._reads):
                 return self._function(*args, **kwargs)

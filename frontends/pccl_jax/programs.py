@@ -11,7 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -38,6 +38,10 @@ class Programs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program of these arguments, which is compiled if it is not there yet."""
+        return self.ready(*args, **kwargs).run()
+
+    def ready(self, *args: Any, **kwargs: Any) -> Ready:
+        """The program of these arguments, compiled, and what it runs with."""
         statics = {number % len(args) for number in self._nums if number < len(args)}
         given = tuple(arg for number, arg in enumerate(args) if number not in statics)
         named = {name: value for name, value in kwargs.items() if name not in self._names}
@@ -46,18 +50,27 @@ class Programs:
         given, named = jax.tree.unflatten(treedef, leaves)
         treedef = jax.tree.structure((given, named))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return self.jitted(*args, **kwargs)
+            return Ready(functools.partial(self.jitted, *args, **kwargs), is_new=False)
         fixed = tuple((number, args[number]) for number in sorted(statics))
         fixed_names = tuple((name, kwargs[name]) for name in self._names if name in kwargs)
         signature = tuple(_signature(leaf) for leaf in leaves)
         key = treedef, signature, fixed, fixed_names, trace_context()
         with self._lock:
             program = self._programs.setdefault(key, _Program())
+        is_new = False
         with program.lock:
             if program.compiled is None:
                 program.compiled = self.jitted.lower(*args, **kwargs).compile()
                 self.counted += 1
-        return run_compiled(program.compiled, given, named)
+                is_new = True
+        return Ready(functools.partial(run_compiled, program.compiled, given, named), is_new)
+
+
+class Ready(NamedTuple):
+    """A program that has been compiled, perhaps just now; in a trace: the call that adds to it."""
+
+    run: Callable[[], Any]
+    is_new: bool
 
 
 class _Program:
