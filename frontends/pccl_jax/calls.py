@@ -14,18 +14,15 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from pccl_jax import library
+from pccl_jax import eager, library
 from pccl_jax.effects import Ordered, effect_of
-from pccl_jax.errors import errors
 from pccl_jax.kinds import WHOLE, Kind
 from pccl_jax.outcomes import WORDS
-from pccl_jax.programs import program_of
 from pccl_jax.versions import (
     Primitive,
     ShapedArray,
@@ -109,20 +106,9 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
     return outs, {effect_of(call.order)}
 
 
-def _run(primitive: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
-    """A call that is not traced: it waits for the result, and raises our exceptions."""
-    for array in arrays:
-        sharding = getattr(array, "sharding", None)
-        if sharding is not None and len(sharding.device_set) > 1:
-            raise InvalidArgument(
-                f"{call.kind.name.lower()}: an array lies on {len(sharding.device_set)} local "
-                "devices: gather it to one with jax.device_put, or call inside of shard_map"
-            )
-    with errors():
-        eager = call.replace(in_place=False)
-        outs: Sequence[Any] = program_of(primitive, eager)(handle, *arrays)
-        jax.block_until_ready(outs)
-    return outs
+def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
+    return eager.run(call, handle, arrays, results)
 
 
 def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
@@ -161,7 +147,7 @@ def _primitive(kind: Kind) -> Any:
     primitive = Primitive(f"pccl_{kind.name.lower()}")
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
-    primitive.def_impl(partial(_run, primitive))
+    primitive.def_impl(_run)
     register_lowering(primitive, _lower, platform="cpu")
     return primitive
 

@@ -69,6 +69,38 @@ def _number(pair: Any) -> Any:
     return jnp.where(high == 0, low, np.uint32(0xFFFFFFFF))
 
 
+def encode(outcome: Outcome, handle: int) -> Any:
+    """The words of an outcome, as a handler fills them."""
+    words = np.zeros(WORDS, np.uint32)
+    for at, number in (
+        (_HANDLE, handle),
+        (_EPOCH, outcome.epoch),
+        (_TAG, outcome.tag),
+        (_SEQUENCE, outcome.sequence),
+        (_SENT, outcome.bytes_sent),
+        (_RECEIVED, outcome.bytes_received),
+        (_DURATION, round(outcome.duration * 1e9)),
+    ):
+        words[at : at + 2] = _pair(number)
+    members = outcome.roster.members
+    words[_ATTEMPTS] = outcome.attempts
+    words[_RANGE_COUNT] = len(outcome.ranges)
+    words[_CONTRIBUTORS] = len(outcome.contributors)
+    words[_RANKS_KNOWN] = bool(members)
+    words[_DIGEST : _DIGEST + 4] = np.frombuffer(bytes.fromhex(outcome.digest), "<u4")
+    ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
+    for place, each in zip(ranges, outcome.ranges, strict=False):
+        place[0:2], place[2:4] = _pair(each.begin), _pair(each.end)
+        for peer in each.contributors if members else ():
+            rank = members.index(peer)
+            place[4 + rank // 32] |= np.uint32(1 << rank % 32)
+    return words
+
+
+def _pair(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, number >> 32
+
+
 def decode(outcome: OutcomeArrays) -> Outcome:
     """The `pccl_py.Outcome` of a call, outside of jit.
 

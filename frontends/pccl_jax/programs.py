@@ -85,14 +85,3 @@ def _signature(leaf: Any) -> Any:
     """What a program depends on: the type of an array, and where it must stay."""
     placed = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.typeof(leaf), placed
-
-
-@functools.lru_cache(maxsize=4096)
-def program_of(primitive: Any, call: Any) -> Programs:
-    """A primitive alone, for calls that are not traced."""
-
-    def run(*operands: Any) -> Any:
-        return primitive.bind(*operands, call=call)
-
-    run.__name__ = run.__qualname__ = primitive.name
-    return Programs(run, {})

@@ -55,7 +55,7 @@ class Leaves:
         """As the kit has it: a hash of the names, and of kinds that the library does not know."""
         named = Form([], _nothing, self.names)
         number, kinds = named.number, [kind_of(array.dtype.name) for array in self.arrays]
-        if not all(parse_kind(array.dtype.name) for array in self.arrays):
+        if any(parse_kind(array.dtype.name) is None for array in self.arrays):
             alone = kinds == ["bool"] and number == 0
             number = _pccl.FORM_BOOL if alone else form_of(f"{number} {kinds}")
         if self.names:
