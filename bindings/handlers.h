@@ -18,9 +18,12 @@ typedef struct pccl_handler_hooks {
    * never given twice. Both are called without the GIL, and release may close the communicator. */
   pccl_comm_t *(*acquire)(uint64_t handle, void **pin);
   void (*release)(void *pin);
-  /* Non-zero: give up, as a signal handler has raised, or the interpreter exits. Called between slices of a wait, by any
-   * thread, without the GIL. The exception is raised in the main thread as soon as Python runs there. */
-  int (*interrupted)(void);
+  /* How often Python has withdrawn what runs beside its threads. */
+  uint64_t (*withdrawals)(void);
+  /* Non-zero: give up, as a signal handler has raised, or the interpreter exits, or Python has withdrawn what ran before
+   * `since`. Called between slices of a wait, by any thread, without the GIL. The exception of a signal handler is raised
+   * in the main thread as soon as Python runs there. */
+  int (*interrupted)(uint64_t since);
 } pccl_handler_hooks_t;
 
 #ifdef __cplusplus

@@ -22,6 +22,7 @@ Table *table = new Table();
 // Of all tables, so that a number is never given twice: not to a child of a fork, either.
 std::atomic<uint64_t> next_number{1};
 std::atomic<unsigned long> main_thread{0};
+std::atomic<uint64_t> withdrawals{0};
 // What a signal handler raised inside a handler; the GIL guards it.
 PyObject *kept_type = nullptr, *kept_value = nullptr, *kept_traceback = nullptr;
 
@@ -47,8 +48,13 @@ int raise_kept(void *) {
 
 // Python runs signal handlers in the main thread alone; other threads need not wait for the GIL. XLA
 // would replace the exception by its own error, so it is raised by the interpreter a moment later.
-int handler_interrupted() {
-  if (PyThread_get_thread_ident() != main_thread) return is_exiting() ? 1 : 0;
+// A program that has not run on the thread that called it is in a thread of XLA, where no signal is
+// noticed: Python withdraws it as the exception leaves the wait for it.
+int handler_interrupted(uint64_t since) {
+  if (PyThread_get_thread_ident() != main_thread) {
+    bool is_beside = PyGILState_GetThisThreadState() == nullptr;
+    return is_exiting() || (is_beside && withdrawals != since);
+  }
   if (!gil_wait_begin()) return 1;
   PyGILState_STATE state = PyGILState_Ensure();
   int raised = PyErr_CheckSignals();
@@ -64,7 +70,10 @@ int handler_interrupted() {
   return raised != 0 || is_exiting();
 }
 
-const pccl_handler_hooks_t hooks = {sizeof hooks, acquire, release, handler_interrupted};
+uint64_t withdrawals_now() { return withdrawals; }
+
+const pccl_handler_hooks_t hooks = {sizeof hooks, acquire, release, withdrawals_now,
+                                    handler_interrupted};
 
 }  // namespace
 
@@ -93,6 +102,8 @@ void init_handlers(nb::module_ &module) {
         return reinterpret_cast<uintptr_t>(&hooks);
       },
       nb::arg("main_thread_ident"), "The address of bindings/handlers.h's hooks.");
+  module.def("handlers_withdraw", [] { withdrawals += 1; },
+             "Ends the operations of programs that run beside Python's threads.");
 }
 
 }  // namespace pccl_binding

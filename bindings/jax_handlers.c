@@ -368,10 +368,10 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
 
 /* ---- Waiting, and the outcome ---------------------------------------------------------------------------- */
 
-static XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work) {
+static XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
   pccl_status_t status;
   while ((status = pccl_work_wait(work, SLICE_NS)) == PCCL_TIMEOUT) {
-    if (!hooks.interrupted()) continue;
+    if (!hooks.interrupted(since)) continue;
     pccl_work_cancel(work);
     status = pccl_work_wait(work, UINT64_MAX);
     break;
@@ -444,12 +444,13 @@ static XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
 }
 
 static XLA_FFI_Error *run(now_t *now) {
+  uint64_t since = hooks.withdrawals();
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   pccl_work_t *work = NULL;
   error = now->given->call->kind < KIND_BARRIER ? begin_collective(now, &work) : begin_other(now, &work);
   if (error != NULL) return error;
-  error = wait_for(now, work);
+  error = wait_for(now, work, since);
   if (error == NULL) error = tell_outcome(now, work);
   pccl_work_destroy(work);
   if (error == NULL) clear_results(now);

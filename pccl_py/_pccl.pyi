@@ -240,6 +240,9 @@ FORM_OBJECT: int = 1868720741
 def handler_hooks(main_thread_ident: int) -> int:
     """The address of bindings/handlers.h's hooks."""
 
+def handlers_withdraw() -> None:
+    """Ends the operations of programs that run beside Python's threads."""
+
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""
 

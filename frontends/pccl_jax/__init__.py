@@ -42,12 +42,13 @@ from pccl_jax.collectives import (
     send,
 )
 from pccl_jax.communicators import Comm, Traced
-from pccl_jax.compiled import jit
+from pccl_jax.compiled import Jitted, jit
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
 
 __all__ = [
     "Comm",
+    "Jitted",
     "OutcomeArrays",
     "Traced",
     "all_gather",

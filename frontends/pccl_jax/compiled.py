@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import jax
 
 from pccl_jax import communicators
 from pccl_jax.communicators import Reads, Traced, note, reading
-from pccl_jax.errors import errors
-from pccl_jax.programs import Programs, Ready
+from pccl_jax.errors import errors, withdrawing
+from pccl_jax.programs import Arguments, Statics
+from pccl_jax.versions import is_tracing, run_compiled
 from pccl_py import Group
 
 P = ParamSpec("P")
@@ -25,7 +26,7 @@ R = TypeVar("R")
 Key: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def jit(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+def jit(function: Callable[P, R], **options: Any) -> Jitted[P, R]:
     """`jax.jit` of a function that has collectives; `options` are those of jax.jit.
 
     The result waits for the program, and raises `pccl_py.Aborted` and so on where jax.jit would
@@ -33,32 +34,43 @@ def jit(function: Callable[P, R], **options: Any) -> Callable[P, R]:
     them, also of later calls of `connect`. It is traced again only if it depends on the size of the
     world (or the rank) of one of them, and that has changed.
     """
-    return functools.wraps(function)(_Jitted(function, options))
+    return Jitted(function, options)
 
 
-class _Jitted:
-    """The programs of a function, by what they have read of communicators."""
+class Jitted(Generic[P, R]):
+    """A function as its programs, which are kept by what they have read of communicators.
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    Any thread may call it.
+    """
+
+    def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
         self._function = function
         self._options = options
+        self._statics = Statics(function, options)
         self._reads = Reads()
-        self._lock = threading.Lock()
-        self._programs: dict[Key, Programs] = {}
-        self._dropped = 0  # programs that have been compiled, and that another thread had as well
+        # One thread at a time compiles; what a trace reads changes keys.
+        self._compiling = threading.RLock()
+        self._functions: dict[Key, Any] = {}
+        self._programs: dict[tuple[Key, Any], Any] = {}
+        self._compiled = 0
 
     @property
     def compiled(self) -> int:
         """How many programs have been compiled."""
-        with self._lock:
-            return self._dropped + sum(each.counted for each in self._programs.values())
+        return self._compiled
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         groups = _groups_in((args, kwargs))
-        with errors():
-            result = self._ready(groups, args, kwargs).run()
-            if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
-                jax.block_until_ready(result)
+        arguments = self._statics.arguments(args, kwargs)
+        if arguments.are_traced or is_tracing():
+            result: R = self._function_of(self._key(groups))(*args, **kwargs)
+        else:
+            with errors():
+                program = self._program(groups, arguments, args, kwargs)
+                result = run_compiled(program, arguments.args, arguments.kwargs)
+                with withdrawing():
+                    jax.block_until_ready(result)
         # A function around this one depends on what this one does, also where it is not traced now.
         for group in (*groups, *self._reads.groups):
             note(
@@ -68,37 +80,44 @@ class _Jitted:
             )
         return result
 
-    def _ready(self, groups: list[Group | Traced], args: Any, kwargs: Any) -> Ready:
-        """A program for the worlds of these communicators.
-
-        A trace may read what no earlier one has: then it is for the worlds of its own caller alone,
-        and other threads that have waited for it look again.
-        """
-        while True:
+    def _program(
+        self, groups: list[Group | Traced], arguments: Arguments, args: Any, kwargs: Any
+    ) -> Any:
+        """The program for these arguments, and for the worlds of these communicators."""
+        program = self._programs.get((self._key(groups), arguments.signature))
+        if program is not None:
+            return program
+        with self._compiling:
             key = self._key(groups)
-            with self._lock:
-                programs = self._programs.setdefault(key, self._make())
-            ready = programs.ready(*args, **kwargs)
-            now = self._key(groups)
-            if now == key:
-                return ready
-            with self._lock:
-                if self._programs.get(key) is programs:
-                    del self._programs[key]
-                kept = self._programs.setdefault(now, programs) if ready.is_new else programs
-                if kept is not programs and ready.is_new:
-                    self._dropped += programs.counted
-            if ready.is_new:
-                return ready
+            program = self._programs.get((key, arguments.signature))
+            if program is None:
+                function = self._function_of(key)
+                program = function.lower(*args, **kwargs).compile()
+                self._compiled += 1
+                self._programs[key, arguments.signature] = program
+                self._move(key, self._key(groups))
+            return program
 
-    def _make(self) -> Programs:
-        """Each of its own function, as JAX keeps traces by their functions."""
+    def _move(self, key: Key, now: Key) -> None:
+        """A trace has read what no earlier one has: all programs so far are for its worlds alone."""
+        if now == key:
+            return
+        self._functions[now] = self._functions.pop(key)
+        for each in [each for each in self._programs if each[0] == key]:
+            self._programs[now, each[1]] = self._programs.pop(each)
+
+    def _function_of(self, key: Key) -> Any:
+        """One function for each key, as JAX keeps traces by their functions."""
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             with reading(self._reads):
                 return self._function(*args, **kwargs)
 
-        return Programs(functools.wraps(self._function)(traced), self._options)
+        with self._compiling:
+            if key not in self._functions:
+                named = functools.wraps(self._function)(traced)
+                self._functions[key] = jax.jit(named, **self._options)
+            return self._functions[key]
 
     def _key(self, groups: list[Group | Traced]) -> Key:
         reads, closed_over = self._reads, sorted(self._reads.groups, key=lambda each: each.name)

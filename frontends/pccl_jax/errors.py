@@ -6,6 +6,7 @@ later program of this thread: they are dropped, so that the process stays usable
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +18,8 @@ from pccl_jax.effects import is_ours
 from pccl_jax.kinds import Kind
 from pccl_jax.trees import reworded
 from pccl_jax.versions import runtime_tokens
-from pccl_py import PcclError
+from pccl_py import PcclError, _pccl
+from pccl_py._watcher import logger
 
 
 @contextmanager
@@ -28,17 +30,40 @@ def errors() -> Iterator[None]:
             params, loss = step(params, batch)
 
     At its end it waits for the collectives that this thread has begun, as programs may still run
-    then. Eager calls and `pccl_jax.jit` need no such context.
+    then. Eager calls and `pccl_jax.jit` need no such context. Ctrl-C, or whatever a signal handler
+    raises while this waits, withdraws the collectives that programs wait in.
     """
     try:
         yield
-        wait()
+        with withdrawing():
+            wait()
+    except (KeyboardInterrupt, SystemExit):
+        withdraw()
+        raise
     except jax.errors.JaxRuntimeError as error:
         made = exception_of(error)
         if made is None:
             raise
         forget()
         raise made from error
+
+
+@contextmanager
+def withdrawing() -> Iterator[None]:
+    """Around a wait for programs: an exception of a signal handler ends what they wait for."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        raise
+    except BaseException:
+        withdraw()
+        raise
+
+
+def withdraw() -> None:
+    """Ends the collectives of programs that run beside Python's threads."""
+    _pccl.handlers_withdraw()
+    forget()
 
 
 def wait() -> None:
@@ -53,6 +78,17 @@ def forget() -> None:
     for effect in [each for each in runtime_tokens.current_tokens if is_ours(each)]:
         del runtime_tokens.current_tokens[effect]
     runtime_tokens.output_runtime_tokens.clear()
+
+
+@atexit.register
+def _leave() -> None:
+    """Before JAX waits at exit for programs that may be blocked: what blocks gives up."""
+    _pccl.exit_begin()
+    try:
+        wait()
+    except jax.errors.JaxRuntimeError as error:
+        logger.warning("a program that still ran at exit was ended: %s", error)
+        forget()
 
 
 def exception_of(error: BaseException) -> Exception | None:

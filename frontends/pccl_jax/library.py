@@ -6,7 +6,6 @@ with that of jaxlib. Errors of a handler have a number, by which `error_of` find
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import re
 import sys
@@ -88,8 +87,6 @@ def _start() -> None:
     _library.pccl_jax_start(_pccl.handler_hooks(main))
     capsule = jax.ffi.pycapsule(_library.pccl_jax_collective)
     jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
-    # Before JAX waits at exit for programs that may be blocked: what blocks gives up.
-    atexit.register(_pccl.exit_begin)
 
 
 _start()

@@ -38,6 +38,7 @@ try:
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
     primitive_batchers: Any = batching.primitive_batchers
+    _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
 except (ImportError, AttributeError) as error:
     raise ImportError(
@@ -50,3 +51,8 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Runs a compiled program, also while another thread is inside of its first run."""
     outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
     return outs
+
+
+def is_tracing() -> bool:
+    """Whether this thread traces a function, or transforms one."""
+    return not _trace_state_clean()

@@ -132,8 +132,7 @@ class JaxJitAdapter(JaxAdapter):
         return jitted(collective, tuple(shapes), treedef, hashable)
 
     def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> Any:
-        named = tuple(sorted(options.items()))
-        return pj.decode(jitted_send(dst, named)(comm, x))
+        return jitted_send(dst, tuple(sorted(options.items())))(comm, x)
 
     def recv(self, comm: pccl.Group, shape: Shape, dtype: str, src: int, **options: Any) -> Any:
         got = jitted_recv(shape, dtype, src, tuple(sorted(options.items())))(comm)
@@ -151,7 +150,7 @@ def jitted(collective: str, shapes: Any, treedef: Any, options: Any) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def jitted_send(dst: int, options: Any) -> Any:
-    return pj.jit(lambda comm, x: pj.send(comm, x, dst, return_outcome=True, **dict(options)))
+    return pj.jit(lambda comm, x: pj.send(comm, x, dst, **dict(options)))
 
 
 @functools.lru_cache(maxsize=None)
