@@ -124,9 +124,7 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
         aliases = {first + 1 + number: first + number for number in range(len(arrays))}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
-    made = lowering_function(
-        library.TARGET, has_side_effect=True, operand_output_aliases=aliases
-    )(
+    made = lowering_function(library.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
         context.replace(
             avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
         ),

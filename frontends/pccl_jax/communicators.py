@@ -48,7 +48,7 @@ def order_of(group: Group) -> str:
     return _EPOCH.sub("@:", group.name)
 
 
-# ---- what a trace has read ------------------------------------------------------------------------
+# ---- what a trace has read -----------------------------------------------------------------------
 
 
 @dataclass
@@ -87,7 +87,7 @@ def note(group: Group | None, *, world_size: bool = False, rank: bool = False) -
             reads.groups.add(group)
 
 
-# ---- the operand ----------------------------------------------------------------------------------
+# ---- the operand ---------------------------------------------------------------------------------
 
 
 class Static:
@@ -224,7 +224,7 @@ def _flatten_traced(traced: Traced) -> tuple[tuple[Any], Static]:
     return (traced._handle,), traced._static
 
 
-def _unflatten(static: Static, leaves: Any) -> Traced:
+def _unflatten(static: Static, leaves: Any) -> Any:
     (handle,) = leaves
     return Traced(handle, static)
 

@@ -64,7 +64,7 @@ class OutcomeArrays(NamedTuple):
 def _number(pair: Any) -> Any:
     """The number that two words are, the low one first."""
     low, high = pair[..., 0], pair[..., 1]
-    if jax.config.read("jax_enable_x64"):
+    if jax.config.jax_enable_x64:
         return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     return jnp.where(high == 0, low, np.uint32(0xFFFFFFFF))
 

@@ -16,6 +16,7 @@ SUPPORTED = "jax>=0.10,<0.11"
 try:
     from jax._src import api_util, config, core, dispatch, effects, ffi, stages
     from jax._src.interpreters import ad, batching, mlir
+    from jax._src.lib.mlir.dialects import hlo
 
     abstract_token: Any = core.abstract_token
     Primitive: Any = core.Primitive
@@ -34,7 +35,7 @@ try:
     lowering_function: Any = ffi.build_ffi_lowering_function
     TokenSet: Any = mlir.TokenSet
     register_lowering: Any = mlir.register_lowering
-    optimization_barrier: Any = mlir.hlo.optimization_barrier
+    optimization_barrier: Any = hlo.optimization_barrier
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
     primitive_batchers: Any = batching.primitive_batchers
