@@ -237,7 +237,7 @@ def send(comm: Comm, x: Any, dst: Root, **options: Any) -> Any:
     operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
     leaves = Leaves.of(x)
     if leaves.names:
-        raise TypeError(f"a message is one array, not a tree of {len(leaves.names)}")
+        raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
     leaves.check(None)
     call = Call(
         Kind.SEND,
