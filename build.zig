@@ -757,10 +757,23 @@ fn add_python(
     extension.link_gc_sections = true;
     extension.each_lib_rpath = false; // for the same reason
 
+    install_python(b, step, extension, ext_name, library, jax_library(b, target, library));
+}
+
+/// All that the step makes, in the folder of the package.
+fn install_python(
+    b: *std.Build,
+    step: *std.Build.Step,
+    extension: *std.Build.Step.Compile,
+    ext_name: []const u8,
+    library: *std.Build.Step.Compile,
+    jax: *std.Build.Step.Compile,
+) void {
     const folder = "pccl_py";
     for ([_]*std.Build.Step.InstallFile{
         b.addInstallFile(extension.getEmittedBin(), b.pathJoin(&.{ folder, ext_name })),
         b.addInstallFile(library.getEmittedBin(), b.pathJoin(&.{ folder, library.out_filename })),
+        b.addInstallFile(jax.getEmittedBin(), b.pathJoin(&.{ folder, jax.out_filename })),
     }) |install| step.dependOn(&install.step);
     for (headers) |name| {
         const to = b.pathJoin(&.{ folder, "include", name });
@@ -782,6 +795,35 @@ fn add_bindings(b: *std.Build, module: *std.Build.Module, nanobind: []const u8, 
             .flags = cpp_flags(b, own),
         });
     }
+}
+
+/// The handlers that programs compiled by JAX call: plain C on a copy of XLA's header, so that no
+/// jaxlib is needed here. They find libpccl beside them.
+fn jax_library(
+    b: *std.Build,
+    target: std.Build.ResolvedTarget,
+    library: *std.Build.Step.Compile,
+) *std.Build.Step.Compile {
+    const module = b.createModule(.{
+        .target = target,
+        .optimize = .ReleaseFast,
+        .link_libc = true,
+        .pic = true,
+        .strip = true,
+        .sanitize_c = .off,
+    });
+    module.addIncludePath(b.path("include"));
+    module.addSystemIncludePath(b.path("bindings/third_party/xla_ffi"));
+    for (source_files(b, "bindings", ".c")) |file| module.addCSourceFile(.{
+        .file = b.path(b.pathJoin(&.{ "bindings", file })),
+        .flags = &.{ "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror" },
+    });
+    module.addObjectFile(library.getEmittedBin());
+    module.addRPathSpecial(if (target.result.os.tag == .macos) "@loader_path" else "$ORIGIN");
+    const jax = b.addLibrary(.{ .name = "pccl_jax", .linkage = .dynamic, .root_module = module });
+    jax.link_gc_sections = true;
+    jax.each_lib_rpath = false; // as of the extension
+    return jax;
 }
 
 const Cpp = struct { abi3: bool, is_nanobind: bool, tsan: bool };

@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <tuple>
@@ -32,6 +33,7 @@ void init_coordinator(nb::module_ &module);
 void init_work(nb::module_ &module);
 void init_communicator(nb::module_ &module);
 void init_collective(nb::module_ &module);
+void init_handlers(nb::module_ &module);
 void init_state(nb::module_ &module);
 void init_kernels(nb::module_ &module);
 
@@ -67,6 +69,14 @@ class Unlocked {
   PyThreadState *state_;
 };
 
+// Around a PyGILState_Ensure of a thread that may come at any time, as by a GilWait, which parks it.
+// False: the GIL must not be taken any more.
+bool gil_wait_begin();
+void gil_wait_end();
+
+// The interpreter exits: what blocks must end soon.
+bool is_exiting();
+
 // For pccl_comm_options_t.interrupted: non-zero when a Python signal handler raised (the exception
 // is then pending on this thread) or when the interpreter exits.
 int interrupted(void *context);
@@ -75,8 +85,13 @@ int interrupted(void *context);
 // must be destroyed first. The last owner must hold no GIL (release_unlocked).
 struct CommHandle {
   pccl_comm_t *native = nullptr;
-  ~CommHandle() { pccl_comm_destroy(native); }
+  uint64_t number = 0;  // of a handle; 0: nobody has asked (init_handlers.cpp)
+  ~CommHandle();
 };
+
+// The number that stands for it in compiled programs (handlers.h).
+uint64_t handle_of(const std::shared_ptr<CommHandle> &comm);
+void handlers_fork_child();
 
 struct Comm {
   std::shared_ptr<CommHandle> handle;

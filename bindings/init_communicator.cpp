@@ -203,6 +203,8 @@ void init_communicator(nb::module_ &module) {
            "bytes_sent, bytes_received, lost)")
       .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
            nb::sig("def members(self) -> list[bytes]"), "In rank order.")
+      .def_prop_ro("handle", [](Comm &comm) { return handle_of(comm.handle); },
+                   "The number that stands for it in compiled programs.")
       .def("label", &label, nb::arg("peer"), "Empty if it is not known.");
 }
 

@@ -3,7 +3,6 @@
 // only ever push a number into that queue; none of them takes the GIL.
 #include "common.h"
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -86,23 +85,6 @@ void notify(Work &work, uint64_t key) {
 // it. The exit waits for the outermost, so the inner ones must not be parked.
 thread_local uint64_t gil_wait_depth = 0;
 
-// Registers a thread that may wait for the GIL. False: the interpreter is gone for this thread.
-bool gil_wait_begin() {
-  std::lock_guard<std::mutex> lock(runtime->mutex);
-  bool leaves = runtime->exit_thread == PyThread_get_thread_ident();
-  if (runtime->gone && gil_wait_depth == 0 && !leaves) return false;
-  gil_wait_depth += 1;
-  runtime->gil_waits += 1;
-  return true;
-}
-
-void gil_wait_end() {
-  std::lock_guard<std::mutex> lock(runtime->mutex);
-  gil_wait_depth -= 1;
-  runtime->gil_waits -= 1;
-  if (runtime->gil_waits == 0) runtime->inside_changed.notify_all();
-}
-
 bool exit_finish(uint64_t timeout_ns) {
   runtime->exit_thread = PyThread_get_thread_ident();
   PyThreadState *state = PyEval_SaveThread();
@@ -120,6 +102,25 @@ bool exit_finish(uint64_t timeout_ns) {
 }
 
 }  // namespace
+
+// Registers a thread that may wait for the GIL. False: the interpreter is gone for this thread.
+bool gil_wait_begin() {
+  std::lock_guard<std::mutex> lock(runtime->mutex);
+  bool leaves = runtime->exit_thread == PyThread_get_thread_ident();
+  if (runtime->gone && gil_wait_depth == 0 && !leaves) return false;
+  gil_wait_depth += 1;
+  runtime->gil_waits += 1;
+  return true;
+}
+
+void gil_wait_end() {
+  std::lock_guard<std::mutex> lock(runtime->mutex);
+  gil_wait_depth -= 1;
+  runtime->gil_waits -= 1;
+  if (runtime->gil_waits == 0) runtime->inside_changed.notify_all();
+}
+
+bool is_exiting() { return runtime->exiting; }
 
 GilWait::GilWait(bool holds_gil) {
   if (gil_wait_begin()) return;
@@ -165,7 +166,11 @@ void init_runtime(nb::module_ &module) {
              "The interpreter exits: connect and admit end with PCCL_CANCELLED.");
   module.def("exit_finish", &exit_finish, nb::arg("timeout_ns"),
              "Waits until no thread is inside the library; later ones are parked. True: none was.");
-  module.def("fork_child", [] { runtime = new Runtime(); },
+  module.def("fork_child",
+             [] {
+               runtime = new Runtime();
+               handlers_fork_child();
+             },
              "Called in a forked child: nothing of the parent's queue is used there.");
 }
 

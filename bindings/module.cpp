@@ -16,6 +16,7 @@ NB_MODULE(_pccl, module) {
   init_work(module);
   init_communicator(module);
   init_collective(module);
+  init_handlers(module);
   init_state(module);
   init_kernels(module);
 }

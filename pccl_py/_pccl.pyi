@@ -167,6 +167,10 @@ class Comm:
     def members(self) -> list[bytes]:
         """In rank order."""
 
+    @property
+    def handle(self) -> int:
+        """The number that stands for it in compiled programs."""
+
     def label(self, peer: bytes) -> str:
         """Empty if it is not known."""
 
@@ -232,6 +236,12 @@ def barrier(
 FORM_BOOL: int = 1819242339
 
 FORM_OBJECT: int = 1868720741
+
+def handler_hooks(main_thread_ident: int) -> int:
+    """The address of bindings/handlers.h's hooks."""
+
+def handlers_withdraw() -> None:
+    """Ends the operations of programs that run beside Python's threads."""
 
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""

@@ -148,6 +148,16 @@ class Group(Objects):
         """The labels of `members`, in rank order."""
         return tuple(self.label(peer) for peer in self.members)
 
+    @property
+    def handle(self) -> int:
+        """A number that stands for this group in compiled programs, which outlive it.
+
+        It is below 2**63, and none is given twice in a process. Native code looks it up in each
+        call (bindings/handlers.h): a group that is gone is then refused, and one that is in use is
+        not freed.
+        """
+        return self._open().handle
+
     def info(self) -> GroupInfo:
         """This peer's knowledge of the group right now."""
         *numbers, peer_id, sent, received, lost = self._open().info()

@@ -265,9 +265,15 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
     return decorate
 
 
-def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType]:
-    """Adds the options of `kind`, `async_op`, the `flags` and the errors to a docstring."""
-    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], *_BESIDE[kind], *flags)]
+def documented(
+    kind: type, *flags: str, beside: bool = True
+) -> Callable[[FunctionType], FunctionType]:
+    """Adds the options of `kind`, `async_op`, the `flags` and the errors to a docstring.
+
+    `beside`: without it there is no `async_op`.
+    """
+    more = _BESIDE[kind] if beside else ()
+    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], *more, *flags)]
     lines = [
         textwrap.fill(
             f"{name}: {_MEANINGS[name]}", 96, initial_indent="  ", subsequent_indent="    "

@@ -38,6 +38,8 @@ class Adapter(ABC):
     # The collectives with a form that writes into its argument, and those that take `out`.
     in_place: frozenset[str]
     with_out: frozenset[str]
+    # Whether calls take `async_op`.
+    has_works: bool = True
 
     @abstractmethod
     def make(self, values: Sequence[float], shape: Shape, dtype: str = "f32") -> Any:

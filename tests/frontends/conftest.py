@@ -14,10 +14,16 @@ Worlds = Callable[[int], pccl.LocalWorld]
 
 
 # Their libraries by the names of the adapters; where one is missing, its tests are skipped.
-FRONTENDS = {"NumpyAdapter": "numpy", "TorchAdapter": "torch"}
+FRONTENDS = {
+    "NumpyAdapter": "numpy",
+    "TorchAdapter": "torch",
+    "JaxAdapter": "jax",
+    "JaxJitAdapter": "jax",
+}
+NAMES = {"NumpyAdapter": "numpy", "TorchAdapter": "torch", "JaxAdapter": "jax"}
 
 
-@pytest.fixture(scope="session", params=FRONTENDS, ids=FRONTENDS.get)
+@pytest.fixture(scope="session", params=FRONTENDS, ids=lambda name: NAMES.get(name, "jax_jit"))
 def frontend(request: pytest.FixtureRequest) -> Adapter:
     library = FRONTENDS[request.param]
     pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ModuleNotFoundError)

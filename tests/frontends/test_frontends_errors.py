@@ -156,7 +156,7 @@ def test_a_dtype_without_collectives_is_a_type_error(
     if array is None:
         pytest.skip("every dtype of this frontend has collectives")
     before = frontend.read(array)
-    for flags in ({}, {"async_op": True}):
+    for flags in ({}, {"async_op": True})[: 1 + frontend.has_works]:
         with pytest.raises(TypeError, match="complex|supported"):
             frontend.call(collective, world.comms[0], array, **flags)
     if collective in frontend.in_place:

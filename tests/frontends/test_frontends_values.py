@@ -259,6 +259,8 @@ def test_every_form_is_begun_or_waited_for_and_has_its_outcome(
             result, outcome = run(collective, comm, x, out, return_outcome=True, **options)
             check_result(result, tree)
             assert outcome.tag == 0 and set(outcome.contributors) <= set(comm.members)
+            if not frontend.has_works:
+                continue
             x, out = arguments(tree)
             work = run(collective, comm, x, out, async_op=True, **options)
             check_result(work.wait(), tree)
@@ -270,7 +272,7 @@ def test_every_form_is_begun_or_waited_for_and_has_its_outcome(
             check_result(both[0], tree)
             assert both[1].sequence == outcome.sequence + 2
         in_place = [frontend.call_in_place] if collective in frontend.in_place else []
-        if collective in ("all_reduce", "broadcast"):
+        if collective in ("all_reduce", "broadcast") and in_place:
             in_place.append(frontend.call_tree_in_place)
         for form in in_place:
             x = strided(call.given_in_place(rank), call.shape_in_place())
@@ -285,6 +287,9 @@ def test_every_form_is_begun_or_waited_for_and_has_its_outcome(
 def test_messages_are_begun_or_waited_for_and_have_their_outcome(
     frontend: Adapter, worlds: Worlds
 ) -> None:
+    if not frontend.has_works:
+        pytest.skip("this frontend has no works: its messages arrive, another test says")
+
     def program(comm: pccl.Communicator) -> None:
         x = frontend.make([1, 2], (2,))
         other = 1 - comm.rank

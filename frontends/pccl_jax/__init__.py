@@ -1,0 +1,68 @@
+"""PCCL for JAX: collectives in programs that JAX compiles, in their order, through a loss.
+
+    import pccl_jax as pj
+
+    @pj.jit
+    def step(comm, params, batch):
+        loss, grads = jax.value_and_grad(loss_of)(params, batch)
+        grads = pj.all_reduce(comm, grads, op="avg")        # a pytree is one operation
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    with pccl_py.connect() as comm:
+        params, loss = step(comm, params, batch)            # compiled once, for every communicator
+        comm.admit()
+
+Functions have the names and arguments of pccl_numpy, take arrays and pytrees, and work eagerly, in
+jit, scan, while_loop, cond and checkpoint. Calls of a group happen in the order of the program. A
+communicator is an argument of the function, like an array; `return_outcome=True` gives arrays to
+branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
+JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
+
+collectives.py has the functions, calls.py the primitives, communicators.py the operands.
+"""
+
+try:
+    import jax as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pccl_jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
+    ) from error
+
+from pccl_jax.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+)
+from pccl_jax.communicators import Comm, Traced
+from pccl_jax.compiled import Jitted, jit
+from pccl_jax.errors import errors
+from pccl_jax.outcomes import OutcomeArrays, decode
+
+__all__ = [
+    "Comm",
+    "Jitted",
+    "OutcomeArrays",
+    "Traced",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "decode",
+    "errors",
+    "gather",
+    "jit",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,165 @@
+"""Calls: one primitive of JAX for each collective, its shapes, and the custom call that it becomes.
+
+    outs = primitive_of(Kind.ALL_REDUCE).bind(handle, *arrays, call=Call(Kind.ALL_REDUCE, ...))
+
+`handle` is the communicator (communicators.py); the results are those of the arrays, and behind
+them an outcome, if the call tells one. All that a rule for derivatives, for vmap or for another
+platform needs is in `Call`, which can be compared and hashed: such rules replace parts of it and
+bind again. Collectives as users call them: collectives.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from pccl_jax import eager, library
+from pccl_jax.effects import Ordered, effect_of
+from pccl_jax.kinds import WHOLE, Kind
+from pccl_jax.outcomes import WORDS
+from pccl_jax.versions import (
+    Primitive,
+    ShapedArray,
+    TokenSet,
+    abstract_token,
+    lowering_function,
+    optimization_barrier,
+    register_lowering,
+)
+from pccl_py import InvalidArgument, PeerId
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """All of a call but its operands.
+
+    `options`: op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form, as
+    bindings/jax_handlers.h has them. `root`: a rank or a peer id, also of a message's other side.
+    `counts`: rows of each rank; of an all_to_all those to each, and then those from each.
+    `world_size` and `rank`: what it was traced for, 0 and -1 for any. `results`: shape and dtype of
+    each where no operand says them (recv, scatter without x). `order`: None for none.
+    """
+
+    kind: Kind
+    options: tuple[int, ...]
+    order: str | None
+    root: int | PeerId = 0
+    counts: tuple[int, ...] = ()
+    world_size: int = 0
+    rank: int = -1
+    results: tuple[tuple[Shape, str], ...] = ()
+    tells_outcome: bool = False
+    in_place: bool = True
+
+    def replace(self, **changes: Any) -> Call:
+        """Another call, with some parts changed."""
+        return dataclasses.replace(self, **changes)
+
+    def shape_of_result(self, shape: Shape) -> Shape:
+        """The shape that comes of an array that this rank passes."""
+        if self.kind in WHOLE:
+            return shape
+        rows, tail = shape[0], shape[1:]
+        world = self.world_size
+        if self.kind in (Kind.ALL_GATHER, Kind.GATHER):
+            return (sum(self.counts) if self.counts else rows * world, *tail)
+        if self.kind in (Kind.REDUCE_SCATTER, Kind.SCATTER):
+            return (self.counts[self.rank] if self.counts else rows // world, *tail)
+        assert self.kind is Kind.ALL_TO_ALL
+        return (sum(self.counts[world:]) if self.counts else rows, *tail)
+
+    def words(self, shape: Shape) -> Any:
+        """As the handler reads it (call_t), where the arrays have rows like one of this shape."""
+        each = math.prod(shape[1:])
+        is_peer = isinstance(self.root, PeerId)
+        peer = np.frombuffer(self.root, np.int64) if isinstance(self.root, PeerId) else (0, 0)
+        words = [
+            *(self.kind, *self.options),
+            *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
+            *(self.world_size, self.rank, int(self.tells_outcome), len(self.counts)),
+            *(count * each for count in self.counts),
+        ]
+        return np.array([_signed(int(word)) for word in words], np.int64)
+
+
+def _signed(word: int) -> int:
+    """64 bits as a signed number."""
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    if handle.shape != (2,) or handle.dtype != np.uint32:
+        raise InvalidArgument("the communicator of a call is an array of two u32")
+    outs = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in call.results]
+    if not outs and call.kind is not Kind.SEND:
+        outs = [ShapedArray(call.shape_of_result(each.shape), each.dtype) for each in arrays]
+    if call.tells_outcome:
+        outs.append(ShapedArray((WORDS,), np.dtype(np.uint32)))
+    return outs, {effect_of(call.order)}
+
+
+def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    """A call that is not traced."""
+    results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
+    return eager.run(call, handle, arrays, results)
+
+
+def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    """The custom call; XLA's token is its first operand and result, if it has an order."""
+    effect = effect_of(call.order)
+    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
+    beside = [abstract_token] * len(tokens)
+    aliases = {}
+    if call.kind is Kind.BROADCAST or (
+        call.in_place and call.kind in (Kind.ALL_REDUCE, Kind.REDUCE)
+    ):
+        first = len(tokens)
+        aliases = {first + 1 + number: first + number for number in range(len(arrays))}
+    shape = (*context.avals_in[1:], *context.avals_out)
+    words = call.words(shape[0].shape if shape else ())
+    made = lowering_function(library.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
+        context.replace(
+            avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
+        ),
+        *tokens,
+        handle,
+        *arrays,
+        call=words,
+    )
+    outs = list(made.results)
+    if tokens:
+        token, *outs = outs
+        context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
+    # XLA of 0.10 takes what a loop reads of a call with several results for what it began with.
+    return list(optimization_barrier(outs)) if len(outs) > 1 else outs
+
+
+def _primitive(kind: Kind) -> Any:
+    primitive = Primitive(f"pccl_{kind.name.lower()}")
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(_abstract)
+    primitive.def_impl(_run)
+    register_lowering(primitive, _lower, platform="cpu")
+    return primitive
+
+
+_primitives: dict[Kind, Any] = {kind: _primitive(kind) for kind in Kind}
+
+
+def primitive_of(kind: Kind) -> Any:
+    """The primitive of JAX that a call of this kind binds."""
+    return _primitives[kind]
+
+
+def bind(handle: Any, arrays: Sequence[Any], call: Call) -> list[Any]:
+    """Makes the call now, or adds it to what is being traced."""
+    outs: list[Any] = primitive_of(call.kind).bind(handle, *arrays, call=call)
+    return outs

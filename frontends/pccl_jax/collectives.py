@@ -1,0 +1,390 @@
+"""The collectives over JAX's arrays and pytrees of them, eager and in whatever JAX traces.
+
+    mean = pj.all_reduce(comm, grads, op="avg")     # a pytree is one operation
+
+`comm` is a Communicator or a Group: an argument of the jitted function, so that one program serves
+all of them, or closed over. Each function makes one Call (calls.py) of its arguments. Outside of
+jit it waits for the result; in a program the calls of a group happen in its order. On an error
+every input is as it was. All members must make the same calls in the same order, on whatever
+frontend, eager or traced; in `cond` and `switch` all must take the same branch.
+
+Results are arrays on all ranks, as one program is for all: zeros where pccl_numpy returns None, on
+ranks that are not the root of a reduce or a gather. A world that has changed since a program was
+traced is a Mismatch, where shapes depend on it, and pccl_jax.jit traces again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pccl_jax.calls import Call, bind
+from pccl_jax.communicators import Comm, Operand, Place, World
+from pccl_jax.kinds import ADDING, Kind
+from pccl_jax.options import Broadcast, Message, Move, Reduce, asked_of, numbers_of
+from pccl_jax.outcomes import OutcomeArrays
+from pccl_jax.trees import Leaves, check_dtype
+from pccl_py import InvalidArgument
+from pccl_py.collectives import Root
+from pccl_py.options import (
+    BroadcastOptions,
+    MessageOptions,
+    MoveOptions,
+    ReduceOptions,
+    documented,
+)
+from pccl_py.rows import Counts, Rows
+
+T = TypeVar("T")
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+
+
+@overload
+def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Alone]) -> T: ...
+@overload
+def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Both]) -> tuple[T, OutcomeArrays]: ...
+@documented(ReduceOptions, "return_outcome", beside=False)
+def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
+    """The reduction of `x` over all members, on all of them.
+
+    `x`: an array of any shape, of a dtype in `pccl_py.DType`, or a pytree of such arrays, which is
+    one operation; the same structure, shapes and dtypes on every peer. A donated array is reduced
+    where it lies. "avg" divides by those who contributed.
+    """
+    return _call(Kind.ALL_REDUCE, comm, x, options)
+
+
+@overload
+def reduce(comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Alone]) -> T: ...
+@overload
+def reduce(
+    comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(ReduceOptions, "return_outcome", beside=False)
+def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+    """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
+
+    A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
+    """
+    return _call(Kind.REDUCE, comm, x, options, root=root)
+
+
+@overload
+def broadcast(comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Alone]) -> T: ...
+@overload
+def broadcast(
+    comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(BroadcastOptions, "return_outcome", beside=False)
+def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+    """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
+
+    `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or a float of eight bits; the
+    same structure, shapes and dtypes on every peer.
+    """
+    return _call(Kind.BROADCAST, comm, x, options, root=root)
+
+
+@overload
+def reduce_scatter(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Alone]) -> T: ...
+@overload
+def reduce_scatter(
+    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(ReduceOptions, "return_outcome", beside=False)
+def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+    """This rank's rows of the reduction of `x` over all members.
+
+    `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with `counts`,
+    of sum(counts) rows, for one of counts[rank], which makes the program one for this rank. The
+    same shape, dtype and `counts` on every peer. Otherwise as `all_reduce`.
+    """
+    return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)
+
+
+@overload
+def all_gather(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Alone]) -> T: ...
+@overload
+def all_gather(
+    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(MoveOptions, "return_outcome", beside=False)
+def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+    """`x` of all members, one behind the other along axis 0 in rank order.
+
+    `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with `counts`,
+    of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one element: n of
+    them make the shape (n,). Dtypes are those of `broadcast`. A member that is lost ends the call
+    with Aborted on all, and each such call until an `admit` closes the gap, unless `recovery` says
+    otherwise.
+    """
+    return _call(Kind.ALL_GATHER, comm, x, options, counts=counts)
+
+
+@overload
+def scatter(
+    comm: Comm,
+    x: T,
+    out: Any = None,
+    root: Root = 0,
+    counts: Counts = None,
+    **_: Unpack[Move.Alone],
+) -> T: ...
+@overload
+def scatter(
+    comm: Comm, x: T, out: Any = None, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(MoveOptions, "return_outcome", beside=False)
+def scatter(
+    comm: Comm, x: Any, out: Any = None, root: Root = 0, counts: Counts = None, **options: Any
+) -> Any:
+    """This rank's rows of `x` of `root`, a rank or a peer id.
+
+    `x`: of n * k rows in a world of n ranks, or with `counts` of sum(counts). Its values matter on
+    the root alone; elsewhere it says the shapes, or it is None, and `out` says those of the result:
+    a pytree of arrays or of jax.ShapeDtypeStruct. A lost root ends the operation with Aborted on
+    all. Dtypes are those of `broadcast`.
+    """
+    if x is None:
+        return _received_of_scatter(comm, out, root, counts, options)
+    return _call(Kind.SCATTER, comm, x, options, root=root, counts=counts)
+
+
+@overload
+def gather(
+    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Alone]
+) -> T: ...
+@overload
+def gather(
+    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
+) -> tuple[T, OutcomeArrays]: ...
+@documented(MoveOptions, "return_outcome", beside=False)
+def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Any) -> Any:
+    """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
+
+    A lost root ends the operation with Aborted on all, whatever the recovery.
+    """
+    return _call(Kind.GATHER, comm, x, options, root=root, counts=counts)
+
+
+@overload
+def all_to_all(
+    comm: Comm,
+    x: T,
+    send_counts: Counts = None,
+    recv_counts: Counts = None,
+    **_: Unpack[Move.Alone],
+) -> T: ...
+@overload
+def all_to_all(
+    comm: Comm,
+    x: T,
+    send_counts: Counts = None,
+    recv_counts: Counts = None,
+    **_: Unpack[Move.Both],
+) -> tuple[T, OutcomeArrays]: ...
+@documented(MoveOptions, "return_outcome", beside=False)
+def all_to_all(
+    comm: Comm, x: Any, send_counts: Counts = None, recv_counts: Counts = None, **options: Any
+) -> Any:
+    """This rank's rows of `x` of each member, in rank order.
+
+    `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on every
+    peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many come from
+    each, for one array: every two must agree about those between them, else Mismatch. Dtypes are
+    those of `broadcast`. A member that is lost ends the call as it does an `all_gather`.
+    """
+    if send_counts is None and recv_counts is None:
+        return _call(Kind.ALL_TO_ALL, comm, x, options)
+    if send_counts is None or recv_counts is None:
+        raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
+    return _call(Kind.ALL_TO_ALL, comm, x, options, counts=send_counts, others=recv_counts)
+
+
+@overload
+def barrier(comm: Comm, **_: Unpack[Broadcast.Alone]) -> None: ...
+@overload
+def barrier(comm: Comm, **_: Unpack[Broadcast.Both]) -> OutcomeArrays: ...
+@documented(BroadcastOptions, "return_outcome", beside=False)
+def barrier(comm: Comm, **options: Any) -> Any:
+    """Is over once every member that is there has called it; with return_outcome, the outcome.
+
+    With recovery "complete" it fails instead if one is lost.
+    """
+    operand, (asked, tells) = Operand.of(comm), asked_of("barrier", options)
+    call = Call(
+        Kind.BARRIER, numbers_of(asked, 0), operand.order, tells_outcome=tells, in_place=False
+    )
+    outs = bind(operand.handle, [], call)
+    return OutcomeArrays.of(outs[0]) if tells else None
+
+
+@overload
+def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Alone]) -> None: ...
+@overload
+def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Both]) -> OutcomeArrays: ...
+@documented(MessageOptions, "return_outcome", beside=False)
+def send(comm: Comm, x: Any, dst: Root, **options: Any) -> Any:
+    """Sends `x`, an array, to `dst`, another rank or the id of a member, which calls `recv`.
+
+    It is over when `dst` has all of it: two that both send first wait for each other. Dtypes are
+    those of `broadcast`; with return_outcome, the outcome.
+    """
+    operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
+    leaves = Leaves.of(x)
+    if leaves.names:
+        raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
+    leaves.check(None)
+    call = Call(
+        Kind.SEND,
+        numbers_of(asked, 0),
+        operand.order,
+        root=operand.rank_of(dst, "dst"),
+        tells_outcome=tells,
+    )
+    outs = bind(operand.handle, leaves.arrays, call)
+    return OutcomeArrays.of(outs[-1]) if tells else None
+
+
+@overload
+def recv(
+    comm: Comm, shape: Shape, dtype: Any, src: Root, **_: Unpack[Message.Alone]
+) -> jax.Array: ...
+@overload
+def recv(
+    comm: Comm, shape: Shape, dtype: Any, src: Root, **_: Unpack[Message.Both]
+) -> tuple[jax.Array, OutcomeArrays]: ...
+@documented(MessageOptions, "return_outcome", beside=False)
+def recv(comm: Comm, shape: Shape, dtype: Any, src: Root, **options: Any) -> Any:
+    """The array that `src` sends, as a new array of this shape and dtype.
+
+    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
+    get `Mismatch`. Bool and floats of eight bits go as u8: nobody compares such dtypes.
+    """
+    operand, (asked, tells) = Operand.of(comm), asked_of("recv", options)
+    sizes = shape if isinstance(shape, Sequence) else (shape,)
+    like = jax.eval_shape(lambda: jnp.zeros([int(size) for size in sizes], dtype))
+    check_dtype(like.dtype.name, None)
+    call = Call(
+        Kind.RECV,
+        numbers_of(asked, 0),
+        operand.order,
+        root=operand.rank_of(src, "src"),
+        results=((like.shape, like.dtype.name),),
+        tells_outcome=tells,
+    )
+    outs = bind(operand.handle, [], call)
+    return (outs[0], OutcomeArrays.of(outs[1])) if tells else outs[0]
+
+
+# ---- what they are made of -----------------------------------------------------------------------
+
+
+def _call(
+    kind: Kind,
+    comm: Comm,
+    x: Any,
+    options: dict[str, Any],
+    *,
+    root: Root = 0,
+    counts: Counts = None,
+    others: Counts = None,
+) -> Any:
+    """A collective of what `x` has; `others`: counts of what an all_to_all receives."""
+    name, operand = kind.name.lower(), Operand.of(comm)
+    asked, tells = asked_of(name, options)
+    leaves = Leaves.of(x)
+    leaves.check(asked.op if kind in ADDING else None)
+    member = operand.rank_of(root, "root")
+    world_size, rank = 0, -1
+    listed: tuple[int, ...] = ()
+    arrays = leaves.arrays
+    if kind not in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST):
+        world = _world(operand, counts)
+        world_size, rank = world.world_size, world.rank if counts is not None else -1
+        if kind in (Kind.ALL_GATHER, Kind.GATHER):
+            arrays = [each if each.shape else each.reshape(1) for each in arrays]
+        _check_rows(kind, world, leaves, arrays, counts, others)
+        listed = (*_counts(counts), *_counts(others))
+    call = Call(
+        kind,
+        numbers_of(asked, leaves.form()),
+        operand.order,
+        root=member,
+        counts=listed,
+        world_size=world_size,
+        rank=rank,
+        tells_outcome=tells,
+    )
+    outs = bind(operand.handle, arrays, call)
+    if tells:
+        return leaves.rebuild(outs[:-1]), OutcomeArrays.of(outs[-1])
+    return leaves.rebuild(outs)
+
+
+def _received_of_scatter(
+    comm: Comm, out: Any, root: Root, counts: Counts, options: dict[str, Any]
+) -> Any:
+    """For a rank that passes no array: the root knows what is scattered, and `out` its shape."""
+    operand, (asked, tells) = Operand.of(comm), asked_of("scatter", options)
+    member = operand.rank_of(root, "root")
+    if out is None:
+        raise InvalidArgument(
+            "x is needed on the root of a scatter, and elsewhere x or out: without x, out says the "
+            "shape of the result"
+        )
+    leaves = Leaves.of(jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), out))
+    leaves.check(None)
+    world = _world(operand, counts)
+    for each in leaves.arrays:
+        Rows.of_part(world, each.shape, counts, "out")
+    call = Call(
+        Kind.SCATTER,
+        numbers_of(asked, leaves.form()),
+        operand.order,
+        root=member,
+        counts=_counts(counts),
+        world_size=world.world_size,
+        rank=-1 if counts is None else world.rank,
+        results=tuple((each.shape, each.dtype.name) for each in leaves.arrays),
+        tells_outcome=tells,
+    )
+    outs = bind(operand.handle, [], call)
+    if tells:
+        return leaves.rebuild(outs[:-1]), OutcomeArrays.of(outs[-1])
+    return leaves.rebuild(outs)
+
+
+def _world(operand: Operand, counts: Counts) -> World:
+    """The world that a call depends on: the rank matters where ranks have different rows."""
+    if counts is None:
+        return Place(operand.world_size())
+    return Place(operand.world_size(), operand.rank())
+
+
+def _counts(counts: Counts) -> tuple[int, ...]:
+    return () if counts is None else tuple(int(count) for count in counts)
+
+
+def _check_rows(
+    kind: Kind, world: World, leaves: Leaves, arrays: list[Any], counts: Counts, others: Counts
+) -> None:
+    """Raises InvalidArgument where rows cannot be shared so."""
+    if counts is not None and len(arrays) > 1:
+        raise InvalidArgument("lists of counts are for one array: call once for each array")
+    for array, name in zip(arrays, leaves.names or ("",), strict=True):
+        try:
+            if others is not None:
+                own = Rows.of_whole(world, array.shape, counts, name="send_counts")
+                Rows.of_counts(world, own.tail, others, "recv_counts")
+            elif kind in (Kind.ALL_GATHER, Kind.GATHER):
+                Rows.of_part(world, array.shape, counts)
+            else:
+                takes = kind is not Kind.ALL_TO_ALL
+                Rows.of_whole(world, array.shape, counts, takes_counts=takes)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"leaf {name}: {error}" if name else str(error)) from None

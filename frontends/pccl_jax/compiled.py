@@ -1,0 +1,136 @@
+"""jit: jax.jit with the exceptions of PCCL, and tracing again where the world has changed.
+
+A program that has read the size of the world, or the rank, is made for them: all_gather,
+reduce_scatter, scatter, gather and all_to_all do, for the shapes of their results, and the program
+itself through `comm.world_size`. Others are compiled once, and serve every world.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+import jax
+
+from pccl_jax import communicators
+from pccl_jax.communicators import Reads, Traced, note, reading
+from pccl_jax.errors import errors, withdrawing
+from pccl_jax.programs import Arguments, Statics
+from pccl_jax.versions import is_tracing, run_compiled
+from pccl_py import Group
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Key: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def jit(function: Callable[P, R], **options: Any) -> Jitted[P, R]:
+    """`jax.jit` of a function that has collectives; `options` are those of jax.jit.
+
+    The result waits for the program, and raises `pccl_py.Aborted` and so on where jax.jit would
+    raise JaxRuntimeError. Pass communicators as arguments: a program is compiled once for all of
+    them, also of later calls of `connect`. It is traced again only if it depends on the size of the
+    world (or the rank) of one of them, and that has changed.
+    """
+    return Jitted(function, options)
+
+
+class Jitted(Generic[P, R]):
+    """A function as its programs, which are kept by what they have read of communicators.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._statics = Statics(function, options)
+        self._reads = Reads()
+        # One thread at a time compiles; what a trace reads changes keys.
+        self._compiling = threading.RLock()
+        self._functions: dict[Key, Any] = {}
+        self._programs: dict[tuple[Key, Any], Any] = {}
+        self._compiled = 0
+
+    @property
+    def compiled(self) -> int:
+        """How many programs have been compiled."""
+        return self._compiled
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        groups = _groups_in((args, kwargs))
+        arguments = self._statics.arguments(args, kwargs)
+        if arguments.are_traced or is_tracing():
+            result: R = self._function_of(self._key(groups))(*args, **kwargs)
+        else:
+            with errors():
+                program = self._program(groups, arguments, args, kwargs)
+                result = run_compiled(program, arguments.args, arguments.kwargs)
+                with withdrawing():
+                    jax.block_until_ready(result)
+        # A function around this one depends on what this one does, also where it is not traced now.
+        for group in (*groups, *self._reads.groups):
+            note(
+                group if isinstance(group, Group) else None,
+                world_size=self._reads.world_size,
+                rank=self._reads.rank,
+            )
+        return result
+
+    def _program(
+        self, groups: list[Group | Traced], arguments: Arguments, args: Any, kwargs: Any
+    ) -> Any:
+        """The program for these arguments, and for the worlds of these communicators."""
+        program = self._programs.get((self._key(groups), arguments.signature))
+        if program is not None:
+            return program
+        with self._compiling:
+            key = self._key(groups)
+            program = self._programs.get((key, arguments.signature))
+            if program is None:
+                function = self._function_of(key)
+                program = function.lower(*args, **kwargs).compile()
+                self._compiled += 1
+                self._programs[key, arguments.signature] = program
+                self._move(key, self._key(groups))
+            return program
+
+    def _move(self, key: Key, now: Key) -> None:
+        """A trace has read what no earlier one has: the programs so far are for its worlds."""
+        if now == key:
+            return
+        self._functions[now] = self._functions.pop(key)
+        for each in [each for each in self._programs if each[0] == key]:
+            self._programs[now, each[1]] = self._programs.pop(each)
+
+    def _function_of(self, key: Key) -> Any:
+        """One function for each key, as JAX keeps traces by their functions."""
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with reading(self._reads):
+                return self._function(*args, **kwargs)
+
+        with self._compiling:
+            if key not in self._functions:
+                named = functools.wraps(self._function)(traced)
+                self._functions[key] = jax.jit(named, **self._options)
+            return self._functions[key]
+
+    def _key(self, groups: list[Group | Traced]) -> Key:
+        reads, closed_over = self._reads, sorted(self._reads.groups, key=lambda each: each.name)
+        if not (reads.world_size or reads.rank):
+            return ()
+        every = [*groups, *(each for each in closed_over if not each.closed)]
+        return tuple(
+            (each.world_size if reads.world_size else 0, each.rank if reads.rank else -1)
+            for each in every
+        )
+
+
+def _groups_in(tree: Any) -> list[Group | Traced]:
+    """The communicators among the arguments of a call."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, communicators.Comm))
+    return [leaf for leaf in leaves if isinstance(leaf, Group | Traced)]

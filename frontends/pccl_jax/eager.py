@@ -1,0 +1,160 @@
+"""Calls that are not traced: made at once, on the memory of the arrays, without a program.
+
+Nothing is compiled, so a new shape costs nothing. They come behind what programs of this thread
+have begun: one order holds for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from pccl_jax.communicators import group_of
+from pccl_jax.errors import errors, wait
+from pccl_jax.kinds import ADDING, Kind
+from pccl_jax.outcomes import encode
+from pccl_jax.trees import parse_kind, reworded
+from pccl_py import (
+    Buffer,
+    Codec,
+    CodecKind,
+    DType,
+    Group,
+    InvalidArgument,
+    InvalidUsage,
+    Outcome,
+    Plan,
+    Recovery,
+    ReduceOp,
+    Rounding,
+)
+
+if TYPE_CHECKING:
+    from pccl_jax.calls import Call
+
+# XLA takes memory as it is from this alignment on.
+_ALIGNED = 64
+
+
+def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
+    words = np.asarray(handle)
+    number = int(words[0]) | int(words[1]) << 32
+    group = group_of(number)
+    if group is None:
+        raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
+    _check_one_device(call, arrays)
+    with errors():  # of programs before this one
+        wait()
+        given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+    shaped = results[: len(results) - call.tells_outcome]
+    made = [_empty(each.shape, each.dtype) for each in shaped]
+    outcome = _operation(call, group, given, made)
+    if call.tells_outcome:
+        made.append(encode(outcome, number))
+    # On the device of the input, if that has to stay there; JAX may move others.
+    stays = arrays and getattr(arrays[0], "committed", False)
+    place = arrays[0].sharding.device_set if stays else (None,)
+    return [jax.device_put(each, next(iter(place))) for each in made]
+
+
+def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    operation: Callable[..., Outcome] = getattr(group, call.kind.name.lower())
+    sends, recvs, options = _memory(given), _memory(made), _options(call)
+    counts = {} if not call.counts else {"counts": _elements(call, (given or made)[0])}
+    kind, root = call.kind, {"root": call.root}
+    match kind:
+        case Kind.ALL_REDUCE:
+            return operation(sends, recvs, **options)
+        case Kind.BROADCAST:
+            for target, source in zip(made, given, strict=True):
+                target[...] = source
+            return operation(recvs, **root, **options)
+        case Kind.REDUCE | Kind.GATHER:
+            is_root = group._rank_of(call.root) == group.rank
+            for target in () if is_root else made:
+                target[...] = np.zeros((), target.dtype)
+            return operation(sends, recvs if is_root else None, **root, **counts, **options)
+        case Kind.SCATTER:
+            return operation(sends or None, recvs, **root, **counts, **options)
+        case Kind.REDUCE_SCATTER | Kind.ALL_GATHER:
+            return operation(sends, recvs, **counts, **options)
+        case Kind.ALL_TO_ALL:
+            listed = counts.get("counts", [])
+            half = len(listed) // 2
+            both = {"send_counts": listed[:half], "recv_counts": listed[half:]} if listed else {}
+            return operation(sends, recvs, **both, **options)
+        case Kind.BARRIER:
+            return operation(**options)
+        case Kind.SEND:
+            return operation(sends, call.root, **options)
+        case Kind.RECV:
+            return operation(recvs, call.root, **options)
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """As pccl_py takes them, of those that this kind has."""
+    op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form = call.options
+    made: dict[str, Any] = {"tag": tag}
+    if deadline_ns:
+        made["deadline"] = deadline_ns / 1e9
+    if call.kind in (Kind.SEND, Kind.RECV):
+        return made
+    made["recovery"] = Recovery(recovery)
+    if call.kind is Kind.BARRIER:
+        return made
+    made |= {"_form": form, "_reword": lambda sentence: reworded(form, sentence)}
+    if call.kind is Kind.BROADCAST:
+        return made
+    turns = {0: None, 1: True, 2: False}[rotate]
+    made["codec"] = Codec(CodecKind(codec), block or None, turns, Rounding(rounding))
+    made["plan"] = Plan(plan)
+    if call.kind in ADDING:
+        made["op"] = ReduceOp(op)
+    return made
+
+
+def _memory(arrays: list[Any]) -> Any:
+    """As pccl_py takes it: one array without a list."""
+    made = [
+        Buffer(
+            array.__array_interface__["data"][0],
+            array.size,
+            _dtype(array.dtype.name),
+            readonly=not array.flags.writeable,
+            owner=array,
+            shape=array.shape,
+        )
+        for array in arrays
+    ]
+    return made[0] if len(made) == 1 else made
+
+
+def _dtype(name: str) -> DType:
+    dtype = parse_kind(name)
+    return DType.U8 if dtype is None else dtype
+
+
+def _elements(call: Call, array: Any) -> list[int]:
+    each = int(np.prod(array.shape[1:]))
+    return [count * each for count in call.counts]
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    first = -memory.__array_interface__["data"][0] % _ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def _check_one_device(call: Call, arrays: Sequence[Any]) -> None:
+    for array in arrays:
+        sharding = getattr(array, "sharding", None)
+        if sharding is not None and len(sharding.device_set) > 1:
+            raise InvalidArgument(
+                f"{call.kind.name.lower()}: an array lies on {len(sharding.device_set)} local "
+                "devices: gather it to one with jax.device_put, or call inside of shard_map"
+            )

@@ -1,0 +1,53 @@
+"""Effects: what keeps collectives in the order of the program, over all programs of a thread.
+
+JAX threads a token of XLA through all calls that share an ordered effect: in jit, in loops and
+branches, and from one program to the next. There is one effect for each order (communicators.py),
+so that groups do not wait for each other. A call that has no order is kept, and that is all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl_jax.versions import Effect, effect_sets, ordered_effects
+
+
+class Ordered(Effect):  # type: ignore[misc]
+    """The effect of calls that keep one order."""
+
+    def __init__(self, order: str) -> None:
+        self.order = order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ordered) and other.order == self.order
+
+    def __hash__(self) -> int:
+        return hash((Ordered, self.order))
+
+    def __repr__(self) -> str:
+        return f"PCCL[{self.order}]"
+
+
+class Unordered(Effect):  # type: ignore[misc]
+    """The effect of calls that the data alone puts in order."""
+
+    def __repr__(self) -> str:
+        return "PCCL"
+
+
+UNORDERED = Unordered()
+
+for _known in effect_sets:
+    _known.add_type(Ordered)
+    _known.add_type(Unordered)
+ordered_effects.add_type(Ordered)
+
+
+def effect_of(order: str | None) -> Any:
+    """The effect of a call with this order, or with none."""
+    return UNORDERED if order is None else Ordered(order)
+
+
+def is_ours(effect: object) -> bool:
+    """Whether it is an order of collectives."""
+    return isinstance(effect, Ordered)

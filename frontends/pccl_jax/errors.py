@@ -1,0 +1,104 @@
+"""Errors of compiled programs: JAX raises its own, with a number in it; here it becomes ours.
+
+Where a program has failed, the tokens that keep its order carry the failure, and would fail each
+later program of this thread: they are dropped, so that the process stays usable.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from pccl_jax import library
+from pccl_jax.communicators import group_of
+from pccl_jax.effects import is_ours
+from pccl_jax.kinds import Kind
+from pccl_jax.trees import reworded
+from pccl_jax.versions import runtime_tokens
+from pccl_py import PcclError, _pccl
+from pccl_py._watcher import logger
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Inside of it, programs of `jax.jit` raise the exceptions of pccl_py: `Aborted` and so on.
+
+        with pccl_jax.errors():
+            params, loss = step(params, batch)
+
+    At its end it waits for the collectives that this thread has begun, as programs may still run
+    then. Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler
+    (Ctrl-C) that comes while this waits withdraws the collectives that programs wait in.
+    """
+    try:
+        yield
+        with withdrawing():
+            wait()
+    except (KeyboardInterrupt, SystemExit):
+        withdraw()
+        raise
+    except jax.errors.JaxRuntimeError as error:
+        made = exception_of(error)
+        if made is None:
+            raise
+        forget()
+        raise made from error
+
+
+@contextmanager
+def withdrawing() -> Iterator[None]:
+    """Around a wait for programs: an exception of a signal handler ends what they wait for."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        raise
+    except BaseException:
+        withdraw()
+        raise
+
+
+def withdraw() -> None:
+    """Ends the collectives of programs that run beside Python's threads."""
+    _pccl.handlers_withdraw()
+    forget()
+
+
+def wait() -> None:
+    """Waits for all ordered collectives that programs of this thread have begun."""
+    for effect, token in list(runtime_tokens.current_tokens.items()):
+        if is_ours(effect):
+            token.block_until_ready()
+
+
+def forget() -> None:
+    """Drops the tokens of this thread that may carry a failure."""
+    for effect in [each for each in runtime_tokens.current_tokens if is_ours(each)]:
+        del runtime_tokens.current_tokens[effect]
+    runtime_tokens.output_runtime_tokens.clear()
+
+
+@atexit.register
+def _leave() -> None:
+    """Before JAX waits at exit for programs that may be blocked: what blocks gives up."""
+    _pccl.exit_begin()
+    try:
+        wait()
+    except jax.errors.JaxRuntimeError as error:
+        logger.warning("a program that still ran at exit was ended: %s", error)
+        forget()
+
+
+def exception_of(error: BaseException) -> Exception | None:
+    """The exception of PCCL that an error of JAX stands for; None if it is of something else."""
+    failure = library.failure_in(str(error))
+    if failure is None:
+        return None
+    made, group = failure.exception, group_of(failure.handle)
+    if isinstance(made, PcclError):
+        made.args = (reworded(failure.form, str(made)),)
+        if group is not None and failure.kind in set(Kind):
+            group._origin(Kind(failure.kind).name.lower()).mark(made)
+    return made

@@ -1,0 +1,92 @@
+"""libpccl_jax: the handlers that compiled programs call, beside libpccl (bindings/jax_handlers.c).
+
+Importing this gives XLA the handlers for the CPU, once, and compares the version of its interface
+with that of jaxlib. Errors of a handler have a number, by which `error_of` finds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.ffi
+
+from pccl_py import _pccl, paths
+from pccl_py.errors import make
+
+TARGET = "pccl_collective"
+_TEXT_BYTES_MAX = 4096
+_NUMBERED = re.compile(r"\[pccl error (\d+)\]")
+_VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
+
+_suffix = ".dylib" if sys.platform == "darwin" else ".so"
+_library = ctypes.CDLL(str(Path(paths.library_dir()) / f"libpccl_jax{_suffix}"))
+_library.pccl_jax_start.argtypes = [ctypes.c_void_p]
+_library.pccl_jax_start.restype = None
+_library.pccl_jax_version.argtypes = [ctypes.POINTER(ctypes.c_int)] * 2
+_library.pccl_jax_version.restype = None
+_library.pccl_jax_error.argtypes = [
+    *(ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
+    *(ctypes.POINTER(ctypes.c_int64), *(ctypes.POINTER(ctypes.c_uint64),) * 2),
+]
+
+
+class Failure(NamedTuple):
+    """An error of a handler: its exception, and the call and the communicator that it is of."""
+
+    exception: Exception
+    kind: int
+    form: int
+    handle: int
+
+
+def version() -> tuple[int, int]:
+    """The version of XLA's interface that the handlers were built for."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library.pccl_jax_version(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def version_of_jaxlib() -> tuple[int, int]:
+    """The same of the installed jaxlib, whose header says it."""
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    found = dict(_VERSION.findall(header.read_text()))
+    return int(found["MAJOR"]), int(found["MINOR"])
+
+
+def failure_in(text: str) -> Failure | None:
+    """The error that a text of XLA names; None if it names none, or one that is long past."""
+    found = _NUMBERED.search(text)
+    if found is None:
+        return None
+    said = ctypes.create_string_buffer(_TEXT_BYTES_MAX)
+    kind, form, handle = ctypes.c_int64(), ctypes.c_uint64(), ctypes.c_uint64()
+    also = ctypes.byref(kind), ctypes.byref(form), ctypes.byref(handle)
+    status = _library.pccl_jax_error(int(found[1]), said, len(said), *also)
+    if status == 0:
+        return None
+    sentence = said.value.decode("utf-8", "replace")
+    return Failure(make(status, sentence), kind.value, form.value, handle.value)
+
+
+def _start() -> None:
+    """Checks the versions, and gives XLA the handler."""
+    built, installed = version(), version_of_jaxlib()
+    # XLA takes handlers of its major version that know no more than it does.
+    if built[0] != installed[0] or built[1] > installed[1]:
+        raise ImportError(
+            f"the handlers of pccl_jax are for version {built[0]}.{built[1]} of XLA's foreign "
+            f"functions, and jaxlib has {installed[0]}.{installed[1]}: install jax>=0.10,<0.11"
+        )
+    main = threading.main_thread().ident
+    assert main is not None
+    _library.pccl_jax_start(_pccl.handler_hooks(main))
+    capsule = jax.ffi.pycapsule(_library.pccl_jax_collective)
+    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+
+
+_start()

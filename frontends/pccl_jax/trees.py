@@ -1,0 +1,123 @@
+"""Trees of arrays as calls take them: leaves with names and dtypes, and the `form` of all.
+
+A form is the same number for the same names and kinds of elements, whatever frontend a peer has
+(pccl_py/kit/trees.py, pccl_py/collectives.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pccl_py import InvalidArgument, ReduceOp, _pccl
+from pccl_py.kit import Form
+from pccl_py.words import DType, form_of, parse_dtype
+
+_NUMBERS = frozenset(
+    ["bfloat16"]
+    + [f"float{bits}" for bits in (16, 32, 64)]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+# Forms that calls of this process have had, for errors: as many as there are structures of trees.
+_forms: dict[int, Form] = {}
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The arrays of a call, and the structure that its result has."""
+
+    arrays: list[Any]
+    names: tuple[str, ...]  # () for a single array
+    treedef: Any
+
+    @classmethod
+    def of(cls, tree: Any) -> Leaves:
+        """Raises InvalidArgument if there are none, TypeError for what is no array."""
+        paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if not paths:
+            raise InvalidArgument("the tree has no arrays: an operation has at least one")
+        names = tuple(jax.tree_util.keystr(path) for path, _ in paths)
+        arrays = [_array(leaf, name) for (_, leaf), name in zip(paths, names, strict=True)]
+        return cls(arrays, () if names == ("",) else names, treedef)
+
+    def check(self, op: ReduceOp | None) -> None:
+        """That the dtypes have such a call; `op`: of one that reduces, else None."""
+        for array, name in zip(self.arrays, self.names or ("",), strict=True):
+            try:
+                check_dtype(array.dtype.name, op)
+            except (TypeError, InvalidArgument) as error:
+                raise type(error)(f"leaf {name}: {error}" if name else str(error)) from None
+
+    def form(self) -> int:
+        """As the kit has it: a hash of the names, and of kinds that the library does not know."""
+        named = Form([], _nothing, self.names)
+        number, kinds = named.number, [kind_of(array.dtype.name) for array in self.arrays]
+        if any(parse_kind(array.dtype.name) is None for array in self.arrays):
+            alone = kinds == ["bool"] and number == 0
+            number = _pccl.FORM_BOOL if alone else form_of(f"{number} {kinds}")
+        if self.names:
+            _forms[number] = named
+        return number
+
+    def rebuild(self, arrays: Any) -> Any:
+        """A tree of the same structure."""
+        return jax.tree_util.tree_unflatten(self.treedef, arrays)
+
+
+def reworded(form: int, sentence: str) -> str:
+    """A sentence of the library, which knows the leaves of a tree by their numbers alone."""
+    named = _forms.get(form)
+    return sentence if named is None else named.reworded(sentence)
+
+
+def parse_kind(name: str) -> DType | None:
+    """The library's dtype; None for elements that it only moves, as bytes."""
+    return parse_dtype(name) if name in _NUMBERS else None
+
+
+def kind_of(name: str) -> str:
+    """As pccl_py.buffers names it."""
+    dtype = parse_kind(name)
+    return name if dtype is None else dtype.name.lower()
+
+
+def check_dtype(name: str, op: ReduceOp | None) -> None:
+    """Raises TypeError, or InvalidArgument, for elements that have no such call."""
+    moves = name == "bool" or name.startswith("float8")
+    if name not in _NUMBERS and not moves:
+        raise TypeError(
+            f"dtype {name} is not supported; supported are float16, bfloat16, float32, float64 and "
+            "the integers of 8 to 64 bits; and where nothing is added up, bool and floats of 8 bits"
+        )
+    if op is None:
+        return
+    if moves and not (op.is_bitwise and name == "bool"):
+        raise TypeError(
+            f"dtype {name} is not added up, and goes where nothing is: convert it first; bool has "
+            "op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
+        )
+    dtype = parse_kind(name)
+    if op.is_bitwise and dtype is not None and dtype.is_float:
+        raise InvalidArgument(
+            f"op {op.name.lower()} is of integers, and dtype is {dtype.name.lower()}: floats have "
+            f"no {op.name.lower()}"
+        )
+
+
+def _array(leaf: Any, name: str) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    try:
+        return jnp.asarray(leaf)
+    except TypeError:
+        where = f"leaf {name}: " if name else ""
+        raise TypeError(
+            f"{where}{type(leaf).__name__} is not supported: it is no array, nor like one"
+        ) from None
+
+
+def _nothing(_: Any) -> None:
+    return None

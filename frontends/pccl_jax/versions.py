@@ -1,0 +1,64 @@
+"""The names of JAX that this package needs and that JAX does not call public, all in one place.
+
+An ordered effect, which keeps collectives in the order of the program, has no public interface.
+Where a name is gone, importing this says which versions of JAX have it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+# As pyproject.toml has it.
+SUPPORTED = "jax>=0.10,<0.11"
+
+try:
+    from jax._src import api_util, config, core, dispatch, effects, ffi, stages
+    from jax._src.interpreters import ad, batching, mlir
+
+    abstract_token: Any = core.abstract_token
+    Primitive: Any = core.Primitive
+    ShapedArray: Any = core.ShapedArray
+    runtime_tokens: Any = dispatch.runtime_tokens
+    trace_context: Any = config.trace_context
+    infer_argnums_and_argnames: Any = api_util.infer_argnums_and_argnames
+    Effect: Any = effects.Effect
+    effect_sets: list[Any] = [
+        effects.lowerable_effects,
+        effects.control_flow_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+    ]
+    ordered_effects: Any = effects.ordered_effects
+    lowering_function: Any = ffi.build_ffi_lowering_function
+    TokenSet: Any = mlir.TokenSet
+    register_lowering: Any = mlir.register_lowering
+    optimization_barrier: Any = vars(mlir)["hlo"].optimization_barrier
+    primitive_jvps: Any = ad.primitive_jvps
+    primitive_transposes: Any = ad.primitive_transposes
+    primitive_batchers: Any = batching.primitive_batchers
+    _enable_x64: Any = config.enable_x64
+    _trace_state_clean: Any = core.trace_state_clean
+    _call_compiled: Any = stages.Compiled.call
+except (ImportError, AttributeError, KeyError) as error:
+    raise ImportError(
+        f"pccl_jax keeps collectives in order by parts of JAX that jax {jax.__version__} does not "
+        f"have ({error}): install '{SUPPORTED}'"
+    ) from error
+
+
+def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a compiled program, also while another thread is inside of its first run."""
+    outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
+    return outs
+
+
+def is_tracing() -> bool:
+    """Whether this thread traces a function, or transforms one."""
+    return not _trace_state_clean()
+
+
+def has_64_bits() -> bool:
+    """Whether arrays have numbers of 64 bits here and now."""
+    return bool(_enable_x64.value)

@@ -1,0 +1,23 @@
+"""Tests of pccl_jax beside the conformance suite: order, programs, errors, ends of processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import pccl_py as pccl
+
+# Before JAX is imported: it would look for other devices, and have a thread for each core. Peers of
+# one process wait for each other in those, so there must be one for each.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["NPROC"] = "8"
+pytest.importorskip("jax", reason="jax is not installed", exc_type=ModuleNotFoundError)
+
+
+@pytest.fixture
+def world() -> Iterator[pccl.LocalWorld]:
+    """Three peers, which are threads of this process."""
+    with pccl.LocalWorld(3, deadline=20) as made:
+        yield made

@@ -1,0 +1,199 @@
+"""Programs: compiled once for every communicator, again where their shapes change, in place."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pccl_jax as pj
+import pccl_numpy as pnp
+import pytest
+from jax import lax
+
+import pccl_py as pccl
+
+
+def test_one_program_serves_all_communicators_and_worlds() -> None:
+    """Goal: a communicator is an operand. Method: count what two worlds of two sizes compile."""
+
+    @pj.jit
+    def mean(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, pj.broadcast(comm, x), op="avg")
+
+    for size in (3, 2):
+        with pccl.LocalWorld(size, deadline=20) as world:
+            made = world.run(lambda comm: mean(comm, jnp.float32(comm.rank + 1)).item())
+        assert made == [1.0] * size
+    assert mean.compiled == 1
+
+
+def test_a_shape_of_the_world_is_traced_again_and_no_other(world: pccl.LocalWorld) -> None:
+    """A peer leaves and an admit closes the gap: the gather is compiled again, the mean is not."""
+
+    @pj.jit
+    def gathered(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_gather(comm, x)
+
+    @pj.jit
+    def mean(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x, op="avg")
+
+    def program(comm: pccl.Communicator) -> Any:
+        x = jnp.float32(comm.rank)
+        both = gathered(comm, x).tolist(), mean(comm, x).item()
+        assert both == ([0.0, 1.0, 2.0], 1.0)
+        if comm.rank == 0:
+            comm.close()
+            return None
+        while not comm.admit().changed:
+            comm.barrier()
+        x = jnp.float32(10 * comm.rank)
+        return gathered(comm, x).tolist(), mean(comm, x).item()
+
+    assert world.run(program)[1:] == [([0.0, 10.0], 5.0)] * 2
+    assert (gathered.compiled, mean.compiled) == (2, 1)
+
+
+def test_a_bare_jit_is_told_that_the_world_has_changed(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> str:
+        # One for each thread: the first call of a function of jax.jit keeps other threads out.
+        gathered = jax.jit(lambda comm, x: pj.all_gather(comm, x))
+        x = jnp.float32(comm.rank)
+        assert gathered(comm, x).tolist() == [0.0, 1.0, 2.0]
+        if comm.rank == 0:
+            comm.close()
+            return ""
+        while not comm.admit().changed:
+            comm.barrier()
+        with pytest.raises(pccl.Mismatch) as raised, pj.errors():
+            gathered(comm, x)
+        assert pj.all_reduce(comm, x).item() == 3.0
+        return str(raised.value)
+
+    for said in world.run(program)[1:]:
+        assert "all_gather: the program was traced for 3, now 2 ranks" in said
+
+
+def test_a_communicator_that_is_closed_over_is_a_constant(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> Any:
+        both = pj.jit(lambda x: (pj.all_gather(comm, x), pj.all_reduce(comm, x)))
+        assert both(jnp.float32(1))[0].tolist() == [1.0] * 3
+        if comm.rank == 0:
+            comm.close()
+            return None
+        while not comm.admit().changed:
+            comm.barrier()
+        return both(jnp.float32(1))[0].tolist()
+
+    assert world.run(program)[1:] == [[1.0, 1.0]] * 2
+
+
+def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None:
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x), donate_argnums=1)
+
+    def addresses(tree: Any) -> list[int]:
+        return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree)]
+
+    def program(comm: pccl.Communicator) -> None:
+        x = {"w": jnp.arange(1000.0), "b": [jnp.ones((30, 30), jnp.int32)]}
+        before = addresses(x)
+        made = step(comm, x)
+        assert addresses(made) == before
+        np.testing.assert_array_equal(made["w"], 3 * np.arange(1000.0))
+        assert (np.asarray(made["b"][0]) == 3).all()
+
+    world.run(program)
+
+
+def test_an_outcome_steers_a_program_and_is_decoded(world: pccl.LocalWorld) -> None:
+    @pj.jit
+    def step(comm: pj.Comm, x: Any) -> Any:
+        total, outcome = pj.all_reduce(comm, {"x": x}, return_outcome=True)
+        alone = lax.cond(outcome.contributors < 3, lambda: 1, lambda: 0)
+        return total["x"], alone, outcome
+
+    def program(comm: pccl.Communicator) -> None:
+        x = jnp.arange(5.0)
+        for call in (step, _eager):
+            total, alone, outcome = call(comm, x)
+            assert total.tolist() == [0.0, 3.0, 6.0, 9.0, 12.0] and alone == 0
+            decoded = pj.decode(outcome)
+            assert decoded.ranks == (0, 1, 2) and decoded.epoch == comm.epoch
+            assert decoded.contributors == comm.members and decoded.attempts == 1
+            (part,) = decoded.ranges
+            assert (part.begin, part.end) == (0, 5) == (int(outcome.begin[0]), int(outcome.end[0]))
+            assert outcome.bits[0, 0] == 0b111 and decoded.digest != "0" * 32
+            numbers = np.zeros(5, np.float32)
+            assert comm.all_reduce(numbers).sequence == decoded.sequence + 1
+
+    def _eager(comm: pj.Comm, x: Any) -> Any:
+        total, outcome = pj.all_reduce(comm, {"x": x}, return_outcome=True)
+        return total["x"], int(outcome.contributors < 3), outcome
+
+    world.run(program)
+
+
+def test_a_communicator_that_is_gone_is_refused() -> None:
+    """Goal: a handle is checked, never a bare pointer. Method: run with one of a freed Group."""
+    reduced = jax.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        leaves, treedef = jax.tree.flatten(comm)
+        assert reduced(comm, jnp.float32(2)).item() == 2.0
+        traced = jax.tree.unflatten(treedef, leaves)
+        comm.close()
+        with pytest.raises(pccl.InvalidUsage, match="closed"), pj.errors():
+            reduced(traced, jnp.float32(2))
+    world.comms.clear()
+    del comm
+    gc.collect()  # the error above has kept it
+    with pytest.raises(pccl.InvalidUsage, match="closed and gone"), pj.errors():
+        reduced(traced, jnp.float32(2))
+
+
+def test_programs_without_numbers_of_64_bits() -> None:
+    with jax.enable_x64(False), pccl.LocalWorld(2, deadline=20) as world:
+        step = pj.jit(lambda comm, x: pj.all_reduce(comm, x, return_outcome=True))
+
+        def program(comm: pccl.Communicator) -> None:
+            with jax.enable_x64(False):
+                total, outcome = step(comm, jnp.float32(1))
+                assert total.item() == 2.0 and outcome.epoch.dtype == np.uint32
+                assert pj.decode(outcome).ranks == (0, 1)
+
+        world.run(program)
+
+
+def test_an_admit_inside_of_a_program_is_refused(world: pccl.LocalWorld) -> None:
+    with pytest.raises(pccl.InvalidUsage, match="outside, between steps"):
+        pj.jit(lambda comm, x: (comm.admit(), x)[1])(world.comms[0], jnp.float32(1))
+
+
+def test_trees_of_all_kinds_go_between_eager_jitted_and_numpy(world: pccl.LocalWorld) -> None:
+    """Goal: names and kinds of leaves have one form everywhere. Method: a frontend on each peer."""
+    moved = pj.jit(lambda comm, x, root: pj.broadcast(comm, x, root), static_argnums=2)
+
+    def program(comm: pccl.Communicator) -> None:
+        number = comm.rank + 1
+        x = {
+            "flags": np.array([True, comm.rank == 2]),
+            "rest": [np.float32(number), np.array([number], ml_dtypes.float8_e5m2)],
+            "wide": np.array([number, 0], ml_dtypes.bfloat16),
+        }
+        root = comm.members[2]
+        runs: list[Any] = [
+            lambda: pnp.tree.broadcast(comm, x, root),
+            lambda: pj.broadcast(comm, jax.tree.map(jnp.asarray, x), root),
+            lambda: moved(comm, jax.tree.map(jnp.asarray, x), root),
+        ]
+        for first in range(3):
+            made = jax.tree.map(np.asarray, runs[(comm.rank + first) % 3]())
+            assert made["flags"].tolist() == [True, True] and made["flags"].dtype == np.bool_
+            assert made["rest"][0] == 3.0 and float(made["rest"][1][0]) == 3.0
+            assert made["wide"].astype(np.float32).tolist() == [3.0, 0.0]
+
+    world.run(program)
