@@ -15,7 +15,6 @@ members are those of the table, in its order, until the next change.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -141,11 +140,6 @@ class Hsdp:
     def __init__(self, replicas: int, shards: int) -> None:
         _check("replicas", replicas)
         _check("shards", shards)
-        if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-            raise InvalidUsage(
-                f"Hsdp needs groups whose ranks are not sorted, and torch {torch.__version__} has "
-                "none: 2.13 has them"
-            )
         self._run = start.current()
         if self._run.world.supports_reconfigure:
             raise InvalidUsage(

@@ -97,7 +97,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         self.bar(InvalidUsage(_MEMBERLESS))
 
     def get_reconfigure_handle(self) -> str:
-        """The others need this of this process: opaque, the same at each call, and a secret.
+        """The others need it to reach this process: opaque, the same at each call, and a secret.
 
         Raises SystemRefused if no coordinator can be started, InvalidUsage after the end.
         """
@@ -118,10 +118,10 @@ class ReconfigurableGroup(ProcessGroupPccl):
         that of the group. All members give the same ones. `hints` are for other backends. The Work
         that it returns is done.
 
-        Calls in flight end with Cancelled, sub-groups raise InvalidUsage from now on, and so do
-        models of FSDP2 unless the handles are those there were. Before anything of that, it raises
-        InvalidArgument for handles that cannot be, and InvalidUsage for a number that was used.
-        Later, errors of the network, DeadlineExceeded for one: the group is without members then.
+        Operations in flight end with Cancelled. Sub-groups raise InvalidUsage from now on, and
+        models of FSDP2 raise PeerLost unless the handles are those there were. Raises, and changes
+        nothing: InvalidArgument for handles that cannot be, InvalidUsage for a number that was
+        used. Other errors, DeadlineExceeded for one, leave the group without members.
         """
         handles = _ordered(opts.handles)
         rank = self._rank_among(handles)
@@ -149,7 +149,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         return native._create_work_from_future(done)
 
     def abort(self) -> None:
-        """Leaves the members, until the next reconfigure. Calls in flight end with Cancelled."""
+        """Leaves the members until the next reconfigure. Operations in flight end with Cancelled."""
         self._part(f"the process group was aborted. {_MEMBERLESS}")
 
     def _run(self) -> start.Run:

@@ -66,8 +66,6 @@ def _mesh_infos() -> Iterator[Any]:
         state: Any = known()
         if state is None or not isinstance(module, FSDPModule):
             continue
-        # Releases before 2.13 have one group of parameters for each module.
-        for params in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
-            if params is not None:
-                yield params.mesh_info
-                yield params.post_forward_mesh_info
+        for params in state._fsdp_param_groups:
+            yield params.mesh_info
+            yield params.post_forward_mesh_info

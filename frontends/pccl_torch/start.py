@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
 import torch.distributed
 from torch.distributed import distributed_c10d
 
@@ -39,6 +40,8 @@ log = logging.getLogger("pccl.torch")
 # How long rank 0 keeps the coordinator for those that have not left yet.
 _LAST_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
+# Most checks of the backend fail with 2.6, and releases between were not tried (docs/TORCH.md).
+_OLDEST = "2.13"
 _TOKEN = "pccl/token"
 
 
@@ -119,6 +122,11 @@ def peer_of(rank: int) -> PeerId:
 def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
     """A process group, for torch.distributed. Connects; the group is entered by its first call."""
     global _run
+    if torch.__version__ < _OLDEST:
+        raise InvalidUsage(
+            f"the backend of torch.distributed needs torch {_OLDEST} or later, and this is torch "
+            f"{torch.__version__}: pip install 'pccl-py[torch]'"
+        )
     if options is not None and not isinstance(options, Options):
         raise TypeError(
             f"pg_options of pccl must be pccl_torch.Options, not {type(options).__name__}"

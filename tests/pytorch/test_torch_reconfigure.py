@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed
 from members import Member, Pool, Raised, all_of
+from pccl_torch import start
 
 import pccl_py as pccl
 
@@ -216,6 +217,12 @@ def test_what_was_made_of_the_members_follows_or_raises(three: list[Member]) -> 
     # A newcomer's buckets may be in another order.
     reconfigured(three, 4, handles)
     assert "has joined" in str(raised(two[0], "step"))
+
+
+def test_a_release_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_OLDEST", "99.1")
+    with pytest.raises(pccl.InvalidUsage, match=r"needs torch 99\.1 or later, and this is torch 2"):
+        start.create(None)
 
 
 def test_pytorch_s_functions_reach_a_group_whose_members_are_named() -> None:
