@@ -149,7 +149,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         return native._create_work_from_future(done)
 
     def abort(self) -> None:
-        """Leaves the members until the next reconfigure. Calls in flight end with Cancelled."""
+        """Leaves the members until the next reconfigure. Operations in flight are Cancelled."""
         self._part(f"the process group was aborted. {_MEMBERLESS}")
 
     def _run(self) -> start.Run:
