@@ -53,8 +53,8 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# What compiles and installs goes side by side. Then one after the other, also under `make -j`: the
-# simulator keeps all cores busy, and what follows is measured. All that `check` compiles is
+# Steps that compile and install go side by side. Then one after the other, also under `make -j`:
+# the simulator keeps all cores busy, and what follows is measured. All that `check` compiles is
 # compiled for the tests, so only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.tools

@@ -97,7 +97,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         self.bar(InvalidUsage(_MEMBERLESS))
 
     def get_reconfigure_handle(self) -> str:
-        """What the others need of this process: opaque, the same at each call, and a secret.
+        """The others reach this process by it: opaque, the same at each call, and a secret.
 
         Raises SystemRefused if no coordinator can be started, InvalidUsage after the end.
         """
@@ -118,10 +118,11 @@ class ReconfigurableGroup(ProcessGroupPccl):
         that of the group. All members give the same ones. `hints` are for other backends. The Work
         that it returns is done.
 
-        What was in flight ends with Cancelled, sub-groups raise InvalidUsage from now on, and so do
-        models of FSDP2 unless the handles are those there were. Before anything of that, it raises
-        InvalidArgument for handles that cannot be, and InvalidUsage for a number that was used.
-        Later, errors of the network, DeadlineExceeded for one: the group is without members then.
+        Operations in flight end with Cancelled, sub-groups raise InvalidUsage from now on, and so
+        do models of FSDP2 unless the handles are those there were. Before anything of that, it
+        raises InvalidArgument for handles that cannot be, and InvalidUsage for a number that was
+        used. Later, errors of the network, DeadlineExceeded for one: the group is without members
+        then.
         """
         handles = _ordered(opts.handles)
         rank = self._rank_among(handles)
@@ -149,7 +150,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         return native._create_work_from_future(done)
 
     def abort(self) -> None:
-        """Leaves the members, until the next reconfigure. What is in flight ends with Cancelled."""
+        """Leaves the members, until the next reconfigure. Works in flight end with Cancelled."""
         self._part(f"the process group was aborted. {_MEMBERLESS}")
 
     def _run(self) -> start.Run:
