@@ -41,9 +41,9 @@ def main(checkpoint: Path) -> None:
     state.sync()
     tell(f"life {life} rank {rank} begins at {state.step}, digest {state.digest()}")
     ddp = DistributedDataParallel(model, init_sync=False)
-    if (life, rank) == (0, 1):
-        model[0].weight.register_hook(lambda _: state.step == DEATH and die())
     while state.step < STEPS:
+        if (life, rank, state.step) == (0, 1, DEATH):
+            model[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         optimizer.zero_grad()
         try:
             torch.autograd.backward(ddp(torch.randn(4, 8)).square().mean())
@@ -60,10 +60,6 @@ def main(checkpoint: Path) -> None:
             unfinished.replace(checkpoint)
     tell(f"life {life} rank {rank} ends at {state.step}, digest {state.digest()}")
     dist.destroy_process_group()
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tell(line: str) -> None:
