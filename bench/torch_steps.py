@@ -12,8 +12,10 @@ row, but an error.
 
     seconds           of one call: an all_reduce through torch.distributed, or a step of training
     overhead_seconds  of the same, less that of pccl_py for the same memory
+    compute_seconds   of a step of DDP in one process, which moves nothing
+    moves_seconds     of its gradients alone, bucket by bucket
     overlap_share     of DDP's moving, the part that the computing hides:
-                      (computing alone + moving alone - step) / moving alone
+                      (compute_seconds + moves_seconds - seconds) / moves_seconds
     cpu_of_others     what other programs of this machine had of its cores meanwhile, as a share of
                       all; above 0.1 the run does not count, which is said on standard error
 
@@ -98,11 +100,15 @@ def _rows(name: str, times: dict[str, float]) -> list[Row]:
     if "pccl_py" in times:
         rows.append(Row(BENCH, name, "overhead_seconds", ours - times["pccl_py"], "s"))
     if "compute" in times:
+        compute, moves = times["compute"], [times[f"{who}/moves"] for who in ("pccl", "gloo")]
         shares = [
-            (times["compute"] + times[f"{who}/moves"] - times[who]) / times[f"{who}/moves"]
-            for who in ("pccl", "gloo")
+            (compute + move - step) / move for move, step in zip(moves, (ours, theirs), strict=True)
         ]
-        rows.append(Row(BENCH, name, "overlap_share", shares[0], "share", "gloo", shares[1]))
+        rows += [
+            Row(BENCH, name, "compute_seconds", compute, "s"),
+            Row(BENCH, name, "moves_seconds", moves[0], "s", "gloo", moves[1]),
+            Row(BENCH, name, "overlap_share", shares[0], "share", "gloo", shares[1]),
+        ]
     return rows
 
 

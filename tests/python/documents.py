@@ -59,6 +59,7 @@ FOREIGN |= frozenset(
         get_attribute PCCLError ReduceInfo local_world_size all_reduce_multiple_with_retry
         QuantizationOptions QuantizationAlgorithm ZERO_POINT_SCALE TensorInfo sync_shared_state
         SharedStateSyncInfo tx_bytes rx_bytes TOO_FEW_PEERS p2p_connection_pool_size
+        _set_pg_timeout ZeroRedundancyOptimizer DistributedSampler
         init_device_mesh get_group UNDEFINED Create_group Attribute LARGEST_PEER_GROUP_WORLD_SIZE
         """,
     )

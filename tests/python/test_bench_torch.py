@@ -69,7 +69,9 @@ def test_a_sample_counts_from_the_last_that_entered_to_the_last_that_left() -> N
 
 def test_the_share_that_overlaps_is_that_of_the_moving() -> None:
     times = {"pccl": 3.0, "gloo": 5.0, "compute": 2.0, "pccl/moves": 2.0, "gloo/moves": 4.0}
-    seconds, share = torch_steps._rows("a", times)
+    seconds, compute, moves, share = torch_steps._rows("a", times)
+    assert compute == Row("torch", "a", "compute_seconds", 2.0, "s")
+    assert moves == Row("torch", "a", "moves_seconds", 2.0, "s", "gloo", 4.0)
     assert seconds == Row("torch", "a", "seconds", 3.0, "s", "gloo", 5.0)
     assert share == Row("torch", "a", "overlap_share", 0.5, "share", "gloo", 0.25)
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed
 import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional
 from rank_program import Rank
 from torch import Tensor
 from torch.distributed import distributed_c10d
@@ -30,6 +31,7 @@ import pccl_py as pccl
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
 Op: Any = dist.ReduceOp
+differentiable: Any = torch.distributed.nn.functional
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -168,29 +170,28 @@ def values(rank: Rank, kind: str) -> None:
     else:
         make = reductions[kind]
         usual = (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX)
+        bits = (Op.BAND, Op.BOR, Op.BXOR)
         calls += [(make(op), dtype) for op in usual for dtype in (*FLOATS, *INTEGERS)]
-        calls += [(make(Op.SUM), dtype) for dtype in COMPLEX]
-        calls += [(make(op), dtype) for op in (Op.BAND, Op.BOR, Op.BXOR) for dtype in INTEGERS]
+        calls += [(make(Op.AVG), dtype) for dtype in FLOATS]
+        calls += [(make(op), dtype) for op in (Op.SUM, Op.AVG) for dtype in COMPLEX]
+        calls += [(make(op), dtype) for op in bits for dtype in INTEGERS]
+        calls += [(make(op), torch.bool) for op in (Op.PRODUCT, Op.MIN, Op.MAX, *bits)]
     for call, dtype in calls:
         same(call(rank, dist.group.WORLD, dtype), call(rank, rank.gloo, dtype), dtype)
 
 
 def values_that_gloo_lacks(rank: Rank) -> None:
-    """Averages, truth values, the other integers, float8: against what each can compute itself."""
+    """Averages of integers, sums of truth values, whose bytes gloo adds, other integers, float8."""
     size = rank.size
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = data(rank.rank, dtype, 5)
+    for dtype in INTEGERS:
+        x = data(rank.rank, dtype, 9)
         dist.all_reduce(x, op=Op.AVG)
-        mean = torch.stack([data(r, dtype, 5).double() for r in range(size)]).mean(0)
-        same(x, mean.to(dtype), dtype)
-    for op, reduce in ((Op.SUM, torch.any), (Op.MAX, torch.any), (Op.BOR, torch.any)):
-        x = data(rank.rank, torch.bool, 9)
-        dist.all_reduce(x, op=op)
-        assert_close(x, reduce(torch.stack([data(r, torch.bool, 9) for r in range(size)]), 0))
-    for op in (Op.PRODUCT, Op.MIN, Op.BAND):
-        x = data(rank.rank, torch.bool, 9)
-        dist.all_reduce(x, op=op)
-        assert_close(x, torch.all(torch.stack([data(r, torch.bool, 9) for r in range(size)]), 0))
+        total = torch.stack([data(r, dtype, 9).to(torch.int64) for r in range(size)]).sum(0)
+        assert torch.equal(x.to(torch.int64), total.div(size, rounding_mode="trunc")), dtype
+    x = data(rank.rank, torch.bool, 9)
+    dist.all_reduce(x)
+    whether = torch.any(torch.stack([data(r, torch.bool, 9) for r in range(size)]), 0)
+    assert torch.equal(x.view(torch.uint8), whether.view(torch.uint8))
     for dtype in MORE_INTEGERS:
         x = data(rank.rank, dtype, 6)
         dist.all_reduce(x)
@@ -353,6 +354,44 @@ def functional_collectives(rank: Rank) -> None:
     y = torch.ones(2, requires_grad=True)
     torch.autograd.backward(functional.all_gather_tensor_autograd(y, 0, world).sum())
     assert y.grad is not None and y.grad.tolist() == [3.0, 3.0]
+
+
+def differentiable_collectives(rank: Rank) -> None:
+    """torch.distributed.nn.functional: values and gradients equal gloo's."""
+    size = rank.size
+    scales = torch.arange(1.0, 4.0)
+
+    def to_all(x: Tensor, group: Any) -> Tensor:
+        into = [torch.empty(3) for _ in range(size)]
+        return torch.cat(differentiable.all_to_all(into, [x * (1 + r) for r in range(size)], group))
+
+    calls: dict[str, Callable[[Tensor, Any], Tensor]] = {
+        "all_reduce": lambda x, group: differentiable.all_reduce(x, Op.SUM, group),
+        "all_reduce max": lambda x, group: differentiable.all_reduce(x, Op.MAX, group),
+        # The others' values are undefined.
+        "reduce": lambda x, group: differentiable.reduce(x, 1, Op.SUM, group) * (rank.rank == 1),
+        "broadcast": lambda x, group: differentiable.broadcast(x * 1, 2, group),
+        "all_gather": lambda x, group: torch.cat(differentiable.all_gather(x, group)),
+        "gather": lambda x, group: torch.cat(differentiable.gather(x, 1, group)),
+        "scatter": lambda x, group: differentiable.scatter([x, x * 2, x * 3], 1, group),
+        "reduce_scatter": lambda x, group: differentiable.reduce_scatter(
+            torch.empty(3), [x, x * 2, x * 3], Op.SUM, group
+        ),
+        "all_to_all": to_all,
+        "all_to_all_single": lambda x, group: differentiable.all_to_all_single(
+            torch.empty(3), x, group=group
+        ),
+    }
+    for name, call in calls.items():
+        both = []
+        for group in (dist.group.WORLD, rank.gloo):
+            x = data(rank.rank, torch.float32, 3).requires_grad_()
+            y = call(x, group)
+            weights = (1.0 + rank.rank) * scales.repeat(y.numel() // 3)
+            torch.autograd.backward((y * weights).sum())
+            assert x.grad is not None
+            both.append((y.detach(), x.grad))
+        assert_close(*both, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def works(rank: Rank) -> None:
@@ -669,6 +708,14 @@ def timeouts(rank: Rank) -> None:
             dist.all_reduce(torch.ones(3), group=group)
         assert isinstance(caught.value, dist.DistBackendError)
         assert pccl_torch.last_error() is caught.value
+    dist.barrier()
+    dist.destroy_process_group(group)
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    dist.barrier(group=group, timeout=timedelta(seconds=20))
+    if rank.rank == 0:
+        with pytest.raises(TOO_LATE, match="rank [12]") as caught:
+            dist.barrier(group=group, timeout=timedelta(milliseconds=200))
+        assert isinstance(caught.value, dist.DistBackendError)
     dist.barrier()
     dist.destroy_process_group(group)
     group = dist.new_group(timeout=timedelta(seconds=20))

@@ -118,6 +118,30 @@ class Trainer:
         """Makes a group of these ranks, in this order."""
         self.group: Any = dist.new_group(ranks, sort_ranks=False)
 
+    def groups_of(self, listed: list[list[int]]) -> None:
+        """Makes a group of each list."""
+        self.groups: list[Any] = [dist.new_group(ranks) for ranks in listed]
+
+    def from_the_last(self) -> Any:
+        """For each of these groups that this process is in, what torch.distributed says of it.
+
+        Its global ranks, and what comes from the last of them, which sends its global rank; or the
+        names of the classes of the error.
+        """
+        told: list[Any] = []
+        for group in self.groups:
+            if group == dist.GroupMember.NON_GROUP_MEMBER:
+                continue
+            ranks = dist.get_process_group_ranks(group)
+            x = torch.tensor([float(dist.get_rank())])
+            try:
+                dist.broadcast(x, src=ranks[-1], group=group)
+            except dist.DistBackendError as error:
+                told.append([kind.__name__ for kind in type(error).__mro__])
+            else:
+                told.append([ranks, x.item()])
+        return told
+
     def gathered(self) -> Any:
         """Ids of members in the order of the ranks, of both groups, as collectives tell them.
 

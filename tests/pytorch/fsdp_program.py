@@ -75,12 +75,14 @@ class Member:
         dist.destroy_process_group()
 
     def hsdp(self) -> None:
-        """The example. Each step's shards go to a file."""
+        """The example, but that one dies inside `backward`. Each step's shards go to a file."""
         dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
         trainer = torch_hsdp.Trainer(pccl_torch.Hsdp(replicas=2, shards=2))
         place = f"{trainer.hsdp.replica}{trainer.hsdp.shard}"
         self.tell("place", place)
-        for told in trainer.train(torch_hsdp.die_once):
+        # Between the layers: the gradients of the last one are reduced, those of the first are not.
+        trainer.model[1].register_full_backward_hook(lambda *_: torch_hsdp.die_once(trainer))
+        for told in trainer.train(lambda _: None):
             step = int(trainer.step)
             parameters: Any = trainer.model.parameters()
             shards = [p.to_local().detach() for p in parameters]

@@ -33,6 +33,7 @@ CHECKS = (
     "gradients_and_parameters",
     "objects",
     "functional_collectives",
+    "differentiable_collectives",
     "works",
     "coalesced_and_batched",
     "many_messages",

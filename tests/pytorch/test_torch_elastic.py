@@ -188,6 +188,16 @@ def alive(count: int) -> Callable[[dict[str, Any]], bool]:
     return is_so
 
 
+def without(rank: int) -> Callable[[dict[str, Any]], bool]:
+    """The coordinator knows of this loss in each group that has begun."""
+
+    def is_so(group: dict[str, Any]) -> bool:
+        members = [each for epoch in group["epochs"][-1:] for each in epoch["members"]]
+        return not any(each["alive"] and each["peer_id"] == peer(rank) for each in members)
+
+    return is_so
+
+
 @pytest.fixture
 def store() -> Iterator[int]:
     """The port of a store, as an agent of torchrun has it: it outlives all members."""
@@ -225,6 +235,30 @@ def test_an_unsorted_group_keeps_its_order_after_a_loss_and_a_member_that_return
     assert back.answer()["changed"]
     for told in all_of([first, back, third], "gathered"):
         assert told == [[peer(0), peer(2), peer(1)]] * 2 + [[0, 1, 2]]
+
+
+def test_groups_with_a_common_member_raise_when_it_is_lost_and_one_admit_mends_all(
+    pool: Pool, coordinator: pccl.Coordinator, store: int
+) -> None:
+    members = pool.take(3)
+    begin_ranks(dict(enumerate(members)), coordinator, store, None)
+    all_of(members, "groups_of", listed=[[0, 1], [1, 2], [0, 1, 2]])
+    all_of(members, "admit")  # it answers for entering
+    pairs = {0: [[0, 1], 1], 1: [[1, 2], 2]}
+    third = [[0, 1, 2], 2]
+    expected = [[pairs[0], third], [pairs[0], pairs[1], third], [pairs[1], third]]
+    assert all_of(members, "from_the_last") == expected
+
+    members[1].child.signal(signal.SIGKILL)
+    members[1].killed()
+    until(coordinator, without(1))
+    survivors = [members[0], members[2]]
+    for raised in all_of(survivors, "from_the_last"):
+        assert ["PeerLost" in kinds for kinds in raised] == [True, True]
+    for admitted in all_of(survivors, "admit"):
+        assert admitted["changed"] and admitted["left"] == [1]
+    told = all_of(survivors, "from_the_last")
+    assert told == [[[[0], 0], [[0, 1], 1]], [[[1], 1], [[0, 1], 1]]]
 
 
 def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_both(

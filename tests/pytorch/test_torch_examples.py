@@ -54,3 +54,14 @@ def test_torch_elastic_loses_one_gains_one_and_ends_with_equal_digests() -> None
         assert {row[1:] for row in event} == {(str(len(processes)), event[0][2])}
     # The step in whose backward one was killed counts.
     assert any(key.startswith("11 joined (), left (") for key in by_event), list(by_event)
+
+
+@pytest.mark.long  # five processes that import FSDP2
+def test_torch_hsdp_goes_on_with_one_replica_and_ends_with_two_that_are_equal() -> None:
+    command = [*RUN, "4", "--restarts", "1", "--", sys.executable, "examples/torch_hsdp.py"]
+    lines = lines_of(*command)
+    assert sum(line.startswith("lost: ") for line in lines) == 1, lines
+    steps = {line for line in lines if line.startswith("step ")}
+    assert {"step 4 began with 1 replicas", "step 6 began with 2 replicas"} <= steps, lines
+    shards = sorted(line for line in lines if line.startswith("shard "))
+    assert len(shards) == 4 and shards[0] == shards[1] and shards[2] == shards[3], lines

@@ -164,9 +164,9 @@ def test_hsdp_goes_on_with_the_other_replica_and_a_newcomer_brings_the_lost_one_
         assert {place for _, place, *_ in ended} == {"00", "01", "10", "11"}
         statuses = [members.ends(pid) for pid in pids]
     assert sorted(statuses) == [-signal.SIGKILL, 0, 0, 0, 0]
-    # By steps, the places that have contributed.
-    everybody, one = range(4), range(2)
-    expected = _trained([everybody, everybody, one, one, everybody, everybody])
+    # By steps, the places that have contributed to the first layer and to the last.
+    everybody, one = (range(4), range(4)), (range(2), range(2))
+    expected = _trained([everybody, everybody, (range(2), range(4)), one, everybody, everybody])
     for step, parameters in enumerate(expected, start=1):
         for shard in range(2):
             mine = torch.load(tmp_path / f"0{shard}-{step}.pt")
@@ -197,13 +197,16 @@ def test_a_single_replica_that_has_lost_a_shard_is_made_anew_by_all(
     assert sorted(losses) == pytest.approx(sorted(expected))
 
 
-def _trained(contributors: Iterable[Iterable[int]]) -> Iterator[list[torch.Tensor]]:
-    """The parameters after each step, in one process."""
+def _trained(contributors: Iterable[tuple[range, range]]) -> Iterator[list[torch.Tensor]]:
+    """The parameters after each step, in one process, each layer by its own contributors."""
     model = torch_hsdp.make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step, places in enumerate(contributors):
-        optimizer.zero_grad()
-        losses = [torch_hsdp.loss_of(model, step, place) for place in places]
-        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    for step, of_layers in enumerate(contributors):
+        for layer, places in zip((model[0], model[2]), of_layers, strict=True):
+            losses = [torch_hsdp.loss_of(model, step, place) for place in places]
+            parameters = list(layer.parameters())
+            gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
         optimizer.step()
         yield [parameter.detach().clone() for parameter in model.parameters()]
