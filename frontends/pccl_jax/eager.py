@@ -45,13 +45,23 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     group = group_of(number)
     if group is None:
         raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
+    epoch = int(words[2]) | int(words[3]) << 32 if len(words) > 2 else group.epoch
+    if epoch != group.epoch:
+        raise InvalidUsage(
+            f"{call.kind.name.lower()}: this derivative is of a call in epoch {epoch}, now the group "
+            f"is in epoch {group.epoch}, whose ranks may be other members. Repeat the forward pass, "
+            "and call admit before it or after the backward pass. Nothing was sent"
+        )
     _check_one_device(call, arrays)
     with errors():  # of programs before this one
         wait()
         given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
-    shaped = results[: len(results) - call.tells_outcome]
-    made = [_empty(each.shape, each.dtype) for each in shaped]
+    made = [_empty(each.shape, each.dtype) for each in call.split(results).results]
     outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
+    if call.tells_origin:
+        if call.op is ReduceOp.AVG:
+            made += _contributors(call, outcome, group.rank, made)
+        made.append(np.array([*_pair(number), *_pair(epoch)], np.uint32))
     if call.tells_outcome:
         made.append(encode(outcome, number))
     device = next(iter(arrays[0].sharding.device_set)) if arrays else None
@@ -88,9 +98,31 @@ def _operation(
         case Kind.BARRIER:
             return operation(**options)
         case Kind.SEND:
-            return operation(sends, call.root, **options)
+            for tie in made:
+                tie[...] = np.zeros((), tie.dtype)
+            return operation(_memory(given[:1]), call.root, **options)
         case Kind.RECV:
             return operation(recvs, call.root, **options)
+
+
+def _contributors(call: Call, outcome: Outcome, rank: int, results: list[Any]) -> list[Any]:
+    """How many contributed to each element of each result, 1 where nothing has come."""
+    first, made = 0, []
+    if call.kind is Kind.REDUCE_SCATTER:
+        own = sum(each.size for each in results)
+        first = sum(_elements(call, results[0])[:rank]) if call.counts else rank * own
+    for each in results:
+        numbers = np.ones(each.size, np.uint16)
+        for part in outcome.ranges:
+            begin, end = max(part.begin - first, 0), max(part.end - first, 0)
+            numbers[begin:end] = max(len(part.contributors), 1)
+        first += each.size
+        made.append(numbers.reshape(each.shape))
+    return made
+
+
+def _pair(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, number >> 32
 
 
 def _options(call: Call) -> dict[str, Any]:

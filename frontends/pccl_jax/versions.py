@@ -38,6 +38,10 @@ try:
     optimization_barrier: Any = hlo.optimization_barrier
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
+    instantiate_zeros: Any = ad.instantiate_zeros
+    is_undefined_primal: Any = ad.is_undefined_primal
+    zero_tangent_of: Any = ad.p2tz
+    Zero: Any = ad.Zero
     primitive_batchers: Any = batching.primitive_batchers
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
