@@ -461,16 +461,6 @@ static uint64_t put_contributors(XLA_FFI_Buffer *into, uint64_t first, const pcc
   return first + count;
 }
 
-/* Where the elements of this rank's results begin, among those that the ranges of an outcome count. */
-static uint64_t first_place(const now_t *now) {
-  const operands_t *given = now->given;
-  if (given->call->kind != PCCL_REDUCE_SCATTER) return 0;
-  if (given->call->counts_given != 0) return sum(given->counts, now->rank);
-  uint64_t own = 0;
-  for (int64_t index = 0; index < given->ret_count; index += 1) own += elements_of(given->rets[index]);
-  return now->rank * own;
-}
-
 /* The derivative of an average divides by the same numbers as the average did, and is of the same epoch. */
 static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
   const operands_t *given = now->given;
@@ -489,7 +479,7 @@ static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
     pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
     status = pccl_work_range(work, index, &range, NULL, 0);
     if (status != PCCL_OK || range.contributor_count == 0) continue;
-    uint64_t first = first_place(now);
+    uint64_t first = 0;
     for (int64_t array = 0; array < given->ret_count; array += 1)
       first = put_contributors(given->contributors[array], first, &range);
   }

@@ -60,11 +60,13 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
     if call.tells_origin:
         if call.op is ReduceOp.AVG:
-            made += _contributors(call, outcome, group.rank, made)
+            made += _contributors(outcome, made)
         made.append(np.array([*_pair(number), *_pair(epoch)], np.uint32))
     if call.tells_outcome:
         made.append(encode(outcome, number))
-    device = next(iter(arrays[0].sharding.device_set)) if arrays else None
+    # A constant of a derivative may be an array of NumPy, which is on no device.
+    placed = [array.sharding for array in arrays if isinstance(array, jax.Array)]
+    device = next(iter(placed[0].device_set)) if placed else None
     return [jax.device_put(each, device) for each in made]
 
 
@@ -105,12 +107,9 @@ def _operation(
             return operation(recvs, call.root, **options)
 
 
-def _contributors(call: Call, outcome: Outcome, rank: int, results: list[Any]) -> list[Any]:
+def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
     """How many contributed to each element of each result, 1 where nothing has come."""
     first, made = 0, []
-    if call.kind is Kind.REDUCE_SCATTER:
-        own = sum(each.size for each in results)
-        first = sum(_elements(call, results[0])[:rank]) if call.counts else rank * own
     for each in results:
         numbers = np.ones(each.size, np.uint16)
         for part in outcome.ranges:
