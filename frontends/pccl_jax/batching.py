@@ -5,8 +5,9 @@ more axis, the first. Where ranks have rows, those stay the first axis and the b
 the rows of a rank are those of all elements. A message has the whole batch. Arrays of a tree that
 are not batched stay as they are. All peers map the same arrays over as many elements.
 
-Outcomes, and what else there is once for a call, are those of the one operation. A `cond` whose
-predicate is batched becomes a `select` in JAX: the calls of both branches are made.
+Outcomes, and what else there is once for a call, are those of the one operation. A communicator is
+not mapped over. JAX does so where the predicate of a `cond` or a `switch` is batched, as all of its
+branches are run then: calls in them raise InvalidArgument while they are traced.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def _batch_message(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> A
 def _check_one(dim: Any, call: Call) -> None:
     if dim is not None:
         raise InvalidArgument(
-            f"{call.kind.name.lower()}: vmap maps over communicators: pass one, with in_axes None"
+            f"{call.kind.name.lower()}: vmap maps over communicators, or a branch that has the call "
+            "is taken by a predicate that is batched: pass one communicator, with in_axes None, and "
+            "call outside of such a cond or switch"
         )
 
 

@@ -7,6 +7,7 @@ stand for the ranks there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -494,34 +495,38 @@ def test_a_loss_between_the_passes_keeps_the_divisor(world: pccl.LocalWorld, jit
         assert int(outcome.contributors) == 2
 
 
-def test_a_loss_inside_of_an_average_is_divided_range_by_range(world: pccl.LocalWorld) -> None:
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> None:
     """Goal: where ranges have different contributors, so has the backward pass.
 
-    Method: a peer leaves in the middle. Its elements are such that a value tells who is in it, and
-    the gradient is asked for the same, wherever the loss falls.
+    Method: a peer leaves in the middle, later from world to world until its loss splits the result.
+    Its elements are such that a value tells who is in it, wherever the loss falls.
     """
     elements = 1 << 22
 
-    @pj.jit
     def both(comm: pj.Comm, x: Any) -> Any:
         y, vjp = jax.vjp(lambda x: pj.all_reduce(comm, x, op="avg"), x)
         return y, vjp(jnp.ones(elements))[0]
 
+    step = pj.jit(both) if jitted else both
+
     def program(comm: pccl.Communicator) -> Any:
         if comm.rank == 2:
-            values = np.full(elements, 4, np.float32)
-            work = comm.all_reduce(values, op="avg", async_op=True)
+            work = comm.all_reduce(np.full(elements, 4, np.float32), op="avg", async_op=True)
+            with contextlib.suppress(TimeoutError):
+                work.wait(0.001 * attempt)
             comm.close()
-            with pytest.raises(pccl.PcclError):
-                work.wait()
-            return None
-        y, gradient = both(comm, jnp.ones(elements))
-        y, gradient = np.asarray(y), np.asarray(gradient)
+            return []
+        y, gradient = map(np.asarray, step(comm, jnp.ones(elements)))
         assert np.isin(y, [1, 2]).all()
         np.testing.assert_allclose(gradient, np.where(y == 2, 2 / 3, 1), rtol=1e-6)
-        return len(np.unique(y))
+        return np.unique(y).tolist()
 
-    assert set(world.run(program)[:2]) <= {1, 2}
+    for attempt in range(40):
+        with pccl.LocalWorld(3, deadline=20) as world:
+            if world.run(program)[0] == [1.0, 2.0]:
+                return
+    pytest.fail("no loss fell into the middle of an average of 16 MiB")
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
