@@ -82,7 +82,7 @@ class Call:
         return dataclasses.replace(self, **changes)
 
     def shape_of_result(self, shape: Shape) -> Shape:
-        """Of an array that this rank passes."""
+        """The shape that comes of an array that this rank passes."""
         if self.kind in WHOLE:
             return shape
         rows, tail = shape[0], shape[1:]
@@ -140,6 +140,7 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    """A call that is not traced."""
     results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
     return eager.run(call, handle, arrays, results)
 

@@ -262,7 +262,7 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
     operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
     leaves = Leaves.of(x)
     if leaves.names:
-        raise TypeError(f"a message is one array, not a tree of {len(leaves.names)}")
+        raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
     leaves.check(None)
     (array,) = leaves.arrays
     if return_tie and not is_float(array):

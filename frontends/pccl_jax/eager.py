@@ -15,13 +15,14 @@ import numpy as np
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors, wait
 from pccl_jax.kinds import ADDING, Kind
-from pccl_jax.outcomes import encode
+from pccl_jax.outcomes import encode, pair
 from pccl_jax.trees import parse_kind, reworded
 from pccl_py import (
     Buffer,
     Codec,
     CodecKind,
     DType,
+    Group,
     InvalidArgument,
     InvalidUsage,
     Outcome,
@@ -57,22 +58,21 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
         wait()
         given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
     made = [_empty(each.shape, each.dtype) for each in call.split(results).results]
-    outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
+    outcome = _operation(call, group, given, made)
     if call.tells_origin:
         if call.op is ReduceOp.AVG:
             made += _contributors(outcome, made)
-        made.append(np.array([*_pair(number), *_pair(epoch)], np.uint32))
+        made.append(np.array([*pair(number), *pair(epoch)], np.uint32))
     if call.tells_outcome:
         made.append(encode(outcome, number))
-    # A constant of a derivative may be an array of NumPy, which is on no device.
-    placed = [array.sharding for array in arrays if isinstance(array, jax.Array)]
-    device = next(iter(placed[0].device_set)) if placed else None
-    return [jax.device_put(each, device) for each in made]
+    # On the device of the input, if that has to stay there; JAX may move others.
+    stays = arrays and getattr(arrays[0], "committed", False)
+    place = arrays[0].sharding.device_set if stays else (None,)
+    return [jax.device_put(each, next(iter(place))) for each in made]
 
 
-def _operation(
-    call: Call, operation: Callable[..., Outcome], rank: int, given: list[Any], made: list[Any]
-) -> Outcome:
+def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    operation: Callable[..., Outcome] = getattr(group, call.kind.name.lower())
     sends, recvs, options = _memory(given), _memory(made), _options(call)
     counts = {} if not call.counts else {"counts": _elements(call, (given or made)[0])}
     kind, root = call.kind, {"root": call.root}
@@ -84,7 +84,7 @@ def _operation(
                 target[...] = source
             return operation(recvs, **root, **options)
         case Kind.REDUCE | Kind.GATHER:
-            is_root = call.root == rank or operation.__self__._rank_of(call.root) == rank  # type: ignore[attr-defined]
+            is_root = group._rank_of(call.root) == group.rank
             for target in () if is_root else made:
                 target[...] = np.zeros((), target.dtype)
             return operation(sends, recvs if is_root else None, **root, **counts, **options)
@@ -118,10 +118,6 @@ def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
         first += each.size
         made.append(numbers.reshape(each.shape))
     return made
-
-
-def _pair(number: int) -> tuple[int, int]:
-    return number & 0xFFFFFFFF, number >> 32
 
 
 def _options(call: Call) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pccl_jax.communicators import group_of
+from pccl_jax.versions import has_64_bits
 from pccl_py import InvalidArgument, InvalidUsage, Outcome, PeerId, Range
 
 RANGES_MAX = 16
@@ -45,7 +45,7 @@ class OutcomeArrays(NamedTuple):
 
     @classmethod
     def of(cls, words: Any) -> OutcomeArrays:
-        """Of what a handler has filled."""
+        """The arrays of the words that a handler has filled."""
         ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
         return cls(
             contributors=words[_CONTRIBUTORS].astype(np.int32),
@@ -64,7 +64,7 @@ class OutcomeArrays(NamedTuple):
 def _number(pair: Any) -> Any:
     """The number that two words are, the low one first."""
     low, high = pair[..., 0], pair[..., 1]
-    if jax.config.jax_enable_x64:
+    if has_64_bits():
         return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     return jnp.where(high == 0, low, np.uint32(0xFFFFFFFF))
 
@@ -81,7 +81,7 @@ def encode(outcome: Outcome, handle: int) -> Any:
         (_RECEIVED, outcome.bytes_received),
         (_DURATION, round(outcome.duration * 1e9)),
     ):
-        words[at : at + 2] = _pair(number)
+        words[at : at + 2] = pair(number)
     members = outcome.roster.members
     words[_ATTEMPTS] = outcome.attempts
     words[_RANGE_COUNT] = len(outcome.ranges)
@@ -90,14 +90,15 @@ def encode(outcome: Outcome, handle: int) -> Any:
     words[_DIGEST : _DIGEST + 4] = np.frombuffer(bytes.fromhex(outcome.digest), "<u4")
     ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
     for place, each in zip(ranges, outcome.ranges, strict=False):
-        place[0:2], place[2:4] = _pair(each.begin), _pair(each.end)
+        place[0:2], place[2:4] = pair(each.begin), pair(each.end)
         for peer in each.contributors if members else ():
             rank = members.index(peer)
             place[4 + rank // 32] |= np.uint32(1 << rank % 32)
     return words
 
 
-def _pair(number: int) -> tuple[int, int]:
+def pair(number: int) -> tuple[int, int]:
+    """A number of 64 bits as two words, the low one first."""
     return number & 0xFFFFFFFF, number >> 32
 
 
