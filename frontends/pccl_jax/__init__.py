@@ -29,8 +29,7 @@ except ModuleNotFoundError as error:
         "pccl_jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
     ) from error
 
-from pccl_jax import batching as _  # noqa: F401  its rules, and those of derivatives
-from pccl_jax import derivatives as _  # noqa: F401
+from pccl_jax import batching, derivatives
 from pccl_jax.collectives import (
     all_gather,
     all_reduce,
@@ -48,6 +47,9 @@ from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
+
+derivatives.register()
+batching.register()
 
 __all__ = [
     "Comm",

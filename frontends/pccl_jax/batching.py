@@ -43,9 +43,7 @@ def _batch_message(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> A
     """A send whose x alone, or whose ties alone, are batched is one of the whole batch as well."""
     _check_one(dims[0], call)
     handle, *arrays = args
-    size = next(
-        array.shape[dim] for array, dim in zip(args, dims, strict=True) if dim is not None
-    )
+    size = next(array.shape[dim] for array, dim in zip(args, dims, strict=True) if dim is not None)
     if call.kind is Kind.SEND:
         x, dim = arrays[0], dims[1]
         arrays[0] = (
@@ -59,13 +57,15 @@ def _batch_message(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> A
 def _check_one(dim: Any, call: Call) -> None:
     if dim is not None:
         raise InvalidArgument(
-            f"{call.kind.name.lower()}: vmap maps over communicators, or a branch that has the call "
-            "is taken by a predicate that is batched: pass one communicator, with in_axes None, and "
-            "call outside of such a cond or switch"
+            f"{call.kind.name.lower()}: vmap maps over communicators, or a branch that has the "
+            "call is taken by a predicate that is batched: pass one communicator, with in_axes "
+            "None, and call outside of such a cond or switch"
         )
 
 
-for _kind in TRANSPOSES:
-    primitive_batchers[primitive_of(_kind)] = _batch
-primitive_batchers[primitive_of(Kind.SEND)] = _batch_message
-primitive_batchers[primitive_of(Kind.RECV)] = _batch_message
+def register() -> None:
+    """Gives JAX the rules."""
+    for kind in TRANSPOSES:
+        primitive_batchers[primitive_of(kind)] = _batch
+    for kind in (Kind.SEND, Kind.RECV):
+        primitive_batchers[primitive_of(kind)] = _batch_message

@@ -81,13 +81,13 @@ def _check(call: Call) -> None:
     codec = CodecKind(call.options[5])
     if codec is not CodecKind.NONE:
         raise InvalidArgument(
-            f"{name} with codec {codec.name.lower()} has no derivative: rounding is constant almost "
-            "everywhere, and error feedback is of values. Leave the codec out, pass "
+            f"{name} with codec {codec.name.lower()} has no derivative: rounding is constant "
+            "almost everywhere, and error feedback is of values. Leave the codec out, pass "
             "jax.lax.stop_gradient(x), or say by jax.custom_vjp what its derivative shall be"
         )
 
 
-# ---- collectives ----------------------------------------------------------------------------------
+# ---- collectives ---------------------------------------------------------------------------------
 
 
 def _with_op(call: Call, kind: Kind, **changes: Any) -> Call:
@@ -136,8 +136,8 @@ def _transpose(cotangents: Sequence[Any], handle: Any, *arrays: Any, call: Call)
     name = call.kind.name.lower()
     if call.op is ReduceOp.AVG:
         raise InvalidArgument(
-            f"{name} with op avg is not transposed by itself, as it divides by those who contribute "
-            "to the call: use jax.vjp or jax.grad, or op sum and divide"
+            f"{name} with op avg is not transposed by itself, as it divides by those who "
+            "contribute to the call: use jax.vjp or jax.grad, or op sum and divide"
         )
     kind = TRANSPOSES[call.kind]
     for array in arrays if kind in ADDING else ():
@@ -151,14 +151,17 @@ def _transpose(cotangents: Sequence[Any], handle: Any, *arrays: Any, call: Call)
     back = _with_op(call, kind, counts=counts)
     given = [instantiate_zeros(each) for each in cotangents[: len(arrays)]]
     made = bind(handle, given, back)
-    return [None, *(each if is_undefined_primal(x) else None for each, x in zip(made, arrays))]
+    return [
+        None,
+        *(each if is_undefined_primal(x) else None for each, x in zip(made, arrays, strict=True)),
+    ]
 
 
 def _aval(array: Any) -> Any:
     return array.aval if is_undefined_primal(array) else jax.typeof(array)
 
 
-# ---- messages -------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 #
 # A message leaves one program and comes into another, so that nothing in either connects the loss
 # with what was sent. Ties do: a send returns one, zeros that depend on what it sends, and a recv
@@ -186,9 +189,7 @@ def _recv_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) ->
     return _message_jvp(primals, tangents, call, tied=slice(1, None))
 
 
-def _message_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], call: Call, tied: slice
-) -> Any:
+def _message_jvp(primals: Sequence[Any], tangents: Sequence[Any], call: Call, tied: slice) -> Any:
     """Another message with the tangents; `tied`: the operands that its derivatives depend on."""
     told = call.replace(tells_origin=True)
     outs = told.split(bind(primals[0], primals[1:], told))
@@ -222,10 +223,12 @@ def _no_cotangent(operand: Any) -> Any:
     return Zero(operand.aval.to_ct_aval()) if is_undefined_primal(operand) else None
 
 
-for _kind in TRANSPOSES:
-    primitive_jvps[primitive_of(_kind)] = _jvp
-    primitive_transposes[primitive_of(_kind)] = _transpose
-primitive_jvps[primitive_of(Kind.SEND)] = _send_jvp
-primitive_jvps[primitive_of(Kind.RECV)] = _recv_jvp
-primitive_transposes[primitive_of(Kind.SEND)] = _send_transpose
-primitive_transposes[primitive_of(Kind.RECV)] = _recv_transpose
+def register() -> None:
+    """Gives JAX the rules."""
+    for kind in TRANSPOSES:
+        primitive_jvps[primitive_of(kind)] = _jvp
+        primitive_transposes[primitive_of(kind)] = _transpose
+    primitive_jvps[primitive_of(Kind.SEND)] = _send_jvp
+    primitive_jvps[primitive_of(Kind.RECV)] = _recv_jvp
+    primitive_transposes[primitive_of(Kind.SEND)] = _send_transpose
+    primitive_transposes[primitive_of(Kind.RECV)] = _recv_transpose

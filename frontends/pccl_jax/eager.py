@@ -49,9 +49,9 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     epoch = int(words[2]) | int(words[3]) << 32 if len(words) > 2 else group.epoch
     if epoch != group.epoch:
         raise InvalidUsage(
-            f"{call.kind.name.lower()}: this derivative is of a call in epoch {epoch}, now the group "
-            f"is in epoch {group.epoch}, whose ranks may be other members. Repeat the forward pass, "
-            "and call admit before it or after the backward pass. Nothing was sent"
+            f"{call.kind.name.lower()}: this derivative is of a call in epoch {epoch}, now the "
+            f"group is in epoch {group.epoch}, whose ranks may be other members. Repeat the "
+            "forward pass, and call admit before it or after the backward pass. Nothing was sent"
         )
     _check_one_device(call, arrays)
     with errors():  # of programs before this one

@@ -8,6 +8,7 @@ stand for the ranks there.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,9 +125,7 @@ CASES: dict[str, Case] = {
     ),
     "all_to_all counts": Case(
         [sum(counts) for counts in SENT],
-        lambda comm, rank, x: pj.all_to_all(
-            comm, x, SENT[rank], [counts[rank] for counts in SENT]
-        ),
+        lambda comm, rank, x: pj.all_to_all(comm, x, SENT[rank], [counts[rank] for counts in SENT]),
         alone=lambda xs: [
             jnp.concatenate([split(x, SENT[sender])[rank] for sender, x in enumerate(xs)])
             for rank in range(RANKS)
@@ -211,7 +210,7 @@ def test_check_grads(world: pccl.LocalWorld, name: str) -> None:
     world.run(program)
 
 
-# ---- programs -------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 
 def one_step(reduce: Callable[[Any], Any], mean: Callable[[Any], Any], x: Any, w: Any) -> Any:
@@ -239,12 +238,11 @@ def test_a_jitted_step_has_the_gradients_of_one_process(world: pccl.LocalWorld) 
 
     def total(xs: Any, ws: Any) -> Any:
         step = jax.vmap(
-            lambda x, w: one_step(
-                lambda h: lax.psum(h, AXIS), lambda h: lax.pmean(h, AXIS), x, w
-            ),
+            lambda x, w: one_step(lambda h: lax.psum(h, AXIS), lambda h: lax.pmean(h, AXIS), x, w),
             axis_name=AXIS,
         )
-        return step(xs, ws).sum()
+        losses: Any = step(xs, ws)
+        return losses.sum()
 
     def both(total: Any, xs: Any, ws: Any) -> Any:
         gradients = jax.grad(total, argnums=(0, 1))
@@ -267,9 +265,7 @@ def test_a_jitted_step_has_the_gradients_of_one_process(world: pccl.LocalWorld) 
     def program(comm: pccl.Communicator) -> None:
         made = distributed(comm, xs[comm.rank], ws[comm.rank])
         own = jax.tree.map(lambda each: each[comm.rank], wanted)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), made, own
-        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), made, own)
 
     world.run(program)
     assert distributed.compiled == 1
@@ -346,7 +342,7 @@ def test_a_tree_moves_its_floats_alone(world: pccl.LocalWorld) -> None:
     world.run(program)
 
 
-# ---- messages -------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def stages(comm: Any, rank: int, w: Any, x: Any) -> Any:
@@ -382,7 +378,8 @@ def test_gradients_go_the_way_back_of_messages(world: pccl.LocalWorld, jitted: b
             jax.grad(lambda x: (gradient(x) ** 2).sum()),
         ]
         for wanted, function in zip((first, second, third), found, strict=True):
-            made = (pj.jit(function) if jitted else function)(xs[comm.rank])
+            call: Any = pj.jit(function) if jitted else function
+            made = call(xs[comm.rank])
             np.testing.assert_allclose(made, wanted[comm.rank], rtol=1e-4, atol=1e-5)
 
     world.run(program)
@@ -406,7 +403,7 @@ def test_a_tie_and_an_outcome_come_together() -> None:
     def program(comm: pccl.Communicator) -> Any:
         if comm.rank == 0:
             tie, outcome = pj.send(comm, jnp.ones(3), 1, return_tie=True, return_outcome=True)
-            assert (tie.shape, tie.dtype, tie.item()) == ((), np.float32, 0.0)
+            assert tie.shape == () and tie.dtype.name == "float32" and tie.item() == 0.0
         else:
             made, outcome = pj.recv(comm, 3, jnp.float32, 0, tie=jnp.ones(2), return_outcome=True)
             assert made.tolist() == [1.0] * 3
@@ -416,7 +413,7 @@ def test_a_tie_and_an_outcome_come_together() -> None:
         assert len(set(world.run(program))) == 1
 
 
-# ---- what has none --------------------------------------------------------------------------------
+# ---- what has none -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -469,7 +466,7 @@ def test_transposes_that_cannot_be_say_why() -> None:
         assert total(jnp.ones(3))[0].tolist() == [1.0] * 3
 
 
-# ---- losses and epochs between the passes ---------------------------------------------------------
+# ---- losses and epochs between the passes --------------------------------------------------------
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
@@ -510,11 +507,11 @@ def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> 
 
     step = pj.jit(both) if jitted else both
 
-    def program(comm: pccl.Communicator) -> Any:
+    def program(comm: pccl.Communicator, wait_seconds: float) -> Any:
         if comm.rank == 2:
             work = comm.all_reduce(np.full(elements, 4, np.float32), op="avg", async_op=True)
             with contextlib.suppress(TimeoutError):
-                work.wait(0.001 * attempt)
+                work.wait(wait_seconds)
             comm.close()
             return []
         y, gradient = map(np.asarray, step(comm, jnp.ones(elements)))
@@ -524,7 +521,7 @@ def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> 
 
     for attempt in range(40):
         with pccl.LocalWorld(3, deadline=20) as world:
-            if world.run(program)[0] == [1.0, 2.0]:
+            if world.run(functools.partial(program, wait_seconds=0.001 * attempt))[0] == [1, 2]:
                 return
     pytest.fail("no loss fell into the middle of an average of 16 MiB")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +51,7 @@ CASES: dict[str, Case] = {
         lambda comm, x: pj.reduce_scatter(comm, x, COUNTS),
         lambda xs, rank: np.split(sum(xs), [2, 2])[rank],
     ),
-    "all_gather": Case(
-        lambda comm, x: pj.all_gather(comm, x), lambda xs, _: np.concatenate(xs)
-    ),
+    "all_gather": Case(lambda comm, x: pj.all_gather(comm, x), lambda xs, _: np.concatenate(xs)),
     "scatter": Case(
         lambda comm, x: pj.scatter(comm, x, root=ROOT), lambda xs, rank: third(xs[ROOT], rank)
     ),
@@ -76,11 +73,17 @@ def inputs(axis: int, *batch: int) -> list[Any]:
     return [np.moveaxis(each, 0, axis) for each in made]
 
 
-def operations(comm: pccl.Communicator, run: Callable[[], Any]) -> tuple[Any, int]:
-    """What `run` gives, and how many operations it made."""
+def operations(comm: pccl.Communicator, run: Any, *args: Any) -> tuple[Any, int]:
+    """The result of a call, and how many operations it made."""
     before = comm.barrier().sequence
-    made = jax.block_until_ready(run())
+    made = jax.block_until_ready(run(*args))
     return made, comm.barrier().sequence - before - 1
+
+
+def either_way(loss: Callable[[Any], Any]) -> list[Any]:
+    """The gradients of a batch: vmap of grad, and grad of vmap."""
+    mapped: Any = jax.vmap(loss)
+    return [jax.vmap(jax.grad(loss)), jax.grad(lambda x: mapped(x).sum())]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,7 +101,7 @@ def test_a_batch_is_one_operation(world: pccl.LocalWorld, name: str) -> None:
         xs = [np.moveaxis(each, axis, 0) for each in inputs(axis, BATCH)]
         wanted = [case.alone([x[index] for x in xs], comm.rank) for index in range(BATCH)]
         for call in (mapped, jitted):
-            made, count = operations(comm, lambda: call(comm, inputs(axis, BATCH)[comm.rank]))
+            made, count = operations(comm, call, comm, inputs(axis, BATCH)[comm.rank])
             np.testing.assert_allclose(made, np.stack(wanted), rtol=1e-6)
             assert count == 1
 
@@ -115,7 +118,7 @@ def test_a_batch_of_batches_is_one_operation(world: pccl.LocalWorld, name: str) 
     def program(comm: pccl.Communicator) -> None:
         # (3, 5, 2, 4): rows, the outer batch, columns, the inner batch.
         xs = [np.transpose(each, (2, 1, 3, 0)) for each in inputs(0, 4, 5)]
-        made, count = operations(comm, lambda: mapped(comm, xs[comm.rank]))
+        made, count = operations(comm, mapped, comm, xs[comm.rank])
         assert count == 1
         for outer in range(5):
             for inner in range(4):
@@ -138,9 +141,14 @@ def test_scalars_trees_and_outcomes(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> None:
         x, b = jnp.arange(4.0) + comm.rank, jnp.ones(2)
         for call in (mapped, pj.jit(mapped)):
-            (total, outcome, gathered), count = operations(comm, lambda: call(comm, x, b))
+            (total, outcome, gathered), count = operations(comm, call, comm, x, b)
             assert count == 2
-            assert total["b"].tolist() == [3.0, 3.0] and total["x"].tolist() == [3.0, 6.0, 9.0, 12.0]
+            assert total["b"].tolist() == [3.0, 3.0] and total["x"].tolist() == [
+                3.0,
+                6.0,
+                9.0,
+                12.0,
+            ]
             assert gathered.tolist() == [[i, i + 1.0, i + 2.0] for i in range(4)]
             decoded = pj.decode(outcome)
             assert decoded.ranks == (0, 1, 2) and decoded.ranges[0].end == 2 + 4
@@ -164,10 +172,13 @@ def test_derivatives_of_batches_and_batches_of_derivatives(world: pccl.LocalWorl
         every = jnp.asarray(inputs(0, BATCH)) / 9
         x = every[comm.rank]
         wanted = jax.vmap(jax.grad(alone), in_axes=1, out_axes=1)(every)[comm.rank]
-        one = lambda x: loss(comm, x)  # noqa: E731
-        for function in (jax.vmap(jax.grad(one)), jax.grad(lambda x: jax.vmap(one)(x).sum())):
+
+        def one(x: Any) -> Any:
+            return loss(comm, x)
+
+        for function in either_way(one):
             for call in (function, pj.jit(function)):
-                made, count = operations(comm, lambda: call(x))
+                made, count = operations(comm, call, x)
                 np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
                 assert count == 4
 
@@ -177,7 +188,7 @@ def test_derivatives_of_batches_and_batches_of_derivatives(world: pccl.LocalWorl
         # Of a peer alone: forward, as all tangents are alike, of the sum; backward the same.
         mean = every[:, 0, :, 0].sum(0) / RANKS
         for jacobian in (jax.jacfwd(means), jax.jacrev(means)):
-            made, count = operations(comm, lambda: jacobian(x[0, :, 0]))
+            made, count = operations(comm, jacobian, x[0, :, 0])
             np.testing.assert_allclose(made, np.diag(2 * mean), rtol=1e-5, atol=1e-6)
             assert count == 2
 
@@ -206,8 +217,11 @@ def test_a_batch_of_messages_is_one(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> None:
         ws = jnp.asarray(np.random.default_rng(2).standard_normal((RANKS, BATCH, 2)), jnp.float32)
         wanted = jax.grad(alone)(ws)[comm.rank]
-        one = lambda w: stage(comm, comm.rank, w)  # noqa: E731
-        for function in (jax.vmap(jax.grad(one)), jax.grad(lambda w: jax.vmap(one)(w).sum())):
+
+        def one(w: Any) -> Any:
+            return stage(comm, comm.rank, w)
+
+        for function in either_way(one):
             for call in (function, pj.jit(function)):
                 before = [probe(comm, src) for src in (0, 1) if comm.rank < 2]
                 made = jax.block_until_ready(call(ws[comm.rank]))
@@ -237,7 +251,7 @@ def test_loops_of_batches_make_one_operation_a_step(world: pccl.LocalWorld) -> N
             (scanned_batch, [3.0, 4.0, 5.0, 6.0], 3),
             (repeated_batch, [5.0] * 4, 5),
         ):
-            made, count = operations(comm, functools.partial(mapped, comm, x))
+            made, count = operations(comm, mapped, comm, x)
             assert made.tolist() == wanted and count == calls
 
     scanned_batch = pj.jit(jax.vmap(scanned, in_axes=(None, 0)))
