@@ -211,8 +211,8 @@ static XLA_FFI_Error *find_place(now_t *now) {
     return fail(now->frame, PCCL_INVALID_USAGE,
                 "%s: this derivative is of a call in epoch %" PRIu64
                 ", now the group is in epoch %" PRIu64
-                ", whose ranks may be other members. Repeat the forward pass, and call admit before "
-                "it or after the backward pass. Nothing was sent",
+                ", whose ranks may be other members. Repeat the forward pass, and call admit "
+                "before it or after the backward pass. Nothing was sent",
                 kind_name(call->kind), now->given->epoch, info.epoch);
   now->rank = info.rank;
   now->world_size = info.world_size;

@@ -14,8 +14,8 @@
 /* pccl_collective_t, and those that are none of it. */
 enum { KIND_BARRIER = 16, KIND_SEND = 17, KIND_RECV = 18 };
 
-/* The communicator of a derivative: the handle and the epoch of the call that it is of, each the low
- * word first. */
+/* The communicator of a derivative: the handle and the epoch of the call that it is of, each the
+ * low word first. */
 enum { ORIGIN_WORDS = 4 };
 
 /* The attribute "call" of a custom call: 64-bit words, and the counts of each rank behind them. */

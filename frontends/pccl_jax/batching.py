@@ -25,7 +25,7 @@ from pccl_py import InvalidArgument
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """Of a collective."""
+    """The call of a batch of arrays."""
     _check_one(dims[0], call)
     axis = 0 if call.kind in WHOLE else 1
     arrays = [

@@ -35,7 +35,7 @@ from pccl_jax.versions import (
 from pccl_py import InvalidArgument, PeerId, ReduceOp
 
 Shape: TypeAlias = tuple[int, ...]
-# Of a handle, and of an origin: that of a call and its epoch, with which its derivatives go.
+# An origin is the handle and the epoch of a call: its derivatives take it for their handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
 
 
@@ -95,7 +95,7 @@ class Call:
         return (sum(self.counts[world:]) if self.counts else rows, *tail)
 
     def split(self, outs: Sequence[Any]) -> Outs:
-        """What a call with these parts has given."""
+        """The parts of its outs."""
         rest = list(outs)
         outcome = [rest.pop()] if self.tells_outcome else []
         origin = [rest.pop()] if self.tells_origin else []

@@ -309,7 +309,7 @@ def recv(
     check_dtype(like.dtype.name, None)
     ties = [] if tie is None else [jnp.ravel(tie)[:1]]
     if not all(map(is_float, ties)):
-        raise InvalidArgument(f"a tie is an array of floats, not of {ties[0].dtype.name}")
+        raise InvalidArgument(f"tie must be an array of floats, not of {ties[0].dtype.name}")
     call = Call(
         Kind.RECV,
         numbers_of(asked, 0),

@@ -171,7 +171,7 @@ def _aval(array: Any) -> Any:
 
 
 def _tie_of(array: Any) -> Any:
-    """What depends on an array, and is small."""
+    """A small array that depends on this one."""
     return jnp.ravel(array)[:1]
 
 

@@ -237,12 +237,11 @@ def test_a_jitted_step_has_the_gradients_of_one_process(world: pccl.LocalWorld) 
     ws = (0.3 * generator.standard_normal((RANKS, 3, 4, 4))).astype(np.float32)
 
     def total(xs: Any, ws: Any) -> Any:
-        step = jax.vmap(
+        step: Any = jax.vmap(
             lambda x, w: one_step(lambda h: lax.psum(h, AXIS), lambda h: lax.pmean(h, AXIS), x, w),
             axis_name=AXIS,
         )
-        losses: Any = step(xs, ws)
-        return losses.sum()
+        return step(xs, ws).sum()
 
     def both(total: Any, xs: Any, ws: Any) -> Any:
         gradients = jax.grad(total, argnums=(0, 1))
@@ -329,13 +328,18 @@ def test_a_tree_moves_its_floats_alone(world: pccl.LocalWorld) -> None:
     """Goal: integers have no tangents, and their neighbours keep their names in errors."""
 
     def loss(x: Any, n: Any, h: Any, comm: pj.Comm) -> Any:
-        made = pj.all_reduce(comm, {"h": h, "n": n, "x": [x]}, op="avg")
-        return (made["x"][0] ** 2).sum() + made["h"].astype(jnp.float32).sum() + made["n"].sum()
+        tree = {"h": h, "n": n, "x": [x]}
+        made, outcome = pj.all_reduce(comm, tree, op="avg", return_outcome=True)
+        total = (made["x"][0] ** 2).sum() + made["h"].astype(jnp.float32).sum() + made["n"].sum()
+        return total, outcome
 
     def program(comm: pccl.Communicator) -> None:
         given = jnp.ones(3), jnp.arange(2), jnp.ones(2, jnp.float16)
         for transform in (lambda function: function, pj.jit):
-            gradients = transform(jax.grad(loss, argnums=(0, 2)))(*given, comm)
+            gradients, outcome = transform(jax.grad(loss, argnums=(0, 2), has_aux=True))(
+                *given, comm
+            )
+            assert pj.decode(outcome).ranks == (0, 1, 2)
             assert [each.tolist() for each in gradients] == [[2.0] * 3, [1.0] * 2]
             assert [each.dtype for each in gradients] == [np.float32, np.float16]
 
@@ -392,7 +396,7 @@ def test_a_send_without_a_tie_is_refused_while_it_is_traced() -> None:
             jax.make_jaxpr(jax.grad(lambda x: (pj.send(comm, x, 1), x.sum())[1]))(x)
         with pytest.raises(pccl.InvalidArgument, match="int32 has none"):
             pj.send(comm, jnp.arange(3), 1, return_tie=True)
-        with pytest.raises(pccl.InvalidArgument, match="array of floats, not of int32"):
+        with pytest.raises(pccl.InvalidArgument, match="must be an array of floats, not of int32"):
             pj.recv(comm, 3, jnp.float32, 1, tie=jnp.arange(3))
 
     with pccl.LocalWorld(2, deadline=20) as world:

@@ -67,7 +67,7 @@ CASES: dict[str, Case] = {
 
 
 def inputs(axis: int, *batch: int) -> list[Any]:
-    """Of each rank: 3 rows of 2, with this axis for a batch."""
+    """An array of each rank: 3 rows of 2, and batches, the first of which is this axis."""
     generator = np.random.default_rng(5)
     made = generator.integers(-9, 9, (RANKS, *batch, 3, 2)).astype(np.float32)
     return [np.moveaxis(each, 0, axis) for each in made]
@@ -185,7 +185,7 @@ def test_derivatives_of_batches_and_batches_of_derivatives(world: pccl.LocalWorl
         def means(x: Any) -> Any:
             return pj.all_reduce(comm, x, op="avg") ** 2
 
-        # Of a peer alone: forward, as all tangents are alike, of the sum; backward the same.
+        # All peers' tangents are alike, and so are their cotangents: the average has a slope of 1.
         mean = every[:, 0, :, 0].sum(0) / RANKS
         for jacobian in (jax.jacfwd(means), jax.jacrev(means)):
             made, count = operations(comm, jacobian, x[0, :, 0])
