@@ -17,6 +17,7 @@ typedef struct now {
   const operands_t *given;
   pccl_comm_t *comm;
   uint32_t rank, world_size, root;
+  uint64_t epoch;
 } now_t;
 
 EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) {
@@ -94,11 +95,41 @@ static uint64_t elements_of(const XLA_FFI_Buffer *buffer) {
   return count;
 }
 
+static int adds(int64_t kind) {
+  return kind == PCCL_ALL_REDUCE || kind == PCCL_REDUCE || kind == PCCL_REDUCE_SCATTER;
+}
+
 static int is_token(const XLA_FFI_Buffer *buffer) {
   return buffer->dtype == XLA_FFI_DataType_TOKEN;
 }
 
 /* ---- The operands of XLA ------------------------------------------------------------------ */
+
+/* The results that are not those of the collective. */
+static const char *read_told(operands_t *given) {
+  const call_t *call = given->call;
+  given->outcome = given->origin = NULL;
+  given->contributors = NULL;
+  uint64_t sizes[] = {OUTCOME_WORDS, ORIGIN_WORDS};
+  uint32_t **places[] = {&given->outcome, &given->origin};
+  int64_t told[] = {call->tells_outcome, call->tells_origin};
+  for (int each = 0; each < 2; each += 1) {
+    if (!told[each]) continue;
+    XLA_FFI_Buffer *last = given->ret_count > 0 ? given->rets[given->ret_count - 1] : NULL;
+    if (last == NULL || last->dtype != XLA_FFI_DataType_U32 || elements_of(last) != sizes[each])
+      return "the outcome has another size: compile the program again";
+    *places[each] = last->data;
+    given->ret_count -= 1;
+  }
+  if (!call->tells_origin || !adds(call->kind) || call->op != PCCL_AVG) return NULL;
+  given->ret_count /= 2;
+  given->contributors = given->rets + given->ret_count;
+  for (int64_t index = 0; index < given->ret_count; index += 1)
+    if (given->contributors[index]->dtype != XLA_FFI_DataType_U16 ||
+        elements_of(given->contributors[index]) != elements_of(given->rets[index]))
+      return "numbers of contributors have another shape: compile the program again";
+  return NULL;
+}
 
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   const XLA_FFI_Attrs *attrs = &frame->attrs;
@@ -121,23 +152,16 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
     given->rets += 1;
     given->ret_count -= 1;
   }
-  if (given->arg_count < 1 || given->args[0]->dtype != XLA_FFI_DataType_U32 ||
-      elements_of(given->args[0]) != 2)
-    return "the communicator must be two u32";
+  uint64_t handle_words = given->arg_count < 1 ? 0 : elements_of(given->args[0]);
+  if ((handle_words != 2 && handle_words != ORIGIN_WORDS) ||
+      given->args[0]->dtype != XLA_FFI_DataType_U32)
+    return "the communicator must be two u32, or the four of an origin";
   const uint32_t *handle = given->args[0]->data;
   given->handle = handle[0] | (uint64_t)handle[1] << 32;
+  given->epoch = handle_words == 2 ? 0 : handle[2] | (uint64_t)handle[3] << 32;
   given->args += 1;
   given->arg_count -= 1;
-
-  given->outcome = NULL;
-  if (given->call->tells_outcome) {
-    XLA_FFI_Buffer *last = given->rets[given->ret_count - 1];
-    if (last->dtype != XLA_FFI_DataType_U32 || elements_of(last) != OUTCOME_WORDS)
-      return "the outcome has another size: compile the program again";
-    given->outcome = last->data;
-    given->ret_count -= 1;
-  }
-  return NULL;
+  return read_told(given);
 }
 
 /* ---- The place of this rank --------------------------------------------------------------- */
@@ -183,8 +207,16 @@ static XLA_FFI_Error *find_place(now_t *now) {
   if (info.epoch == 0)
     return fail(now->frame, PCCL_INVALID_USAGE,
                 "rank and world_size are known after the first admit(): call it first");
+  if (now->given->epoch != 0 && now->given->epoch != info.epoch)
+    return fail(now->frame, PCCL_INVALID_USAGE,
+                "%s: this derivative is of a call in epoch %" PRIu64
+                ", now the group is in epoch %" PRIu64
+                ", whose ranks may be other members. Repeat the forward pass, and call admit "
+                "before it or after the backward pass. Nothing was sent",
+                kind_name(call->kind), now->given->epoch, info.epoch);
   now->rank = info.rank;
   now->world_size = info.world_size;
+  now->epoch = info.epoch;
   if (call->world_size != 0 && call->world_size != info.world_size)
     return fail(now->frame, PCCL_MISMATCH,
                 "%s: the program was traced for %" PRId64
@@ -246,10 +278,11 @@ static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *
   return NULL;
 }
 
-/* A rank that is not the root gets zeros of a reduce or a gather. */
+/* A rank that is not the root gets zeros of a reduce or a gather; the tie of a send is zeros. */
 static void clear_results(const now_t *now) {
   int64_t kind = now->given->call->kind;
-  if ((kind != PCCL_REDUCE && kind != PCCL_GATHER) || now->rank == now->root) return;
+  int is_other = (kind == PCCL_REDUCE || kind == PCCL_GATHER) && now->rank != now->root;
+  if (!is_other && kind != KIND_SEND) return;
   for (int64_t index = 0; index < now->given->ret_count; index += 1) {
     XLA_FFI_Buffer *result = now->given->rets[index];
     pccl_dtype_t dtype;
@@ -363,7 +396,8 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
     status = pccl_barrier_async(now->comm, &options, work);
   } else {
     int sends = call->kind == KIND_SEND;
-    if ((sends ? given->arg_count : given->ret_count) != 1) return wrong_shapes(now);
+    /* Operands beyond the message are ties, of which derivatives know whose they are. */
+    if ((sends ? given->arg_count : given->ret_count) < 1) return wrong_shapes(now);
     XLA_FFI_Buffer *buffer = sends ? given->args[0] : given->rets[0];
     pccl_dtype_t dtype;
     if (!dtype_of(buffer->dtype, &dtype))
@@ -433,6 +467,45 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
   return PCCL_OK;
 }
 
+/* Writes the number of contributors of a range into an array that begins at element `first`, and
+ * returns where the next array begins. */
+static uint64_t put_contributors(XLA_FFI_Buffer *into, uint64_t first,
+                                 const pccl_outcome_range_t *range) {
+  uint64_t count = elements_of(into);
+  uint64_t begin = range->begin > first ? range->begin - first : 0;
+  uint64_t end = range->end > first ? range->end - first : 0;
+  uint16_t *numbers = into->data;
+  for (uint64_t index = begin; index < end && index < count; index += 1)
+    numbers[index] = (uint16_t)range->contributor_count;
+  return first + count;
+}
+
+/* The derivative of an average divides by the numbers that the average itself divided by, and is
+ * of the same epoch. */
+static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
+  const operands_t *given = now->given;
+  if (given->origin == NULL) return NULL;
+  put(given->origin, 0, given->handle);
+  put(given->origin, 2, now->epoch);
+  if (given->contributors == NULL) return NULL;
+  for (int64_t index = 0; index < given->ret_count; index += 1) {
+    uint16_t *numbers = given->contributors[index]->data;
+    uint64_t count = elements_of(given->contributors[index]);
+    for (uint64_t each = 0; each < count; each += 1) numbers[each] = 1; /* where nothing has come */
+  }
+  pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
+  pccl_status_t status = pccl_work_outcome(work, &outcome);
+  for (uint32_t index = 0; index < outcome.range_count && status == PCCL_OK; index += 1) {
+    pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
+    status = pccl_work_range(work, index, &range, NULL, 0);
+    if (status != PCCL_OK || range.contributor_count == 0) continue;
+    uint64_t first = 0;
+    for (int64_t array = 0; array < given->ret_count; array += 1)
+      first = put_contributors(given->contributors[array], first, &range);
+  }
+  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+}
+
 static XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
   uint32_t *words = now->given->outcome;
   if (words == NULL) return NULL;
@@ -466,6 +539,7 @@ static XLA_FFI_Error *run(now_t *now) {
                                                 : begin_other(now, &work);
   if (error != NULL) return error;
   error = wait_for(now, work, since);
+  if (error == NULL) error = tell_origin(now, work);
   if (error == NULL) error = tell_outcome(now, work);
   pccl_work_destroy(work);
   if (error == NULL) clear_results(now);

@@ -14,6 +14,10 @@
 /* pccl_collective_t, and those that are none of it. */
 enum { KIND_BARRIER = 16, KIND_SEND = 17, KIND_RECV = 18 };
 
+/* The communicator of a derivative: the handle and the epoch of the call that it is of, each the
+ * low word first. */
+enum { ORIGIN_WORDS = 4 };
+
 /* The attribute "call" of a custom call: 64-bit words, and the counts of each rank behind them. */
 typedef struct call {
   int64_t kind, op, tag, deadline_ns, recovery, plan;
@@ -22,6 +26,7 @@ typedef struct call {
   int64_t root_is_peer, root_peer[2];
   int64_t world_size;    /* that the program was traced for; 0: it serves any */
   int64_t rank;          /* the same; -1 */
+  int64_t tells_origin;  /* an origin is behind the results and, of an average, contributors */
   int64_t tells_outcome; /* the last result is an outcome */
   int64_t counts_given;  /* of the words that follow; an all_to_all has those that it sends and then
                             others */
@@ -33,11 +38,14 @@ typedef struct operands {
   const call_t *call;
   const uint64_t *counts;
   uint64_t handle;
+  uint64_t epoch; /* of the call that this one is a derivative of; 0: it is of none */
   XLA_FFI_Buffer **args;
   int64_t arg_count;
   XLA_FFI_Buffer **rets;
   int64_t ret_count;
-  uint32_t *outcome; /* NULL, or room for an outcome */
+  XLA_FFI_Buffer **contributors; /* NULL; or u16 for each element of each result: their number */
+  uint32_t *origin;              /* NULL, or room for the handle and the epoch */
+  uint32_t *outcome;             /* NULL, or room for an outcome */
 } operands_t;
 
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.

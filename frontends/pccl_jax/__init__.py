@@ -18,7 +18,8 @@ communicator is an argument of the function, like an array; `return_outcome=True
 branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
 
-collectives.py has the functions, calls.py the primitives, communicators.py the operands.
+collectives.py has the functions, calls.py the primitives, communicators.py the operands,
+derivatives.py the rules of grad and jvp, batching.py those of vmap.
 """
 
 try:
@@ -28,6 +29,7 @@ except ModuleNotFoundError as error:
         "pccl_jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
     ) from error
 
+from pccl_jax import batching, derivatives
 from pccl_jax.collectives import (
     all_gather,
     all_reduce,
@@ -45,6 +47,9 @@ from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
+
+derivatives.register()
+batching.register()
 
 __all__ = [
     "Comm",

@@ -14,14 +14,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from pccl_jax import eager, library
 from pccl_jax.effects import Ordered, effect_of
-from pccl_jax.kinds import WHOLE, Kind
+from pccl_jax.kinds import ADDING, WHOLE, Kind
 from pccl_jax.outcomes import WORDS
 from pccl_jax.versions import (
     Primitive,
@@ -32,9 +32,20 @@ from pccl_jax.versions import (
     optimization_barrier,
     register_lowering,
 )
-from pccl_py import InvalidArgument, PeerId
+from pccl_py import InvalidArgument, PeerId, ReduceOp
 
 Shape: TypeAlias = tuple[int, ...]
+# An origin is the handle and the epoch of a call: its derivatives take it for their handle.
+_HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
+
+
+class Outs(NamedTuple):
+    """The results of a bound call: those of its arrays, and what it tells beside them."""
+
+    results: list[Any]
+    contributors: list[Any]  # u16 of each element of each result, of an average
+    origin: list[Any]  # none, or one; the same of the outcome
+    outcome: list[Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,8 @@ class Call:
     bindings/jax_handlers.h has them. `root`: a rank or a peer id, also of a message's other side.
     `counts`: rows of each rank; of an all_to_all those to each, and then those from each.
     `world_size` and `rank`: what it was traced for, 0 and -1 for any. `results`: shape and dtype of
-    each where no operand says them (recv, scatter without x). `order`: None for none.
+    each where no operand says them (recv, scatter without x, the tie of a send). `order`: None for
+    none. `tells_origin`: for derivatives.py, what they need of this call.
     """
 
     kind: Kind
@@ -56,8 +68,14 @@ class Call:
     world_size: int = 0
     rank: int = -1
     results: tuple[tuple[Shape, str], ...] = ()
+    tells_origin: bool = False
     tells_outcome: bool = False
     in_place: bool = True
+
+    @property
+    def op(self) -> ReduceOp | None:
+        """How contributions are combined; None where nothing is."""
+        return ReduceOp(self.options[0]) if self.kind in ADDING else None
 
     def replace(self, **changes: Any) -> Call:
         """Another call, with some parts changed."""
@@ -76,6 +94,16 @@ class Call:
         assert self.kind is Kind.ALL_TO_ALL
         return (sum(self.counts[world:]) if self.counts else rows, *tail)
 
+    def split(self, outs: Sequence[Any]) -> Outs:
+        """The parts of its outs."""
+        rest = list(outs)
+        outcome = [rest.pop()] if self.tells_outcome else []
+        origin = [rest.pop()] if self.tells_origin else []
+        results = len(rest)
+        if self.tells_origin and self.op is ReduceOp.AVG:
+            results //= 2
+        return Outs(rest[:results], rest[results:], origin, outcome)
+
     def words(self, shape: Shape) -> Any:
         """As the handler reads it (call_t), where the arrays have rows like one of this shape."""
         each = math.prod(shape[1:])
@@ -84,7 +112,8 @@ class Call:
         words = [
             *(self.kind, *self.options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
-            *(self.world_size, self.rank, int(self.tells_outcome), len(self.counts)),
+            *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
+            len(self.counts),
             *(count * each for count in self.counts),
         ]
         return np.array([_signed(int(word)) for word in words], np.int64)
@@ -96,11 +125,15 @@ def _signed(word: int) -> int:
 
 
 def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
-    if handle.shape != (2,) or handle.dtype != np.uint32:
-        raise InvalidArgument("the communicator of a call is an array of two u32")
+    if handle.shape not in ((_HANDLE_WORDS,), (_ORIGIN_WORDS,)) or handle.dtype != np.uint32:
+        raise InvalidArgument("the communicator of a call is an array of two u32, or an origin")
     outs = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in call.results]
     if not outs and call.kind is not Kind.SEND:
         outs = [ShapedArray(call.shape_of_result(each.shape), each.dtype) for each in arrays]
+    if call.tells_origin:
+        if call.op is ReduceOp.AVG:
+            outs += [ShapedArray(each.shape, np.dtype(np.uint16)) for each in outs]
+        outs.append(ShapedArray((_ORIGIN_WORDS,), np.dtype(np.uint32)))
     if call.tells_outcome:
         outs.append(ShapedArray((WORDS,), np.dtype(np.uint32)))
     return outs, {effect_of(call.order)}

@@ -9,14 +9,17 @@ every input is as it was. All members must make the same calls in the same order
 frontend, eager or traced; in `cond` and `switch` all must take the same branch.
 
 Results are arrays on all ranks, as one program is for all: zeros where pccl_numpy returns None, on
-ranks that are not the root of a reduce or a gather. A world that has changed since a program was
+ranks that are not the root of a reduce or a gather. Derivatives are those of the sum of all peers'
+losses (derivatives.py), which Y_p below is differentiated to the result of rank p, and X_p to its
+operand; a call and its backward have the same tag, deadline, recovery and plan. Under vmap a whole
+batch is one operation (batching.py). A world that has changed since a program was
 traced is a Mismatch, where shapes depend on it, and pccl_jax.jit traces again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +30,7 @@ from pccl_jax.communicators import Comm, Operand, Place, World
 from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.options import Broadcast, Message, Move, Reduce, asked_of, numbers_of
 from pccl_jax.outcomes import OutcomeArrays
-from pccl_jax.trees import Leaves, check_dtype
+from pccl_jax.trees import Leaves, check_dtype, is_float
 from pccl_py import InvalidArgument
 from pccl_py.collectives import Root
 from pccl_py.options import (
@@ -54,6 +57,9 @@ def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
     `x`: an array of any shape, of a dtype in `pccl_py.DType`, or a pytree of such arrays, which is
     one operation; the same structure, shapes and dtypes on every peer. A donated array is reduced
     where it lies. "avg" divides by those who contributed.
+
+    Backward: X_p = Y_0 + Y_1 + ..., an all_reduce; for "avg" that of the Y, divided by the numbers
+    of contributors that the call itself had. "min", "max", "prod" and codecs raise InvalidArgument.
     """
     return _call(Kind.ALL_REDUCE, comm, x, options)
 
@@ -68,7 +74,8 @@ def reduce(
 def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
 
-    A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
+    A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`. Backward:
+    X_p = Y_root, a broadcast, and for "avg" divided as in `all_reduce`.
     """
     return _call(Kind.REDUCE, comm, x, options, root=root)
 
@@ -84,7 +91,8 @@ def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
     `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or a float of eight bits; the
-    same structure, shapes and dtypes on every peer.
+    same structure, shapes and dtypes on every peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce,
+    and zeros elsewhere.
     """
     return _call(Kind.BROADCAST, comm, x, options, root=root)
 
@@ -101,7 +109,8 @@ def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) ->
 
     `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with `counts`,
     of sum(counts) rows, for one of counts[rank], which makes the program one for this rank. The
-    same shape, dtype and `counts` on every peer. Otherwise as `all_reduce`.
+    same shape, dtype and `counts` on every peer. Otherwise as `all_reduce`. Backward:
+    X_p = (Y_0, Y_1, ...), an all_gather, and for "avg" divided as in `all_reduce`.
     """
     return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)
 
@@ -120,7 +129,7 @@ def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any
     of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one element: n of
     them make the shape (n,). Dtypes are those of `broadcast`. A member that is lost ends the call
     with Aborted on all, and each such call until an `admit` closes the gap, unless `recovery` says
-    otherwise.
+    otherwise. Backward: X_p = the rows of p of Y_0 + Y_1 + ..., a reduce_scatter.
     """
     return _call(Kind.ALL_GATHER, comm, x, options, counts=counts)
 
@@ -147,7 +156,8 @@ def scatter(
     `x`: of n * k rows in a world of n ranks, or with `counts` of sum(counts). Its values matter on
     the root alone; elsewhere it says the shapes, or it is None, and `out` says those of the result:
     a pytree of arrays or of jax.ShapeDtypeStruct. A lost root ends the operation with Aborted on
-    all. Dtypes are those of `broadcast`.
+    all. Dtypes are those of `broadcast`. Backward: X_root = (Y_0, Y_1, ...), a gather, and zeros
+    elsewhere; for this, and under vmap, all ranks pass an x that depends on what is differentiated.
     """
     if x is None:
         return _received_of_scatter(comm, out, root, counts, options)
@@ -166,7 +176,8 @@ def gather(
 def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Any) -> Any:
     """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
 
-    A lost root ends the operation with Aborted on all, whatever the recovery.
+    A lost root ends the operation with Aborted on all, whatever the recovery. Backward:
+    X_p = the rows of p of Y_root, a scatter.
     """
     return _call(Kind.GATHER, comm, x, options, root=root, counts=counts)
 
@@ -196,7 +207,8 @@ def all_to_all(
     `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on every
     peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many come from
     each, for one array: every two must agree about those between them, else Mismatch. Dtypes are
-    those of `broadcast`. A member that is lost ends the call as it does an `all_gather`.
+    those of `broadcast`. A member that is lost ends the call as it does an `all_gather`. Backward:
+    X_p = (the rows of p of Y_0, of Y_1, ...), an all_to_all the other way round.
     """
     if send_counts is None and recv_counts is None:
         return _call(Kind.ALL_TO_ALL, comm, x, options)
@@ -227,48 +239,77 @@ def barrier(comm: Comm, **options: Any) -> Any:
 def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Alone]) -> None: ...
 @overload
 def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Both]) -> OutcomeArrays: ...
+@overload
+def send(
+    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Alone]
+) -> jax.Array: ...
+@overload
+def send(
+    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Both]
+) -> tuple[jax.Array, OutcomeArrays]: ...
 @documented(MessageOptions, "return_outcome", beside=False)
-def send(comm: Comm, x: Any, dst: Root, **options: Any) -> Any:
+def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: Any) -> Any:
     """Sends `x`, an array, to `dst`, another rank or the id of a member, which calls `recv`.
 
     It is over when `dst` has all of it: two that both send first wait for each other. Dtypes are
     those of `broadcast`; with return_outcome, the outcome.
+
+    For derivatives, `return_tie=True` returns a zero of no dimensions, of the dtype of `x`, which
+    is to be added to the loss, or to a `tie` of a later `recv`: it makes the loss depend on `x`.
+    Backward: X_src = Y_dst, a recv, so `dst` must pass `tie` to its recv. Without return_tie the
+    derivative of a send raises InvalidArgument while it is traced.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
     leaves = Leaves.of(x)
     if leaves.names:
         raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
     leaves.check(None)
+    (array,) = leaves.arrays
+    if return_tie and not is_float(array):
+        raise InvalidArgument(f"return_tie is for derivatives, and {array.dtype.name} has none")
     call = Call(
         Kind.SEND,
         numbers_of(asked, 0),
         operand.order,
         root=operand.rank_of(dst, "dst"),
+        results=(((), array.dtype.name),) if return_tie else (),
         tells_outcome=tells,
     )
-    outs = bind(operand.handle, leaves.arrays, call)
-    return OutcomeArrays.of(outs[-1]) if tells else None
+    outs = call.split(bind(operand.handle, [array], call))
+    made = [*outs.results, *map(OutcomeArrays.of, outs.outcome)]
+    return tuple(made) if len(made) == 2 else made[0] if made else None
 
 
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, **_: Unpack[Message.Alone]
+    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Alone]
 ) -> jax.Array: ...
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, **_: Unpack[Message.Both]
+    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Both]
 ) -> tuple[jax.Array, OutcomeArrays]: ...
 @documented(MessageOptions, "return_outcome", beside=False)
-def recv(comm: Comm, shape: Shape, dtype: Any, src: Root, **options: Any) -> Any:
+def recv(
+    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **options: Any
+) -> Any:
     """The array that `src` sends, as a new array of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
     get `Mismatch`. Bool and floats of eight bits go as u8: nobody compares such dtypes.
+
+    `tie`, for derivatives: an array of floats that depends on what is differentiated on this rank,
+    as parameters do, and whose values do not matter; `src` passes return_tie. Backward:
+    X_src = Y_dst, a send; that of the tie is zeros. Without a tie nothing goes back, and a `src`
+    that waits for it waits until its deadline. Under vmap the whole batch is one message where the
+    tie is batched.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of("recv", options)
     sizes = shape if isinstance(shape, Sequence) else (shape,)
     like = jax.eval_shape(lambda: jnp.zeros([int(size) for size in sizes], dtype))
     check_dtype(like.dtype.name, None)
+    ties = [] if tie is None else [jnp.ravel(tie)[:1]]
+    if not all(map(is_float, ties)):
+        raise InvalidArgument(f"tie must be an array of floats, not of {ties[0].dtype.name}")
     call = Call(
         Kind.RECV,
         numbers_of(asked, 0),
@@ -277,7 +318,7 @@ def recv(comm: Comm, shape: Shape, dtype: Any, src: Root, **options: Any) -> Any
         results=((like.shape, like.dtype.name),),
         tells_outcome=tells,
     )
-    outs = bind(operand.handle, [], call)
+    outs = bind(operand.handle, ties, call)
     return (outs[0], OutcomeArrays.of(outs[1])) if tells else outs[0]
 
 

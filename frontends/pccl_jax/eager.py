@@ -15,7 +15,7 @@ import numpy as np
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors, wait
 from pccl_jax.kinds import ADDING, Kind
-from pccl_jax.outcomes import encode
+from pccl_jax.outcomes import encode, pair
 from pccl_jax.trees import parse_kind, reworded
 from pccl_py import (
     Buffer,
@@ -46,13 +46,23 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     group = group_of(number)
     if group is None:
         raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
+    epoch = int(words[2]) | int(words[3]) << 32 if len(words) > 2 else group.epoch
+    if epoch != group.epoch:
+        raise InvalidUsage(
+            f"{call.kind.name.lower()}: this derivative is of a call in epoch {epoch}, now the "
+            f"group is in epoch {group.epoch}, whose ranks may be other members. Repeat the "
+            "forward pass, and call admit before it or after the backward pass. Nothing was sent"
+        )
     _check_one_device(call, arrays)
     with errors():  # of programs before this one
         wait()
         given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
-    shaped = results[: len(results) - call.tells_outcome]
-    made = [_empty(each.shape, each.dtype) for each in shaped]
+    made = [_empty(each.shape, each.dtype) for each in call.split(results).results]
     outcome = _operation(call, group, given, made)
+    if call.tells_origin:
+        if call.op is ReduceOp.AVG:
+            made += _contributors(outcome, made)
+        made.append(np.array([*pair(number), *pair(epoch)], np.uint32))
     if call.tells_outcome:
         made.append(encode(outcome, number))
     # On the device of the input, if that has to stay there; JAX may move others.
@@ -90,9 +100,24 @@ def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> O
         case Kind.BARRIER:
             return operation(**options)
         case Kind.SEND:
-            return operation(sends, call.root, **options)
+            for tie in made:
+                tie[...] = np.zeros((), tie.dtype)
+            return operation(_memory(given[:1]), call.root, **options)
         case Kind.RECV:
             return operation(recvs, call.root, **options)
+
+
+def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
+    """How many contributed to each element of each result, 1 where nothing has come."""
+    first, made = 0, []
+    for each in results:
+        numbers = np.ones(each.size, np.uint16)
+        for part in outcome.ranges:
+            begin, end = max(part.begin - first, 0), max(part.end - first, 0)
+            numbers[begin:end] = max(len(part.contributors), 1)
+        first += each.size
+        made.append(numbers.reshape(each.shape))
+    return made
 
 
 def _options(call: Call) -> dict[str, Any]:

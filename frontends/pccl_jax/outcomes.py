@@ -81,7 +81,7 @@ def encode(outcome: Outcome, handle: int) -> Any:
         (_RECEIVED, outcome.bytes_received),
         (_DURATION, round(outcome.duration * 1e9)),
     ):
-        words[at : at + 2] = _pair(number)
+        words[at : at + 2] = pair(number)
     members = outcome.roster.members
     words[_ATTEMPTS] = outcome.attempts
     words[_RANGE_COUNT] = len(outcome.ranges)
@@ -90,14 +90,15 @@ def encode(outcome: Outcome, handle: int) -> Any:
     words[_DIGEST : _DIGEST + 4] = np.frombuffer(bytes.fromhex(outcome.digest), "<u4")
     ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
     for place, each in zip(ranges, outcome.ranges, strict=False):
-        place[0:2], place[2:4] = _pair(each.begin), _pair(each.end)
+        place[0:2], place[2:4] = pair(each.begin), pair(each.end)
         for peer in each.contributors if members else ():
             rank = members.index(peer)
             place[4 + rank // 32] |= np.uint32(1 << rank % 32)
     return words
 
 
-def _pair(number: int) -> tuple[int, int]:
+def pair(number: int) -> tuple[int, int]:
+    """A number of 64 bits as two words, the low one first."""
     return number & 0xFFFFFFFF, number >> 32
 
 

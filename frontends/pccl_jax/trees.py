@@ -67,6 +67,16 @@ class Leaves:
         return jax.tree_util.tree_unflatten(self.treedef, arrays)
 
 
+def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
+    """The form of some of the arrays of a call, in their order, of that of all."""
+    if len(kept) == len(arrays):
+        return form
+    named = _forms.get(form) if form else None
+    names = [f"[{index}]" for index in range(len(arrays))] if named is None else named.names
+    part = Leaves([arrays[index] for index in kept], tuple(names[index] for index in kept), None)
+    return part.form()
+
+
 def reworded(form: int, sentence: str) -> str:
     """A sentence of the library, which knows the leaves of a tree by their numbers alone."""
     named = _forms.get(form)
@@ -82,6 +92,11 @@ def kind_of(name: str) -> str:
     """As pccl_py.buffers names it."""
     dtype = parse_kind(name)
     return name if dtype is None else dtype.name.lower()
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array, or an abstract one, has derivatives."""
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def check_dtype(name: str, op: ReduceOp | None) -> None:

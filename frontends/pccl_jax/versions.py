@@ -14,7 +14,7 @@ import jax
 SUPPORTED = "jax>=0.10,<0.11"
 
 try:
-    from jax._src import api_util, config, core, dispatch, effects, ffi, stages
+    from jax._src import ad_util, api_util, config, core, dispatch, effects, ffi, stages
     from jax._src.interpreters import ad, batching, mlir
 
     abstract_token: Any = core.abstract_token
@@ -37,6 +37,10 @@ try:
     optimization_barrier: Any = vars(mlir)["hlo"].optimization_barrier
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
+    instantiate_zeros: Any = ad.instantiate_zeros
+    is_undefined_primal: Any = ad.is_undefined_primal
+    zero_tangent_of: Any = ad_util.p2tz
+    Zero: Any = ad_util.Zero
     primitive_batchers: Any = batching.primitive_batchers
     _enable_x64: Any = config.enable_x64
     _trace_state_clean: Any = core.trace_state_clean

@@ -1,0 +1,234 @@
+"""Derivatives of collectives: the rules by which JAX differentiates the calls of calls.py.
+
+The loss is the sum of all peers' losses, L = L_0 + ... + L_(n-1), each rank returning its own; what
+`grad` gives a peer is the derivative of L to the inputs of that peer. For the operand x_p and the
+result y_p of rank p, of n, let x'_p and y'_p be tangents, X_p = dL/dx_p and Y_p = dL/dy_p. r is the
+root, and [p] means the rows of rank p:
+
+                      forward                              backward
+    all_reduce sum    y'_p = sum_q x'_q                    X_p = sum_q Y_q         all_reduce
+    all_reduce avg    y'_p = sum_q x'_q / m                X_p = sum_q Y_q / m     all_reduce
+    reduce            y'_r = sum_q x'_q, elsewhere 0       X_p = Y_r               broadcast
+    broadcast         y'_p = x'_r                          X_r = sum_q Y_q, else 0 reduce
+    reduce_scatter    y'_p = (sum_q x'_q)[p]               X_p = (Y_0, Y_1, ...)   all_gather
+    all_gather        y'_p = (x'_0, x'_1, ...)             X_p = (sum_q Y_q)[p]    reduce_scatter
+    scatter           y'_p = x'_r[p]                       X_r = (Y_0, ...), else 0 gather
+    gather            y'_r = (x'_0, ...), elsewhere 0      X_p = Y_r[p]            scatter
+    all_to_all        y'_p = (x'_0[p], x'_1[p], ...)       X_p = (Y_0[p], ...)     all_to_all
+    send, recv        y'_dst = x'_src                      X_src = Y_dst           recv, send
+
+So every tangent and every cotangent goes by one collective of the same tag, deadline, recovery and
+plan, which has derivatives in its turn. Averages of reduce and reduce_scatter divide likewise: m is
+the number of those who contributed to an element *in the call itself*, and forward and backward
+divide by it; after a loss between the two passes, the sums are those of the survivors.
+
+All peers make the same calls in the same order here as well: all that are float in a call move,
+whichever of them are differentiated, and a call goes backward also where this peer's loss does not
+depend on its result. But if the operands of a call depend on what is differentiated on one peer,
+they must do so on all; else the others wait until their deadline. Between a call and its derivative
+must be no `admit` that begins another epoch: such a derivative is InvalidUsage, and sends nothing.
+
+`min`, `max` and `prod` raise InvalidArgument while they are traced, and so do calls with a codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pccl_jax.calls import Call, bind, primitive_of
+from pccl_jax.kinds import ADDING, Kind
+from pccl_jax.trees import check_dtype, form_of_part, is_float
+from pccl_jax.versions import (
+    Zero,
+    instantiate_zeros,
+    is_undefined_primal,
+    primitive_jvps,
+    primitive_transposes,
+    zero_tangent_of,
+)
+from pccl_py import CodecKind, InvalidArgument, Plan, ReduceOp
+
+TRANSPOSES = {
+    Kind.ALL_REDUCE: Kind.ALL_REDUCE,
+    Kind.REDUCE: Kind.BROADCAST,
+    Kind.BROADCAST: Kind.REDUCE,
+    Kind.REDUCE_SCATTER: Kind.ALL_GATHER,
+    Kind.ALL_GATHER: Kind.REDUCE_SCATTER,
+    Kind.SCATTER: Kind.GATHER,
+    Kind.GATHER: Kind.SCATTER,
+    Kind.ALL_TO_ALL: Kind.ALL_TO_ALL,
+}
+_EXTREME = "it is that of those ranks alone that have the extreme element, and none knows which do"
+_REASONS = {
+    ReduceOp.MIN: _EXTREME,
+    ReduceOp.MAX: _EXTREME,
+    ReduceOp.PROD: "for each rank it is the product of the others' elements, which no result tells",
+}
+
+
+def _check(call: Call) -> None:
+    """Raises InvalidArgument for a call that has no derivative."""
+    name, op = call.kind.name.lower(), call.op
+    if op in _REASONS:
+        raise InvalidArgument(
+            f"{name} with op {op.name.lower()} has no derivative: {_REASONS[op]}. Reduce what "
+            "all_gather gives by jax.numpy, use sum or avg, or pass jax.lax.stop_gradient(x)"
+        )
+    codec = CodecKind(call.options[5])
+    if codec is not CodecKind.NONE:
+        raise InvalidArgument(
+            f"{name} with codec {codec.name.lower()} has no derivative: rounding is constant "
+            "almost everywhere, and error feedback is of values. Leave the codec out, pass "
+            "jax.lax.stop_gradient(x), or say by jax.custom_vjp what its derivative shall be"
+        )
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+
+def _with_op(call: Call, kind: Kind, **changes: Any) -> Call:
+    """A call that adds up, if it combines anything, and tells nothing; of this kind."""
+    options = (int(ReduceOp.SUM), *call.options[1:])
+    if kind is Kind.BROADCAST:  # which has no other plan
+        options = (*options[:4], int(Plan.AUTO), *options[5:])
+    plain = {"tells_origin": False, "tells_outcome": False}
+    return call.replace(**{"kind": kind, "options": options, **plain, **changes})
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
+    """The call, and the sums and rows of its tangents."""
+    _check(call)
+    handle, *arrays = primals
+    told = call.replace(tells_origin=True)
+    outs = told.split(bind(handle, arrays, told))
+    kept = [index for index, array in enumerate(arrays) if is_float(array)]
+    linear = _with_op(call, call.kind)
+    form = form_of_part(call.options[-1], arrays, kept)
+    linear = linear.replace(options=(*linear.options[:-1], form))
+    moved = bind(outs.origin[0], [instantiate_zeros(tangents[1 + each]) for each in kept], linear)
+    made: dict[int, Any] = dict(zip(kept, moved, strict=True))
+    if outs.contributors:
+        made = {index: _divide(each, outs.contributors[index]) for index, each in made.items()}
+    shown = _shown(call, outs)
+    zeros = [zero_tangent_of(each) for each in shown]
+    return shown, [made.get(index, zero) for index, zero in enumerate(zeros)]
+
+
+def _shown(call: Call, outs: Any) -> list[Any]:
+    """The results that a call has without its origin, if it tells none."""
+    hidden = [*outs.contributors, *outs.origin] if call.tells_origin else []
+    return [*outs.results, *hidden, *outs.outcome]
+
+
+def _divide(total: Any, contributors: Any) -> Any:
+    """As the library divides: a true division, of 16 bits in f32."""
+    wide = jnp.promote_types(total.dtype, jnp.float32)
+    return (total.astype(wide) / contributors.astype(wide)).astype(total.dtype)
+
+
+def _transpose(cotangents: Sequence[Any], handle: Any, *arrays: Any, call: Call) -> Any:
+    """The collective that goes back, also where no cotangent comes: the others make it."""
+    _check(call)
+    name = call.kind.name.lower()
+    if call.op is ReduceOp.AVG:
+        raise InvalidArgument(
+            f"{name} with op avg is not transposed by itself, as it divides by those who "
+            "contribute to the call: use jax.vjp or jax.grad, or op sum and divide"
+        )
+    kind = TRANSPOSES[call.kind]
+    for array in arrays if kind in ADDING else ():
+        try:
+            check_dtype(_aval(array).dtype.name, ReduceOp.SUM)
+        except TypeError as error:
+            raise TypeError(f"the backward pass of {name} adds up: {error}") from None
+    counts = call.counts
+    if call.kind is Kind.ALL_TO_ALL:
+        counts = (*counts[call.world_size :], *counts[: call.world_size])
+    back = _with_op(call, kind, counts=counts)
+    given = [instantiate_zeros(each) for each in cotangents[: len(arrays)]]
+    made = bind(handle, given, back)
+    return [
+        None,
+        *(each if is_undefined_primal(x) else None for each, x in zip(made, arrays, strict=True)),
+    ]
+
+
+def _aval(array: Any) -> Any:
+    return array.aval if is_undefined_primal(array) else jax.typeof(array)
+
+
+# ---- messages ------------------------------------------------------------------------------------
+#
+# A message leaves one program and comes into another, so that nothing in either connects the loss
+# with what was sent. Ties do: a send returns one, zeros that depend on what it sends, and a recv
+# takes some. They have no other effect, and their derivatives are zeros. The transpose of x -> tie
+# is tie -> x, a recv, and that of a recv is a send. For second derivatives each message of tangents
+# is also tied to the value that its own depends on.
+
+
+def _tie_of(array: Any) -> Any:
+    """A small array that depends on this one."""
+    return jnp.ravel(array)[:1]
+
+
+def _send_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
+    if not call.results:
+        raise InvalidArgument(
+            "send of a value that is differentiated: its derivative comes back by a tie. Pass "
+            "return_tie=True, and add the tie that it returns to the loss; or send "
+            "jax.lax.stop_gradient(x)"
+        )
+    return _message_jvp(primals, tangents, call, tied=slice(1, 2))
+
+
+def _recv_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
+    return _message_jvp(primals, tangents, call, tied=slice(1, None))
+
+
+def _message_jvp(primals: Sequence[Any], tangents: Sequence[Any], call: Call, tied: slice) -> Any:
+    """Another message with the tangents; `tied`: the operands that its derivatives depend on."""
+    told = call.replace(tells_origin=True)
+    outs = told.split(bind(primals[0], primals[1:], told))
+    operands = [*map(instantiate_zeros, tangents[1:]), *map(_tie_of, primals[tied])]
+    linear = call.replace(tells_origin=False, tells_outcome=False)
+    (moved,) = bind(outs.origin[0], operands, linear)
+    shown = _shown(call, outs)
+    return shown, [moved, *(zero_tangent_of(each) for each in shown[1:])]
+
+
+def _send_transpose(cotangents: Sequence[Any], handle: Any, x: Any, *ties: Any, call: Call) -> Any:
+    aval = _aval(x)
+    back = call.replace(kind=Kind.RECV, results=((aval.shape, aval.dtype.name),))
+    known = [tie for tie in ties if not is_undefined_primal(tie)]
+    (made,) = bind(handle, [instantiate_zeros(cotangents[0]), *known], back)
+    return [None, made if is_undefined_primal(x) else None, *map(_no_cotangent, ties)]
+
+
+def _recv_transpose(cotangents: Sequence[Any], handle: Any, *ties: Any, call: Call) -> Any:
+    first = next(index for index, tie in enumerate(ties) if is_undefined_primal(tie))
+    aval = ties[first].aval
+    back = call.replace(kind=Kind.SEND, results=((aval.shape, aval.dtype.name),))
+    known = [tie for tie in ties if not is_undefined_primal(tie)]
+    (made,) = bind(handle, [instantiate_zeros(cotangents[0]), *known], back)
+    cotangents_out = [*map(_no_cotangent, ties)]
+    cotangents_out[first] = made
+    return [None, *cotangents_out]
+
+
+def _no_cotangent(operand: Any) -> Any:
+    return Zero(operand.aval.to_ct_aval()) if is_undefined_primal(operand) else None
+
+
+def register() -> None:
+    """Gives JAX the rules."""
+    for kind in TRANSPOSES:
+        primitive_jvps[primitive_of(kind)] = _jvp
+        primitive_transposes[primitive_of(kind)] = _transpose
+    primitive_jvps[primitive_of(Kind.SEND)] = _send_jvp
+    primitive_jvps[primitive_of(Kind.RECV)] = _recv_jvp
+    primitive_transposes[primitive_of(Kind.SEND)] = _send_transpose
+    primitive_transposes[primitive_of(Kind.RECV)] = _recv_transpose
