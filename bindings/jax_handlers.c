@@ -95,6 +95,19 @@ static int is_token(const XLA_FFI_Buffer *buffer) {
 
 /* ---- What XLA passes ------------------------------------------------------------------------------------- */
 
+static const char *read_residuals(operands_t *given) {
+  if (given->arg_count < 2 || given->ret_count != given->arg_count) return "error feedback needs arrays";
+  const XLA_FFI_Buffer *now = given->args[given->arg_count -= 1], *next = given->rets[given->ret_count -= 1];
+  uint64_t count = 0;
+  for (int64_t index = 0; index < given->arg_count; index += 1) count += elements_of(given->args[index]);
+  if (now->dtype != XLA_FFI_DataType_F32 || next->dtype != now->dtype || elements_of(now) != count ||
+      elements_of(next) != count)
+    return "the residual of error feedback is not of one f32 for each element";
+  given->residual = now;
+  given->next_residual = next;
+  return NULL;
+}
+
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   const XLA_FFI_Attrs *attrs = &frame->attrs;
   const XLA_FFI_Array *words = attrs->size == 1 && attrs->types[0] == XLA_FFI_AttrType_ARRAY
@@ -132,7 +145,8 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
     given->outcome = last->data;
     given->ret_count -= 1;
   }
-  return NULL;
+  given->residual = given->next_residual = NULL;
+  return given->call->feeds_back ? read_residuals(given) : NULL;
 }
 
 /* ---- The place of this rank ------------------------------------------------------------------------------ */
@@ -337,6 +351,10 @@ static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
     error = begin_uneven(now, arrays, work);
   } else if (error == NULL) {
     pccl_collective_options_t options = options_of(call);
+    if (given->residual != NULL) {
+      options.residual_in = given->residual->data;
+      options.residual_out = given->next_residual->data;
+    }
     pccl_status_t status = pccl_coalesced_async(now->comm, (pccl_collective_t)call->kind, arrays,
                                                 (uint64_t)count, now->root, &options, work);
     if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());

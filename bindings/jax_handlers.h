@@ -22,6 +22,7 @@ typedef struct call {
   int64_t world_size;               /* that the program was traced for; 0: it serves any */
   int64_t rank;                     /* the same; -1 */
   int64_t tells_outcome;            /* the last result is an outcome */
+  int64_t feeds_back;               /* behind the arrays is a residual of f32, and behind their results the next one */
   int64_t counts_given;             /* of the words that follow; an all_to_all has those that it sends and then others */
 } call_t;
 
@@ -35,6 +36,8 @@ typedef struct operands {
   XLA_FFI_Buffer **rets;
   int64_t ret_count;
   uint32_t *outcome;                /* NULL, or room for an outcome */
+  const XLA_FFI_Buffer *residual;   /* of error feedback; NULL for none */
+  const XLA_FFI_Buffer *next_residual;
 } operands_t;
 
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first. outcome.py reads it. */

@@ -18,7 +18,8 @@ communicator is an argument of the function, like an array; `return_outcome=True
 branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
 
-collectives.py has the functions, calls.py the primitives, communicators.py the operands.
+collectives.py has the functions, calls.py the primitives, communicators.py the operands,
+shared_state.py what newcomers receive. docs/JAX.md is the page for users.
 """
 
 try:
@@ -45,11 +46,13 @@ from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
+from pccl_jax.shared_state import SharedState, shared_state
 
 __all__ = [
     "Comm",
     "Jitted",
     "OutcomeArrays",
+    "SharedState",
     "Traced",
     "all_gather",
     "all_reduce",
@@ -65,4 +68,5 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "shared_state",
 ]

@@ -58,6 +58,8 @@ class Call:
     results: tuple[tuple[Shape, str], ...] = ()
     tells_outcome: bool = False
     in_place: bool = True
+    # The last array is the residual of error feedback, f32, and the last result the next one.
+    feeds_back: bool = False
 
     def replace(self, **changes: Any) -> Call:
         """Another call, with some parts changed."""
@@ -84,7 +86,8 @@ class Call:
         words = [
             *(self.kind, *self.options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
-            *(self.world_size, self.rank, int(self.tells_outcome), len(self.counts)),
+            *(self.world_size, self.rank, int(self.tells_outcome)),
+            *(int(self.feeds_back), len(self.counts)),
             *(count * each for count in self.counts),
         ]
         return np.array([_signed(int(word)) for word in words], np.int64)
@@ -120,8 +123,9 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
     if call.kind is Kind.BROADCAST or (
         call.in_place and call.kind in (Kind.ALL_REDUCE, Kind.REDUCE)
     ):
-        first = len(tokens)
-        aliases = {first + 1 + number: first + number for number in range(len(arrays))}
+        # The next residual must not overlap the one that is read.
+        first, whole = len(tokens), len(arrays) - call.feeds_back
+        aliases = {first + 1 + number: first + number for number in range(whole)}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
     made = lowering_function(

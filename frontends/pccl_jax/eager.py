@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from pccl_jax.aligned import empty
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors, wait
 from pccl_jax.kinds import ADDING, Kind
@@ -22,6 +23,7 @@ from pccl_py import (
     Codec,
     CodecKind,
     DType,
+    Group,
     InvalidArgument,
     InvalidUsage,
     Outcome,
@@ -33,9 +35,6 @@ from pccl_py import (
 
 if TYPE_CHECKING:
     from pccl_jax.calls import Call
-
-# XLA takes memory as it is from this alignment on.
-_ALIGNED = 64
 
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
@@ -50,8 +49,12 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
         wait()
         given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
     shaped = results[: len(results) - call.tells_outcome]
-    made = [_empty(each.shape, each.dtype) for each in shaped]
-    outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
+    made = [empty(each.shape, each.dtype) for each in shaped]
+    if call.feeds_back:
+        outcome = _with_feedback(call, group, given, made)
+    else:
+        operation = getattr(group, call.kind.name.lower())
+        outcome = _operation(call, operation, group.rank, given, made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
     device = next(iter(arrays[0].sharding.device_set)) if arrays else None
@@ -91,6 +94,26 @@ def _operation(
             return operation(sends, call.root, **options)
         case Kind.RECV:
             return operation(recvs, call.root, **options)
+
+
+def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    """Of a sum whose last array is the residual, and whose last result is the next one."""
+    tag = call.options[1]
+    kept = group._feedbacks.get(tag)
+    if kept is not None and not kept.closed:
+        raise InvalidUsage(
+            f"tag {tag} has error feedback by Group.error_feedback, and this call brings a residual "
+            "of its own: use another tag"
+        )
+    feedback = group.error_feedback(tag)
+    try:
+        feedback.load(given[-1])
+        operation = getattr(group, call.kind.name.lower())
+        outcome = _operation(call, operation, group.rank, given[:-1], made[:-1])
+        made[-1][...] = np.frombuffer(feedback.save(), np.float32)
+    finally:
+        feedback.close()
+    return outcome
 
 
 def _options(call: Call) -> dict[str, Any]:
@@ -139,13 +162,6 @@ def _dtype(name: str) -> DType:
 def _elements(call: Call, array: Any) -> list[int]:
     each = int(np.prod(array.shape[1:]))
     return [count * each for count in call.counts]
-
-
-def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + _ALIGNED, np.uint8)
-    first = -memory.__array_interface__["data"][0] % _ALIGNED
-    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def _check_one_device(call: Call, arrays: Sequence[Any]) -> None:
