@@ -66,7 +66,7 @@ class Call:
         return dataclasses.replace(self, **changes)
 
     def shape_of_result(self, shape: Shape) -> Shape:
-        """Of an array that this rank passes."""
+        """The shape that comes of an array that this rank passes."""
         if self.kind in WHOLE:
             return shape
         rows, tail = shape[0], shape[1:]
@@ -128,9 +128,7 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
         aliases = {first + 1 + number: first + number for number in range(whole)}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
-    made = lowering_function(
-        library.TARGET, has_side_effect=True, operand_output_aliases=aliases
-    )(
+    made = lowering_function(library.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
         context.replace(
             avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
         ),

@@ -50,20 +50,16 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
         given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
     shaped = results[: len(results) - call.tells_outcome]
     made = [empty(each.shape, each.dtype) for each in shaped]
-    if call.feeds_back:
-        outcome = _with_feedback(call, group, given, made)
-    else:
-        operation = getattr(group, call.kind.name.lower())
-        outcome = _operation(call, operation, group.rank, given, made)
+    operation = _with_feedback if call.feeds_back else _operation
+    outcome = operation(call, group, given, made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
     device = next(iter(arrays[0].sharding.device_set)) if arrays else None
     return [jax.device_put(each, device) for each in made]
 
 
-def _operation(
-    call: Call, operation: Callable[..., Outcome], rank: int, given: list[Any], made: list[Any]
-) -> Outcome:
+def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    operation: Callable[..., Outcome] = getattr(group, call.kind.name.lower())
     sends, recvs, options = _memory(given), _memory(made), _options(call)
     counts = {} if not call.counts else {"counts": _elements(call, (given or made)[0])}
     kind, root = call.kind, {"root": call.root}
@@ -75,7 +71,7 @@ def _operation(
                 target[...] = source
             return operation(recvs, **root, **options)
         case Kind.REDUCE | Kind.GATHER:
-            is_root = call.root == rank or operation.__self__._rank_of(call.root) == rank  # type: ignore[attr-defined]
+            is_root = group._rank_of(call.root) == group.rank
             for target in () if is_root else made:
                 target[...] = np.zeros((), target.dtype)
             return operation(sends, recvs if is_root else None, **root, **counts, **options)
@@ -102,14 +98,13 @@ def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) 
     kept = group._feedbacks.get(tag)
     if kept is not None and not kept.closed:
         raise InvalidUsage(
-            f"tag {tag} has error feedback by Group.error_feedback, and this call brings a residual "
-            "of its own: use another tag"
+            f"tag {tag} has error feedback by Group.error_feedback, and this call has a residual of "
+            "its own: use another tag"
         )
     feedback = group.error_feedback(tag)
     try:
         feedback.load(given[-1])
-        operation = getattr(group, call.kind.name.lower())
-        outcome = _operation(call, operation, group.rank, given[:-1], made[:-1])
+        outcome = _operation(call, group, given[:-1], made[:-1])
         made[-1][...] = np.frombuffer(feedback.save(), np.float32)
     finally:
         feedback.close()

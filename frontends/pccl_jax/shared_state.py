@@ -17,8 +17,8 @@ import pccl_numpy
 
 from pccl_jax.aligned import empty, zeros
 from pccl_jax.errors import errors, wait
-from pccl_jax.trees import Leaves, check_dtype
 from pccl_jax.safe_points import refuse_traces
+from pccl_jax.trees import Leaves, check_dtype
 from pccl_py import Group, InvalidArgument, SyncOutcome
 from pccl_py.words import StateRules, Strategy, StrategyName
 

@@ -25,11 +25,16 @@ class Own(EachOwn):
 
 
 def test_what_does_not_change_is_returned_itself(world: pccl.LocalWorld) -> None:
-    """Goal: no copy where nothing moves. Method: ranks 0 and 1 agree, rank 2 differs in one leaf."""
+    """Goal: no copy where nothing moves. Method: rank 2 differs in one leaf."""
 
     def program(comm: pccl.Communicator) -> None:
         other = 5.0 if comm.rank == 2 else 1.0
-        tree = {"layer": {"w": jnp.full((300, 300), other, jnp.float32), "b": jnp.zeros(7, jnp.bfloat16)}}
+        tree = {
+            "layer": {
+                "w": jnp.full((300, 300), other, jnp.float32),
+                "b": jnp.zeros(7, jnp.bfloat16),
+            }
+        }
         with pj.shared_state(comm, tree) as state:
             made, outcome = state.sync(tree, return_outcome=True)
             assert outcome.revision == state.revision == 1
