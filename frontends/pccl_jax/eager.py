@@ -98,8 +98,8 @@ def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) 
     kept = group._feedbacks.get(tag)
     if kept is not None and not kept.closed:
         raise InvalidUsage(
-            f"tag {tag} has error feedback by Group.error_feedback, and this call has a residual of "
-            "its own: use another tag"
+            f"tag {tag} has error feedback by Group.error_feedback, and this call has a residual "
+            "of its own: use another tag"
         )
     feedback = group.error_feedback(tag)
     try:

@@ -186,7 +186,7 @@ class SharedState(Generic[T]):
     def _given_or_new(self, index: int, leaf: Any) -> Any:
         """`leaf`, if the memory has the same bytes, else an array of these."""
         memory = self._memory[index]
-        if self._is_own[index] or _bytes_of(memory) == _bytes_of(np.asarray(leaf)):
+        if self._is_own[index] or np.array_equal(_bytes_of(memory), _bytes_of(leaf)):
             return leaf
         content = empty(memory.shape, memory.dtype)
         content[...] = memory
@@ -261,4 +261,4 @@ def _memory_for(leaf: Any, name: str) -> Any:
 
 
 def _bytes_of(array: Any) -> Any:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)

@@ -15,10 +15,21 @@ ROOT = Path(__file__).resolve().parents[2]
 HAS_OPTAX = importlib.util.find_spec("optax") is not None
 
 
-def lines_of(count: int, *command: str) -> list[str]:
-    """The output of a run of so many processes, without their numbers."""
+RUN = ["-m", "pccl_py.cli", "run", "-n"]
+# A machine where these are not installed.
+WITHOUT = """
+import importlib.util, runpy, sys
+found, left_out = importlib.util.find_spec, sys.argv[2:]
+importlib.util.find_spec = lambda name, *rest: None if name in left_out else found(name, *rest)
+sys.argv = sys.argv[1:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def lines_of(*command: str) -> list[str]:
+    """What Python prints for this command line, without the numbers of processes of a run."""
     done = subprocess.run(
-        [sys.executable, "-m", "pccl_py.cli", "run", "-n", str(count), "--", *command],
+        [sys.executable, *command],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PCCL_BIND": "127.0.0.1:0"},
         capture_output=True,
@@ -31,7 +42,7 @@ def lines_of(count: int, *command: str) -> list[str]:
 
 @pytest.mark.skipif(not HAS_OPTAX, reason="optax is not installed")
 def test_jax_data_parallel_loses_one_gains_one_and_ends_with_equal_digests() -> None:
-    lines = lines_of(3, sys.executable, "examples/jax_data_parallel.py")
+    lines = lines_of(*RUN, "3", "--", sys.executable, "examples/jax_data_parallel.py")
     told = [
         re.fullmatch(r"process (\d), one of (\d), step (\d+): (.*), digest (\w+)", line)
         for line in lines
@@ -48,3 +59,33 @@ def test_jax_data_parallel_loses_one_gains_one_and_ends_with_equal_digests() -> 
         assert {row[1:] for row in event} == {(str(size), event[0][2])}
     # The step in which one was killed counts, and says over whom it is.
     assert any(re.match(r"11 averaged over ranks \(\d, \d\)", key) for key in by_event), by_event
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+def test_peers_of_all_frameworks_end_with_the_same_bytes() -> None:
+    check_averages(lines_of("examples/mixed_frameworks.py"), {"numpy", "jax", "torch"})
+
+
+def test_frameworks_that_are_not_installed_are_left_out_and_named() -> None:
+    example = "examples/mixed_frameworks.py"
+    lines = lines_of("-c", WITHOUT, example, "jax", "torch")
+    assert lines[:2] == [f"not installed, so left out: {kind}" for kind in ("jax", "torch")]
+    check_averages(lines[2:], {"numpy"})
+
+
+def check_averages(lines: list[str], kinds: set[str]) -> None:
+    """Each kind, and the peer in C, which does not say its own, has a rank, and all one digest."""
+    count = len(kinds) + 1
+    told = [
+        re.fullmatch(
+            rf"rank (\d) of {count}: average {3 + (count - 1) / 2:g} of {count} contributors, "
+            r"digest (\w{8})(?:, (\w+))?",
+            line,
+        )
+        for line in lines
+    ]
+    rows = [found.groups() for found in told if found is not None]
+    assert len(rows) == len(lines) == count, lines
+    assert sorted(row[0] for row in rows) == [str(rank) for rank in range(count)]
+    assert {row[1] for row in rows} == {rows[0][1]}
+    assert {row[2] for row in rows} == {*kinds, None}

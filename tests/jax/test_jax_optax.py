@@ -88,7 +88,11 @@ def test_error_feedback_is_that_of_pccl_py_to_the_bit() -> None:
             told.append((*(made[name] for name in sorted(SHAPES)), state.residual))
         return told
 
-    programs = [through_pccl_py, partial(through_jax, update), partial(through_jax, pj.jit(update))]
+    programs: list[Any] = [
+        through_pccl_py,
+        partial(through_jax, update),
+        partial(through_jax, pj.jit(update)),
+    ]
     answers = []
     for program in programs:  # what is rounded how depends on the epoch and the tag
         with pccl.LocalWorld(3, deadline=20) as world:

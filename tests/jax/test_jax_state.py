@@ -58,7 +58,7 @@ def test_a_peer_of_numpy_has_the_same_state_under_the_same_names(world: pccl.Loc
             arrays = {"layer.w": np.full((4, 3), 2.0, np.float32), "step": np.array(7, np.int32)}
             pnp.shared_state(comm, arrays).sync("send_only")
             return
-        tree = {"layer": {"w": jnp.ones((4, 3))}, "step": jnp.int32(comm.rank)}
+        tree: Any = {"layer": {"w": jnp.ones((4, 3))}, "step": jnp.int32(comm.rank)}
         made = pj.shared_state(comm, tree).sync(tree, "receive_only")
         assert (np.asarray(made["layer"]["w"]) == 2.0).all() and made["step"].item() == 7
 
@@ -80,7 +80,7 @@ def test_numbers_are_taken_and_no_result_is_weakly_typed(world: pccl.LocalWorld)
 def test_parts_of_the_tree_may_stay_each_members_own(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> None:
         mine = jnp.full(3, comm.rank, jnp.int32)
-        tree = {"rng": {"a": mine, "b": mine}, "rng_of_all": jnp.zeros(2), "opt": (Own(mine),)}
+        tree: Any = {"rng": {"a": mine, "b": mine}, "rng_of_all": jnp.zeros(2), "opt": (Own(mine),)}
         made = pj.shared_state(comm, tree, may_differ=["rng"]).sync(tree)
         assert made["rng"]["a"] is mine and made["rng"]["b"] is mine and made["opt"][0].seen is mine
 
