@@ -98,8 +98,7 @@ static int is_token(const XLA_FFI_Buffer *buffer) {
   return buffer->dtype == XLA_FFI_DataType_TOKEN;
 }
 
-/* ---- The operands of XLA
- * ------------------------------------------------------------------------------------- */
+/* ---- The operands of XLA ------------------------------------------------------------------ */
 
 /* Those of error feedback: the last array, and the last result. */
 static const char *read_residuals(operands_t *given) {
@@ -160,8 +159,7 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   return given->call->feeds_back ? read_residuals(given) : NULL;
 }
 
-/* ---- The place of this rank
- * ------------------------------------------------------------------------------ */
+/* ---- The place of this rank --------------------------------------------------------------- */
 
 static XLA_FFI_Error *find_root(now_t *now) {
   const call_t *call = now->given->call;
@@ -221,8 +219,7 @@ static XLA_FFI_Error *find_place(now_t *now) {
   return has_root(call->kind) ? find_root(now) : NULL;
 }
 
-/* ---- The arrays
- * ------------------------------------------------------------------------------------------ */
+/* ---- The arrays --------------------------------------------------------------------------- */
 
 /* How many elements this rank's arrays must have: sends and receives; 0 for one that is not there.
  */
@@ -280,8 +277,7 @@ static void clear_results(const now_t *now) {
   }
 }
 
-/* ---- Beginning
- * ------------------------------------------------------------------------------------------- */
+/* ---- Beginning ---------------------------------------------------------------------------- */
 
 static pccl_collective_options_t options_of(const call_t *call) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
@@ -404,8 +400,7 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
 
-/* ---- Waiting, and the outcome
- * ---------------------------------------------------------------------------- */
+/* ---- Waiting, and the outcome ------------------------------------------------------------- */
 
 static XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
   pccl_status_t status;

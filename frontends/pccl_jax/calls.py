@@ -110,6 +110,7 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    """A call that is not traced."""
     results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
     return eager.run(call, handle, arrays, results)
 

@@ -54,8 +54,10 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     outcome = operation(call, group, given, made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
-    device = next(iter(arrays[0].sharding.device_set)) if arrays else None
-    return [jax.device_put(each, device) for each in made]
+    # On the device of the input, if that has to stay there; JAX may move others.
+    stays = arrays and getattr(arrays[0], "committed", False)
+    place = arrays[0].sharding.device_set if stays else (None,)
+    return [jax.device_put(each, next(iter(place))) for each in made]
 
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
