@@ -95,7 +95,7 @@ def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> O
 
 
 def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
-    """Of a sum whose last array is the residual, and whose last result is the next one."""
+    """A sum whose last array is the residual, and whose last result is the next one."""
     tag = call.options[1]
     kept = group._feedbacks.get(tag)
     if kept is not None and not kept.closed:

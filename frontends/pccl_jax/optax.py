@@ -8,8 +8,8 @@
         updates, opt_state = optimizer.update(grads, opt_state, params, comm=comm)
         return optax.apply_updates(params, updates), opt_state
 
-What rounding by the codec has lost is in the transformation's state, a pytree of arrays that is in
-a checkpoint with the rest of the optimizer's. Importing this needs optax.
+The losses of a codec's rounding are in the transformation's state, a pytree of arrays that is in a
+checkpoint with the rest of the optimizer's. Importing this needs optax.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ __all__ = ["AverageState", "average_gradients", "outcome"]
 class AverageState(EachOwn):
     """The state of `average_gradients`, each member's own: `pccl_jax.SharedState` keeps it so.
 
-    `residual`: f32, what the codec has lost of this member's gradients and that goes into the next
-    ones, an element for each of theirs; none without a codec. `contributors`: i32, how many members
-    are in the last average; 0 before the first. `words`: its outcome, for `outcome`.
+    `residual`: f32, the codec's losses of this member's gradients, which go into the next ones; an
+    element for each of theirs, none without a codec. `contributors`: i32, how many members are in
+    the last average; 0 before the first. `words`: its outcome, for `outcome`.
     """
 
     residual: Any

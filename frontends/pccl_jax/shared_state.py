@@ -1,8 +1,9 @@
 """SharedState over a pytree of JAX's arrays: `sync` returns a new pytree, equal on all members.
 
 JAX's arrays cannot be written to, so a state has memory of its own, as large as the arrays: it is
-what newcomers fetch from. Leaves that nobody had to change are returned as they were given. What
-is elected, what moves, and errors are pccl_numpy's, whose states those of the same names meet.
+what newcomers fetch from. Leaves that nobody had to change are returned as they were given. The
+election, the transfer and the errors are those of pccl_numpy, whose states of the same names are
+equal to these.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def _is_of(name: str, part: str) -> bool:
 
 
 def _memory_for(leaf: Any, name: str) -> Any:
-    """Of the shape and dtype that `leaf` has as an array of JAX."""
+    """Memory of the shape and dtype that `leaf` has as an array of JAX."""
     like = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
     try:
         check_dtype(str(like.dtype), None)

@@ -27,7 +27,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def lines_of(*command: str) -> list[str]:
-    """What Python prints for this command line, without the numbers of processes of a run."""
+    """The lines that Python prints for these arguments, without the numbers of processes."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,

@@ -19,7 +19,7 @@ import pccl_py as pccl
 @jax.tree_util.register_dataclass
 @dataclass
 class Own(EachOwn):
-    """What a member keeps for itself."""
+    """A part that each member keeps for itself."""
 
     seen: Any
 
