@@ -49,8 +49,9 @@ def loss_of(flat: Any, windows: Any, targets: Any, model: Model) -> Any:
 def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
     """A round as one program: local steps, the average over all peers, the outer step.
 
-    `reducing` is told the mean loss, and returns it, before the average. Takes the parameters, the state of the
-    outer and of the inner optimiser, and windows, targets and rates, each with an axis of steps.
+    `reducing` is told the mean loss, and returns it, before the average. The program takes the
+    parameters, the state of the outer and of the inner optimiser, and windows, targets and rates,
+    each with an axis of steps.
     """
 
     def step(carry: Any, given: Any) -> Any:
