@@ -13,6 +13,7 @@ fast and wrong gets no row, but an error.
     all_reduce     of two processes, inside of jit:
       seconds          beside `psum` of JAX over gloo, of the same two processes
       seconds_plain    the same, beside pccl_py from one array into another
+      seconds_donated  of an array that is donated, beside pccl_py in place
     compile/10     a scan with ten collectives, lowered and compiled, beside ten identities
 
 All but compile are seconds of one call. `cpu_of_others` is what other programs of this machine had
@@ -85,6 +86,10 @@ def rows(case: Case, times: dict[str, float]) -> list[Row]:
         return [
             Row(BENCH, case.name, "seconds", ours, "s", "psum", times["psum"]),
             Row(BENCH, case.name, "seconds_plain", ours, "s", "pccl_py", plain),
+            Row(
+                *(BENCH, case.name, "seconds_donated", times["donated"], "s"),
+                *("pccl_py", times["in_place"]),
+            ),
         ]
     identity, ordered = times["identity"], times["ordered"]
     return [

@@ -9,6 +9,7 @@ jax_steps.py, which starts this with a case in JSON and reads a line of JSON:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -93,6 +94,15 @@ def all_reduce(comm: pccl.Communicator, case: Case) -> Samples:
     def ours(comm: pj.Comm, x: Any) -> Any:
         return pj.all_reduce(comm, x)
 
+    @functools.partial(pj.jit, donate_argnums=1)
+    def donated(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x, op="avg")  # so that numbers do not grow
+
+    held = [jnp.asarray(own)]
+
+    def again() -> None:
+        held[0] = donated(comm, held[0])
+
     @jax.jit
     @jax.shard_map(mesh=mesh, in_specs=PartitionSpec("hosts"), out_specs=PartitionSpec())
     def psum(x: Any) -> Any:
@@ -106,6 +116,8 @@ def all_reduce(comm: pccl.Communicator, case: Case) -> Samples:
         "psum": lambda: psum(both).block_until_ready(),
         # As programs have it: from one buffer into another.
         "pccl_py": lambda: comm.all_reduce(own, memory),
+        "donated": again,
+        "in_place": lambda: comm.all_reduce(memory, op="avg"),
     }
     return measure(comm, calls, case)
 

@@ -49,7 +49,7 @@ def loss_of(flat: Any, windows: Any, targets: Any, model: Model) -> Any:
 def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
     """A round as one program: local steps, the average over all peers, the outer step.
 
-    `reducing` is told the mean loss, and returns it, before the average. The program takes the
+    `reducing` is told the mean loss before the average, and returns 1. The program takes the
     parameters, the state of the outer and of the inner optimiser, and windows, targets and rates,
     each with an axis of steps.
     """
@@ -66,10 +66,9 @@ def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
         comm: pj.Comm, shared: Any, outer: Any, inner: Any, windows: Any, targets: Any, rates: Any
     ) -> Any:
         (local, inner), losses = jax.lax.scan(step, (shared, inner), (windows, targets, rates))
-        told = io_callback(reducing, jax.ShapeDtypeStruct((), jnp.float32), losses.mean())
-        # The average waits for what `reducing` returns.
-        pseudo_gradient, _ = jax.lax.optimization_barrier((shared - local, told))
-        updates, outer = OUTER.update(pseudo_gradient, outer, shared, comm=comm)
+        # A factor, so that the average waits for it.
+        one = io_callback(reducing, jax.ShapeDtypeStruct((), jnp.float32), losses.mean())
+        updates, outer = OUTER.update((shared - local) * one, outer, shared, comm=comm)
         return optax.apply_updates(shared, updates), outer, inner, losses.mean()
 
     return program
@@ -162,7 +161,7 @@ class Training:
     def tell_reducing(self, train_loss: Any) -> Any:
         """Called by the program, before it calls the others."""
         self.report("reducing", round=self.this_round, train_loss=float(train_loss))
-        return train_loss
+        return np.float32(1)
 
     def held_out_loss(self) -> float:
         """Of the shared parameters."""

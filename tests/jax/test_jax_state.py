@@ -59,7 +59,7 @@ def test_a_peer_of_numpy_has_the_same_state_under_the_same_names(world: pccl.Loc
             pnp.shared_state(comm, arrays).sync("send_only")
             return
         tree: Any = {"layer": {"w": jnp.ones((4, 3))}, "step": jnp.int32(comm.rank)}
-        made = pj.shared_state(comm, tree).sync(tree, "receive_only")
+        made: Any = pj.shared_state(comm, tree).sync(tree, "receive_only")
         assert (np.asarray(made["layer"]["w"]) == 2.0).all() and made["step"].item() == 7
 
     world.run(program)

@@ -35,6 +35,7 @@ def test_a_quick_run_prints_rows_of_all_contenders(tmp_path: Path) -> None:
     assert told == [
         *((f"dispatch/{calls}", *metric) for calls in (1, 10) for metric in alone),
         *((reduced, "seconds", "psum"), (reduced, "seconds_plain", "pccl_py")),
+        (reduced, "seconds_donated", "pccl_py"),
         ("compile/10", "seconds", "identity"),
     ]
     both = [row for row in rows if row["baseline"] is not None]
@@ -67,7 +68,8 @@ def test_what_handler_and_effect_cost_is_what_they_add() -> None:
     call, handler, effect = jax_steps.rows(Case("dispatch", 300, 41), times)
     assert call == Row("jax", "dispatch/1", "call_seconds", 28e-6, "s", "identity", 2e-6)
     assert handler.value == pytest.approx(3e-6) and effect.value == pytest.approx(3e-6)
-    times = {"psum": 9.0, "pccl_py": 5.0, "pccl_jax": 6.0}
-    seconds, plain = jax_steps.rows(Case("all_reduce", 1, 11, 4096), times)
+    times = {"psum": 9.0, "pccl_py": 5.0, "pccl_jax": 6.0, "donated": 4.0, "in_place": 8.0}
+    seconds, plain, donated = jax_steps.rows(Case("all_reduce", 1, 11, 4096), times)
     assert (seconds.baseline, seconds.baseline_value) == ("psum", 9.0)
     assert (plain.baseline, plain.ratio) == ("pccl_py", 1.2)
+    assert (donated.baseline, donated.ratio) == ("pccl_py", 0.5)
