@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
         "pccl_jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
     ) from error
 
+from pccl_jax.asynchronous import Handle, all_reduce_done, all_reduce_start
 from pccl_jax.collectives import (
     all_gather,
     all_reduce,
@@ -48,11 +49,14 @@ from pccl_jax.outcomes import OutcomeArrays, decode
 
 __all__ = [
     "Comm",
+    "Handle",
     "Jitted",
     "OutcomeArrays",
     "Traced",
     "all_gather",
     "all_reduce",
+    "all_reduce_done",
+    "all_reduce_start",
     "all_to_all",
     "barrier",
     "broadcast",

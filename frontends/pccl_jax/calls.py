@@ -59,6 +59,11 @@ class Call:
     tells_outcome: bool = False
     in_place: bool = True
 
+    @property
+    def tag(self) -> int:
+        """The tag of the operation."""
+        return self.options[1]
+
     def replace(self, **changes: Any) -> Call:
         """Another call, with some parts changed."""
         return dataclasses.replace(self, **changes)
@@ -112,27 +117,42 @@ def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
 
 
 def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
-    """The custom call; XLA's token is its first operand and result, if it has an order."""
-    effect = effect_of(call.order)
-    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
-    beside = [abstract_token] * len(tokens)
     aliases = {}
     if call.kind is Kind.BROADCAST or (
         call.in_place and call.kind in (Kind.ALL_REDUCE, Kind.REDUCE)
     ):
-        first = len(tokens)
-        aliases = {first + 1 + number: first + number for number in range(len(arrays))}
+        aliases = {1 + number: number for number in range(len(arrays))}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
+    return lower(context, library.TARGET, call.order, (handle, *arrays), words, aliases)
+
+
+def lower(
+    context: Any,
+    target: str,
+    order: str | None,
+    operands: Sequence[Any],
+    words: Any,
+    aliases: dict[int, int],
+) -> Sequence[Any]:
+    """A custom call; XLA's token is its first operand and result, if it has an order.
+
+    `aliases`: which results lie where operands lay, without the token.
+    """
+    effect = effect_of(order)
+    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
+    beside = [abstract_token] * len(tokens)
+    first = len(tokens)
     made = lowering_function(
-        library.TARGET, has_side_effect=True, operand_output_aliases=aliases
+        target,
+        has_side_effect=True,
+        operand_output_aliases={first + one: first + two for one, two in aliases.items()},
     )(
         context.replace(
             avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
         ),
         *tokens,
-        handle,
-        *arrays,
+        *operands,
         call=words,
     )
     outs = list(made.results)

@@ -22,6 +22,7 @@ from pccl_py import (
     Codec,
     CodecKind,
     DType,
+    Group,
     InvalidArgument,
     InvalidUsage,
     Outcome,
@@ -40,20 +41,51 @@ _ALIGNED = 64
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
-    words = np.asarray(handle)
-    number = int(words[0]) | int(words[1]) << 32
-    group = group_of(number)
-    if group is None:
-        raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
-    _check_one_device(call, arrays)
-    with errors():  # of programs before this one
-        wait()
-        given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+    number, group = _group(call, handle)
+    given = _given(call, arrays)
     shaped = results[: len(results) - call.tells_outcome]
     made = [_empty(each.shape, each.dtype) for each in shaped]
     outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
+    return _put(arrays, made)
+
+
+def begin(
+    call: Call, handle: Any, arrays: Sequence[Any]
+) -> Callable[[], tuple[list[Any], Any]]:
+    """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
+    number, group = _group(call, handle)
+    given = _given(call, arrays)
+    made = [_empty(each.shape, each.dtype) for each in given]
+    work = group.all_reduce(_memory(given), _memory(made), async_op=True, **_options(call))
+
+    def finish() -> tuple[list[Any], Any]:
+        outcome = work.wait()
+        return _put(arrays, made), encode(outcome, number)
+
+    return finish
+
+
+def _group(call: Call, handle: Any) -> tuple[int, Group]:
+    words = np.asarray(handle)
+    number = int(words[0]) | int(words[1]) << 32
+    group = group_of(number)
+    if group is None:
+        raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
+    return number, group
+
+
+def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """The memory of arrays, behind the programs of this thread."""
+    _check_one_device(call, arrays)
+    with errors():
+        wait()
+        return [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+
+
+def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """Results as arrays, where the operands lie."""
     device = next(iter(arrays[0].sharding.device_set)) if arrays else None
     return [jax.device_put(each, device) for each in made]
 

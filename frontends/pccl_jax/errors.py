@@ -7,6 +7,8 @@ later program of this thread: they are dropped, so that the process stays usable
 from __future__ import annotations
 
 import atexit
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +35,7 @@ def errors() -> Iterator[None]:
     then. Eager calls and `pccl_jax.jit` need no such context. Ctrl-C, or whatever a signal handler
     raises while this waits, withdraws the collectives that programs wait in.
     """
+    _programs.enter()
     try:
         yield
         with withdrawing():
@@ -46,6 +49,35 @@ def errors() -> Iterator[None]:
             raise
         forget()
         raise made from error
+    finally:
+        _programs.leave()
+
+
+class _Programs:
+    """The threads that are inside of `errors`: where the last one leaves, no program runs."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._inside: Counter[int] = Counter()
+
+    def enter(self) -> None:
+        with self._mutex:
+            self._inside[threading.get_ident()] += 1
+
+    def leave(self) -> None:
+        """Tells about the operations that programs have begun and not finished."""
+        own = threading.get_ident()
+        with self._mutex:
+            is_alone = len(self._inside) == 1
+            self._inside[own] -= 1
+            if self._inside[own] == 0:
+                del self._inside[own]
+            told = library.unfinished() if is_alone else []
+        for sentence in told:
+            logger.warning("%s", sentence)
+
+
+_programs = _Programs()
 
 
 @contextmanager
