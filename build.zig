@@ -756,12 +756,23 @@ fn add_python(
     extension.link_gc_sections = true;
     extension.each_lib_rpath = false; // for the same reason
 
-    const jax = jax_library(b, target, library);
+    install_python(b, step, extension, ext_name, library, jax_library(b, target, library));
+}
+
+/// All that the step makes, in the folder of the package.
+fn install_python(
+    b: *std.Build,
+    step: *std.Build.Step,
+    extension: *std.Build.Step.Compile,
+    ext_name: []const u8,
+    library: *std.Build.Step.Compile,
+    jax: *std.Build.Step.Compile,
+) void {
     const folder = "pccl_py";
     for ([_]*std.Build.Step.InstallFile{
         b.addInstallFile(extension.getEmittedBin(), b.pathJoin(&.{ folder, ext_name })),
-        b.addInstallFile(jax.getEmittedBin(), b.pathJoin(&.{ folder, jax.out_filename })),
         b.addInstallFile(library.getEmittedBin(), b.pathJoin(&.{ folder, library.out_filename })),
+        b.addInstallFile(jax.getEmittedBin(), b.pathJoin(&.{ folder, jax.out_filename })),
     }) |install| step.dependOn(&install.step);
     for (headers) |name| {
         const to = b.pathJoin(&.{ folder, "include", name });

@@ -19,11 +19,11 @@ struct Table {
 
 // Never freed, like the runtime; a forked child gets a fresh one, where no handle is known.
 Table *table = new Table();
-// Of all tables, so that a number is never given twice: not to a child of a fork, either.
+// One counter for all tables: no number is given twice, to a child of a fork neither.
 std::atomic<uint64_t> next_number{1};
 std::atomic<unsigned long> main_thread{0};
 std::atomic<uint64_t> withdrawals{0};
-// What a signal handler raised inside a handler; the GIL guards it.
+// The exception that a signal handler raised inside a handler; the GIL guards it.
 PyObject *kept_type = nullptr, *kept_value = nullptr, *kept_traceback = nullptr;
 
 pccl_comm_t *acquire(uint64_t number, void **pin) {
@@ -46,8 +46,8 @@ int raise_kept(void *) {
   return -1;
 }
 
-// Python runs signal handlers in the main thread alone; other threads need not wait for the GIL. XLA
-// would replace the exception by its own error, so it is raised by the interpreter a moment later.
+// Python runs signal handlers in the main thread alone; other threads need not wait for the GIL.
+// XLA would replace the exception by its own, so the interpreter raises it a moment later.
 // A program that has not run on the thread that called it is in a thread of XLA, where no signal is
 // noticed: Python withdraws it as the exception leaves the wait for it.
 int handler_interrupted(uint64_t since) {

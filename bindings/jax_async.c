@@ -1,8 +1,10 @@
-/* jax_async.c: an all_reduce that a compiled program begins and finishes later: two handlers, and between them a table of
- * the operations that are begun. XLA may free, move or reuse the memory of a call as soon as its handler has returned: a
- * failure elsewhere ends a program between the two, and a copy that XLA inserts gives the first memory to somebody else.
- * So an operation here works in memory of its own: the first handler copies into it, the second one out of it.
- * frontends/pccl_jax/asynchronous.py has the two calls, and tells about operations that nobody has finished. */
+/* jax_async.c: an all_reduce that a compiled program begins and finishes later: two handlers, and
+ * between them a table of the operations that are begun. XLA may free, move or reuse the memory of
+ * a call as soon as its handler has returned: a failure elsewhere ends a program between the two,
+ * and a copy that XLA inserts gives the first memory to somebody else. So an operation here works
+ * in memory of its own: the first handler copies into it, the second one out of it.
+ * frontends/pccl_jax/asynchronous.py has the two calls; errors.py tells about operations that
+ * nobody has finished. */
 #include "jax_handlers.h"
 
 #include <inttypes.h>
@@ -22,7 +24,7 @@ typedef struct begun {
   pccl_comm_t *comm;
   void *pin;
   pccl_work_t *work;
-  int is_told;                      /* that nobody has finished it: another may take its tag */
+  int is_told; /* that nobody has finished it: another may take its tag */
   void *memory;
   pccl_array_t arrays[];
 } begun_t;
@@ -35,7 +37,7 @@ static uint64_t bytes_of(const pccl_array_t *array) {
   return (array->count * pccl_dtype_size(array->dtype) + ALIGNED - 1) / ALIGNED * ALIGNED;
 }
 
-/* Never under the mutex: an operation that still runs is withdrawn, and a communicator may be closed. */
+/* Never under the mutex: one that still runs is withdrawn, and a communicator may be closed. */
 static void drop(begun_t *begun) {
   pccl_work_destroy(begun->work);
   free(begun->memory);
@@ -43,7 +45,7 @@ static void drop(begun_t *begun) {
   free(begun);
 }
 
-/* ---- Beginning ------------------------------------------------------------------------------------------- */
+/* ---- Beginning ---------------------------------------------------------------------------- */
 
 static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   const operands_t *given = now->given;
@@ -56,7 +58,8 @@ static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   }
   begun->memory = aligned_alloc(ALIGNED, begun->bytes > 0 ? begun->bytes : ALIGNED);
   if (begun->memory == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory for %" PRIu64 " bytes", begun->bytes);
+    return fail(now->frame, PCCL_OUT_OF_MEMORY,
+                "all_reduce_start: no memory for %" PRIu64 " bytes", begun->bytes);
   uint8_t *at = begun->memory;
   for (int64_t index = 0; index < begun->count; index += 1) {
     pccl_array_t *array = &begun->arrays[index];
@@ -72,7 +75,7 @@ static int is_finished(begun_t *each) {
   return pccl_work_poll(each->work, &finished) == PCCL_OK && finished;
 }
 
-/* Whether an operation has this tag that is not finished: it is told now, and goes with a later call. */
+/* Whether an operation of this tag is not finished: it is told now, and goes with a later call. */
 static int is_tag_taken(const now_t *now, begun_t **gone) {
   int is_taken = 0;
   pthread_mutex_lock(&mutex);
@@ -100,6 +103,15 @@ static void drop_all(begun_t *first) {
   }
 }
 
+static int is_ticket(const XLA_FFI_Buffer *buffer) {
+  return buffer->dtype == XLA_FFI_DataType_U32 && elements_of(buffer) == 2;
+}
+
+static XLA_FFI_Error *wrong_program(const now_t *now) {
+  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+              "all_reduce_start: the shapes of the program do not fit its call, compile it again");
+}
+
 static void keep(now_t *now, begun_t *begun) {
   begun->handle = now->given->handle;
   begun->tag = now->given->call->tag;
@@ -117,8 +129,8 @@ static void keep(now_t *now, begun_t *begun) {
 static XLA_FFI_Error *begin(now_t *now) {
   const operands_t *given = now->given;
   if (given->call->kind != PCCL_ALL_REDUCE || given->arg_count < 1 || given->ret_count != 1 ||
-      given->rets[0]->dtype != XLA_FFI_DataType_U32 || elements_of(given->rets[0]) != 2)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT, "all_reduce_start: the shapes of the program do not fit");
+      !is_ticket(given->rets[0]))
+    return wrong_program(now);
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   begun_t *gone = NULL;
@@ -126,8 +138,9 @@ static XLA_FFI_Error *begin(now_t *now) {
   drop_all(gone);
   if (is_taken)
     return fail(now->frame, PCCL_INVALID_USAGE,
-                "all_reduce_start: tag %" PRId64 " has an operation that no all_reduce_done has finished: give each one "
-                "that is in flight a tag of its own, and finish all. Nothing was sent", given->call->tag);
+                "all_reduce_start: tag %" PRId64 " has an operation that no all_reduce_done has "
+                "finished: give each one that is in flight a tag of its own, and finish all. "
+                "Nothing was sent", given->call->tag);
   begun_t *begun = calloc(1, sizeof *begun + (size_t)given->arg_count * sizeof *begun->arrays);
   if (begun == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
   begun->count = given->arg_count;
@@ -135,8 +148,9 @@ static XLA_FFI_Error *begin(now_t *now) {
   if (error == NULL) {
     pccl_collective_options_t options = options_of(given->call);
     begun->since = hooks.withdrawals();
-    pccl_status_t status = pccl_coalesced_async(now->comm, PCCL_ALL_REDUCE, begun->arrays, (uint64_t)begun->count, 0,
-                                                &options, &begun->work);
+    pccl_status_t status =
+        pccl_coalesced_async(now->comm, PCCL_ALL_REDUCE, begun->arrays, (uint64_t)begun->count, 0,
+                             &options, &begun->work);
     if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());
   }
   if (error != NULL) {
@@ -150,7 +164,7 @@ static XLA_FFI_Error *begin(now_t *now) {
   return NULL;
 }
 
-/* ---- Finishing ------------------------------------------------------------------------------------------- */
+/* ---- Finishing ---------------------------------------------------------------------------- */
 
 static int fit(const now_t *now, const begun_t *begun) {
   const operands_t *given = now->given;
@@ -181,34 +195,40 @@ static begun_t *take(const now_t *now, uint64_t ticket, int *is_fit) {
 
 static XLA_FFI_Error *finish(now_t *now) {
   const operands_t *given = now->given;
-  if (given->arg_count != 1 || given->args[0]->dtype != XLA_FFI_DataType_U32 || elements_of(given->args[0]) != 2)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT, "all_reduce_done: the shapes of the program do not fit");
+  if (given->arg_count != 1 || !is_ticket(given->args[0])) return wrong_program(now);
   const uint32_t *words = given->args[0]->data;
   int is_fit = 0;
   begun_t *begun = take(now, words[0] | (uint64_t)words[1] << 32, &is_fit);
   if (begun == NULL)
     return fail(now->frame, PCCL_INVALID_USAGE,
-                "all_reduce_done: this handle has been finished before, or too late: its tag has begun another "
-                "operation. Each all_reduce_start has one all_reduce_done, in one program");
+                "all_reduce_done: this handle has been finished before, or comes too late: its tag "
+                "has begun another operation. Each all_reduce_start has one all_reduce_done, in "
+                "one program");
   if (!is_fit)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT, "all_reduce_done: the handle is that of another operation");
+    return fail(now->frame, PCCL_INVALID_ARGUMENT,
+                "all_reduce_done: the handle is that of another operation");
   now->world_size = begun->world_size;
   XLA_FFI_Error *error = wait_for(now, begun->work, begun->since);
   if (error == NULL) error = tell_outcome(now, begun->work);
   for (int64_t index = 0; error == NULL && index < begun->count; index += 1) {
     const pccl_array_t *array = &begun->arrays[index];
-    memcpy(given->rets[index]->data, array->recv_buffer, array->count * pccl_dtype_size(array->dtype));
+    size_t bytes = array->count * pccl_dtype_size(array->dtype);
+    memcpy(given->rets[index]->data, array->recv_buffer, bytes);
   }
   drop(begun);
   return error;
 }
 
-EXPORT XLA_FFI_Error *pccl_jax_begin(XLA_FFI_CallFrame *frame) { return with_communicator(frame, begin); }
+EXPORT XLA_FFI_Error *pccl_jax_begin(XLA_FFI_CallFrame *frame) {
+  return with_communicator(frame, begin);
+}
 
-EXPORT XLA_FFI_Error *pccl_jax_finish(XLA_FFI_CallFrame *frame) { return with_communicator(frame, finish); }
+EXPORT XLA_FFI_Error *pccl_jax_finish(XLA_FFI_CallFrame *frame) {
+  return with_communicator(frame, finish);
+}
 
-/* Tells one operation that nobody has finished, in a sentence; 0: there is none that is not told yet. Those of closed
- * communicators go. */
+/* Tells one operation that nobody has finished, in a sentence; 0: there is none that is not told
+ * yet. Those of closed communicators go. */
 EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
   int is_told = 0;
   begun_t *gone = NULL;
@@ -218,8 +238,9 @@ EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
     pccl_comm_info_t info = PCCL_COMM_INFO_INIT;
     if (!each->is_told && !is_told) {
       snprintf(text, capacity,
-               "all_reduce_start with tag %" PRId64 ", %" PRIu64 " bytes: its program has ended, and no all_reduce_done "
-               "has taken its result. The operation goes on for the other members; here its result is dropped",
+               "all_reduce_start with tag %" PRId64 ", %" PRIu64 " bytes: its program has ended, "
+               "and no all_reduce_done has taken its result. The operation goes on for the other "
+               "members; here its result is dropped",
                each->tag, each->bytes);
       each->is_told = is_told = 1;
     }

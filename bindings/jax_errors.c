@@ -1,6 +1,7 @@
-/* jax_errors.c: errors of the handlers for JAX. XLA's own error has a code and a text, in which others put theirs. So
- * each error here has a number, which is in the text, and a table has the status and the sentence of the last ones:
- * frontends/pccl_jax/errors.py makes the exception of them. */
+/* jax_errors.c: errors of the handlers for JAX. XLA's own error has a code and a text, in which
+ * others put theirs. So each error here has a number, which is in the text, and a table has the
+ * status and the sentence of the last ones: frontends/pccl_jax/errors.py makes the exception of
+ * them. */
 #include "jax_handlers.h"
 
 #include <pthread.h>
@@ -25,24 +26,16 @@ static uint64_t last_number;
 static XLA_FFI_Error_Code code_of(pccl_status_t status) {
   switch (status) {
     case PCCL_INVALID_ARGUMENT:
-    case PCCL_MISMATCH:
-      return XLA_FFI_Error_Code_INVALID_ARGUMENT;
+    case PCCL_MISMATCH: return XLA_FFI_Error_Code_INVALID_ARGUMENT;
     case PCCL_INVALID_USAGE:
-    case PCCL_EXPELLED:
-      return XLA_FFI_Error_Code_FAILED_PRECONDITION;
-    case PCCL_OUT_OF_MEMORY:
-      return XLA_FFI_Error_Code_RESOURCE_EXHAUSTED;
-    case PCCL_ABORTED:
-      return XLA_FFI_Error_Code_ABORTED;
-    case PCCL_DEADLINE_EXCEEDED:
-      return XLA_FFI_Error_Code_DEADLINE_EXCEEDED;
-    case PCCL_CANCELLED:
-      return XLA_FFI_Error_Code_CANCELLED;
+    case PCCL_EXPELLED: return XLA_FFI_Error_Code_FAILED_PRECONDITION;
+    case PCCL_OUT_OF_MEMORY: return XLA_FFI_Error_Code_RESOURCE_EXHAUSTED;
+    case PCCL_ABORTED: return XLA_FFI_Error_Code_ABORTED;
+    case PCCL_DEADLINE_EXCEEDED: return XLA_FFI_Error_Code_DEADLINE_EXCEEDED;
+    case PCCL_CANCELLED: return XLA_FFI_Error_Code_CANCELLED;
     case PCCL_COORDINATOR_UNREACHABLE:
-    case PCCL_TOO_FEW_PEERS:
-      return XLA_FFI_Error_Code_UNAVAILABLE;
-    default:
-      return XLA_FFI_Error_Code_UNKNOWN;
+    case PCCL_TOO_FEW_PEERS: return XLA_FFI_Error_Code_UNAVAILABLE;
+    default: return XLA_FFI_Error_Code_UNKNOWN;
   }
 }
 
@@ -55,7 +48,8 @@ static void describe(const XLA_FFI_CallFrame *frame, error_t *kept) {
   kept->handle = is_read ? given.handle : 0;
 }
 
-/* Every sentence is copied before anything else of the library is called, as that may replace it. */
+/* Every sentence is copied before anything else of the library is called, as that may replace it.
+ */
 XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *format, ...) {
   char text[TEXT_BYTES_MAX];
   va_list rest;
@@ -84,8 +78,8 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
 }
 
 /* The sentence of an error, and the call; its status, or PCCL_OK if too many have come after it. */
-EXPORT int pccl_jax_error(uint64_t number, char *text, size_t capacity, int64_t *kind, uint64_t *form,
-                          uint64_t *handle) {
+EXPORT int pccl_jax_error(uint64_t number, char *text, size_t capacity, int64_t *kind,
+                          uint64_t *form, uint64_t *handle) {
   pthread_mutex_lock(&mutex);
   const error_t *kept = &errors[number % ERRORS_KEPT];
   int status = kept->number == number ? (int)kept->status : PCCL_OK;

@@ -1,7 +1,8 @@
-/* jax_handlers.c: the handler that a program compiled by JAX calls for each collective, message and barrier. It needs
- * neither the interpreter nor its lock, and blocks until the operation is committed or has failed. A call is described
- * by words in an attribute (jax_handlers.h); the communicator is an operand, a number that is looked up in each call, so
- * that one program serves every communicator, epoch and size of the world. */
+/* jax_handlers.c: the handler that a program compiled by JAX calls for each collective, message and
+ * barrier. It needs neither the interpreter nor its lock, and blocks until the operation is
+ * committed or has failed. A call is described by words in an attribute (jax_handlers.h); the
+ * communicator is an operand, a number that is looked up in each call, so that one program serves
+ * every communicator, epoch and size of the world. */
 #include "jax_handlers.h"
 
 #include <inttypes.h>
@@ -10,14 +11,18 @@
 
 pccl_handler_hooks_t hooks;
 
-EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) { hooks = *given; }
+EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) {
+  hooks = *given;
+}
 
 EXPORT void pccl_jax_version(int *major, int *minor) {
   *major = XLA_FFI_API_MAJOR;
   *minor = XLA_FFI_API_MINOR;
 }
 
-EXPORT int pccl_jax_outcome_words(void) { return OUTCOME_WORDS; }
+EXPORT int pccl_jax_outcome_words(void) {
+  return OUTCOME_WORDS;
+}
 
 int answer_probe(XLA_FFI_CallFrame *frame) {
   for (XLA_FFI_Extension_Base *each = frame->extension_start; each != NULL; each = each->next) {
@@ -85,12 +90,12 @@ static int is_token(const XLA_FFI_Buffer *buffer) {
   return buffer->dtype == XLA_FFI_DataType_TOKEN;
 }
 
-/* ---- What XLA passes ------------------------------------------------------------------------------------- */
+/* ---- The operands of XLA ------------------------------------------------------------------ */
 
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   const XLA_FFI_Attrs *attrs = &frame->attrs;
-  const XLA_FFI_Array *words = attrs->size == 1 && attrs->types[0] == XLA_FFI_AttrType_ARRAY
-                                   ? attrs->attrs[0] : NULL;
+  const XLA_FFI_Array *words =
+      attrs->size == 1 && attrs->types[0] == XLA_FFI_AttrType_ARRAY ? attrs->attrs[0] : NULL;
   size_t fixed = sizeof(call_t) / sizeof(int64_t);
   if (words == NULL || words->dtype != XLA_FFI_DataType_S64 || words->size < fixed ||
       words->size != fixed + (uint64_t)((const call_t *)words->data)->counts_given)
@@ -127,20 +132,23 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   return NULL;
 }
 
-/* ---- The place of this rank ------------------------------------------------------------------------------ */
+/* ---- The place of this rank --------------------------------------------------------------- */
 
 static XLA_FFI_Error *find_root(now_t *now) {
   const call_t *call = now->given->call;
   if (!call->root_is_peer) {
     if (call->root < 0 || call->root >= now->world_size)
       return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s must be a rank from 0 to %u, not %" PRId64,
-                  call->kind == KIND_SEND ? "dst" : call->kind == KIND_RECV ? "src" : "root",
+                  call->kind == KIND_SEND   ? "dst"
+                  : call->kind == KIND_RECV ? "src"
+                                            : "root",
                   now->world_size - 1, call->root);
     now->root = (uint32_t)call->root;
     return NULL;
   }
   pccl_peer_id_t *ids = calloc(now->world_size, sizeof *ids);
-  if (ids == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for %u ids", now->world_size);
+  if (ids == NULL)
+    return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for %u ids", now->world_size);
   uint32_t count = pccl_comm_members(now->comm, ids, now->world_size);
   int found = 0;
   for (uint32_t rank = 0; rank < count && rank < now->world_size && !found; rank += 1) {
@@ -150,13 +158,13 @@ static XLA_FFI_Error *find_root(now_t *now) {
   }
   free(ids);
   if (found) return NULL;
-  return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: the peer that is named is not a member of the epoch",
-              kind_name(call->kind));
+  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+              "%s: the peer that is named is not a member of the epoch", kind_name(call->kind));
 }
 
 static int has_root(int64_t kind) {
-  return kind == PCCL_BROADCAST || kind == PCCL_REDUCE || kind == PCCL_SCATTER || kind == PCCL_GATHER ||
-         kind == KIND_SEND || kind == KIND_RECV;
+  return kind == PCCL_BROADCAST || kind == PCCL_REDUCE || kind == PCCL_SCATTER ||
+         kind == PCCL_GATHER || kind == KIND_SEND || kind == KIND_RECV;
 }
 
 XLA_FFI_Error *find_place(now_t *now) {
@@ -171,45 +179,39 @@ XLA_FFI_Error *find_place(now_t *now) {
   now->world_size = info.world_size;
   if (call->world_size != 0 && call->world_size != info.world_size)
     return fail(now->frame, PCCL_MISMATCH,
-                "%s: the program was traced for %" PRId64 ", now %u ranks are there: its arrays have other "
+                "%s: the program was traced for %" PRId64
+                ", now %u ranks are there: its arrays have other "
                 "shapes. Trace it again, as pccl_jax.jit does. Nothing was sent",
                 kind_name(call->kind), call->world_size, info.world_size);
   if (call->rank >= 0 && call->rank != info.rank)
     return fail(now->frame, PCCL_MISMATCH,
-                "%s: the program was traced for rank %" PRId64 ", now this is rank %u, with other rows by "
+                "%s: the program was traced for rank %" PRId64
+                ", now this is rank %u, with other rows by "
                 "`counts`. Trace it again, as pccl_jax.jit does. Nothing was sent",
                 kind_name(call->kind), call->rank, info.rank);
   return has_root(call->kind) ? find_root(now) : NULL;
 }
 
-/* ---- The arrays ------------------------------------------------------------------------------------------ */
+/* ---- The arrays --------------------------------------------------------------------------- */
 
-/* How many elements this rank's arrays must have: sends and receives; 0 for one that is not there. */
+/* How many elements this rank's arrays must have: sends and receives; 0 for one that is not there.
+ */
 static int fits(const now_t *now, uint64_t sends, uint64_t recvs, uint64_t *count) {
   uint64_t world = now->world_size;
   switch (now->given->call->kind) {
-    case PCCL_REDUCE_SCATTER:
-      *count = recvs;
-      return sends == world * recvs;
-    case PCCL_SCATTER:
-      *count = recvs;
-      return now->rank != now->root || sends == world * recvs;
+    case PCCL_REDUCE_SCATTER: *count = recvs; return sends == world * recvs;
+    case PCCL_SCATTER: *count = recvs; return now->rank != now->root || sends == world * recvs;
     case PCCL_ALL_GATHER:
-    case PCCL_GATHER:
-      *count = sends;
-      return recvs == world * sends;
-    case PCCL_ALL_TO_ALL:
-      *count = sends / world;
-      return sends == recvs && sends % world == 0;
-    default: /* whole arrays */
-      *count = sends;
-      return sends == recvs;
+    case PCCL_GATHER: *count = sends; return recvs == world * sends;
+    case PCCL_ALL_TO_ALL: *count = sends / world; return sends == recvs && sends % world == 0;
+    default: /* whole arrays */ *count = sends; return sends == recvs;
   }
 }
 
 static XLA_FFI_Error *wrong_shapes(const now_t *now) {
   return fail(now->frame, PCCL_INVALID_ARGUMENT,
-              "%s: the shapes of the program do not fit its call, compile it again", kind_name(now->given->call->kind));
+              "%s: the shapes of the program do not fit its call, compile it again",
+              kind_name(now->given->call->kind));
 }
 
 static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *made) {
@@ -232,12 +234,11 @@ static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *
     if (now->rank == now->root && send->data != recv->data) memcpy(recv->data, send->data, bytes);
     return NULL;
   }
-  if (call->kind != PCCL_SCATTER || now->rank == now->root)
-    made->send_buffer = send->data;
+  if (call->kind != PCCL_SCATTER || now->rank == now->root) made->send_buffer = send->data;
   return NULL;
 }
 
-/* What a rank that is not the root gets of a reduce or a gather. */
+/* A rank that is not the root gets zeros of a reduce or a gather. */
 static void clear_results(const now_t *now) {
   int64_t kind = now->given->call->kind;
   if ((kind != PCCL_REDUCE && kind != PCCL_GATHER) || now->rank == now->root) return;
@@ -249,7 +250,7 @@ static void clear_results(const now_t *now) {
   }
 }
 
-/* ---- Beginning ------------------------------------------------------------------------------------------- */
+/* ---- Beginning ---------------------------------------------------------------------------- */
 
 pccl_collective_options_t options_of(const call_t *call) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
@@ -273,12 +274,14 @@ static uint64_t sum(const uint64_t *counts, uint32_t ranks) {
 }
 
 /* With a list of the elements of each rank's shard. */
-static XLA_FFI_Error *begin_uneven(const now_t *now, const pccl_array_t *array, pccl_work_t **work) {
+static XLA_FFI_Error *begin_uneven(const now_t *now, const pccl_array_t *array,
+                                   pccl_work_t **work) {
   const operands_t *given = now->given;
   const call_t *call = given->call;
   const uint64_t *counts = given->counts, *sent = counts;
   uint32_t ranks = now->world_size;
-  uint64_t sends = given->arg_count > 0 ? elements_of(given->args[0]) : 0, recvs = elements_of(given->rets[0]);
+  uint64_t sends = given->arg_count > 0 ? elements_of(given->args[0]) : 0,
+           recvs = elements_of(given->rets[0]);
   pccl_collective_options_t options = options_of(call);
   if (call->kind == PCCL_ALL_TO_ALL) counts += ranks;
   int is_part = call->kind == PCCL_REDUCE_SCATTER || call->kind == PCCL_SCATTER;
@@ -292,22 +295,26 @@ static XLA_FFI_Error *begin_uneven(const now_t *now, const pccl_array_t *array, 
   pccl_status_t status;
   switch (call->kind) {
     case PCCL_REDUCE_SCATTER:
-      status = pccl_reduce_scatter_v_async(now->comm, send, recv, counts, ranks, array->dtype, &options, work);
+      status = pccl_reduce_scatter_v_async(now->comm, send, recv, counts, ranks, array->dtype,
+                                           &options, work);
       break;
     case PCCL_ALL_GATHER:
-      status = pccl_all_gather_v_async(now->comm, send, recv, counts, ranks, array->dtype, &options, work);
+      status = pccl_all_gather_v_async(now->comm, send, recv, counts, ranks, array->dtype, &options,
+                                       work);
       break;
     case PCCL_SCATTER:
-      status = pccl_scatter_v_async(now->comm, send, recv, counts, ranks, array->dtype, now->root, &options, work);
+      status = pccl_scatter_v_async(now->comm, send, recv, counts, ranks, array->dtype, now->root,
+                                    &options, work);
       break;
     case PCCL_GATHER:
-      status = pccl_gather_v_async(now->comm, send, recv, counts, ranks, array->dtype, now->root, &options, work);
+      status = pccl_gather_v_async(now->comm, send, recv, counts, ranks, array->dtype, now->root,
+                                   &options, work);
       break;
     case PCCL_ALL_TO_ALL:
-      status = pccl_all_to_all_v_async(now->comm, send, recv, sent, counts, ranks, array->dtype, &options, work);
+      status = pccl_all_to_all_v_async(now->comm, send, recv, sent, counts, ranks, array->dtype,
+                                       &options, work);
       break;
-    default:
-      return wrong_shapes(now);
+    default: return wrong_shapes(now);
   }
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
@@ -317,11 +324,13 @@ static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
   const call_t *call = given->call;
   pccl_array_t few[16], *arrays = few;
   int64_t count = given->ret_count;
-  if (count < 1 || (given->arg_count != count && (call->kind != PCCL_SCATTER || given->arg_count != 0)))
+  if (count < 1 ||
+      (given->arg_count != count && (call->kind != PCCL_SCATTER || given->arg_count != 0)))
     return wrong_shapes(now);
   if ((size_t)count > sizeof few / sizeof *few) arrays = calloc((size_t)count, sizeof *arrays);
   if (arrays == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for a list of %" PRId64 " arrays", count);
+    return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for a list of %" PRId64 " arrays",
+                count);
   XLA_FFI_Error *error = NULL;
   for (int64_t index = 0; index < count && error == NULL; index += 1)
     error = make_array(now, index, &arrays[index]);
@@ -350,15 +359,17 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
     XLA_FFI_Buffer *buffer = sends ? given->args[0] : given->rets[0];
     pccl_dtype_t dtype;
     if (!dtype_of(buffer->dtype, &dtype))
-      return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: no such dtype here", kind_name(call->kind));
+      return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: no such dtype here",
+                  kind_name(call->kind));
     uint64_t count = elements_of(buffer);
-    status = sends ? pccl_send_async(now->comm, buffer->data, count, dtype, now->root, &options, work)
-                   : pccl_recv_async(now->comm, buffer->data, count, dtype, now->root, &options, work);
+    status =
+        sends ? pccl_send_async(now->comm, buffer->data, count, dtype, now->root, &options, work)
+              : pccl_recv_async(now->comm, buffer->data, count, dtype, now->root, &options, work);
   }
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
 
-/* ---- Waiting, and the outcome ---------------------------------------------------------------------------- */
+/* ---- Waiting, and the outcome ------------------------------------------------------------- */
 
 XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
   pccl_status_t status;
@@ -380,7 +391,8 @@ static void put_bits(uint32_t *bits, const pccl_peer_id_t *members, uint32_t wor
                      const pccl_peer_id_t *peers, uint32_t count) {
   uint32_t rank = 0; /* both are in the order of ranks */
   for (uint32_t index = 0; index < count; index += 1) {
-    while (rank < world_size && memcmp(&members[rank], &peers[index], sizeof *peers) != 0) rank += 1;
+    while (rank < world_size && memcmp(&members[rank], &peers[index], sizeof *peers) != 0)
+      rank += 1;
     if (rank < world_size) bits[rank / 32] |= 1u << rank % 32;
   }
 }
@@ -390,8 +402,10 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
                                 pccl_peer_id_t *ids, uint32_t *words) {
   pccl_peer_id_t *peers = ids + now->world_size;
   pccl_comm_info_t info = PCCL_COMM_INFO_INIT;
-  uint32_t all[OUTCOME_BIT_WORDS] = {0}, listed = pccl_comm_members(now->comm, ids, now->world_size);
-  int known = pccl_comm_info(now->comm, &info) == PCCL_OK && info.epoch == outcome->epoch && listed == now->world_size;
+  uint32_t all[OUTCOME_BIT_WORDS] = {0},
+           listed = pccl_comm_members(now->comm, ids, now->world_size);
+  int known = pccl_comm_info(now->comm, &info) == PCCL_OK && info.epoch == outcome->epoch &&
+              listed == now->world_size;
   words[OUTCOME_RANKS_KNOWN] = (uint32_t)known;
   for (uint32_t index = 0; index < outcome->range_count; index += 1) {
     pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
@@ -440,7 +454,8 @@ static XLA_FFI_Error *run(now_t *now) {
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   pccl_work_t *work = NULL;
-  error = now->given->call->kind < KIND_BARRIER ? begin_collective(now, &work) : begin_other(now, &work);
+  error = now->given->call->kind < KIND_BARRIER ? begin_collective(now, &work)
+                                                : begin_other(now, &work);
   if (error != NULL) return error;
   error = wait_for(now, work, since);
   if (error == NULL) error = tell_outcome(now, work);
@@ -459,7 +474,8 @@ XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)
   pccl_comm_t *comm = hooks.acquire(given.handle, &pin);
   if (comm == NULL)
     return fail(frame, PCCL_INVALID_USAGE,
-                "%s: the communicator is closed and gone, or is that of another process: pass one that is open",
+                "%s: the communicator is closed and gone, or is that of another process: pass one "
+                "that is open",
                 kind_name(given.call->kind));
   now_t now = {.frame = frame, .given = &given, .comm = comm, .pin = pin};
   XLA_FFI_Error *error = run(&now);

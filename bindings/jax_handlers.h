@@ -1,5 +1,6 @@
-/* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes, errors. The handlers are
- * in jax_handlers.c and jax_async.c, errors in jax_errors.c; frontends/pccl_jax/calls.py writes the words. */
+/* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
+ * errors. The handlers are in jax_handlers.c and jax_async.c, errors in jax_errors.c;
+ * frontends/pccl_jax/calls.py writes the words. */
 #pragma once
 
 #include "handlers.h"
@@ -17,15 +18,17 @@ enum { KIND_BARRIER = 16, KIND_SEND = 17, KIND_RECV = 18 };
 typedef struct call {
   int64_t kind, op, tag, deadline_ns, recovery, plan;
   int64_t codec, codec_block, codec_rotate, codec_rounding, form;
-  int64_t root;                     /* a rank; or, if root_is_peer, the peer of this id */
+  int64_t root; /* a rank; or, if root_is_peer, the peer of this id */
   int64_t root_is_peer, root_peer[2];
-  int64_t world_size;               /* that the program was traced for; 0: it serves any */
-  int64_t rank;                     /* the same; -1 */
-  int64_t tells_outcome;            /* the last result is an outcome */
-  int64_t counts_given;             /* of the words that follow; an all_to_all has those that it sends and then others */
+  int64_t world_size;    /* that the program was traced for; 0: it serves any */
+  int64_t rank;          /* the same; -1 */
+  int64_t tells_outcome; /* the last result is an outcome */
+  int64_t counts_given;  /* of the words that follow; an all_to_all has those that it sends and then
+                            others */
 } call_t;
 
-/* The operands of a call: without the token of XLA that comes first where a call is ordered, and the handle. */
+/* The operands of a call: without the token of XLA that comes first where a call is ordered, and
+ * the handle. */
 typedef struct operands {
   const call_t *call;
   const uint64_t *counts;
@@ -34,7 +37,7 @@ typedef struct operands {
   int64_t arg_count;
   XLA_FFI_Buffer **rets;
   int64_t ret_count;
-  uint32_t *outcome;                /* NULL, or room for an outcome */
+  uint32_t *outcome; /* NULL, or room for an outcome */
 } operands_t;
 
 /* A call that has all that it needs, and knows who it is. */
@@ -42,11 +45,12 @@ typedef struct now {
   XLA_FFI_CallFrame *frame;
   const operands_t *given;
   pccl_comm_t *comm;
-  void *pin;                        /* of the communicator; whoever keeps it makes this NULL */
+  void *pin; /* of the communicator; whoever keeps it makes this NULL */
   uint32_t rank, world_size, root;
 } now_t;
 
-/* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first. outcome.py reads it. */
+/* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.
+ * outcome.py reads it. */
 enum {
   OUTCOME_RANGES_MAX = 16,
   OUTCOME_BIT_WORDS = 16, /* a bit for each rank */
@@ -58,11 +62,11 @@ enum {
   OUTCOME_BYTES_RECEIVED = 10,
   OUTCOME_DURATION_NS = 12,
   OUTCOME_ATTEMPTS = 14,
-  OUTCOME_RANGE_COUNT = 15,       /* of all, of which the first are told */
-  OUTCOME_CONTRIBUTORS = 16,      /* ranks that contributed to any range */
-  OUTCOME_RANKS_KNOWN = 17,       /* 0: the epoch was left meanwhile, so that no bits are set */
+  OUTCOME_RANGE_COUNT = 15,  /* of all, of which the first are told */
+  OUTCOME_CONTRIBUTORS = 16, /* ranks that contributed to any range */
+  OUTCOME_RANKS_KNOWN = 17,  /* 0: the epoch was left meanwhile, so that no bits are set */
   OUTCOME_DIGEST = 18,
-  OUTCOME_RANGES = 22,            /* begin, end, bits */
+  OUTCOME_RANGES = 22, /* begin, end, bits */
   OUTCOME_RANGE_WORDS = 4 + OUTCOME_BIT_WORDS,
   OUTCOME_WORDS = OUTCOME_RANGES + OUTCOME_RANGES_MAX * OUTCOME_RANGE_WORDS
 };
@@ -72,7 +76,7 @@ extern pccl_handler_hooks_t hooks;
 /* Answers the probe of XLA that asks for the version; true if that was all. */
 int answer_probe(XLA_FFI_CallFrame *frame);
 
-/* What XLA passes; NULL, or what is wrong with it. */
+/* Reads what XLA passes. Returns NULL, or what is wrong with it. */
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given);
 
 /* XLA's error of a status, which names the entry of the table that has the sentence. */
@@ -81,7 +85,7 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
 
 const char *kind_name(int64_t kind);
 
-/* ---- What jax_handlers.c does for the others ----------------------------------------------------------------- */
+/* ---- What jax_handlers.c does for the others ------------------------------------------------ */
 
 int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made);
 uint64_t elements_of(const XLA_FFI_Buffer *buffer);

@@ -23,9 +23,10 @@ from elftools.elf.elffile import ELFFile
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 NEEDED = (
     *("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so"),
+    "pccl_py/libpccl_jax.so",
     *("pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h"),
 )
-FOLDERS = ("pccl_py/", "pccl_numpy/", "pccl_torch/", "pccl_torch_entry/", "pccl_py-")
+FOLDERS = ("pccl_py/", "pccl_jax/", "pccl_numpy/", "pccl_torch/", "pccl_torch_entry/", "pccl_py-")
 BIND_NOW = 8
 RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
 

@@ -69,7 +69,7 @@ class Call:
         return dataclasses.replace(self, **changes)
 
     def shape_of_result(self, shape: Shape) -> Shape:
-        """Of an array that this rank passes."""
+        """The shape that comes of an array that this rank passes."""
         if self.kind in WHOLE:
             return shape
         rows, tail = shape[0], shape[1:]

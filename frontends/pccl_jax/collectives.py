@@ -90,9 +90,7 @@ def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
 
 
 @overload
-def reduce_scatter(
-    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Alone]
-) -> T: ...
+def reduce_scatter(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Alone]) -> T: ...
 @overload
 def reduce_scatter(
     comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Both]
@@ -239,7 +237,7 @@ def send(comm: Comm, x: Any, dst: Root, **options: Any) -> Any:
     operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
     leaves = Leaves.of(x)
     if leaves.names:
-        raise TypeError(f"a message is one array, not a tree of {len(leaves.names)}")
+        raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
     leaves.check(None)
     call = Call(
         Kind.SEND,
@@ -283,7 +281,7 @@ def recv(comm: Comm, shape: Shape, dtype: Any, src: Root, **options: Any) -> Any
     return (outs[0], OutcomeArrays.of(outs[1])) if tells else outs[0]
 
 
-# ---- what they are made of ------------------------------------------------------------------------
+# ---- what they are made of -----------------------------------------------------------------------
 
 
 def _call(
@@ -302,7 +300,8 @@ def _call(
     leaves = Leaves.of(x)
     leaves.check(asked.op if kind in ADDING else None)
     member = operand.rank_of(root, "root")
-    world_size, rank, listed = 0, -1, ()
+    world_size, rank = 0, -1
+    listed: tuple[int, ...] = ()
     arrays = leaves.arrays
     if kind not in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST):
         world = _world(operand, counts)

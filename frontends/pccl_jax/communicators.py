@@ -1,9 +1,9 @@
 """Communicators as operands: a Group is an argument of a jitted function like an array.
 
 Its one leaf is its handle, two u32. So a compiled program serves every communicator, and is not
-compiled again after a loss or a new `connect`. What is known while tracing alone, the size of the
-world and the rank, is beside it, and does not count when JAX compares; what is read of it is told
-to `pccl_jax.jit` (compiled.py), which traces again where it has changed. A Group that a function
+compiled again after a loss or a new `connect`. The size of the world and the rank, which are known
+while tracing, are beside it, and do not count when JAX compares; a trace that reads them tells
+`pccl_jax.jit` (compiled.py), which traces again where they have changed. A Group that a function
 closes over is a constant of its program.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from pccl_py import Communicator, Group, InvalidUsage, PeerId
 
-# Of sub-groups, whose names have the epoch in them (pccl_py/subgroups.py).
+# The names of sub-groups have the epoch in them (pccl_py/subgroups.py).
 _EPOCH = re.compile(r"@\d+(\.\d+)?:")
 
 _by_handle: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -48,12 +48,12 @@ def order_of(group: Group) -> str:
     return _EPOCH.sub("@:", group.name)
 
 
-# ---- what a trace has read ------------------------------------------------------------------------
+# ---- what a trace has read -----------------------------------------------------------------------
 
 
 @dataclass
 class Reads:
-    """What the traces of a jitted function have read of communicators."""
+    """The things that traces of a jitted function have read of communicators."""
 
     world_size: bool = False
     rank: bool = False
@@ -87,11 +87,11 @@ def note(group: Group | None, *, world_size: bool = False, rank: bool = False) -
             reads.groups.add(group)
 
 
-# ---- the operand ----------------------------------------------------------------------------------
+# ---- the operand ---------------------------------------------------------------------------------
 
 
 class Static:
-    """What is beside the handle: equal for all groups of one order."""
+    """The part beside the handle: equal for all groups of one order."""
 
     def __init__(self, group: Group) -> None:
         self.order = order_of(group)
@@ -193,13 +193,13 @@ class Operand:
         )
 
     def world_size(self) -> int:
-        """Of the epoch; the trace depends on it."""
+        """The size of the epoch; the trace depends on it."""
         if isinstance(self.comm, Group):
             note(self.comm, world_size=True)
         return self.comm.world_size
 
     def rank(self) -> int:
-        """Of this peer; the trace depends on it."""
+        """The rank of this peer; the trace depends on it."""
         if isinstance(self.comm, Group):
             note(self.comm, rank=True)
         return self.comm.rank
@@ -224,7 +224,7 @@ def _flatten_traced(traced: Traced) -> tuple[tuple[Any], Static]:
     return (traced._handle,), traced._static
 
 
-def _unflatten(static: Static, leaves: Any) -> Traced:
+def _unflatten(static: Static, leaves: Any) -> Any:
     (handle,) = leaves
     return Traced(handle, static)
 

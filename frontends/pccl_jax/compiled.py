@@ -99,7 +99,7 @@ class Jitted(Generic[P, R]):
             return program
 
     def _move(self, key: Key, now: Key) -> None:
-        """A trace has read what no earlier one has: all programs so far are for its worlds alone."""
+        """A trace has read what no earlier one has: the programs so far are for its worlds."""
         if now == key:
             return
         self._functions[now] = self._functions.pop(key)

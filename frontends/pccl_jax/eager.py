@@ -45,7 +45,7 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
     given = _given(call, arrays)
     shaped = results[: len(results) - call.tells_outcome]
     made = [_empty(each.shape, each.dtype) for each in shaped]
-    outcome = _operation(call, getattr(group, call.kind.name.lower()), group.rank, given, made)
+    outcome = _operation(call, group, given, made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
     return _put(arrays, made)
@@ -90,9 +90,8 @@ def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
     return [jax.device_put(each, device) for each in made]
 
 
-def _operation(
-    call: Call, operation: Callable[..., Outcome], rank: int, given: list[Any], made: list[Any]
-) -> Outcome:
+def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    operation: Callable[..., Outcome] = getattr(group, call.kind.name.lower())
     sends, recvs, options = _memory(given), _memory(made), _options(call)
     counts = {} if not call.counts else {"counts": _elements(call, (given or made)[0])}
     kind, root = call.kind, {"root": call.root}
@@ -104,7 +103,7 @@ def _operation(
                 target[...] = source
             return operation(recvs, **root, **options)
         case Kind.REDUCE | Kind.GATHER:
-            is_root = call.root == rank or operation.__self__._rank_of(call.root) == rank  # type: ignore[attr-defined]
+            is_root = group._rank_of(call.root) == group.rank
             for target in () if is_root else made:
                 target[...] = np.zeros((), target.dtype)
             return operation(sends, recvs if is_root else None, **root, **counts, **options)

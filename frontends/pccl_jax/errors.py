@@ -26,14 +26,14 @@ from pccl_py._watcher import logger
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Inside of it, programs of `jax.jit` raise the exceptions of PCCL: `pccl_py.Aborted` and so on.
+    """Inside of it, programs of `jax.jit` raise the exceptions of pccl_py: `Aborted` and so on.
 
         with pccl_jax.errors():
             params, loss = step(params, batch)
 
     At its end it waits for the collectives that this thread has begun, as programs may still run
-    then. Eager calls and `pccl_jax.jit` need no such context. Ctrl-C, or whatever a signal handler
-    raises while this waits, withdraws the collectives that programs wait in.
+    then. Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler
+    (Ctrl-C) that comes while this waits withdraws the collectives that programs wait in.
     """
     _programs.enter()
     try:

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What a call does."""
+    """The operation that a call makes."""
 
     ALL_REDUCE = 0
     BROADCAST = 1

@@ -49,7 +49,7 @@ class Failure(NamedTuple):
 
 
 def version() -> tuple[int, int]:
-    """Of XLA's interface, as the handlers were built for it."""
+    """The version of XLA's interface that the handlers were built for."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _library.pccl_jax_version(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value

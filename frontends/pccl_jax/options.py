@@ -17,7 +17,7 @@ class _Both(TypedDict):
 
 
 class Message:
-    """The forms of MessageOptions, for overloads: Alone returns the result, Both an outcome too."""
+    """The forms of MessageOptions: Alone returns the result, Both an outcome too."""
 
     class Alone(MessageOptions, _Alone, total=False): ...
 
@@ -54,8 +54,8 @@ def asked_of(operation: str, options: Mapping[str, Any]) -> tuple[Asked, bool]:
     tells = bool(rest.pop("return_outcome", False))
     if "async_op" in rest:
         raise TypeError(
-            f"{operation}() has no option 'async_op' here: a program overlaps a call with what does "
-            "not need its result"
+            f"{operation}() has no option 'async_op' here: a program overlaps a call with all that "
+            "does not need its result"
         )
     return Asked(operation, rest), tells
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pccl_jax.communicators import group_of
+from pccl_jax.versions import has_64_bits
 from pccl_py import InvalidArgument, InvalidUsage, Outcome, PeerId, Range
 
 RANGES_MAX = 16
@@ -45,7 +45,7 @@ class OutcomeArrays(NamedTuple):
 
     @classmethod
     def of(cls, words: Any) -> OutcomeArrays:
-        """Of what a handler has filled."""
+        """The arrays of the words that a handler has filled."""
         ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
         return cls(
             contributors=words[_CONTRIBUTORS].astype(np.int32),
@@ -64,7 +64,7 @@ class OutcomeArrays(NamedTuple):
 def _number(pair: Any) -> Any:
     """The number that two words are, the low one first."""
     low, high = pair[..., 0], pair[..., 1]
-    if jax.config.read("jax_enable_x64"):
+    if has_64_bits():
         return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     return jnp.where(high == 0, low, np.uint32(0xFFFFFFFF))
 

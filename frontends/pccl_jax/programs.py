@@ -61,6 +61,6 @@ class Statics:
 
 
 def _type_of(leaf: Any) -> Any:
-    """What a program depends on: the type of an array, and where it must stay."""
+    """A program depends on the type of an array, and on where it must stay."""
     placed = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.typeof(leaf), placed

@@ -121,4 +121,3 @@ def _array(leaf: Any, name: str) -> Any:
 
 def _nothing(_: Any) -> None:
     return None
-

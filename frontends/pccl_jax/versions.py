@@ -34,13 +34,14 @@ try:
     lowering_function: Any = ffi.build_ffi_lowering_function
     TokenSet: Any = mlir.TokenSet
     register_lowering: Any = mlir.register_lowering
-    optimization_barrier: Any = mlir.hlo.optimization_barrier
+    optimization_barrier: Any = vars(mlir)["hlo"].optimization_barrier
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
     primitive_batchers: Any = batching.primitive_batchers
+    _enable_x64: Any = config.enable_x64
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
-except (ImportError, AttributeError) as error:
+except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
         f"pccl_jax keeps collectives in order by parts of JAX that jax {jax.__version__} does not "
         f"have ({error}): install '{SUPPORTED}'"
@@ -56,3 +57,8 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def is_tracing() -> bool:
     """Whether this thread traces a function, or transforms one."""
     return not _trace_state_clean()
+
+
+def has_64_bits() -> bool:
+    """Whether arrays have numbers of 64 bits here and now."""
+    return bool(_enable_x64.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from adapter import Adapter, Shape
 import pccl_py as pccl
 
 jax.config.update("jax_platforms", "cpu")
+# Threads of XLA, in which peers of one process may wait for each other.
+os.environ["NPROC"] = "16"
 # Else there are no numbers of 64 bits.
 jax.config.update("jax_enable_x64", True)
 
@@ -80,7 +83,10 @@ class JaxAdapter(Adapter):
         run = self._run(collective, out if collective == "scatter" else None, options)
         result = run(comm, x)
         told = options.get("return_outcome", False)
-        made, outcome = result if told else (result, None)
+        made: Any = result
+        outcome: Any = None
+        if told:
+            made, outcome = result
         if collective in ("reduce", "gather") and options.get("root", 0) != comm.rank:
             # Zeros, where one program is for all ranks.
             for leaf in jax.tree.leaves(made):
@@ -129,7 +135,8 @@ class JaxJitAdapter(JaxAdapter):
             (name, tuple(value) if isinstance(value, list) else value)
             for name, value in sorted(options.items())
         )
-        return jitted(collective, tuple(shapes), treedef, hashable)
+        run: Callable[[pccl.Group, Any], Any] = jitted(collective, tuple(shapes), treedef, hashable)
+        return run
 
     def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> Any:
         return jitted_send(dst, tuple(sorted(options.items())))(comm, x)
@@ -139,7 +146,7 @@ class JaxJitAdapter(JaxAdapter):
         return (got[0], pj.decode(got[1])) if isinstance(got, tuple) else got
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def jitted(collective: str, shapes: Any, treedef: Any, options: Any) -> Any:
     """A function that makes this call, for all communicators and shapes."""
     function, named = getattr(pj, collective), dict(options)
@@ -148,11 +155,11 @@ def jitted(collective: str, shapes: Any, treedef: Any, options: Any) -> Any:
     return pj.jit(lambda comm, x: function(comm, x, **named))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def jitted_send(dst: int, options: Any) -> Any:
     return pj.jit(lambda comm, x: pj.send(comm, x, dst, **dict(options)))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def jitted_recv(shape: Shape, dtype: str, src: int, options: Any) -> Any:
     return pj.jit(lambda comm: pj.recv(comm, shape, ALL_DTYPES[dtype], src, **dict(options)))

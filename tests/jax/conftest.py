@@ -9,8 +9,10 @@ import pytest
 
 import pccl_py as pccl
 
-# Before JAX is imported: it would look for other devices.
+# Before JAX is imported: it would look for other devices, and have a thread for each core. Peers of
+# one process wait for each other in those, so there must be one for each.
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["NPROC"] = "8"
 pytest.importorskip("jax", reason="jax is not installed", exc_type=ModuleNotFoundError)
 
 

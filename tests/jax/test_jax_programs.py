@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pccl_jax as pj
+import pccl_numpy as pnp
 import pytest
 from jax import lax
 
@@ -169,3 +171,29 @@ def test_programs_without_numbers_of_64_bits() -> None:
 def test_an_admit_inside_of_a_program_is_refused(world: pccl.LocalWorld) -> None:
     with pytest.raises(pccl.InvalidUsage, match="outside, between steps"):
         pj.jit(lambda comm, x: (comm.admit(), x)[1])(world.comms[0], jnp.float32(1))
+
+
+def test_trees_of_all_kinds_go_between_eager_jitted_and_numpy(world: pccl.LocalWorld) -> None:
+    """Goal: names and kinds of leaves have one form everywhere. Method: a frontend on each peer."""
+    moved = pj.jit(lambda comm, x, root: pj.broadcast(comm, x, root), static_argnums=2)
+
+    def program(comm: pccl.Communicator) -> None:
+        number = comm.rank + 1
+        x = {
+            "flags": np.array([True, comm.rank == 2]),
+            "rest": [np.float32(number), np.array([number], ml_dtypes.float8_e5m2)],
+            "wide": np.array([number, 0], ml_dtypes.bfloat16),
+        }
+        root = comm.members[2]
+        runs: list[Any] = [
+            lambda: pnp.tree.broadcast(comm, x, root),
+            lambda: pj.broadcast(comm, jax.tree.map(jnp.asarray, x), root),
+            lambda: moved(comm, jax.tree.map(jnp.asarray, x), root),
+        ]
+        for first in range(3):
+            made = jax.tree.map(np.asarray, runs[(comm.rank + first) % 3]())
+            assert made["flags"].tolist() == [True, True] and made["flags"].dtype == np.bool_
+            assert made["rest"][0] == 3.0 and float(made["rest"][1][0]) == 3.0
+            assert made["wide"].astype(np.float32).tolist() == [3.0, 0.0]
+
+    world.run(program)

@@ -17,8 +17,13 @@ import pccl_py as pccl
 wheel_check = pytest.importorskip("wheel_check", reason="needs pyelftools")
 
 EXTENSION = "pccl_py/_pccl.abi3.so"
-GOOD = [*("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so"), EXTENSION]
+GOOD = [
+    *("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so"),
+    "pccl_py/libpccl_jax.so",
+    EXTENSION,
+]
 GOOD += ["pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h", "pccl_numpy/__init__.py"]
+GOOD += ["pccl_py/libpccl_jax.so", "pccl_jax/__init__.py"]
 GOOD += ["pccl_torch/__init__.py", "pccl_torch_entry/__init__.py", "pccl_py-1.dist-info/METADATA"]
 
 

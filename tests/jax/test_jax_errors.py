@@ -1,0 +1,175 @@
+"""Errors: exceptions of pccl_py out of programs, a process that stays usable, losses, the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pccl_jax as pj
+import pytest
+from jax import lax
+
+import pccl_py as pccl
+
+SECONDS_MAX = 60
+
+
+def scanned(length: int) -> Any:
+    """A mean in each step, with its contributors."""
+
+    @pj.jit
+    def run(comm: pj.Comm, x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            made, outcome = pj.all_reduce(comm, carry, op="avg", return_outcome=True)
+            return made, (outcome.contributors, outcome.bits[0, 0])
+
+        return lax.scan(body, x, None, length=length)
+
+    return run
+
+
+def test_a_mismatch_inside_of_a_scan_reaches_all_and_the_next_call_succeeds(
+    world: pccl.LocalWorld,
+) -> None:
+    step = scanned(3)
+
+    def program(comm: pccl.Communicator) -> float:
+        wide = {"a": jnp.ones(2), "b": jnp.ones(3 + (comm.rank == 1))}
+        with pytest.raises(pccl.Mismatch, match=r"leaf \['b'\]") as raised:
+            step(comm, wide)
+        assert (raised.value.operation, raised.value.group) == ("all_reduce", "default")
+        made, _ = step(comm, {"a": jnp.ones(2), "b": jnp.ones(3)})
+        return float(made["b"].sum())
+
+    assert world.run(program) == [3.0] * 3
+
+
+def test_the_same_exceptions_under_a_bare_jit(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> float:
+        reduced = jax.jit(lambda comm, x: pj.all_reduce(comm, x))
+        wrong = jnp.ones(3 + (comm.rank == 2))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="pccl error"):
+            jax.block_until_ready(reduced(comm, wrong))
+        with pytest.raises(pccl.Mismatch, match="called different things"), pj.errors():
+            reduced(comm, wrong)
+        with pytest.raises(ZeroDivisionError), pj.errors():
+            raise ZeroDivisionError
+        return float(reduced(comm, jnp.ones(3)).sum())
+
+    assert world.run(program) == [9.0] * 3
+
+
+def test_arguments_that_are_wrong_are_refused_while_tracing(world: pccl.LocalWorld) -> None:
+    comm = world.comms[0]
+    x = jnp.ones((5, 2))
+    with pytest.raises(pccl.InvalidArgument, match="5 rows, which 3 ranks cannot share"):
+        pj.jit(lambda comm, x: pj.reduce_scatter(comm, x))(comm, x)
+    with pytest.raises(TypeError, match="bool.*added up"):
+        pj.jit(lambda comm, x: pj.all_reduce(comm, x > 0))(comm, x)
+    with pytest.raises(TypeError, match="no option 'async_op' here"):
+        pj.all_reduce(comm, x, async_op=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="must be a Communicator or a Group, not int"):
+        pj.all_reduce(3, x)  # type: ignore[call-overload]
+    with pytest.raises(pccl.InvalidArgument, match="rank from 0 to 2, not 7"):
+        pj.jit(lambda comm, x: pj.broadcast(comm, x, root=7))(comm, x)
+
+
+def test_a_peer_that_leaves_in_the_middle_of_a_jitted_scan(world: pccl.LocalWorld) -> None:
+    """Survivors end with equal bytes; the outcomes tell step by step who contributed."""
+    step, length = scanned(20), 20
+    begun = threading.Event()
+
+    def program(comm: pccl.Communicator) -> Any:
+        x = jnp.full(50_000, float(comm.rank))
+        if comm.rank == 2:
+            for _ in range(7):
+                pj.all_reduce(comm, x, op="avg")
+            begun.set()
+            comm.close()
+            return None
+        made, (contributors, bits) = step(comm, x)
+        assert begun.is_set()
+        return np.asarray(made).tobytes(), contributors.tolist(), bits.tolist()
+
+    first, second, left = world.run(program)
+    assert left is None and first == second
+    _, contributors, bits = first
+    assert len(contributors) == length
+    assert contributors[:7] == [3] * 7 and contributors[8:] == [2] * 12
+    assert bits[0] == 0b111 and bits[-1] == 0b011
+
+
+def ends(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, which must end by itself."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading
+    import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    world = pccl.LocalWorld(2, deadline=50)
+    comm, other = world.comms
+    def interrupt():
+        while comm.info().operations_in_flight == 0:
+            other.info()
+        os.kill(os.getpid(), signal.SIGINT)
+    reduced = {
+        "eager": lambda comm, x: pj.all_reduce(comm, x),
+        "inline": pj.jit(lambda comm, x: pj.all_reduce(comm, x)),
+        "beside": pj.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1),
+    }[sys.argv[1]]
+    threading.Thread(target=interrupt).start()
+    try:
+        reduced(comm, jnp.ones((300, 300)))
+    except KeyboardInterrupt:
+        print("interrupted")
+    try:
+        pj.all_reduce(comm, jnp.ones(1))
+    except pccl.Expelled:
+        print("expelled")
+    world.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["eager", "inline", "beside"])
+def test_an_interrupt_withdraws_a_program_that_waits(how: str) -> None:
+    """Whether the handler blocks the main thread, or one of XLA while the main thread waits."""
+    done = ends(INTERRUPTED, how)
+    assert done.stdout.split() == ["interrupted", "expelled"], done.stderr
+
+
+LEFT = """
+    import threading
+    import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    world = pccl.LocalWorld(2, deadline=50)
+    comm, other = world.comms
+    def blocked():
+        try:
+            pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, jnp.ones(3))
+        except pccl.PcclError as error:
+            print(type(error).__name__)
+    threading.Thread(target=blocked, daemon=True).start()
+    begun = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1)(other, jnp.ones((300, 300)))
+    while comm.info().operations_in_flight == 0:
+        other.info()
+    print("leaving")
+"""
+
+
+def test_a_process_ends_while_programs_are_blocked() -> None:
+    """Goal: nothing hangs at exit. Method: a thread in a program, and one that was begun here."""
+    done = ends(LEFT)
+    assert done.returncode == 0 and done.stdout.split()[0] == "leaving", done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,202 @@
+"""Order: collectives happen as the program has them, in whatever JAX makes of it.
+
+Random programs run on three peers at once: one eagerly, one jitted, one in NumPy. If one of them
+went another way, the members would call different things, which is a Mismatch, or wait for each
+other until the deadline.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pccl_jax as pj
+import pccl_numpy as pnp
+import pytest
+from jax import lax
+from pccl_jax.effects import Ordered
+
+import pccl_py as pccl
+
+# A step takes and returns f32 (4,). Values stay small integers, which all sums hold exactly.
+Step = tuple[Any, ...]
+KINDS = ("sum", "max", "root", "unused", "pair", "scan", "cond", "while", "nested", "remat")
+
+
+def steps_of(seed: int, depth: int = 0) -> list[Step]:
+    drawn = random.Random(seed)
+    made: list[Step] = []
+    for number in range(drawn.randrange(2, 5)):
+        kind = drawn.choice(KINDS if depth == 0 else KINDS[:5])
+        inner = steps_of(seed * 31 + number, 1) if kind in KINDS[5:] else []
+        made.append((kind, drawn.randrange(3), inner))
+    return made
+
+
+def reduced(x: Any) -> Any:
+    """Small again, the same in all arithmetics."""
+    return x % 8
+
+
+def in_jax(comm: pj.Comm, steps: list[Step], x: Any) -> Any:
+    for kind, number, inner in steps:
+        match kind:
+            case "sum":
+                x = reduced(pj.all_reduce(comm, x))
+            case "max":
+                x = pj.all_reduce(comm, x, op="max", tag=number)
+            case "root":
+                x = pj.broadcast(comm, x, root=number)
+            case "unused":
+                pj.all_reduce(comm, x[:number])
+            case "pair":  # two that do not depend on each other
+                first = pj.all_reduce(comm, x)
+                second = pj.all_reduce(comm, x + 1)
+                x = reduced(first + second)
+            case "scan":
+
+                def body(carry: Any, _: Any, inner: Any = inner) -> tuple[Any, None]:
+                    return in_jax(comm, inner, carry), None
+
+                x, _ = lax.scan(body, x, None, length=number + 1)
+            case "cond":
+
+                def go(x: Any, inner: Any = inner) -> Any:
+                    return in_jax(comm, inner, x)
+
+                x = lax.cond(number > 0, go, lambda x: pj.broadcast(comm, x), x)
+            case "while":
+
+                def again(state: Any, number: int = number) -> Any:
+                    return state[1] < number
+
+                def once(state: Any, inner: Any = inner) -> Any:
+                    return in_jax(comm, inner, state[0]), state[1] + 1
+
+                x, _ = lax.while_loop(again, once, (x, 0))
+            case "nested":
+                x = jax.jit(lambda x, inner=inner: in_jax(comm, inner, x))(x)
+            case "remat":
+                x = jax.checkpoint(lambda x, inner=inner: in_jax(comm, inner, x))(x)
+    return x
+
+
+def in_numpy(comm: pccl.Group, steps: list[Step], x: Any) -> Any:
+    for kind, number, inner in steps:
+        match kind:
+            case "sum":
+                x = reduced(pnp.all_reduce(comm, x))
+            case "max":
+                x = pnp.all_reduce(comm, x, op="max", tag=number)
+            case "root":
+                x = pnp.broadcast(comm, x, root=number)
+            case "unused":
+                pnp.all_reduce(comm, x[:number])
+            case "pair":
+                x = reduced(pnp.all_reduce(comm, x) + pnp.all_reduce(comm, x + 1))
+            case "cond":
+                x = in_numpy(comm, inner, x) if number > 0 else pnp.broadcast(comm, x)
+            case _:
+                repeats = {"scan": number + 1, "while": number}.get(kind, 1)
+                for _ in range(repeats):
+                    x = in_numpy(comm, inner, x)
+    return x
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_programs_agree_eager_jitted_and_in_numpy(
+    world: pccl.LocalWorld, block: int
+) -> None:
+    for seed in range(5 * block, 5 * block + 5):
+        steps = steps_of(seed)
+
+        def program(comm: pccl.Communicator, steps: list[Step] = steps) -> list[float]:
+            x = np.arange(4, dtype=np.float32) + comm.rank
+            run: Callable[[], Any] = lambda: in_numpy(comm, steps, x)  # noqa: E731
+            if comm.rank == 1:
+                run = lambda: in_jax(comm, steps, jnp.asarray(x))  # noqa: E731
+            if comm.rank == 2:
+                run = lambda: pj.jit(lambda comm, x: in_jax(comm, steps, x))(comm, x)  # noqa: E731
+            made: list[float] = np.asarray(run()).tolist()
+            return made
+
+        made = world.run(program)
+        # After a "max" alone they are equal; otherwise each rank has its own start, so all end with
+        # a broadcast.
+        agreed = world.run(lambda comm: comm.info().operations_in_flight)
+        assert agreed == [0, 0, 0], f"seed {seed}: {steps}"
+        if any(kind in ("sum", "max", "root", "pair") for kind, _, _ in steps):
+            assert made[0] == made[1] == made[2], f"seed {seed}: {steps}"
+
+
+def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.LocalWorld) -> None:
+    """Goal: XLA does not take what a loop reads of a call with two results for its beginning.
+
+    Method: conditions on both, which would never be false, or never true, of the constants.
+    """
+
+    @pj.jit
+    def doubled(comm: pj.Comm) -> Any:
+        def body(state: Any) -> Any:
+            total, other, _, rounds = state
+            made, outcome = pj.all_reduce(comm, (total, other), return_outcome=True)
+            return (*made, outcome.contributors, rounds + 1)
+
+        return lax.while_loop(lambda state: state[0] < 20, body, (1.0, 0, 0, 0))
+
+    @pj.jit
+    def until_all(comm: pj.Comm) -> Any:
+        def body(state: Any) -> Any:
+            _, outcome = pj.all_reduce(comm, (1.0, 1), return_outcome=True)
+            return outcome.contributors, state[1] + 1
+
+        return lax.while_loop(lambda state: state[0] != 3, body, (jnp.int32(0), 0))
+
+    def program(comm: pccl.Communicator) -> Any:
+        return [each.item() for each in doubled(comm)], [each.item() for each in until_all(comm)]
+
+    assert world.run(program) == [([27.0, 0, 3, 3], [3, 1])] * 3
+
+
+def test_groups_do_not_wait_for_each_other() -> None:
+    """Goal: one order for each group. Method: groups have other orders on two peers of a program.
+
+    Without results that depend on each other, both end; in one order they would wait for ever.
+    """
+    with pccl.LocalWorld(2, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> Any:
+            other = comm.group("other", initial_world_size=2)
+            other.admit()
+            assert jax.make_jaxpr(
+                lambda one, two, x: (pj.all_reduce(one, x), pj.all_reduce(two, x))
+            )(comm, other, jnp.float32(1)).effects == {
+                Ordered("default"),
+                Ordered("other"),
+            }
+            made = pj.jit(lambda one, two, x: (pj.all_reduce(one, x), pj.all_reduce(two, x)))(
+                comm, other, jnp.float32(1)
+            )
+            other.close()
+            return [each.item() for each in made]
+
+        assert world.run(program) == [[2.0, 2.0]] * 2
+
+
+def test_eager_calls_come_behind_programs_that_still_run(world: pccl.LocalWorld) -> None:
+    """Programs of a bare jax.jit are begun and not waited for; results tell the order."""
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        doubled = jax.jit(lambda comm, x: pj.all_reduce(comm, x, op="max") + (x @ x).sum())
+        x = jnp.full((64, 64), comm.rank, jnp.float32)
+        made = []
+        for _ in range(5):
+            made.append(doubled(comm, x))
+            made.append(pj.all_reduce(comm, jnp.float32(1)))
+        return [each.ravel()[0].item() for each in made[1::2]]
+
+    assert world.run(program) == [[3.0] * 5] * 3
