@@ -70,19 +70,15 @@ static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   return NULL;
 }
 
-static int is_finished(begun_t *each) {
-  int finished = 0;
-  return pccl_work_poll(each->work, &finished) == PCCL_OK && finished;
-}
-
-/* Whether an operation of this tag is not finished: it is told now, and goes with a later call. */
+/* Whether an operation of this tag is in flight that nobody knows to be left over; it is told now.
+ * Those that were told before leave the table, into `gone`. */
 static int is_tag_taken(const now_t *now, begun_t **gone) {
   int is_taken = 0;
   pthread_mutex_lock(&mutex);
   for (begun_t **at = &all; *at != NULL;) {
     begun_t *each = *at;
     int is_of_tag = each->handle == now->given->handle && each->tag == now->given->call->tag;
-    if (is_of_tag && each->is_told && is_finished(each)) {
+    if (is_of_tag && each->is_told) {
       *at = each->next;
       each->next = *gone;
       *gone = each;
@@ -95,9 +91,12 @@ static int is_tag_taken(const now_t *now, begun_t **gone) {
   return is_taken;
 }
 
+/* One that still runs is waited for: to withdraw it would take this peer out of the group. Nobody
+ * asks how it ended. */
 static void drop_all(begun_t *first) {
   while (first != NULL) {
     begun_t *next = first->next;
+    wait_until_finished(first->work, first->since);
     drop(first);
     first = next;
   }
@@ -244,7 +243,7 @@ EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
                each->tag, each->bytes);
       each->is_told = is_told = 1;
     }
-    if (each->is_told && is_finished(each) && pccl_comm_info(each->comm, &info) != PCCL_OK) {
+    if (each->is_told && pccl_comm_info(each->comm, &info) != PCCL_OK) {
       *at = each->next;
       each->next = gone;
       gone = each;

@@ -371,14 +371,18 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
 
 /* ---- Waiting, and the outcome ------------------------------------------------------------- */
 
-XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
+pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since) {
   pccl_status_t status;
   while ((status = pccl_work_wait(work, SLICE_NS)) == PCCL_TIMEOUT) {
     if (!hooks.interrupted(since)) continue;
     pccl_work_cancel(work);
-    status = pccl_work_wait(work, UINT64_MAX);
-    break;
+    return pccl_work_wait(work, UINT64_MAX);
   }
+  return status;
+}
+
+XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
+  pccl_status_t status = wait_until_finished(work, since);
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
 

@@ -96,5 +96,6 @@ XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)
 /* The rank, the size of the world and the root, as they are now. */
 XLA_FFI_Error *find_place(now_t *now);
 /* Waits in slices; `since`: hooks.withdrawals() before the wait. */
+pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since);
 XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since);
 XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work);

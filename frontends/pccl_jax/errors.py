@@ -73,8 +73,12 @@ class _Programs:
             if self._inside[own] == 0:
                 del self._inside[own]
             told = library.unfinished() if is_alone else []
-        for sentence in told:
-            logger.warning("%s", sentence)
+        _log(told)
+
+
+def _log(sentences: list[str]) -> None:
+    for sentence in sentences:
+        logger.warning("%s", sentence)
 
 
 _programs = _Programs()
@@ -121,6 +125,7 @@ def _leave() -> None:
     except jax.errors.JaxRuntimeError as error:
         logger.warning("a program that still ran at exit was ended: %s", error)
         forget()
+    _log(library.unfinished())
 
 
 def exception_of(error: BaseException) -> Exception | None:

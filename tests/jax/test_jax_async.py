@@ -155,8 +155,9 @@ def test_a_program_that_fails_between_the_two_leaves_a_process_that_works(
     @pj.jit
     def fails(comm: pj.Comm, x: Any) -> Any:
         handle = pj.all_reduce_start(comm, x, tag=3)
-        jax.experimental.io_callback(refuse, None, x, ordered=False)
-        y = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), x.dtype), x)
+        x = pj.all_reduce(comm, x)  # behind the start
+        y = jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        y = pj.all_reduce(comm, y)  # before the end
         return pj.all_reduce_done(handle) + y
 
     again = pj.jit(lambda comm, x: pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=3)))
@@ -164,7 +165,6 @@ def test_a_program_that_fails_between_the_two_leaves_a_process_that_works(
     def program(comm: pccl.Communicator) -> float:
         with pytest.raises(jax.errors.JaxRuntimeError, match="refused by the user"):
             fails(comm, jnp.ones(9))
-        pj.errors()  # nothing is left of the failure
         barrier.wait(10)
         total: float = again(comm, jnp.ones(9))[0].item()
         return total
@@ -172,6 +172,8 @@ def test_a_program_that_fails_between_the_two_leaves_a_process_that_works(
     barrier = threading.Barrier(3)
     with caplog.at_level(logging.WARNING, "pccl"):
         assert world.run(program) == [3.0] * 3
+    told = [record for record in caplog.records if "no all_reduce_done" in record.getMessage()]
+    assert len(told) == 3
 
 
 def test_a_second_operation_of_a_tag_is_refused_by_name(world: pccl.LocalWorld) -> None:
