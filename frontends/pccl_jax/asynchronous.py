@@ -19,8 +19,8 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 import jax
 import numpy as np
 
-from pccl_jax import eager, library
-from pccl_jax.calls import Call, lower
+from pccl_jax import eager, host, library
+from pccl_jax.calls import Call, lower, register
 from pccl_jax.communicators import Comm, Operand
 from pccl_jax.effects import effect_of
 from pccl_jax.kinds import Kind
@@ -33,7 +33,6 @@ from pccl_jax.versions import (
     is_tracing,
     primitive_batchers,
     primitive_jvps,
-    register_lowering,
 )
 from pccl_py import InvalidUsage
 from pccl_py.options import ReduceOptions, documented
@@ -61,7 +60,7 @@ class Handle(Generic[T]):
         self,
         static: _Static,
         arrays: tuple[Any, Any] | None,
-        finish: Callable[[], tuple[list[Any], Any]] | None = None,
+        finish: Callable[[], list[Any]] | None = None,
     ) -> None:
         self._static = static
         self._arrays = arrays  # the communicator and the ticket, in a trace
@@ -128,7 +127,7 @@ def all_reduce_done(handle: Handle[Any], *, return_outcome: bool = False) -> Any
     if handle._finish is not None:
         if is_tracing():
             _flatten(handle)
-        outs, words = handle._finish()
+        *outs, words = handle._finish()
     else:
         call = static.call.replace(tells_outcome=True)
         *outs, words = _finish.bind(*_flatten(handle)[0], call=call)
@@ -157,7 +156,7 @@ def _lower_to(target: str) -> Callable[..., Any]:
     return lowering
 
 
-def _primitive(name: str, abstract: Any, target: str) -> Any:
+def _primitive(name: str, abstract: Any, target: str, function: Any) -> Any:
     made = Primitive(f"pccl_{name}")
     made.multiple_results = True
     made.def_effectful_abstract_eval(abstract)
@@ -176,9 +175,13 @@ def _primitive(name: str, abstract: Any, target: str) -> Any:
     made.def_impl(outside)
     primitive_jvps[made] = refused
     primitive_batchers[made] = refused
-    register_lowering(made, _lower_to(target), platform="cpu")
+    register(made, _lower_to(target), function)
     return made
 
 
-_begin = _primitive("all_reduce_start", _abstract_begin, library.TARGET_BEGIN)
-_finish = _primitive("all_reduce_done", _abstract_finish, library.TARGET_FINISH)
+_begin = _primitive(
+    "all_reduce_start", _abstract_begin, library.TARGET_BEGIN, host.begin
+)
+_finish = _primitive(
+    "all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish
+)

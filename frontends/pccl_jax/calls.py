@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from pccl_jax import eager, library
+from pccl_jax import eager, host, library
 from pccl_jax.effects import Ordered, effect_of
 from pccl_jax.kinds import WHOLE, Kind
 from pccl_jax.outcomes import WORDS
@@ -112,6 +112,7 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
+    """A call that is not traced."""
     results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
     return eager.run(call, handle, arrays, results)
 
@@ -163,12 +164,27 @@ def lower(
     return list(optimization_barrier(outs)) if len(outs) > 1 else outs
 
 
+def register(primitive: Any, lowering: Any, function: Any) -> None:
+    """`lowering` for the CPU; elsewhere, and where `through_host` says so, a callback of `function`."""
+
+    def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
+        is_through_host = host.is_chosen()
+        return (by_host if is_through_host else lowering)(context, *operands, call=call)
+
+    def by_host(context: Any, *operands: Any, call: Call) -> Any:
+        return host.lower(context, call, operands, function)
+
+    register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
+    for platform in host.PLATFORMS:
+        register_lowering(primitive, by_host, platform=platform, cacheable=False)
+
+
 def _primitive(kind: Kind) -> Any:
     primitive = Primitive(f"pccl_{kind.name.lower()}")
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
     primitive.def_impl(_run)
-    register_lowering(primitive, _lower, platform="cpu")
+    register(primitive, _lower, host.collective)
     return primitive
 
 

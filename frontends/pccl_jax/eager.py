@@ -41,30 +41,33 @@ _ALIGNED = 64
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
+    return _put(arrays, operate(call, handle, _given(call, arrays), results))
+
+
+def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The same of NumPy's arrays, for callbacks of programs, too."""
     number, group = _group(call, handle)
-    given = _given(call, arrays)
     shaped = results[: len(results) - call.tells_outcome]
     made = [_empty(each.shape, each.dtype) for each in shaped]
-    outcome = _operation(call, group, given, made)
+    outcome = _operation(call, group, [np.ascontiguousarray(each) for each in given], made)
     if call.tells_outcome:
         made.append(encode(outcome, number))
-    return _put(arrays, made)
+    return made
 
 
-def begin(
-    call: Call, handle: Any, arrays: Sequence[Any]
-) -> Callable[[], tuple[list[Any], Any]]:
+def begin(call: Call, handle: Any, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
     """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
+    finish = begin_operation(call, handle, _given(call, arrays))
+    return lambda: _put(arrays, finish())
+
+
+def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[], list[Any]]:
+    """The same of NumPy's arrays."""
     number, group = _group(call, handle)
-    given = _given(call, arrays)
+    kept = [np.ascontiguousarray(each) for each in given]
     made = [_empty(each.shape, each.dtype) for each in given]
-    work = group.all_reduce(_memory(given), _memory(made), async_op=True, **_options(call))
-
-    def finish() -> tuple[list[Any], Any]:
-        outcome = work.wait()
-        return _put(arrays, made), encode(outcome, number)
-
-    return finish
+    work = group.all_reduce(_memory(kept), _memory(made), async_op=True, **_options(call))
+    return lambda: [*made, encode(work.wait(), number)]
 
 
 def _group(call: Call, handle: Any) -> tuple[int, Group]:
@@ -81,13 +84,14 @@ def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
     _check_one_device(call, arrays)
     with errors():
         wait()
-        return [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+        return [np.asarray(array) for array in arrays]
 
 
 def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-    """Results as arrays, where the operands lie."""
-    device = next(iter(arrays[0].sharding.device_set)) if arrays else None
-    return [jax.device_put(each, device) for each in made]
+    """As arrays, on the device of the input, if that has to stay there; JAX may move others."""
+    stays = arrays and getattr(arrays[0], "committed", False)
+    place = arrays[0].sharding.device_set if stays else (None,)
+    return [jax.device_put(each, next(iter(place))) for each in made]
 
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
