@@ -1,5 +1,5 @@
 /* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
- * errors. The handlers are in jax_handlers.c and jax_async.c, errors in jax_errors.c;
+ * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c;
  * frontends/pccl_jax/calls.py writes the words. */
 #pragma once
 

@@ -44,6 +44,7 @@ from pccl_jax.collectives import (
 )
 from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
+from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
 
@@ -64,6 +65,8 @@ __all__ = [
     "errors",
     "gather",
     "jit",
+    "pmean",
+    "psum",
     "recv",
     "reduce",
     "reduce_scatter",

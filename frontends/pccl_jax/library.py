@@ -22,6 +22,7 @@ from pccl_py.errors import make
 TARGET = "pccl_collective"
 TARGET_BEGIN = "pccl_begin"
 TARGET_FINISH = "pccl_finish"
+TARGET_PART = "pccl_part"
 _TEXT_BYTES_MAX = 4096
 _NUMBERED = re.compile(r"\[pccl error (\d+)\]")
 _VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
@@ -101,6 +102,7 @@ def _start() -> None:
         (TARGET, _library.pccl_jax_collective),
         (TARGET_BEGIN, _library.pccl_jax_begin),
         (TARGET_FINISH, _library.pccl_jax_finish),
+        (TARGET_PART, _library.pccl_jax_part),
     ):
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
