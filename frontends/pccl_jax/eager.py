@@ -81,17 +81,28 @@ def _group(call: Call, handle: Any) -> tuple[int, Group]:
 
 def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
     """The memory of arrays, behind the programs of this thread."""
-    _check_one_device(call, arrays)
+    _check_local(call, arrays)
     with errors():
         wait()
         return [np.asarray(array) for array in arrays]
 
 
 def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-    """As arrays, on the device of the input, if that has to stay there; JAX may move others."""
-    stays = arrays and getattr(arrays[0], "committed", False)
-    place = arrays[0].sharding.device_set if stays else (None,)
-    return [jax.device_put(each, next(iter(place))) for each in made]
+    """As arrays, where the inputs lie, if they have to stay there; JAX may move others.
+
+    A result of an input's shape has its sharding over local devices.
+    """
+    first = arrays[0] if arrays and getattr(arrays[0], "committed", False) else None
+    if first is None:
+        return [jax.device_put(each) for each in made]
+    device = next(iter(first.sharding.device_set)) if len(first.sharding.device_set) == 1 else None
+    like = {id(each): given for each, given in zip(made, arrays, strict=False)}
+    return [
+        jax.device_put(each, given.sharding)
+        if (given := like.get(id(each))) is not None and given.shape == each.shape
+        else jax.device_put(each, device)
+        for each in made
+    ]
 
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
@@ -183,11 +194,11 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def _check_one_device(call: Call, arrays: Sequence[Any]) -> None:
+def _check_local(call: Call, arrays: Sequence[Any]) -> None:
+    """An array over several local devices is taken whole; one over processes is refused."""
     for array in arrays:
-        sharding = getattr(array, "sharding", None)
-        if sharding is not None and len(sharding.device_set) > 1:
+        if not getattr(array, "is_fully_addressable", True):
             raise InvalidArgument(
-                f"{call.kind.name.lower()}: an array lies on {len(sharding.device_set)} local "
-                "devices: gather it to one with jax.device_put, or call inside of shard_map"
+                f"{call.kind.name.lower()}: an array lies on devices of other processes, too: pass "
+                "what is on this one, as array.addressable_data(0)"
             )
