@@ -1,7 +1,7 @@
 /* jax_parts.c: the part of an all_reduce that one of several local devices carries. The number of
- * the part is data, as one program is for all devices, and each part has a tag of its own. Nothing
- * orders the parts of one process, so none may keep a thread that another needs: the handler begins
- * the operation and gives XLA a future, which a thread completes. XLA keeps the memory of a call
+ * the part is data, as one program is for all devices, and each part has a tag of its own. Devices
+ * share XLA's threads, so none may keep a thread that another needs: the handler begins the
+ * operation and gives XLA a future, which a thread completes. XLA keeps the memory of a call
  * until its future is complete, also in a program that fails. frontends/pccl_jax/devices.py makes
  * parts of a whole. */
 #include "jax_handlers.h"

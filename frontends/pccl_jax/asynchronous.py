@@ -135,7 +135,7 @@ def all_reduce_done(handle: Handle[Any], *, return_outcome: bool = False) -> Any
     return (result, OutcomeArrays.of(words)) if return_outcome else result
 
 
-# ---- the two primitives ---------------------------------------------------------------------------
+# ---- the two primitives -------------------------------------------------------------------------
 
 _TICKET = ShapedArray((2,), np.dtype(np.uint32))
 
@@ -151,7 +151,7 @@ def _abstract_finish(_: Any, ticket: Any, call: Call) -> tuple[list[Any], set[An
 
 def _lower_to(target: str) -> Callable[..., Any]:
     def lowering(context: Any, *operands: Any, call: Call) -> Any:
-        return lower(context, target, call.order, operands, call.words(()), {})
+        return lower(context, target, effect_of(call.order), operands, call.words(()), {})
 
     return lowering
 
@@ -179,9 +179,5 @@ def _primitive(name: str, abstract: Any, target: str, function: Any) -> Any:
     return made
 
 
-_begin = _primitive(
-    "all_reduce_start", _abstract_begin, library.TARGET_BEGIN, host.begin
-)
-_finish = _primitive(
-    "all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish
-)
+_begin = _primitive("all_reduce_start", _abstract_begin, library.TARGET_BEGIN, host.begin)
+_finish = _primitive("all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish)

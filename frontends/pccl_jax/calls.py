@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -125,13 +125,14 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
         aliases = {1 + number: number for number in range(len(arrays))}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
-    return lower(context, library.TARGET, call.order, (handle, *arrays), words, aliases)
+    effect = effect_of(call.order)
+    return lower(context, library.TARGET, effect, (handle, *arrays), words, aliases)
 
 
 def lower(
     context: Any,
     target: str,
-    order: str | None,
+    effect: Any,
     operands: Sequence[Any],
     words: Any,
     aliases: dict[int, int],
@@ -140,7 +141,6 @@ def lower(
 
     `aliases`: which results lie where operands lay, without the token.
     """
-    effect = effect_of(order)
     tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
     beside = [abstract_token] * len(tokens)
     first = len(tokens)
@@ -164,15 +164,16 @@ def lower(
     return list(optimization_barrier(outs)) if len(outs) > 1 else outs
 
 
-def register(primitive: Any, lowering: Any, function: Any) -> None:
-    """`lowering` for the CPU; elsewhere, and where `through_host` says so, a callback of `function`."""
+def register(
+    primitive: Any, lowering: Any, function: Any, effect: Callable[[str | None], Any] = effect_of
+) -> None:
+    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`."""
 
     def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
-        is_through_host = host.is_chosen()
-        return (by_host if is_through_host else lowering)(context, *operands, call=call)
+        return (by_host if host.is_chosen() else lowering)(context, *operands, call=call)
 
     def by_host(context: Any, *operands: Any, call: Call) -> Any:
-        return host.lower(context, call, operands, function)
+        return host.lower(context, call, effect(call.order), operands, function)
 
     register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
     for platform in host.PLATFORMS:

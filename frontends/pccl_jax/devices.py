@@ -7,15 +7,14 @@
 
 One communicator serves all local devices of a process. The devices add up first (a reduce_scatter
 of lax over the axis), then each exchanges its part with those of the other peers, and they gather
-all parts again, so that the network carries the sum once. The parts of a process have tags of their
-own, from the call's tag on, and no order beside that of their data. The handler is in
+all parts again, so that the network carries the sum once. Each part of a process has a tag of its own,
+X
 bindings/jax_parts.c.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -27,23 +26,19 @@ from jax import lax
 from pccl_jax import host, library
 from pccl_jax.calls import Call, lower, register
 from pccl_jax.communicators import Comm, Operand
-from pccl_jax.effects import UNORDERED
+from pccl_jax.effects import OrderedOnDevices
 from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.trees import Leaves
-from pccl_jax.versions import Primitive, current_trace, primitive_batchers, primitive_jvps
+from pccl_jax.versions import Primitive, primitive_batchers, primitive_jvps
 from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
 from pccl_py.options import MoveOptions, documented
-from pccl_py.words import form_of
 
 T = TypeVar("T")
 AxisNames: TypeAlias = Hashable | Sequence[Hashable]
 
 # Beyond the tags of other calls, which may be in flight while a program with several devices runs.
 TAG = 1 << 32
-
-# How many calls each trace has made: each has tags of its own, and a form that others do not have.
-_calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 @documented(MoveOptions, beside=False)
@@ -52,13 +47,13 @@ def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions])
 
     `x`: an array of a dtype in `pccl_py.DType`, or a pytree of them, inside of shard_map;
     `axis_name`: one axis of its mesh, or several. The mesh is of local devices, and all peers must
-    have as many and make the same calls. Calls in one function have tags of their own, from `tag`
-    on (default 2**32), as many as the mesh has devices for each array; calls in a loop have those
-    of the function around it, too: give them another `tag` where neither needs the other's result.
-    Two that take each other's place are a Mismatch, never a wrong sum. After a loss each part goes
-    on by itself, so that the contributors of parts may differ. It has no derivative.
+    have as many and make the same calls in the same order. The parts have the tags from `tag` on
+    (default 2**32), as many as the mesh has devices. Along an axis that is not named, each position
+    adds up by itself, also where all have the same. After a loss each part goes on by itself, so
+    that the contributors of parts may differ. It has no derivative.
     """
-    return _reduce("psum", comm, x, axis_name, options)
+    result: T = _reduce("psum", comm, x, axis_name, options)
+    return result
 
 
 @documented(MoveOptions, beside=False)
@@ -67,7 +62,8 @@ def pmean(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]
 
     Floats alone; it divides by the devices, and by the members that contributed. As `psum`.
     """
-    return _reduce("pmean", comm, x, axis_name, options)
+    result: T = _reduce("pmean", comm, x, axis_name, options)
+    return result
 
 
 def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -> Any:
@@ -85,27 +81,14 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
         )
     leaves = Leaves.of(x)
     leaves.check(op)
-    devices = math.prod(mesh.shape[each] for each in axes)
     lane = lax.axis_index(axes).astype(np.uint32)
     made = []
-    for number, array in enumerate(leaves.arrays):
+    call = Call(Kind.ALL_REDUCE, numbers_of(asked, leaves.form()), operand.order)
+    for array in leaves.arrays:
         if op is ReduceOp.AVG and not jnp.issubdtype(array.dtype, jnp.floating):
             raise InvalidArgument(f"pmean is of floats, and dtype is {array.dtype}: use psum")
-        place = _next()
-        form = form_of(f"{name} {place} {leaves.names[number] if leaves.names else ''} {names}")
-        numbers = list(numbers_of(asked, form))
-        numbers[1] = asked.tag + place * devices
-        call = Call(Kind.ALL_REDUCE, tuple(numbers), None)
         made.append(_whole(operand.handle, lane, array, names, op, call))
     return leaves.rebuild(made)
-
-
-def _next() -> int:
-    """The number of a call in the function that is being traced."""
-    trace = current_trace()
-    number = _calls.get(trace, 0)
-    _calls[trace] = number + 1
-    return number
 
 
 def _whole(
@@ -125,16 +108,22 @@ def _whole(
     return lax.all_gather(part, names, tiled=True, to="invarying")[: flat.size].reshape(array.shape)
 
 
-# ---- the primitive --------------------------------------------------------------------------------
+# ---- the primitive ------------------------------------------------------------------------------
+
+
+def _effect_of(order: str | None) -> Any:
+    assert order is not None
+    return OrderedOnDevices(order)
 
 
 def _abstract(_: Any, __: Any, part: Any, call: Call) -> tuple[list[Any], set[Any]]:
-    return [part.update(weak_type=False)], {UNORDERED}
+    return [part.update(weak_type=False)], {_effect_of(call.order)}
 
 
 def _lower(context: Any, handle: Any, lane: Any, part: Any, call: Call) -> Any:
     words = call.words(())
-    return lower(context, library.TARGET_PART, None, (handle, lane, part), words, {2: 0})
+    effect = _effect_of(call.order)
+    return lower(context, library.TARGET_PART, effect, (handle, lane, part), words, {2: 0})
 
 
 def _through_host(call: Call, handle: Any, given: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -161,4 +150,4 @@ _part.def_effectful_abstract_eval(_abstract)
 _part.def_impl(_outside)
 primitive_jvps[_part] = _refused
 primitive_batchers[_part] = _refused
-register(_part, _lower, _through_host)
+register(_part, _lower, _through_host, _effect_of)

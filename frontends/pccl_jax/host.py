@@ -19,7 +19,7 @@ import numpy as np
 
 from pccl_jax import eager
 from pccl_jax.communicators import group_of
-from pccl_jax.effects import Ordered, effect_of
+from pccl_jax.effects import Ordered
 from pccl_jax.errors import raised, unfinished
 from pccl_jax.versions import TokenSet, emit_callback, optimization_barrier
 from pccl_py import InvalidUsage, Mismatch
@@ -82,6 +82,7 @@ def through_host() -> Iterator[None]:
 def lower(
     context: Any,
     call: Call,
+    effect: Any,
     operands: Sequence[Any],
     function: Callable[[Call, Any, list[Any], Sequence[Any]], Sequence[Any]],
 ) -> Sequence[Any]:
@@ -96,7 +97,6 @@ def lower(
         except BaseException as error:
             raise raised.keep(error) from error
 
-    effect = effect_of(call.order)
     is_ordered = isinstance(effect, Ordered)
     outs, token, _ = emit_callback(
         context,
@@ -119,13 +119,13 @@ def _say_once(platform: str) -> None:
             return
         _table.platforms.add(platform)
     logger.warning(
-        "collectives in programs for %s go through the host: each copies its arrays there and back, "
-        "and waits for both",
+        "collectives in programs for %s go through the host: each copies its arrays there and "
+        "back, and waits for both",
         platform,
     )
 
 
-# ---- what callbacks do ----------------------------------------------------------------------------
+# ---- what callbacks do --------------------------------------------------------------------------
 
 
 def collective(call: Call, handle: Any, given: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -198,9 +198,9 @@ def _check_world(call: Call, handle: Any) -> None:
     name = call.kind.name.lower()
     if call.world_size not in (0, group.world_size):
         raise Mismatch(
-            f"{name}: the program was traced for {call.world_size}, now {group.world_size} ranks are "
-            "there: its arrays have other shapes. Trace it again, as pccl_jax.jit does. Nothing was "
-            "sent"
+            f"{name}: the program was traced for {call.world_size}, now {group.world_size} ranks "
+            "are there: its arrays have other shapes. Trace it again, as pccl_jax.jit does. "
+            "Nothing was sent"
         )
     if call.rank >= 0 and call.rank != group.rank:
         raise Mismatch(

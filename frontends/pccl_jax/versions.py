@@ -31,6 +31,7 @@ try:
         effects.custom_derivatives_allowed_effects,
     ]
     ordered_effects: Any = effects.ordered_effects
+    shardable_ordered_effects: Any = effects.shardable_ordered_effects
     lowering_function: Any = ffi.build_ffi_lowering_function
     TokenSet: Any = mlir.TokenSet
     emit_callback: Any = callback.emit_python_callback
@@ -40,7 +41,6 @@ try:
     primitive_transposes: Any = ad.primitive_transposes
     primitive_batchers: Any = batching.primitive_batchers
     _enable_x64: Any = config.enable_x64
-    _trace_context: Any = core.trace_ctx
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
 except (ImportError, AttributeError, KeyError) as error:
@@ -54,11 +54,6 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Runs a compiled program, also while another thread is inside of its first run."""
     outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
     return outs
-
-
-def current_trace() -> Any:
-    """The trace of the function that this thread traces."""
-    return _trace_context.trace
 
 
 def is_tracing() -> bool:

@@ -44,9 +44,7 @@ def test_start_does_not_wait_for_others(world: pccl.LocalWorld) -> None:
 def test_four_in_flight_beside_products_and_blocking_calls(world: pccl.LocalWorld) -> None:
     @pj.jit
     def step(comm: pj.Comm, x: Any, m: Any) -> Any:
-        handles = [
-            pj.all_reduce_start(comm, (k + 1) * x, op="avg", tag=k + 1) for k in range(4)
-        ]
+        handles = [pj.all_reduce_start(comm, (k + 1) * x, op="avg", tag=k + 1) for k in range(4)]
         m = m @ m
         blocking = pj.all_reduce(comm, x)
         made = [pj.all_reduce_done(handle, return_outcome=True) for handle in reversed(handles)]
@@ -188,7 +186,9 @@ def test_a_second_operation_of_a_tag_is_refused_by_name(world: pccl.LocalWorld) 
         return pj.all_reduce_done(handle), pj.all_reduce_done(handle)
 
     def program(comm: pccl.Communicator) -> float:
-        with pytest.raises(pccl.InvalidUsage, match="tag 5 has an operation that no all_reduce_don"):
+        with pytest.raises(
+            pccl.InvalidUsage, match="tag 5 has an operation that no all_reduce_don"
+        ):
             twice(comm, jnp.ones(3))
         with pytest.raises(pccl.InvalidUsage, match="finished before"):
             finished_twice(comm, jnp.ones(3))
@@ -204,6 +204,7 @@ def test_the_same_two_calls_outside_of_programs(world: pccl.LocalWorld) -> None:
 
     def program(comm: pccl.Communicator) -> list[float]:
         x = jnp.arange(4, dtype=jnp.float32)
+        total: Any
         if comm.rank == 0:
             handle = pj.all_reduce_start(comm, x, tag=2)
             total, outcome = pj.all_reduce_done(handle, return_outcome=True)
@@ -225,7 +226,7 @@ def test_errors_name_the_mistake() -> None:
     with pccl.LocalWorld(1, deadline=20) as world:
         (comm,) = world.comms
         with pytest.raises(TypeError, match="takes what all_reduce_start returns"):
-            pj.all_reduce_done(jnp.ones(1))  # type: ignore[arg-type]
+            pj.all_reduce_done(jnp.ones(1))  # type: ignore[call-overload]
         with pytest.raises(pccl.InvalidUsage, match="has no derivative and no batches"):
             jax.grad(lambda x: pj.all_reduce_done(pj.all_reduce_start(comm, x)))(1.0)
         with pytest.raises(pccl.InvalidUsage, match="has no derivative and no batches"):

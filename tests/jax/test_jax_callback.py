@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,8 +17,8 @@ import pccl_py as pccl
 
 
 @pytest.fixture
-def chosen(world: pccl.LocalWorld) -> Iterator[Any]:
-    """Runs a jitted function in each peer; the first one compiles it for the way through the host."""
+def chosen(world: pccl.LocalWorld) -> Any:
+    """Runs a function in each peer; the first one compiles it for the way through the host."""
 
     def run(function: Any, *args: Any) -> Any:
         def program(comm: pccl.Communicator) -> Any:
@@ -29,7 +28,7 @@ def chosen(world: pccl.LocalWorld) -> Iterator[Any]:
         jitted = pj.jit(function)
         return world.run(program)
 
-    yield run
+    return run
 
 
 def test_every_collective_and_messages_in_the_order_of_the_program(chosen: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,7 @@ def test_a_hundred_random_programs_agree_with_numpy(devices: int) -> None:
 def test_psum_says_what_is_wrong(world: pccl.LocalWorld) -> None:
     comm, mesh = world.comms[0], Mesh(np.array(jax.devices()[:1]), ("d",))
 
-    def lowered(function: object) -> None:
+    def lowered(function: Callable[[Any], Any]) -> None:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
         jax.jit(mapped).lower(jnp.ones(4, jnp.int32))
 
