@@ -1,6 +1,6 @@
 /* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
- * errors. The handlers are in jax_handlers.c, errors in jax_errors.c; frontends/pccl_jax/calls.py
- * writes the words. */
+ * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c;
+ * frontends/pccl_jax/calls.py writes the words. */
 #pragma once
 
 #include "handlers.h"
@@ -44,6 +44,15 @@ typedef struct operands {
   const XLA_FFI_Buffer *next_residual;
 } operands_t;
 
+/* A call that has all that it needs, and knows who it is. */
+typedef struct now {
+  XLA_FFI_CallFrame *frame;
+  const operands_t *given;
+  pccl_comm_t *comm;
+  void *pin; /* of the communicator; whoever keeps it makes this NULL */
+  uint32_t rank, world_size, root;
+} now_t;
+
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.
  * outcome.py reads it. */
 enum {
@@ -79,3 +88,18 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
     __attribute__((format(printf, 3, 4)));
 
 const char *kind_name(int64_t kind);
+
+/* ---- What jax_handlers.c does for the others ------------------------------------------------ */
+
+int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made);
+uint64_t elements_of(const XLA_FFI_Buffer *buffer);
+pccl_collective_options_t options_of(const call_t *call);
+
+/* Reads the operands of a handler, and runs it with the communicator; errors name the call. */
+XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)(now_t *now));
+/* The rank, the size of the world and the root, as they are now. */
+XLA_FFI_Error *find_place(now_t *now);
+/* Waits in slices; `since`: hooks.withdrawals() before the wait. */
+pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since);
+XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since);
+XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work);

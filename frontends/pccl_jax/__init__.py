@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
         "pccl_jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
     ) from error
 
+from pccl_jax.asynchronous import Handle, all_reduce_done, all_reduce_start
 from pccl_jax.collectives import (
     all_gather,
     all_reduce,
@@ -44,18 +45,22 @@ from pccl_jax.collectives import (
 )
 from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
+from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
 from pccl_jax.shared_state import SharedState, shared_state
 
 __all__ = [
     "Comm",
+    "Handle",
     "Jitted",
     "OutcomeArrays",
     "SharedState",
     "Traced",
     "all_gather",
     "all_reduce",
+    "all_reduce_done",
+    "all_reduce_start",
     "all_to_all",
     "barrier",
     "broadcast",
@@ -63,6 +68,8 @@ __all__ = [
     "errors",
     "gather",
     "jit",
+    "pmean",
+    "psum",
     "recv",
     "reduce",
     "reduce_scatter",

@@ -39,25 +39,69 @@ if TYPE_CHECKING:
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
+    return _put(arrays, operate(call, handle, _given(call, arrays), results))
+
+
+def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The same of NumPy's arrays, for callbacks of programs, too."""
+    number, group = _group(call, handle)
+    shaped = results[: len(results) - call.tells_outcome]
+    made = [empty(each.shape, each.dtype) for each in shaped]
+    operation = _with_feedback if call.feeds_back else _operation
+    outcome = operation(call, group, [np.ascontiguousarray(each) for each in given], made)
+    if call.tells_outcome:
+        made.append(encode(outcome, number))
+    return made
+
+
+def begin(call: Call, handle: Any, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
+    """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
+    finish = begin_operation(call, handle, _given(call, arrays))
+    return lambda: _put(arrays, finish())
+
+
+def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[], list[Any]]:
+    """The same of NumPy's arrays."""
+    number, group = _group(call, handle)
+    kept = [np.ascontiguousarray(each) for each in given]
+    made = [empty(each.shape, each.dtype) for each in given]
+    work = group.all_reduce(_memory(kept), _memory(made), async_op=True, **_options(call))
+    return lambda: [*made, encode(work.wait(), number)]
+
+
+def _group(call: Call, handle: Any) -> tuple[int, Group]:
     words = np.asarray(handle)
     number = int(words[0]) | int(words[1]) << 32
     group = group_of(number)
     if group is None:
         raise InvalidUsage(f"{call.kind.name.lower()}: the communicator is gone: pass an open one")
-    _check_one_device(call, arrays)
-    with errors():  # of programs before this one
+    return number, group
+
+
+def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """The memory of arrays, behind the programs of this thread."""
+    _check_local(call, arrays)
+    with errors():
         wait()
-        given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
-    shaped = results[: len(results) - call.tells_outcome]
-    made = [empty(each.shape, each.dtype) for each in shaped]
-    operation = _with_feedback if call.feeds_back else _operation
-    outcome = operation(call, group, given, made)
-    if call.tells_outcome:
-        made.append(encode(outcome, number))
-    # On the device of the input, if that has to stay there; JAX may move others.
-    stays = arrays and getattr(arrays[0], "committed", False)
-    place = arrays[0].sharding.device_set if stays else (None,)
-    return [jax.device_put(each, next(iter(place))) for each in made]
+        return [np.asarray(array) for array in arrays]
+
+
+def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """As arrays, where the inputs lie, if they have to stay there; JAX may move others.
+
+    A result of an input's shape has its sharding over local devices.
+    """
+    first = arrays[0] if arrays and getattr(arrays[0], "committed", False) else None
+    if first is None:
+        return [jax.device_put(each) for each in made]
+    device = next(iter(first.sharding.device_set)) if len(first.sharding.device_set) == 1 else None
+    like = {id(each): given for each, given in zip(made, arrays, strict=False)}
+    return [
+        jax.device_put(each, given.sharding)
+        if (given := like.get(id(each))) is not None and given.shape == each.shape
+        else jax.device_put(each, device)
+        for each in made
+    ]
 
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
@@ -161,11 +205,11 @@ def _elements(call: Call, array: Any) -> list[int]:
     return [count * each for count in call.counts]
 
 
-def _check_one_device(call: Call, arrays: Sequence[Any]) -> None:
+def _check_local(call: Call, arrays: Sequence[Any]) -> None:
+    """An array over several local devices is taken whole; one over processes is refused."""
     for array in arrays:
-        sharding = getattr(array, "sharding", None)
-        if sharding is not None and len(sharding.device_set) > 1:
+        if not getattr(array, "is_fully_addressable", True):
             raise InvalidArgument(
-                f"{call.kind.name.lower()}: an array lies on {len(sharding.device_set)} local "
-                "devices: gather it to one with jax.device_put, or call inside of shard_map"
+                f"{call.kind.name.lower()}: an array lies on devices of other processes, too: pass "
+                "what is on this one, as array.addressable_data(0)"
             )

@@ -89,3 +89,12 @@ def check_averages(lines: list[str], kinds: set[str]) -> None:
     assert sorted(row[0] for row in rows) == [str(rank) for rank in range(count)]
     assert {row[1] for row in rows} == {rows[0][1]}
     assert {row[2] for row in rows} == {*kinds, None}
+
+
+def test_jax_overlap_gives_equal_results_in_both_ways() -> None:
+    lines = lines_of(*RUN, "2", "--", sys.executable, "examples/jax_overlap.py")
+    told = [
+        re.fullmatch(r"rank (\d) of 2: [\d.]+ ms .*, [\d.]+ ms overlapped, equal results", line)
+        for line in lines
+    ]
+    assert sorted(found[1] for found in told if found is not None) == ["0", "1"], lines
