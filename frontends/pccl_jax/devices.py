@@ -7,9 +7,9 @@
 
 One communicator serves all local devices of a process. The devices add up first (a reduce_scatter
 of lax over the axis), then each exchanges its part with those of the other peers, and they gather
-all parts again, so that the network carries the sum once. Each part of a process has a tag of its own,
-X
-bindings/jax_parts.c.
+all parts again, so that the network carries the sum once. Each part of a process has a tag of its
+own, from the call's tag on, and on each device calls come in the order of the program. The handler
+is in bindings/jax_parts.c.
 """
 
 from __future__ import annotations

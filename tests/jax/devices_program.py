@@ -109,6 +109,20 @@ def check_arrays_over_devices(comm: pccl.Communicator) -> None:
         pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, x)
 
 
+def check_errors(comm: pccl.Communicator) -> None:
+    """An error of a part is one of PCCL, and the next call works."""
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    step = pj.jit(
+        jax.shard_map(
+            lambda comm, x: pj.psum(comm, x, "d"), mesh=mesh, in_specs=(P(), P("d")), out_specs=P()
+        )
+    )
+    with pytest.raises(pccl.Mismatch, match="called different things"):
+        step(comm, jnp.ones((DEVICES, DEVICES * (1 + comm.rank))))
+    total = step(comm, jnp.ones((DEVICES, 3)))
+    np.testing.assert_array_equal(total, np.full((1, 3), 2.0 * DEVICES))
+
+
 def main() -> None:
     """Prints what has been checked."""
     assert len(jax.devices()) == DEVICES
@@ -121,6 +135,7 @@ def main() -> None:
                 error.add_note(f"seed {seed}, {vars(Drawn(seed))}")
                 raise
         check_arrays_over_devices(comm)
+        check_errors(comm)
     print(f"checked {PROGRAMS}", flush=True)
 
 
