@@ -2,7 +2,7 @@
 # Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/);
-#                             FRAMEWORK=torch: under DistributedDataParallel; FRAMEWORK=jax: in jitted programs
+#                             FRAMEWORK=torch: under DistributedDataParallel; =jax: jitted
 #   make test                 everything that must pass: style, unit tests, simulator, Python tests
 #   make test-long            what is long and rarely broken: emulators, demo, soak, docs, a wheel
 #   make build                the editable install in .venv; about a second when nothing changed

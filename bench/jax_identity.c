@@ -1,6 +1,6 @@
-/* jax_identity: a foreign function of XLA that does nothing, as a measure of what a call of one costs. Its one array
- * is operand and result in the same memory, with XLA's token before it where the call is ordered. bench/jax_identity.py
- * compiles and calls it. */
+/* jax_identity: a foreign function of XLA that does nothing, as a measure of what a call of one
+ * costs. Its one array is operand and result in the same memory, with XLA's token before it where
+ * the call is ordered. bench/jax_identity.py compiles and calls it. */
 #include <stddef.h>
 
 #include "xla/ffi/api/c_api.h"

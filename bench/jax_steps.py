@@ -77,7 +77,7 @@ def _case(case: Case, status: Console) -> list[Row]:
 
 
 def rows(case: Case, times: dict[str, float]) -> list[Row]:
-    """What the times of a case's contenders come to."""
+    """Rows that the times of a case's contenders come to."""
     ours = times["pccl_jax"]
     if case.kind == "compile":
         return [Row(BENCH, case.name, "seconds", ours, "s", "identity", times["identity"])]
@@ -100,7 +100,7 @@ def rows(case: Case, times: dict[str, float]) -> list[Row]:
 
 
 def environments(world: int, token: str) -> list[dict[str, str]]:
-    """Of the processes of one world: how they find each other, in a run and in JAX."""
+    """How the processes of one world find each other, in a run and in JAX."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     shared = {

@@ -164,7 +164,7 @@ class Training:
         return np.float32(1)
 
     def held_out_loss(self) -> float:
-        """Of the shared parameters."""
+        """The loss of the shared parameters."""
         return self.model.loss(np.asarray(self.shared["parameters"]), *self.examination)
 
     def digest(self) -> str:
