@@ -2,7 +2,7 @@
 # Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/);
-#                             FRAMEWORK=torch: under DistributedDataParallel
+#                             FRAMEWORK=torch: under DistributedDataParallel; =jax: jitted
 #   make test                 everything that must pass: style, unit tests, simulator, Python tests
 #   make test-long            what is long and rarely broken: emulators, demo, soak, docs, a wheel
 #   make build                the editable install in .venv; about a second when nothing changed
@@ -115,7 +115,7 @@ style: build $(VENV)/.with-dev $(VENV)/.with-test
 	$(RUN) -m mypy
 	$(VENV)/bin/basedpyright
 
-demo: build $(VENV)/.with-demo$(if $(filter torch,$(FRAMEWORK)),-torch)
+demo: build $(VENV)/.with-demo$(if $(filter torch jax,$(FRAMEWORK)),-$(FRAMEWORK))
 	$(RUN) -m examples.demo $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 bench: build $(VENV)/.with-bench
@@ -226,6 +226,7 @@ EXTRAS_test := test,numpy,demo
 EXTRAS_demo := demo
 # With the torch that is tested: of any other, pip takes the newest, with gigabytes for CUDA.
 EXTRAS_demo-torch := demo,test
+EXTRAS_demo-jax := demo,test
 EXTRAS_bench := bench
 EXTRAS_dev := dev
 EXTRAS_release := release

@@ -17,6 +17,8 @@ from bench import (
     common,
     coordinator,
     hostile,
+    jax_plan,
+    jax_steps,
     kernels,
     loopback,
     price,
@@ -246,6 +248,34 @@ def torch_command(
     pccl_py.exit_on_sigterm()
     cases = case or list(torch_plan.CASES)
     torch_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="jax")
+def jax_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May be given again.  [{', '.join(jax_plan.CASES)}]"),
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="Of all_reduce, as 64MiB; may be given again.  [4KiB to 64MiB]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for jax.jsonl.")] = Path("bench_out"),
+) -> None:
+    """Collectives inside of jit against JAX's own psum over gloo, pccl_py, and foreign calls."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("cores are chosen the way of Linux; run it there")
+    unknown = set(case or ()) - set(jax_plan.CASES)
+    if unknown:
+        known = ", ".join(jax_plan.CASES)
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    pccl_py.exit_on_sigterm()
+    cases = case or list(jax_plan.CASES)
+    jax_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -26,27 +26,21 @@ gloo's gradients as f32 and ours with int8 and error feedback. A loss, and what 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
 import json
 import os
-import queue
-import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import torch_kill, torch_link
+from bench import together, torch_kill, torch_link
 from bench.common import Row
 from bench.report import Report
-from bench.torch_places import WORLD, environments
+from bench.torch_places import environments
 from bench.torch_plan import Case, plan, to_json
-from harness.child import Child
 
 BENCH = "torch"
 MEGABITS = 100
@@ -79,16 +73,17 @@ def run(
 
 def _case(case: Case, line: torch_link.Line | None, status: Console) -> list[Row]:
     """The rows of one case, from two processes of its own."""
-    before, began = _busy_seconds(), time.monotonic()
+    before, began = together.busy_seconds(), time.monotonic()
     reports = [json.loads(told) for told in _tellings(case, line)]
     wall = time.monotonic() - began
     # Children that were reaped: all that the processes have used, imports too.
-    others = max(0.0, _busy_seconds() - before) / (wall * (os.cpu_count() or 1))
+    others = max(0.0, together.busy_seconds() - before) / (wall * (os.cpu_count() or 1))
     name = case.name if line is None else f"{case.name}/{MEGABITS}Mbit"
     if others > OTHERS_MAX:
         status.print(f"{name} does not count: others had {others:.0%} of the cores meanwhile")
     times = {
-        contender: _seconds([told["samples"][contender] for told in reports]) / case.iterations
+        contender: together.seconds([told["samples"][contender] for told in reports])
+        / case.iterations
         for contender in reports[0]["samples"]
     }
     return [*_rows(name, times), Row(BENCH, name, "cpu_of_others", others, "share")]
@@ -112,56 +107,12 @@ def _rows(name: str, times: dict[str, float]) -> list[Row]:
     return rows
 
 
-def _seconds(of_all: list[list[tuple[float, float]]]) -> float:
-    """The median of a sample, from the last that entered to the last that left."""
-    together = zip(*of_all, strict=True)
-    taken: list[float] = [
-        max(end for _, end in sample) - max(begin for begin, _ in sample) for sample in together
-    ]
-    return statistics.median(taken)
-
-
-def _busy_seconds() -> float:
-    """CPU seconds of this machine that were not of this process and its children.
-
-    Without interrupts, in which the kernel moves the bytes of all.
-    """
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    busy = sum(map(int, fields[:3])) / os.sysconf("SC_CLK_TCK")  # user, nice, system
-    own = os.times()
-    return float(busy - sum(own[:4]))
-
-
 def _tellings(case: Case, line: torch_link.Line | None) -> list[str]:
     """A line of each process. Raises RuntimeError if one fails."""
-    told: list[queue.Queue[str | None]] = [queue.Queue() for _ in range(WORLD)]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for rank, environment in enumerate(environments(line)):
-            command = [sys.executable, "-m", "bench.torch_worker", to_json([case])]
-            child = Child(
-                [*(line.prefix(rank) if line else []), *command],
-                heard=told[rank].put,
-                ended=functools.partial(_end, told[rank]),
-                environment=environment,
-                log=sys.stderr,
-            )
-            children.append(stack.enter_context(child))
-        lines = [list(_until_the_end(waiting)) for waiting in told]
-        codes = [child.wait(LINE_SECONDS_MAX) for child in children]
-    if any(codes):
-        raise RuntimeError(f"processes of {case.name} ended with status {codes}")
-    return [said[-1] for said in lines]
-
-
-def _end(told: queue.Queue[str | None], _: int) -> None:
-    told.put(None)
-
-
-def _until_the_end(told: queue.Queue[str | None]) -> Iterator[str]:
-    while (said := told.get(timeout=LINE_SECONDS_MAX)) is not None:
-        if said.startswith("{"):
-            yield said
+    command = [sys.executable, "-m", "bench.torch_worker", to_json([case])]
+    places = environments(line)
+    commands = [[*(line.prefix(rank) if line else []), *command] for rank in range(len(places))]
+    return together.last_lines(case.name, commands, places, LINE_SECONDS_MAX)
 
 
 def _table(rows: list[Row]) -> Table:

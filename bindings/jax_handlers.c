@@ -11,15 +11,6 @@
 
 pccl_handler_hooks_t hooks;
 
-/* A call has all that it needs, and knows who it is. */
-typedef struct now {
-  XLA_FFI_CallFrame *frame;
-  const operands_t *given;
-  pccl_comm_t *comm;
-  uint32_t rank, world_size, root;
-  uint64_t epoch;
-} now_t;
-
 EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) {
   hooks = *given;
 }
@@ -61,7 +52,7 @@ const char *kind_name(int64_t kind) {
   }
 }
 
-static int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made) {
+int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made) {
   switch (dtype) {
     case XLA_FFI_DataType_F32: *made = PCCL_F32; return 1;
     case XLA_FFI_DataType_F64: *made = PCCL_F64; return 1;
@@ -89,7 +80,7 @@ static int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made) {
   }
 }
 
-static uint64_t elements_of(const XLA_FFI_Buffer *buffer) {
+uint64_t elements_of(const XLA_FFI_Buffer *buffer) {
   uint64_t count = 1;
   for (int64_t index = 0; index < buffer->rank; index += 1) count *= (uint64_t)buffer->dims[index];
   return count;
@@ -131,6 +122,24 @@ static const char *read_told(operands_t *given) {
   return NULL;
 }
 
+/* Those of error feedback: the last array, and the last result. */
+static const char *read_residuals(operands_t *given) {
+  if (given->arg_count < 2 || given->ret_count != given->arg_count)
+    return "error feedback needs arrays";
+  given->arg_count -= 1;
+  given->ret_count -= 1;
+  given->residual = given->args[given->arg_count];
+  given->next_residual = given->rets[given->ret_count];
+  uint64_t count = 0;
+  for (int64_t index = 0; index < given->arg_count; index += 1)
+    count += elements_of(given->args[index]);
+  if (given->residual->dtype == XLA_FFI_DataType_F32 && elements_of(given->residual) == count &&
+      given->next_residual->dtype == XLA_FFI_DataType_F32 &&
+      elements_of(given->next_residual) == count)
+    return NULL;
+  return "the residual of error feedback must have one f32 for each element";
+}
+
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   const XLA_FFI_Attrs *attrs = &frame->attrs;
   const XLA_FFI_Array *words =
@@ -161,7 +170,9 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
   given->epoch = handle_words == 2 ? 0 : handle[2] | (uint64_t)handle[3] << 32;
   given->args += 1;
   given->arg_count -= 1;
-  return read_told(given);
+  const char *wrong = read_told(given);
+  given->residual = given->next_residual = NULL;
+  return wrong == NULL && given->call->feeds_back ? read_residuals(given) : wrong;
 }
 
 /* ---- The place of this rank --------------------------------------------------------------- */
@@ -199,7 +210,7 @@ static int has_root(int64_t kind) {
          kind == PCCL_GATHER || kind == KIND_SEND || kind == KIND_RECV;
 }
 
-static XLA_FFI_Error *find_place(now_t *now) {
+XLA_FFI_Error *find_place(now_t *now) {
   const call_t *call = now->given->call;
   pccl_comm_info_t info = PCCL_COMM_INFO_INIT;
   pccl_status_t status = pccl_comm_info(now->comm, &info);
@@ -293,7 +304,7 @@ static void clear_results(const now_t *now) {
 
 /* ---- Beginning ---------------------------------------------------------------------------- */
 
-static pccl_collective_options_t options_of(const call_t *call) {
+pccl_collective_options_t options_of(const call_t *call) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
   options.tag = (uint64_t)call->tag;
   options.deadline_ns = (uint64_t)call->deadline_ns;
@@ -379,6 +390,10 @@ static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
     error = begin_uneven(now, arrays, work);
   } else if (error == NULL) {
     pccl_collective_options_t options = options_of(call);
+    if (given->residual != NULL) {
+      options.residual_in = given->residual->data;
+      options.residual_out = given->next_residual->data;
+    }
     pccl_status_t status = pccl_coalesced_async(now->comm, (pccl_collective_t)call->kind, arrays,
                                                 (uint64_t)count, now->root, &options, work);
     if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());
@@ -413,14 +428,18 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
 
 /* ---- Waiting, and the outcome ------------------------------------------------------------- */
 
-static XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
+pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since) {
   pccl_status_t status;
   while ((status = pccl_work_wait(work, SLICE_NS)) == PCCL_TIMEOUT) {
     if (!hooks.interrupted(since)) continue;
     pccl_work_cancel(work);
-    status = pccl_work_wait(work, UINT64_MAX);
-    break;
+    return pccl_work_wait(work, UINT64_MAX);
   }
+  return status;
+}
+
+XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
+  pccl_status_t status = wait_until_finished(work, since);
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
 
@@ -506,7 +525,7 @@ static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
   return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
 }
 
-static XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
+XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
   uint32_t *words = now->given->outcome;
   if (words == NULL) return NULL;
   memset(words, 0, OUTCOME_WORDS * sizeof *words);
@@ -546,7 +565,7 @@ static XLA_FFI_Error *run(now_t *now) {
   return error;
 }
 
-EXPORT XLA_FFI_Error *pccl_jax_collective(XLA_FFI_CallFrame *frame) {
+XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)(now_t *now)) {
   if (answer_probe(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
   operands_t given;
@@ -559,8 +578,12 @@ EXPORT XLA_FFI_Error *pccl_jax_collective(XLA_FFI_CallFrame *frame) {
                 "%s: the communicator is closed and gone, or is that of another process: pass one "
                 "that is open",
                 kind_name(given.call->kind));
-  now_t now = {.frame = frame, .given = &given, .comm = comm};
+  now_t now = {.frame = frame, .given = &given, .comm = comm, .pin = pin};
   XLA_FFI_Error *error = run(&now);
-  hooks.release(pin);
+  if (now.pin != NULL) hooks.release(now.pin);
   return error;
+}
+
+EXPORT XLA_FFI_Error *pccl_jax_collective(XLA_FFI_CallFrame *frame) {
+  return with_communicator(frame, run);
 }

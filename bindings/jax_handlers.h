@@ -1,6 +1,6 @@
 /* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
- * errors. The handlers are in jax_handlers.c, errors in jax_errors.c; frontends/pccl_jax/calls.py
- * writes the words. */
+ * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c;
+ * frontends/pccl_jax/calls.py writes the words. */
 #pragma once
 
 #include "handlers.h"
@@ -28,6 +28,8 @@ typedef struct call {
   int64_t rank;          /* the same; -1 */
   int64_t tells_origin;  /* an origin is behind the results and, of an average, contributors */
   int64_t tells_outcome; /* the last result is an outcome */
+  int64_t feeds_back;    /* behind the arrays is a residual of f32, and behind their results the
+                            next one */
   int64_t counts_given;  /* of the words that follow; an all_to_all has those that it sends and then
                             others */
 } call_t;
@@ -46,7 +48,19 @@ typedef struct operands {
   XLA_FFI_Buffer **contributors; /* NULL; or u16 for each element of each result: their number */
   uint32_t *origin;              /* NULL, or room for the handle and the epoch */
   uint32_t *outcome;             /* NULL, or room for an outcome */
+  const XLA_FFI_Buffer *residual; /* of error feedback; NULL for none */
+  const XLA_FFI_Buffer *next_residual;
 } operands_t;
+
+/* A call that has all that it needs, and knows who it is. */
+typedef struct now {
+  XLA_FFI_CallFrame *frame;
+  const operands_t *given;
+  pccl_comm_t *comm;
+  void *pin; /* of the communicator; whoever keeps it makes this NULL */
+  uint32_t rank, world_size, root;
+  uint64_t epoch;
+} now_t;
 
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.
  * outcome.py reads it. */
@@ -83,3 +97,18 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
     __attribute__((format(printf, 3, 4)));
 
 const char *kind_name(int64_t kind);
+
+/* ---- What jax_handlers.c does for the others ------------------------------------------------ */
+
+int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made);
+uint64_t elements_of(const XLA_FFI_Buffer *buffer);
+pccl_collective_options_t options_of(const call_t *call);
+
+/* Reads the operands of a handler, and runs it with the communicator; errors name the call. */
+XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)(now_t *now));
+/* The rank, the size of the world and the root, as they are now. */
+XLA_FFI_Error *find_place(now_t *now);
+/* Waits in slices; `since`: hooks.withdrawals() before the wait. */
+pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since);
+XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since);
+XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work);

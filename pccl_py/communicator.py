@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, SupportsIndex
 
@@ -34,6 +34,9 @@ from pccl_py.words import (
 
 # As engine/abi/comm.zig has it.
 DEADLINE_NS_DEFAULT = 600 * 10**9
+
+# Called before each safe point: frontends that trace programs refuse it there, or wait for theirs.
+before_admit: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ class Group(Objects):
         Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); this peer
         has not passed the safe point.
         """
+        for check in before_admit:
+            check()
         native = self._open()
         deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         try:

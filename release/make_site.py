@@ -30,7 +30,7 @@ LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PAGES = {"README.md": "index.md", "include/pccl.h": "reference/c.md"}
 # Those that are not there yet are left out; one that is there and not here is an error.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "TORCH.md", "MIGRATING.md"],
+    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "TORCH.md", "JAX.md", "MIGRATING.md"],
     "Use": [
         *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
         *("C.md", "KERNELS.md", "BENCHMARKS.md", "SECURITY.md"),
@@ -39,6 +39,7 @@ NAVIGATION: dict[str, list[str]] = {
         "reference/python.md",
         "reference/numpy.md",
         "reference/torch.md",
+        "reference/jax.md",
         "reference/c.md",
         "reference/cli.md",
     ],
@@ -61,6 +62,7 @@ def main() -> None:
     write("reference/python.md", python_page("pccl_py", "Python reference"))
     write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
     write("reference/torch.md", python_page("pccl_torch", "PyTorch reference"))
+    write("reference/jax.md", python_page("pccl_jax", "JAX reference"))
     command = typer.main.get_command(pccl_py.cli.app)
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")

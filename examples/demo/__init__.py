@@ -2,7 +2,7 @@
 all_reduce.
 
 The training program is `peer.py`, with `model.py`, `corpus.py` and `diloco.py` below it; for
-PyTorch it is `peer_torch.py`. `orchestrator.py` starts and watches the processes; `story.py` keeps
-what they report, `verdict.py` judges it, `view.py`, `plot.py` and `report.py` show it. Start
-reading at `peer.py`.
+PyTorch it is `peer_torch.py`, for JAX `peer_jax.py`. `orchestrator.py` starts and watches the
+processes; `story.py` keeps what they report, `verdict.py` judges it, `view.py`, `plot.py` and
+`report.py` show it. Start reading at `peer.py`.
 """

@@ -35,7 +35,8 @@ def demo(
         int, typer.Option(help="Seed of the parameters and of each peer's text.")
     ] = DEFAULTS.seed,
     framework: Annotated[
-        str, typer.Option(help="That of the peers: numpy, or torch with DistributedDataParallel.")
+        str,
+        typer.Option(help="That of the peers: numpy, torch with DistributedDataParallel, or jax."),
     ] = DEFAULTS.framework,
     seconds_max: Annotated[float, typer.Option(help="Give up after this long.")] = 300.0,
 ) -> None:

@@ -3,7 +3,7 @@
 It owns the loop that a user of PCCL would write: enter at the safe point, train for a while,
 average, go on. Note what is not here: nothing about peers that die. It reports what it does as JSON
 lines on its standard output, for `orchestrator.py`; the optimisers are in `diloco.py`, the network
-in `model.py`. The same for PyTorch is `peer_torch.py`.
+in `model.py`. The same for PyTorch is `peer_torch.py`, for JAX `peer_jax.py`.
 
     python -m examples.demo.peer SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
 

@@ -16,7 +16,11 @@ from examples.demo.model import Model
 TAG_PSEUDO_GRADIENT = 0
 
 # The training program for each framework.
-PROGRAMS = {"numpy": "examples.demo.peer", "torch": "examples.demo.peer_torch"}
+PROGRAMS = {
+    "numpy": "examples.demo.peer",
+    "torch": "examples.demo.peer_torch",
+    "jax": "examples.demo.peer_jax",
+}
 
 PROMPT = "def "  # what the model is asked to go on from at the end
 
@@ -25,7 +29,7 @@ PROMPT = "def "  # what the model is asked to go on from at the end
 class Settings:
     """One run. Rounds count from 1, peers from 0."""
 
-    framework: str = "numpy"  # or "torch"
+    framework: str = "numpy"  # or "torch", or "jax"
     seed: int = 1
     rounds: int = 24
     steps: int = 60  # of the inner optimiser, per round: H in the paper
@@ -87,7 +91,7 @@ class Settings:
 
         Under torch.distributed each has a tag of its own, so peer_torch.py gives that one number 1.
         """
-        return self.kill_round - 1 if self.framework == "numpy" else 1
+        return 1 if self.framework == "torch" else self.kill_round - 1
 
     @property
     def fault_point(self) -> str:

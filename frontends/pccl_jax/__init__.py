@@ -19,7 +19,8 @@ branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit,
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
 
 collectives.py has the functions, calls.py the primitives, communicators.py the operands,
-derivatives.py the rules of grad and jvp, batching.py those of vmap.
+derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
+receive. docs/JAX.md is the page for users.
 """
 
 try:
@@ -30,6 +31,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pccl_jax import batching, derivatives
+from pccl_jax.asynchronous import Handle, all_reduce_done, all_reduce_start
 from pccl_jax.collectives import (
     all_gather,
     all_reduce,
@@ -45,19 +47,25 @@ from pccl_jax.collectives import (
 )
 from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
+from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import OutcomeArrays, decode
+from pccl_jax.shared_state import SharedState, shared_state
 
 derivatives.register()
 batching.register()
 
 __all__ = [
     "Comm",
+    "Handle",
     "Jitted",
     "OutcomeArrays",
+    "SharedState",
     "Traced",
     "all_gather",
     "all_reduce",
+    "all_reduce_done",
+    "all_reduce_start",
     "all_to_all",
     "barrier",
     "broadcast",
@@ -65,9 +73,12 @@ __all__ = [
     "errors",
     "gather",
     "jit",
+    "pmean",
+    "psum",
     "recv",
     "reduce",
     "reduce_scatter",
     "scatter",
     "send",
+    "shared_state",
 ]

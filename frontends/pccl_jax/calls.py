@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from pccl_jax import eager, library
+from pccl_jax import eager, host, library
 from pccl_jax.effects import Ordered, effect_of
 from pccl_jax.kinds import ADDING, WHOLE, Kind
 from pccl_jax.outcomes import WORDS
@@ -71,6 +71,13 @@ class Call:
     tells_origin: bool = False
     tells_outcome: bool = False
     in_place: bool = True
+    # The last array is the residual of error feedback, f32, and the last result the next one.
+    feeds_back: bool = False
+
+    @property
+    def tag(self) -> int:
+        """The tag of the operation."""
+        return self.options[1]
 
     @property
     def op(self) -> ReduceOp | None:
@@ -113,7 +120,7 @@ class Call:
             *(self.kind, *self.options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
             *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
-            len(self.counts),
+            *(int(self.feeds_back), len(self.counts)),
             *(count * each for count in self.counts),
         ]
         return np.array([_signed(int(word)) for word in words], np.int64)
@@ -146,25 +153,43 @@ def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
 
 
 def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
-    """The custom call; XLA's token is its first operand and result, if it has an order."""
-    effect = effect_of(call.order)
-    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
-    beside = [abstract_token] * len(tokens)
     aliases = {}
     if call.kind is Kind.BROADCAST or (
         call.in_place and call.kind in (Kind.ALL_REDUCE, Kind.REDUCE)
     ):
-        first = len(tokens)
-        aliases = {first + 1 + number: first + number for number in range(len(arrays))}
+        # The next residual must not overlap the one that is read.
+        aliases = {1 + number: number for number in range(len(arrays) - call.feeds_back)}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
-    made = lowering_function(library.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
+    effect = effect_of(call.order)
+    return lower(context, library.TARGET, effect, (handle, *arrays), words, aliases)
+
+
+def lower(
+    context: Any,
+    target: str,
+    effect: Any,
+    operands: Sequence[Any],
+    words: Any,
+    aliases: dict[int, int],
+) -> Sequence[Any]:
+    """A custom call; XLA's token is its first operand and result, if it has an order.
+
+    `aliases`: which results lie where operands lay, without the token.
+    """
+    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
+    beside = [abstract_token] * len(tokens)
+    first = len(tokens)
+    made = lowering_function(
+        target,
+        has_side_effect=True,
+        operand_output_aliases={first + one: first + two for one, two in aliases.items()},
+    )(
         context.replace(
             avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
         ),
         *tokens,
-        handle,
-        *arrays,
+        *operands,
         call=words,
     )
     outs = list(made.results)
@@ -175,12 +200,28 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
     return list(optimization_barrier(outs)) if len(outs) > 1 else outs
 
 
+def register(
+    primitive: Any, lowering: Any, function: Any, effect: Callable[[str | None], Any] = effect_of
+) -> None:
+    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`."""
+
+    def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
+        return (by_host if host.is_chosen() else lowering)(context, *operands, call=call)
+
+    def by_host(context: Any, *operands: Any, call: Call) -> Any:
+        return host.lower(context, call, effect(call.order), operands, function)
+
+    register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
+    for platform in host.PLATFORMS:
+        register_lowering(primitive, by_host, platform=platform, cacheable=False)
+
+
 def _primitive(kind: Kind) -> Any:
     primitive = Primitive(f"pccl_{kind.name.lower()}")
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(_abstract)
     primitive.def_impl(_run)
-    register_lowering(primitive, _lower, platform="cpu")
+    register(primitive, _lower, host.collective)
     return primitive
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import jax
@@ -19,7 +20,7 @@ from pccl_jax.communicators import Reads, Traced, note, reading
 from pccl_jax.errors import errors, withdrawing
 from pccl_jax.programs import Arguments, Statics
 from pccl_jax.versions import is_tracing, run_compiled
-from pccl_py import Group
+from pccl_py import Group, InvalidUsage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +93,8 @@ class Jitted(Generic[P, R]):
             program = self._programs.get((key, arguments.signature))
             if program is None:
                 function = self._function_of(key)
-                program = function.lower(*args, **kwargs).compile()
+                with _one_device():
+                    program = function.lower(*args, **kwargs).compile()
                 self._compiled += 1
                 self._programs[key, arguments.signature] = program
                 self._move(key, self._key(groups))
@@ -128,6 +130,21 @@ class Jitted(Generic[P, R]):
             (each.world_size if reads.world_size else 0, each.rank if reads.rank else -1)
             for each in every
         )
+
+
+@contextmanager
+def _one_device() -> Iterator[None]:
+    """JAX has no order over several devices: it refuses programs that need one."""
+    try:
+        yield
+    except ValueError as error:
+        if "not supported for more than 1 device" not in str(error):
+            raise
+        raise InvalidUsage(
+            "arrays of this program lie on several local devices, over which collectives have no "
+            "order: inside of shard_map call pccl_jax.psum and pmean, or move the arrays to one "
+            "device with jax.device_put"
+        ) from error
 
 
 def _groups_in(tree: Any) -> list[Group | Traced]:

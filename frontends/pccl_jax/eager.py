@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from pccl_jax.aligned import empty
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors, wait
 from pccl_jax.kinds import ADDING, Kind
@@ -35,12 +36,44 @@ from pccl_py import (
 if TYPE_CHECKING:
     from pccl_jax.calls import Call
 
-# XLA takes memory as it is from this alignment on.
-_ALIGNED = 64
-
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
+    return _put(arrays, operate(call, handle, _given(call, arrays), results))
+
+
+def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The same of NumPy's arrays, for callbacks of programs, too."""
+    number, epoch, group = _group(call, handle)
+    made = [empty(each.shape, each.dtype) for each in call.split(results).results]
+    operation = _with_feedback if call.feeds_back else _operation
+    outcome = operation(call, group, [np.ascontiguousarray(each) for each in given], made)
+    if call.tells_origin:
+        if call.op is ReduceOp.AVG:
+            made += _contributors(outcome, made)
+        made.append(np.array([*pair(number), *pair(epoch)], np.uint32))
+    if call.tells_outcome:
+        made.append(encode(outcome, number))
+    return made
+
+
+def begin(call: Call, handle: Any, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
+    """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
+    finish = begin_operation(call, handle, _given(call, arrays))
+    return lambda: _put(arrays, finish())
+
+
+def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[], list[Any]]:
+    """The same of NumPy's arrays."""
+    number, _, group = _group(call, handle)
+    kept = [np.ascontiguousarray(each) for each in given]
+    made = [empty(each.shape, each.dtype) for each in given]
+    work = group.all_reduce(_memory(kept), _memory(made), async_op=True, **_options(call))
+    return lambda: [*made, encode(work.wait(), number)]
+
+
+def _group(call: Call, handle: Any) -> tuple[int, int, Group]:
+    """The number of a communicator, its epoch, and the Group."""
     words = np.asarray(handle)
     number = int(words[0]) | int(words[1]) << 32
     group = group_of(number)
@@ -53,22 +86,33 @@ def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) 
             f"group is in epoch {group.epoch}, whose ranks may be other members. Repeat the "
             "forward pass, and call admit before it or after the backward pass. Nothing was sent"
         )
-    _check_one_device(call, arrays)
-    with errors():  # of programs before this one
+    return number, epoch, group
+
+
+def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """The memory of arrays, behind the programs of this thread."""
+    _check_local(call, arrays)
+    with errors():
         wait()
-        given = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
-    made = [_empty(each.shape, each.dtype) for each in call.split(results).results]
-    outcome = _operation(call, group, given, made)
-    if call.tells_origin:
-        if call.op is ReduceOp.AVG:
-            made += _contributors(outcome, made)
-        made.append(np.array([*pair(number), *pair(epoch)], np.uint32))
-    if call.tells_outcome:
-        made.append(encode(outcome, number))
-    # On the device of the input, if that has to stay there; JAX may move others.
-    stays = arrays and getattr(arrays[0], "committed", False)
-    place = arrays[0].sharding.device_set if stays else (None,)
-    return [jax.device_put(each, next(iter(place))) for each in made]
+        return [np.asarray(array) for array in arrays]
+
+
+def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+    """As arrays, where the inputs lie, if they have to stay there; JAX may move others.
+
+    A result of an input's shape has its sharding over local devices.
+    """
+    first = arrays[0] if arrays and getattr(arrays[0], "committed", False) else None
+    if first is None:
+        return [jax.device_put(each) for each in made]
+    device = next(iter(first.sharding.device_set)) if len(first.sharding.device_set) == 1 else None
+    like = {id(each): given for each, given in zip(made, arrays, strict=False)}
+    return [
+        jax.device_put(each, given.sharding)
+        if (given := like.get(id(each))) is not None and given.shape == each.shape
+        else jax.device_put(each, device)
+        for each in made
+    ]
 
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
@@ -120,6 +164,25 @@ def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
     return made
 
 
+def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
+    """A sum whose last array is the residual, and whose last result is the next one."""
+    tag = call.options[1]
+    kept = group._feedbacks.get(tag)
+    if kept is not None and not kept.closed:
+        raise InvalidUsage(
+            f"tag {tag} has error feedback by Group.error_feedback, and this call has a residual "
+            "of its own: use another tag"
+        )
+    feedback = group.error_feedback(tag)
+    try:
+        feedback.load(given[-1])
+        outcome = _operation(call, group, given[:-1], made[:-1])
+        made[-1][...] = np.frombuffer(feedback.save(), np.float32)
+    finally:
+        feedback.close()
+    return outcome
+
+
 def _options(call: Call) -> dict[str, Any]:
     """As pccl_py takes them, of those that this kind has."""
     op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form = call.options
@@ -168,18 +231,11 @@ def _elements(call: Call, array: Any) -> list[int]:
     return [count * each for count in call.counts]
 
 
-def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + _ALIGNED, np.uint8)
-    first = -memory.__array_interface__["data"][0] % _ALIGNED
-    return memory[first : first + size].view(dtype).reshape(shape)
-
-
-def _check_one_device(call: Call, arrays: Sequence[Any]) -> None:
+def _check_local(call: Call, arrays: Sequence[Any]) -> None:
+    """An array over several local devices is taken whole; one over processes is refused."""
     for array in arrays:
-        sharding = getattr(array, "sharding", None)
-        if sharding is not None and len(sharding.device_set) > 1:
+        if not getattr(array, "is_fully_addressable", True):
             raise InvalidArgument(
-                f"{call.kind.name.lower()}: an array lies on {len(sharding.device_set)} local "
-                "devices: gather it to one with jax.device_put, or call inside of shard_map"
+                f"{call.kind.name.lower()}: an array lies on devices of other processes, too: pass "
+                "what is on this one, as array.addressable_data(0)"
             )

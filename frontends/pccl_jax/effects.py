@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pccl_jax.versions import Effect, effect_sets, ordered_effects
+from pccl_jax.versions import Effect, effect_sets, ordered_effects, shardable_ordered_effects
 
 
 class Ordered(Effect):  # type: ignore[misc]
@@ -19,13 +19,26 @@ class Ordered(Effect):  # type: ignore[misc]
         self.order = order
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ordered) and other.order == self.order
+        return type(other) is Ordered and other.order == self.order
 
     def __hash__(self) -> int:
         return hash((Ordered, self.order))
 
     def __repr__(self) -> str:
         return f"PCCL[{self.order}]"
+
+
+class OrderedOnDevices(Ordered):
+    """The effect of calls of programs on several devices, which keep one order on each of them."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OrderedOnDevices) and other.order == self.order
+
+    def __hash__(self) -> int:
+        return hash((OrderedOnDevices, self.order))
+
+    def __repr__(self) -> str:
+        return f"PCCL[{self.order}, on each device]"
 
 
 class Unordered(Effect):  # type: ignore[misc]
@@ -39,8 +52,11 @@ UNORDERED = Unordered()
 
 for _known in effect_sets:
     _known.add_type(Ordered)
+    _known.add_type(OrderedOnDevices)
     _known.add_type(Unordered)
 ordered_effects.add_type(Ordered)
+ordered_effects.add_type(OrderedOnDevices)
+shardable_ordered_effects.add_type(OrderedOnDevices)
 
 
 def effect_of(order: str | None) -> Any:

@@ -7,7 +7,11 @@ later program of this thread: they are dropped, so that the process stays usable
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+import itertools
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -33,6 +37,7 @@ def errors() -> Iterator[None]:
     then. Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler
     (Ctrl-C) that comes while this waits withdraws the collectives that programs wait in.
     """
+    _programs.enter()
     try:
         yield
         with withdrawing():
@@ -46,6 +51,47 @@ def errors() -> Iterator[None]:
             raise
         forget()
         raise made from error
+    finally:
+        _programs.leave()
+
+
+# What tells of operations that programs have begun and not finished.
+unfinished: list[Callable[[], list[str]]] = [library.unfinished]
+
+
+class _Programs:
+    """The threads that are inside of `errors`: where the last one leaves, no program runs."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._inside: Counter[int] = Counter()
+
+    def enter(self) -> None:
+        with self._mutex:
+            self._inside[threading.get_ident()] += 1
+
+    def leave(self) -> None:
+        """Tells about the operations that programs have begun and not finished."""
+        own = threading.get_ident()
+        with self._mutex:
+            is_alone = len(self._inside) == 1
+            self._inside[own] -= 1
+            if self._inside[own] == 0:
+                del self._inside[own]
+            told = _unfinished() if is_alone else []
+        _log(told)
+
+
+def _unfinished() -> list[str]:
+    return [sentence for told in unfinished for sentence in told()]
+
+
+def _log(sentences: list[str]) -> None:
+    for sentence in sentences:
+        logger.warning("%s", sentence)
+
+
+_programs = _Programs()
 
 
 @contextmanager
@@ -89,13 +135,43 @@ def _leave() -> None:
     except jax.errors.JaxRuntimeError as error:
         logger.warning("a program that still ran at exit was ended: %s", error)
         forget()
+    _log(_unfinished())
 
 
-def exception_of(error: BaseException) -> Exception | None:
+class _Raised:
+    """Exceptions of callbacks (host.py), of which XLA passes on the text alone."""
+
+    _NUMBERED = re.compile(r"\[pccl host error (\d+)\]")
+    _KEPT_MAX = 256
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._errors: OrderedDict[int, BaseException] = OrderedDict()
+
+    def keep(self, error: BaseException) -> RuntimeError:
+        """The error to raise instead, whose text names it."""
+        with self._mutex:
+            number = next(self._numbers)
+            self._errors[number] = error
+            if len(self._errors) > self._KEPT_MAX:
+                self._errors.popitem(last=False)
+        return RuntimeError(f"[pccl host error {number}] {error}")
+
+    def find(self, text: str) -> BaseException | None:
+        """The one that a text names; None if it names none, or one that is long past."""
+        found = self._NUMBERED.search(text)
+        return None if found is None else self._errors.get(int(found[1]))
+
+
+raised = _Raised()
+
+
+def exception_of(error: BaseException) -> BaseException | None:
     """The exception of PCCL that an error of JAX stands for; None if it is of something else."""
     failure = library.failure_in(str(error))
     if failure is None:
-        return None
+        return raised.find(str(error))
     made, group = failure.exception, group_of(failure.handle)
     if isinstance(made, PcclError):
         made.args = (reworded(failure.form, str(made)),)

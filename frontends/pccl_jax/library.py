@@ -1,4 +1,5 @@
-"""libpccl_jax: the handlers that compiled programs call, beside libpccl (bindings/jax_handlers.c).
+"""libpccl_jax: the handlers that compiled programs call, beside libpccl (bindings/jax_handlers.c,
+jax_async.c).
 
 Importing this gives XLA the handlers for the CPU, once, and compares the version of its interface
 with that of jaxlib. Errors of a handler have a number, by which `error_of` finds them.
@@ -19,6 +20,9 @@ from pccl_py import _pccl, paths
 from pccl_py.errors import make
 
 TARGET = "pccl_collective"
+TARGET_BEGIN = "pccl_begin"
+TARGET_FINISH = "pccl_finish"
+TARGET_PART = "pccl_part"
 _TEXT_BYTES_MAX = 4096
 _NUMBERED = re.compile(r"\[pccl error (\d+)\]")
 _VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
@@ -33,6 +37,7 @@ _library.pccl_jax_error.argtypes = [
     *(ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
     *(ctypes.POINTER(ctypes.c_int64), *(ctypes.POINTER(ctypes.c_uint64),) * 2),
 ]
+_library.pccl_jax_unfinished.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
 class Failure(NamedTuple):
@@ -73,8 +78,16 @@ def failure_in(text: str) -> Failure | None:
     return Failure(make(status, sentence), kind.value, form.value, handle.value)
 
 
+def unfinished() -> list[str]:
+    """Operations that programs have begun and not finished, each in a sentence, and each once."""
+    said, told = ctypes.create_string_buffer(_TEXT_BYTES_MAX), []
+    while _library.pccl_jax_unfinished(said, len(said)):
+        told.append(said.value.decode())
+    return told
+
+
 def _start() -> None:
-    """Checks the versions, and gives XLA the handler."""
+    """Checks the versions, and gives XLA the handlers."""
     built, installed = version(), version_of_jaxlib()
     # XLA takes handlers of its major version that know no more than it does.
     if built[0] != installed[0] or built[1] > installed[1]:
@@ -85,8 +98,13 @@ def _start() -> None:
     main = threading.main_thread().ident
     assert main is not None
     _library.pccl_jax_start(_pccl.handler_hooks(main))
-    capsule = jax.ffi.pycapsule(_library.pccl_jax_collective)
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target, handler in (
+        (TARGET, _library.pccl_jax_collective),
+        (TARGET_BEGIN, _library.pccl_jax_begin),
+        (TARGET_FINISH, _library.pccl_jax_finish),
+        (TARGET_PART, _library.pccl_jax_part),
+    ):
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
 _start()

@@ -14,7 +14,17 @@ import jax
 SUPPORTED = "jax>=0.10,<0.11"
 
 try:
-    from jax._src import ad_util, api_util, config, core, dispatch, effects, ffi, stages
+    from jax._src import (
+        ad_util,
+        api_util,
+        callback,
+        config,
+        core,
+        dispatch,
+        effects,
+        ffi,
+        stages,
+    )
     from jax._src.interpreters import ad, batching, mlir
 
     abstract_token: Any = core.abstract_token
@@ -31,8 +41,10 @@ try:
         effects.custom_derivatives_allowed_effects,
     ]
     ordered_effects: Any = effects.ordered_effects
+    shardable_ordered_effects: Any = effects.shardable_ordered_effects
     lowering_function: Any = ffi.build_ffi_lowering_function
     TokenSet: Any = mlir.TokenSet
+    emit_callback: Any = callback.emit_python_callback
     register_lowering: Any = mlir.register_lowering
     optimization_barrier: Any = vars(mlir)["hlo"].optimization_barrier
     primitive_jvps: Any = ad.primitive_jvps

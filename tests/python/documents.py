@@ -46,6 +46,16 @@ FOREIGN = frozenset(
         """,
     )
 )
+# Words of JAX and of mpi4jax.
+FOREIGN |= frozenset(
+    re.findall(
+        r"\S+",
+        """
+        fori_loop process_index process_count psum pmean pmax pmin psum_scatter ppermute key_data
+        multihost_utils broadcast_one_to_all sync_global_devices sendrecv
+        """,
+    )
+)
 # Words of the libraries that docs/MIGRATING.md is about.
 FOREIGN |= frozenset(
     re.findall(
@@ -64,8 +74,8 @@ FOREIGN |= frozenset(
         """,
     )
 )
-# Peers and connections in the simulator's traces, rounding in formulas.
-NOTATION = re.compile(r"[pc]\d+|fl")
+# Peers and connections in the simulator's traces, rounding and ranks in formulas.
+NOTATION = re.compile(r"[pc]\d+|fl|[xyXYL]_\w")
 # Files that name what is not there.
 NO_SOURCES = frozenset({"documents.py", "test_tidy_documents.py", "test_tidy.py"})
 SOURCE_SUFFIXES = frozenset(

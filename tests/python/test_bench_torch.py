@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import torch_kill, torch_link, torch_plan, torch_steps
+from bench import together, torch_kill, torch_link, torch_plan, torch_steps
 from bench.common import Row
 from bench.torch_plan import Case
 
@@ -64,7 +64,7 @@ def test_a_plan_has_each_size_and_a_quick_one_is_small() -> None:
 
 def test_a_sample_counts_from_the_last_that_entered_to_the_last_that_left() -> None:
     first, second = [(0.0, 5.0), (10.0, 12.0), (20.0, 21.0)], [(1.0, 4.0), (9.0, 13.0), (20.5, 22)]
-    assert torch_steps._seconds([first, second]) == 3.0  # of 4, 3 and 1.5
+    assert together.seconds([first, second]) == 3.0  # of 4, 3 and 1.5
 
 
 def test_the_share_that_overlaps_is_that_of_the_moving() -> None:

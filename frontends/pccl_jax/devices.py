@@ -1,0 +1,153 @@
+"""psum and pmean inside of shard_map: over the local devices and over the peers, at once.
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("d")), out_specs=P())
+    def step(comm, params, batch):
+        grads = jax.grad(loss_of)(params, batch)
+        return pj.pmean(comm, grads, "d")       # of all devices of all peers
+
+One communicator serves all local devices of a process. The devices add up first (a reduce_scatter
+of lax over the axis), then each exchanges its part with those of the other peers, and they gather
+all parts again, so that the network carries the sum once. Each part of a process has a tag of its
+own, from the call's tag on, and on each device calls come in the order of the program. The handler
+is in bindings/jax_parts.c.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias, TypeVar, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pccl_jax import host, library
+from pccl_jax.calls import Call, lower, register
+from pccl_jax.communicators import Comm, Operand
+from pccl_jax.effects import OrderedOnDevices
+from pccl_jax.kinds import Kind
+from pccl_jax.options import asked_of, numbers_of
+from pccl_jax.trees import Leaves
+from pccl_jax.versions import Primitive, primitive_batchers, primitive_jvps
+from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
+from pccl_py.options import MoveOptions, documented
+
+T = TypeVar("T")
+AxisNames: TypeAlias = Hashable | Sequence[Hashable]
+
+# Beyond the tags of other calls, which may be in flight while a program with several devices runs.
+TAG = 1 << 32
+
+
+@documented(MoveOptions, beside=False)
+def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
+    """The sum of `x` over the local devices along `axis_name` and over all members, on all.
+
+    `x`: an array of a dtype in `pccl_py.DType`, or a pytree of them, inside of shard_map;
+    `axis_name`: one axis of its mesh, or several. The mesh is of local devices, and all peers must
+    have as many and make the same calls in the same order. The parts have the tags from `tag` on
+    (default 2**32), as many as the mesh has devices. Along an axis that is not named, each position
+    adds up by itself, also where all have the same. After a loss each part goes on by itself, so
+    that the contributors of parts may differ. It has no derivative.
+    """
+    result: T = _reduce("psum", comm, x, axis_name, options)
+    return result
+
+
+@documented(MoveOptions, beside=False)
+def pmean(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
+    """The mean of `x` over the local devices along `axis_name` and over all members, on all.
+
+    Floats alone; it divides by the devices, and by the members that contributed. As `psum`.
+    """
+    result: T = _reduce("pmean", comm, x, axis_name, options)
+    return result
+
+
+def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -> Any:
+    operand, rest = Operand.of(comm), dict(options)
+    first = rest.pop("tag", TAG)
+    op = ReduceOp.AVG if name == "pmean" else ReduceOp.SUM
+    asked, _ = asked_of("all_reduce", {**rest, "op": op, "tag": first})
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(mesh.manual_axes)
+    names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
+    if not names or not set(names) <= set(axes):
+        raise InvalidArgument(
+            f"{name}: {axis_name!r} must name axes of the shard_map around it, which has "
+            f"{', '.join(map(repr, axes)) or 'none'}; outside of one call all_reduce"
+        )
+    leaves = Leaves.of(x)
+    leaves.check(op)
+    lane = lax.axis_index(axes).astype(np.uint32)
+    made = []
+    call = Call(Kind.ALL_REDUCE, numbers_of(asked, leaves.form()), operand.order)
+    for array in leaves.arrays:
+        if op is ReduceOp.AVG and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise InvalidArgument(f"pmean is of floats, and dtype is {array.dtype}: use psum")
+        made.append(_whole(operand.handle, lane, array, names, op, call))
+    return leaves.rebuild(made)
+
+
+def _whole(
+    handle: Any, lane: Any, array: Any, names: tuple[Hashable, ...], op: ReduceOp, call: Call
+) -> Any:
+    """One array: added up over the axes, exchanged by parts, gathered."""
+    count = math.prod(lax.axis_size(each) for each in names)
+    flat = array.reshape(-1)
+    padded = jnp.pad(flat, (0, -flat.size % count))
+    missing = tuple(each for each in names if each not in jax.typeof(padded).mat.varying)
+    if missing and jax.typeof(lane).mat.varying:
+        padded = lax.pcast(padded, missing, to="varying")
+    part = lax.psum_scatter(padded, names, tiled=True)
+    if op is ReduceOp.AVG:
+        part = part / np.array(count, part.dtype)
+    (part,) = _part.bind(handle, lane, part, call=call)
+    return lax.all_gather(part, names, tiled=True, to="invarying")[: flat.size].reshape(array.shape)
+
+
+# ---- the primitive ------------------------------------------------------------------------------
+
+
+def _effect_of(order: str | None) -> Any:
+    assert order is not None
+    return OrderedOnDevices(order)
+
+
+def _abstract(_: Any, __: Any, part: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    return [part.update(weak_type=False)], {_effect_of(call.order)}
+
+
+def _lower(context: Any, handle: Any, lane: Any, part: Any, call: Call) -> Any:
+    words = call.words(())
+    effect = _effect_of(call.order)
+    return lower(context, library.TARGET_PART, effect, (handle, lane, part), words, {2: 0})
+
+
+def _through_host(call: Call, handle: Any, given: list[Any], results: Sequence[Any]) -> list[Any]:
+    lane, part = given
+    numbers = list(call.options)
+    numbers[1] += int(lane)
+    return host.collective(call.replace(options=tuple(numbers)), handle, [part], results)
+
+
+def _outside(*_: Any, **__: Any) -> Any:
+    raise InvalidUsage("psum and pmean are for shard_map: call all_reduce outside of it")
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise InvalidUsage(
+        "psum and pmean of pccl_jax have no derivative and no batches: call them on gradients, "
+        "outside of grad and vmap"
+    )
+
+
+_part = Primitive("pccl_part")
+_part.multiple_results = True
+_part.def_effectful_abstract_eval(_abstract)
+_part.def_impl(_outside)
+primitive_jvps[_part] = _refused
+primitive_batchers[_part] = _refused
+register(_part, _lower, _through_host, _effect_of)

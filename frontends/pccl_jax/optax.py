@@ -1,0 +1,151 @@
+"""Gradients averaged over all members, as a transformation of optax, with error feedback.
+
+    optimizer = optax.chain(pccl_jax.optax.average_gradients(comm, codec="int8"), optax.adam(1e-3))
+
+    @pccl_jax.jit
+    def step(comm, params, opt_state, batch):
+        grads = jax.grad(loss_of)(params, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params, comm=comm)
+        return optax.apply_updates(params, updates), opt_state
+
+The losses of a codec's rounding are in the transformation's state, a pytree of arrays that is in a
+checkpoint with the rest of the optimizer's. Importing this needs optax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+try:
+    import optax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pccl_jax.optax needs optax: pip install optax", name=error.name
+    ) from error
+
+from pccl_jax.calls import Call, bind
+from pccl_jax.communicators import Comm, Operand
+from pccl_jax.kinds import Kind
+from pccl_jax.options import asked_of, numbers_of
+from pccl_jax.outcomes import WORDS, OutcomeArrays, decode
+from pccl_jax.shared_state import EachOwn
+from pccl_jax.trees import Leaves
+from pccl_py import Codec, CodecKind, CodecName, InvalidArgument, Outcome, Recovery, ReduceOp
+from pccl_py.codec import parse_codec
+from pccl_py.words import RecoveryName
+
+__all__ = ["AverageState", "average_gradients", "outcome"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AverageState(EachOwn):
+    """The state of `average_gradients`, each member's own: `pccl_jax.SharedState` keeps it so.
+
+    `residual`: f32, the codec's losses of this member's gradients, which go into the next ones; an
+    element for each of theirs, none without a codec. `contributors`: i32, how many members are in
+    the last average; 0 before the first. `words`: its outcome, for `outcome`.
+    """
+
+    residual: Any
+    contributors: Any
+    words: Any
+
+    @property
+    def arrays(self) -> OutcomeArrays:
+        """The outcome of the last average, to branch on inside of jit."""
+        return OutcomeArrays.of(self.words)
+
+
+def average_gradients(
+    comm: Comm | None = None,
+    codec: Codec | CodecKind | CodecName | None = None,
+    *,
+    tag: int = 0,
+    deadline: float | None = None,
+    recovery: Recovery | RecoveryName | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces the updates of each member by their average over those who contribute.
+
+    All members must call `update` equally often with trees of the same names, shapes and dtypes,
+    which are one all_reduce. A member that is lost meanwhile costs nothing: the average is over the
+    others, and `outcome` says over whom. `comm`: an extra argument `comm` of `update` goes before
+    it; where the step is jitted pass that, so that one program serves every communicator.
+
+    `codec`: how floats travel, the same on all members ("int8" for example); then what is rounded
+    away goes into the next update. It raises InvalidArgument where the updates have not as many
+    elements as the parameters that the state was made for, the errors of `pccl_jax.all_reduce`
+    otherwise; on an error the state is as it was. `tag`, `deadline`, `recovery`: those of
+    `pccl_jax.all_reduce`.
+    """
+    coded = None if codec is None else parse_codec(codec)
+    feeds_back = coded is not None and coded.encodes
+    options: dict[str, Any] = {"op": ReduceOp.AVG, "tag": tag, "return_outcome": True}
+    if coded is not None:
+        options["codec"] = coded
+    if deadline is not None:
+        options["deadline"] = deadline
+    if recovery is not None:
+        options["recovery"] = recovery
+    asked, _ = asked_of("all_reduce", options)
+
+    def init(params: Any) -> AverageState:
+        count = sum(leaf.size for leaf in Leaves.of(params).arrays) if feeds_back else 0
+        zero = jnp.zeros((), jnp.int32)
+        return AverageState(jnp.zeros(count, jnp.float32), zero, jnp.zeros(WORDS, jnp.uint32))
+
+    def update(
+        updates: Any, state: AverageState, params: Any = None, *, comm: Comm | None = comm, **_: Any
+    ) -> tuple[Any, AverageState]:
+        if comm is None:
+            raise InvalidArgument(
+                "average_gradients has no communicator: pass it one, or update(..., comm=comm)"
+            )
+        operand, leaves = Operand.of(comm), Leaves.of(updates)
+        leaves.check(ReduceOp.AVG)
+        arrays = list(leaves.arrays)
+        if feeds_back:
+            _check_count(leaves, state)
+            arrays.append(state.residual)
+        call = Call(
+            Kind.ALL_REDUCE,
+            numbers_of(asked, leaves.form()),
+            operand.order,
+            tells_outcome=True,
+            feeds_back=feeds_back,
+        )
+        *made, words = bind(operand.handle, arrays, call)
+        residual = made.pop() if feeds_back else state.residual
+        contributors = OutcomeArrays.of(words).contributors
+        return leaves.rebuild(made), AverageState(residual, contributors, words)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def outcome(opt_state: Any) -> Outcome | None:
+    """Which members are in the last average, outside of jit; None before the first one.
+
+    `opt_state`: an optimizer's state with one `average_gradients` in it, else InvalidArgument. The
+    other errors are those of `pccl_jax.decode`.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, AverageState))
+    states = [node for node in nodes if isinstance(node, AverageState)]
+    if len(states) != 1:
+        raise InvalidArgument(
+            f"the state has {len(states)} of average_gradients, and must have one: pass its part"
+        )
+    (state,) = states
+    return decode(state.arrays) if int(state.contributors) > 0 else None
+
+
+def _check_count(leaves: Leaves, state: AverageState) -> None:
+    count = sum(leaf.size for leaf in leaves.arrays)
+    if state.residual.size != count:
+        raise InvalidArgument(
+            f"the updates have {count} elements, and the state was made for {state.residual.size}: "
+            "make it anew with init(params)"
+        )

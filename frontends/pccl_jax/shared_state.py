@@ -1,0 +1,265 @@
+"""SharedState over a pytree of JAX's arrays: `sync` returns a new pytree, equal on all members.
+
+JAX's arrays cannot be written to, so a state has memory of its own, as large as the arrays: it is
+what newcomers fetch from. Leaves that nobody had to change are returned as they were given. The
+election, the transfer and the errors are those of pccl_numpy, whose states of the same names are
+equal to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, overload
+
+import jax
+import numpy as np
+import pccl_numpy
+
+from pccl_jax.aligned import empty, zeros
+from pccl_jax.errors import errors, wait
+from pccl_jax.safe_points import refuse_traces
+from pccl_jax.trees import Leaves, check_dtype
+from pccl_py import Group, InvalidArgument, SyncOutcome
+from pccl_py.words import StateRules, Strategy, StrategyName
+
+T = TypeVar("T")
+# The name of a tree that is one array.
+_ALONE = "array"
+
+
+class SharedState(Generic[T]):
+    """A pytree that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
+
+    `tree`: arrays, or whatever has a shape and a dtype; all members have the same structure, shapes
+    and dtypes. Leaves are named by their path, {"layer": {"w": ...}} has "layer.w"; members of
+    other frontends share the same arrays under these names. `may_differ`: names of leaves, or of
+    parts of the tree, that stay each member's own; the state of `pccl_jax.optax.average_gradients`
+    always does. `prefetch`: newcomers fetch ahead what the last sync left.
+
+    Raises InvalidArgument for two leaves of one name or a name in `may_differ` that is none,
+    TypeError for what is no array, InvalidUsage while JAX traces, and the errors of
+    `Group.shared_state`. Any thread may call any method; one sync at a time.
+    """
+
+    def __init__(
+        self,
+        comm: Group,
+        tree: T,
+        *,
+        name: str = "state",
+        revision: int = 0,
+        may_differ: Iterable[str] = (),
+        prefetch: bool = False,
+        rules: StateRules = (),
+    ) -> None:
+        refuse_traces("shared_state")
+        named, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if not named:
+            raise InvalidArgument("the tree has no arrays: a state has at least one")
+        self._names = [_name_of(path) for path, _ in named]
+        twice = {each for each in self._names if self._names.count(each) > 1}
+        if twice:
+            raise InvalidArgument(f"two leaves of the tree have the name {min(twice)!r}")
+        own = _own(tree, self._names, may_differ)
+        pairs = zip(named, self._names, strict=True)
+        self._memory = [_memory_for(leaf, key) for (_, leaf), key in pairs]
+        # The arrays of which the memory has a copy.
+        self._copied: list[Any] = [None] * len(named)
+        self._is_own = [key in own for key in self._names]
+        self._state = pccl_numpy.shared_state(
+            comm,
+            dict(zip(self._names, self._memory, strict=True)),
+            name=name,
+            revision=revision,
+            may_differ=own,
+            prefetch=prefetch,
+            rules=rules,
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the state in its group."""
+        return self._state.name
+
+    @property
+    def revision(self) -> int:
+        """One more than the revision that the last committed sync elected."""
+        return self._state.revision
+
+    @overload
+    def sync(
+        self,
+        tree: T,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
+        return_outcome: Literal[False] = False,
+    ) -> T: ...
+    @overload
+    def sync(
+        self,
+        tree: T,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
+        return_outcome: Literal[True],
+    ) -> tuple[T, SyncOutcome]: ...
+    def sync(
+        self,
+        tree: T,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
+        return_outcome: bool = False,
+    ) -> T | tuple[T, SyncOutcome]:
+        """The content that is elected, as a tree like `tree`, which is what this member holds.
+
+        All members must call it equally often, outside of jit. It waits for the programs that make
+        `tree`, and copies the leaves that are new since the last sync. A leaf that has not changed
+        is returned itself; others are new arrays, with its sharding. No leaf of the result is
+        weakly typed, so that programs that take it are the same on all members.
+
+        Raises InvalidUsage while JAX traces, InvalidArgument for a tree of another structure, shape
+        or dtype than the state's, and the errors of `pccl_py.SharedState.sync`. On any error `tree`
+        is as it was: call again.
+        """
+        refuse_traces("sync")
+        leaves = self._leaves(tree)
+        with errors():  # of programs before this one
+            wait()
+            self._take(leaves)
+        outcome = self._state.sync(strategy, revision=revision, deadline=deadline)
+        if outcome.leaves_moved + outcome.leaves_early > 0:
+            leaves = [self._given_or_new(*each) for each in enumerate(leaves)]
+        made: T = jax.tree_util.tree_unflatten(self._treedef, leaves)
+        return (made, outcome) if return_outcome else made
+
+    def close(self) -> None:
+        """Lets go of its memory. Idempotent. A sync on another thread is withdrawn."""
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._state)
+
+    def _leaves(self, tree: T) -> list[Any]:
+        """Arrays without weak types, of the shapes and dtypes of the state."""
+        given = Leaves.of(tree)
+        if given.treedef != self._treedef:
+            raise InvalidArgument(
+                f"the tree has another structure than that of the state: {given.treedef}, not "
+                f"{self._treedef}"
+            )
+        for array, memory, key in zip(given.arrays, self._memory, self._names, strict=True):
+            if (array.shape, array.dtype) != (memory.shape, memory.dtype):
+                raise InvalidArgument(
+                    f"leaf {key!r} is {array.dtype.name}{list(array.shape)}, and in the state "
+                    f"{memory.dtype.name}{list(memory.shape)}: close the state, and make it again"
+                )
+        return [
+            jax.lax.convert_element_type(each, each.dtype) if each.weak_type else each
+            for each in given.arrays
+        ]
+
+    def _take(self, leaves: list[Any]) -> None:
+        """Copies what is new. A donated or deleted array raises before anything is sent."""
+        for index, leaf in enumerate(leaves):
+            if not self._is_own[index] and self._copied[index] is not leaf:
+                # Forgotten first: a copy that fails leaves no memory that passes for another's.
+                self._copied[index] = None
+                self._memory[index][...] = np.asarray(leaf)
+                self._copied[index] = leaf
+
+    def _given_or_new(self, index: int, leaf: Any) -> Any:
+        """`leaf`, if the memory has the same bytes, else an array of these."""
+        memory = self._memory[index]
+        if self._is_own[index] or np.array_equal(_bytes_of(memory), _bytes_of(leaf)):
+            return leaf
+        content = empty(memory.shape, memory.dtype)
+        content[...] = memory
+        made = jax.device_put(content, leaf.sharding if leaf.committed else None)
+        self._copied[index] = made
+        return made
+
+
+def shared_state(
+    comm: Group,
+    tree: T,
+    *,
+    name: str = "state",
+    revision: int = 0,
+    may_differ: Iterable[str] = (),
+    prefetch: bool = False,
+    rules: StateRules = (),
+) -> SharedState[T]:
+    """A pytree that `SharedState.sync` makes equal on all members."""
+    return SharedState(
+        comm,
+        tree,
+        name=name,
+        revision=revision,
+        may_differ=may_differ,
+        prefetch=prefetch,
+        rules=rules,
+    )
+
+
+class EachOwn:
+    """Base of nodes of a tree that stay each member's own, and that `sync` does not look at."""
+
+
+def _part_of(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _name_of(path: Any) -> str:
+    return _part_of(path) or _ALONE
+
+
+def _own(tree: Any, names: list[str], may_differ: Iterable[str]) -> list[str]:
+    """The names of all leaves that may differ."""
+    if isinstance(may_differ, str):
+        raise TypeError("may_differ must be a collection of names, not one str")
+    parts = list(may_differ)
+    for part in parts:
+        if not any(_is_of(name, part) for name in names):
+            raise InvalidArgument(
+                f"may_differ names {part!r}, which is not in the tree: it has {', '.join(names)}"
+            )
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda each: isinstance(each, EachOwn)
+    )
+    parts += [_part_of(path) for path, node in nodes if isinstance(node, EachOwn)]
+    return [name for name in names if any(_is_of(name, part) for part in parts)]
+
+
+def _is_of(name: str, part: str) -> bool:
+    return name == part or part == "" or name.startswith(f"{part}.")
+
+
+def _memory_for(leaf: Any, name: str) -> Any:
+    """Memory of the shape and dtype that `leaf` has as an array of JAX."""
+    like = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+    try:
+        check_dtype(str(like.dtype), None)
+    except TypeError as error:
+        raise TypeError(f"leaf {name!r}: {error}") from None
+    return zeros(tuple(like.shape), jax.dtypes.canonicalize_dtype(like.dtype))
+
+
+def _bytes_of(array: Any) -> Any:
+    return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
