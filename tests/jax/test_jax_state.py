@@ -70,7 +70,7 @@ def test_numbers_are_taken_and_no_result_is_weakly_typed(world: pccl.LocalWorld)
 
     def program(comm: pccl.Communicator) -> None:
         tree = {"rate": 0.5 if comm.rank else 0.25, "step": jnp.asarray(3)}
-        made = pj.shared_state(comm, tree).sync(tree, "popular", revision=int(comm.rank == 1))
+        made: Any = pj.shared_state(comm, tree).sync(tree, "popular", revision=int(comm.rank == 1))
         assert made["rate"].item() == 0.5 and made["step"].item() == 3
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(made))
 

@@ -6,6 +6,7 @@ the same processes, or where gloo has no such thing, with what all ranks can com
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
@@ -391,7 +392,7 @@ def differentiable_collectives(rank: Rank) -> None:
             torch.autograd.backward((y * weights).sum())
             assert x.grad is not None
             both.append((y.detach(), x.grad))
-        assert_close(*both, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(*both, msg=functools.partial("{}: {}".format, name))
 
 
 def works(rank: Rank) -> None:
