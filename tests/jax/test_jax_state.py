@@ -69,8 +69,8 @@ def test_numbers_are_taken_and_no_result_is_weakly_typed(world: pccl.LocalWorld)
     """A weak type on one member alone would make another program, of other dtypes perhaps."""
 
     def program(comm: pccl.Communicator) -> None:
-        tree = {"rate": 0.5 if comm.rank else 0.25, "step": jnp.asarray(3)}
-        made: Any = pj.shared_state(comm, tree).sync(tree, "popular", revision=int(comm.rank == 1))
+        tree: Any = {"rate": 0.5 if comm.rank else 0.25, "step": jnp.asarray(3)}
+        made = pj.shared_state(comm, tree).sync(tree, "popular", revision=int(comm.rank == 1))
         assert made["rate"].item() == 0.5 and made["step"].item() == 3
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(made))
 
