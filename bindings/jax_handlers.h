@@ -98,7 +98,7 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
 
 const char *kind_name(int64_t kind);
 
-/* ---- What jax_handlers.c does for the others ------------------------------------------------ */
+/* ---- Functions of jax_handlers.c that others use -------------------------------------------- */
 
 int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made);
 uint64_t elements_of(const XLA_FFI_Buffer *buffer);

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Static:
-    """What a handle is beside its arrays: equal for operations that can take each other's place."""
+    """The rest of a handle: equal for operations that can take each other's place."""
 
     call: Call
     treedef: Any

@@ -55,7 +55,7 @@ def errors() -> Iterator[None]:
         _programs.leave()
 
 
-# What tells of operations that programs have begun and not finished.
+# Functions that tell of operations that programs have begun and not finished.
 unfinished: list[Callable[[], list[str]]] = [library.unfinished]
 
 
