@@ -81,7 +81,8 @@ def tell(comm: pccl.Communicator, held: dict[str, Any], text: str) -> None:
     shared = jax.tree.leaves([held["params"], held["opt"][1:], held["step"]])
     digest = hashlib.blake2b(b"".join(np.asarray(each).tobytes() for each in shared), digest_size=8)
     members = f"process {NUMBER}, one of {comm.world_size}"
-    print(f"{members}, step {held['step']}: {text}, digest {digest.hexdigest()}", flush=True)
+    line = f"{members}, step {held['step']}: {text}, digest {digest.hexdigest()}"
+    print(line + "\n", end="", flush=True)  # in one piece: the newcomer writes there too
 
 
 def die() -> None:
