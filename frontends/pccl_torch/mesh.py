@@ -367,7 +367,7 @@ class Hsdp:
                 "pccl_torch.admit(), and Hsdp.sync() when it has changed"
             )
             for group in self._groups or ():
-                sharded.cut_off(group, group.peers, why)
+                sharded.cut_off(group, group.peers, group.rank(), why)
                 group.bar(PeerLost(why))
 
     def _leave(self) -> None:
@@ -383,7 +383,7 @@ class Hsdp:
         self._leave()
         why = "this model is of an Hsdp that another has replaced: make it anew on the mesh of that"
         for group in self._groups or ():
-            sharded.cut_off(group, group.peers, why)
+            sharded.cut_off(group, group.peers, group.rank(), why)
             group.bar(PeerLost(why))
             self._run.leave(group)
 

@@ -206,11 +206,8 @@ class ReconfigurableGroup(ProcessGroupPccl):
         """These are the members now."""
         stay = handles == self._handles and len(handles) == self.size()
         if self._handles and not stay:
-            why = (
-                "the shards of this model are on the members that the group had before it was "
-                "reconfigured: make the model anew with fully_shard, and load a checkpoint"
-            )
-            sharded.cut_off(self, self.peers, why)
+            event = "the default group was reconfigured, with other members"
+            sharded.leave_behind(self, self.peers, self.rank(), event)
         with self._lock:
             joined = not set(handles) <= set(self._handles)
             self._handles = handles
