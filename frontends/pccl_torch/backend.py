@@ -311,7 +311,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _failed(self, error: PcclError) -> None:
         """A call in the group has failed. mesh.py has more to do then."""
 
-    def _take_up(self, members: tuple[PeerId, ...]) -> None:
+    def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = True) -> None:
         """The members of an epoch, in the order of the list that the group was made of.
 
         Once somebody has joined, whose list may be another one, they are in the order of the epoch
@@ -329,7 +329,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._rank = self._peers.index(self.comm.peer_id)
         self._tag = 0
         self._messages.clear()
-        if (self._peers, self._rank) != (before, rank):
+        if leaves_behind and (self._peers, self._rank) != (before, rank):
             event = (
                 f"the members of group {self._named!r} have changed (there were {len(before)}, and "
                 f"there are {self.size()})"

@@ -112,8 +112,8 @@ class _PlaceGroup(ProcessGroupPccl):
             self._take_up(group.members)
             self.bar(None)
 
-    def _take_up(self, members: tuple[PeerId, ...]) -> None:
-        """Their order is that of the places already."""
+    def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = False) -> None:
+        """Their order is that of the places already, and meshes of places stay."""
         self._peers = members
         self._rank = members.index(self.comm.peer_id)
         self._tag = 0
