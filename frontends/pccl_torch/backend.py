@@ -90,6 +90,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     of_mesh = False
     """Its members change with those of others (mesh.py)."""
 
+    needs_founders = False
+    """Whether it is over if it begins without one of those that it was made of (start.py)."""
+
     def __init__(
         self,
         group: Group,
@@ -267,11 +270,23 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 raise torch_error(error, self.comm) from None
             if admission.joined and len(admission.joined) < admission.world_size:
                 self._is_listed = False
+            begins = admission.changed and len(admission.joined) == admission.world_size
+            if begins and self.needs_founders:
+                self._bar_if_short(self.comm.members)
             if admission.changed and self._options.whole:
                 self._bar_if_changed(self.comm.members)
             if admission.changed and self._barred is None:
                 self._take_up(self.comm.members)
             return admission
+
+    def _bar_if_short(self, members: tuple[PeerId, ...]) -> None:
+        missing = len(set(self._peers) - set(members))
+        if missing:
+            why = (
+                f"{missing} of the {len(self._peers)} members that group {self._named!r} was made "
+                "of were lost before it began: make it anew"
+            )
+            self.bar(PeerLost(why))
 
     def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
         """Ranks and size stay: they are what buffers of the program are cut for."""

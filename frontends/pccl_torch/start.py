@@ -28,6 +28,8 @@ from torch.distributed import distributed_c10d
 import pccl_py as pccl
 from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.errors import torch_error
+from pccl_torch.founding import found
 from pccl_torch.options import Founded, Options
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -54,6 +56,7 @@ class Run:
     """This process in a run: its connection, its groups in the order in which they were made."""
 
     comm: Communicator
+    token: str
     coordinator: Coordinator | None
     has_default: bool
     pid: int = field(default_factory=os.getpid)
@@ -117,7 +120,17 @@ def peer_of(rank: int) -> PeerId:
 
 
 def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
-    """A process group, for torch.distributed. Connects; the group is entered by its first call."""
+    """A process group, for torch.distributed. Connects; the group is entered by its first call.
+
+    Raises PeerLost if a rank that it is made of is lost, and errors of the network.
+    """
+    try:
+        return _create(asked, options)
+    except pccl.PcclError as error:
+        raise torch_error(error, None if _run is None else _run.world.comm) from None
+
+
+def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
     global _run
     if options is not None and not isinstance(options, Options):
         raise TypeError(
@@ -138,9 +151,9 @@ def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
             made: ProcessGroupPccl = options.take(asked, options)
             _run.groups.append(made)
             return made
+        peers = tuple(_run.world.peers[rank] for rank in ranks)
         name = f"{_run.comm.name}/{asked.group_id}"
-        seconds = timeout.total_seconds()
-        group = _run.comm.group(name, initial_world_size=asked.group_size, deadline=seconds)
+        group = found(_run.comm, _run.token, name, peers, timeout.total_seconds())
         return _add(_run, group, asked, ranks, options)
 
 
@@ -160,7 +173,7 @@ def _without_members(asked: Any, options: Options) -> ProcessGroupPccl:
         asked, options, lambda: Coordinator(**_address(asked.store, socket.gethostname()))
     )
     nowhere: Any = made.comm
-    _run = Run(nowhere, None, has_default=True, groups=[made])
+    _run = Run(nowhere, "", None, has_default=True, groups=[made])
     return made
 
 
@@ -176,6 +189,7 @@ def _add(
         asked.store,
         lambda: run.leave(made),
     )
+    made.needs_founders = bool(run.groups)
     run.groups.append(made)
     return made
 
@@ -192,10 +206,10 @@ def _peers(run: Run, group: Group, ranks: list[int], size: int) -> list[PeerId]:
 def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     global _met
     rank: int = ranks[asked.group_rank] if ranks else asked.group_rank
+    token = os.environ.get("PCCL_TOKEN", "").strip()
     if _met is not None:
         comm, _met = _met, None
-        return Run(comm, None, True)
-    token = os.environ.get("PCCL_TOKEN", "").strip()
+        return Run(comm, token, None, True)
     if ranks and not token:
         raise InvalidUsage(
             "a group of pccl needs a run: make the default group with "
@@ -216,7 +230,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
         if coordinator is not None:
             coordinator.close()
         raise
-    return Run(comm, coordinator, not ranks)
+    return Run(comm, token, coordinator, not ranks)
 
 
 def share_token(
@@ -290,11 +304,16 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     with _lock:
         if _run is not None or _met is not None:
             raise InvalidUsage("this process is in a run already: destroy_process_group() first")
-        comm = pccl.connect(deadline=timeout.total_seconds())
+        try:
+            comm = pccl.connect(deadline=timeout.total_seconds())
+        except pccl.PcclError as error:
+            raise torch_error(error, None) from None
         try:
             comm.admit()
-        except BaseException:
+        except BaseException as error:
             comm.close()
+            if isinstance(error, pccl.PcclError):
+                raise torch_error(error, None) from None
             raise
         _met = comm
     yield dist.HashStore(), comm.rank, comm.world_size
