@@ -11,12 +11,14 @@ group; backend.py is what it gets. The safe point of all groups is in admit.py.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import ipaddress
 import logging
 import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -67,11 +69,30 @@ class Run:
     answered: tuple[PeerId, ...] | None = None
     joined: set[PeerId] = field(default_factory=set)
     has_changed: bool = False
+    # How many groups were made of the same members, in an epoch of the default group.
+    made: Counter[tuple[PeerId, ...]] = field(default_factory=Counter)
+    made_in: int = 0
 
     @property
     def world(self) -> ProcessGroupPccl:
         """The group that was made first, with the ranks that others are named by."""
         return self.groups[0]
+
+    def name_for(self, told: str, peers: tuple[PeerId, ...]) -> str:
+        """The name of the group that is made of these members next: the same on all of them.
+
+        PyTorch's, `told`, has the number of groups that this process has made, which a newcomer
+        does not know. It serves until the first `admit`: so newcomers enter the groups with which
+        all programs begin. From then on the name has the epoch and the members.
+        """
+        if self.answered is None:
+            return f"{self.comm.name}/{told}"
+        if self.made_in != self.comm.epoch:
+            self.made.clear()
+            self.made_in = self.comm.epoch
+        self.made[peers] += 1
+        members = hashlib.sha256(b"".join(map(bytes, peers))).hexdigest()[:16]
+        return f"{self.comm.name}/{self.made_in}/{members}/{self.made[peers]}"
 
     def leave(self, group: ProcessGroupPccl) -> None:
         """A group is over here. All are with the default group, and the connection with the last.
@@ -152,7 +173,7 @@ def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
             _run.groups.append(made)
             return made
         peers = tuple(_run.world.peers[rank] for rank in ranks)
-        name = f"{_run.comm.name}/{asked.group_id}"
+        name = _run.name_for(asked.group_id, peers)
         group = found(_run.comm, _run.token, name, peers, timeout.total_seconds())
         return _add(_run, group, asked, ranks, options)
 

@@ -295,6 +295,31 @@ def test_a_new_group_raises_as_soon_as_a_member_that_it_needs_is_lost(
         assert told == [[peer(0), peer(2), peer(3)], [peer(3), peer(0), peer(2)], [2, 0, 1]]
 
 
+def test_a_newcomer_and_the_others_make_the_same_group_however_many_those_have_made(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    members = pool.take(2)
+    begin(members, coordinator)
+    all_of(members, "another_group", ranks=[0, 1])  # before the first admit(): newcomers enter it
+    all_of(members, "admit")
+    for _ in range(2):
+        all_of(members, "another_group", ranks=[0, 1])
+    (newcomer,) = pool.take(1)
+    newcomer.ask("begin", environment={"PCCL_TOKEN": coordinator.token}, weight=6.0)
+    while not all_of(members, "admit")[0]["joined"]:
+        continue  # it is on its way
+    newcomer.answer()
+    newcomer.ask("admit").answer()
+    members.append(newcomer)
+    for ranks in ([2, 0, 1], [0, 1, 2], [0, 1, 2]):
+        all_of(members, "another_group", ranks=ranks)
+        (told, *others) = all_of(members, "gathered")
+        assert others == [told] * 2
+        assert told[1:] == [[told[0][rank] for rank in ranks], ranks]
+    all_of(members, "another_group", ranks=[0, 1, 2], use_local_synchronization=True)
+    assert all_of(members, "gathered")[2][1:] == [told[0], [0, 1, 2]]
+
+
 def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: Pool) -> None:
     members = pool.take(3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
