@@ -12,8 +12,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
-from pccl_py import PeerId
-from pccl_torch import ddp, sharded, start
+from pccl_torch import ddp, start
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import PeerLost
 
@@ -76,7 +75,7 @@ def admit(deadline: float | None = None) -> Admission:
 
 def _pass(run: start.Run, group: ProcessGroupPccl, deadline: float | None) -> None:
     """The safe point of one group, and what follows from it, also if another one fails later."""
-    epoch, peers, joined = group.comm.epoch, group.peers, True
+    epoch, joined = group.comm.epoch, True
     try:
         if group is run.world and run.mesh is not None:
             admission, changed = run.mesh.pass_safe_point(deadline)
@@ -91,8 +90,6 @@ def _pass(run: start.Run, group: ProcessGroupPccl, deadline: float | None) -> No
         run.has_changed |= group.comm.epoch != epoch
         if epoch not in (0, group.comm.epoch):
             ddp.renew({group: joined})
-        if group.peers != peers:
-            sharded.cut_off(group, peers, _why(group, peers))
 
 
 def _is_past(run: start.Run, group: ProcessGroupPccl) -> bool:
@@ -108,14 +105,6 @@ def _is_past(run: start.Run, group: ProcessGroupPccl) -> bool:
             )
         )
     return group.is_barred
-
-
-def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:
-    return (
-        f"the shards of this model are on the {len(peers)} members that group {group.pg_name!r} "
-        f"had, and it has {group.size()} others now: make the model anew with fully_shard, and "
-        "load a checkpoint"
-    )
 
 
 def tell_torch(groups: list[ProcessGroupPccl]) -> None:

@@ -36,6 +36,7 @@ from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
+from pccl_torch import sharded
 from pccl_torch.beside import Beside
 from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
 from pccl_torch.options import Options
@@ -66,6 +67,8 @@ _OPS: dict[Any, Any] = {
 _CPP_KEEPS_WORKS = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 13]
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
+# Between the name that a group was given and how often it was renamed.
+_RENAMED = "~"
 _TAGS = 1 << (TAG_BITS - 14)
 # For truth values, as NCCL has it: a sum is true where any is.
 _OPS_OF_BOOL: dict[Any, Any] = {
@@ -87,6 +90,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     of_mesh = False
     """Its members change with those of others (mesh.py)."""
 
+    needs_founders = False
+    """Whether it is over if it begins without one of those that it was made of (start.py)."""
+
     def __init__(
         self,
         group: Group,
@@ -103,6 +109,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._peers = tuple(peers)
         self._rank = rank
         self._named = name
+        self._renamed = 0
         self._described = "undefined"
         self._options = options
         self._recovery = parse_recovery(options.recovery)
@@ -263,11 +270,23 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 raise torch_error(error, self.comm) from None
             if admission.joined and len(admission.joined) < admission.world_size:
                 self._is_listed = False
+            begins = admission.changed and len(admission.joined) == admission.world_size
+            if begins and self.needs_founders:
+                self._bar_if_short(self.comm.members)
             if admission.changed and self._options.whole:
                 self._bar_if_changed(self.comm.members)
             if admission.changed and self._barred is None:
                 self._take_up(self.comm.members)
             return admission
+
+    def _bar_if_short(self, members: tuple[PeerId, ...]) -> None:
+        missing = len(set(self._peers) - set(members))
+        if missing:
+            why = (
+                f"{missing} of the {len(self._peers)} members that group {self._named!r} was made "
+                "of were lost before it began: make it anew"
+            )
+            self.bar(PeerLost(why))
 
     def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
         """Ranks and size stay: they are what buffers of the program are cut for."""
@@ -290,9 +309,13 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._barred = why
         self._is_entered = False
 
-    def past(self, peers: Sequence[PeerId], why: str) -> ProcessGroupPccl:
+    def rename(self) -> None:
+        """Another name for the same group: see sharded.py."""
+        self._renamed += 1
+        self._named = f"{self._named.partition(_RENAMED)[0]}{_RENAMED}{self._renamed}"
+
+    def past(self, peers: Sequence[PeerId], rank: int, why: str) -> ProcessGroupPccl:
         """This group as it was with these members, whose every call raises PeerLost."""
-        rank = list(peers).index(self.comm.peer_id)
         made = ProcessGroupPccl(
             self.comm, peers, rank, self._named, self._options, self._store, lambda: None
         )
@@ -303,13 +326,14 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _failed(self, error: PcclError) -> None:
         """A call in the group has failed. mesh.py has more to do then."""
 
-    def _take_up(self, members: tuple[PeerId, ...]) -> None:
+    def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = True) -> None:
         """The members of an epoch, in the order of the list that the group was made of.
 
         Once somebody has joined, whose list may be another one, they are in the order of the epoch
         for all: those from before, and then those who have joined. All members count their tags
-        from 0 again, as newcomers do.
+        from 0 again, as newcomers do. What was made for the members from before is left behind.
         """
+        before, rank = self._peers, self._rank
         there = set(members)
         listed = tuple(peer for peer in self._peers if peer in there)
         is_known = self._is_listed and len(listed) == len(members)
@@ -320,6 +344,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._rank = self._peers.index(self.comm.peer_id)
         self._tag = 0
         self._messages.clear()
+        if leaves_behind and (self._peers, self._rank) != (before, rank):
+            event = (
+                f"the members of group {self._named!r} have changed (there were {len(before)}, and "
+                f"there are {self.size()})"
+            )
+            sharded.leave_behind(self, before, rank, event)
 
     def shutdown(self) -> None:
         """Leaves the group. Operations in flight end with Cancelled. Idempotent."""

@@ -32,23 +32,23 @@ _last: tuple[weakref.ref[PcclError], PcclError] | None = None
 _losses: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
-def torch_error(error: PcclError, group: Group) -> PcclError:
+def torch_error(error: PcclError, group: Group | None) -> PcclError:
     """The same error as one of torch.distributed: a `DistBackendError`, which is a RuntimeError.
 
     Its class has the name of that of pccl_py, and is a subclass of it, but that an Aborted for the
-    loss of a member is a PeerLost.
+    loss of a member is a PeerLost. `group`: in which it was raised, or None before there is one.
     """
     kind = type(error)
     if isinstance(error, DistBackendError):
         return error
     made: PcclError
-    if kind is Aborted and is_whole(group):
+    if kind is Aborted and (group is None or is_whole(group)):
         made = _class_of(Aborted, "Aborted")(*error.args)
     else:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
     made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
-    if isinstance(made, PeerLost):
+    if isinstance(made, PeerLost) and group is not None:
         with _lock:
             _losses.add(group)
     return remembered(made)

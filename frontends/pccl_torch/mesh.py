@@ -111,8 +111,8 @@ class _PlaceGroup(ProcessGroupPccl):
             self._take_up(group.members)
             self.bar(None)
 
-    def _take_up(self, members: tuple[PeerId, ...]) -> None:
-        """Their order is that of the places already."""
+    def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = False) -> None:
+        """Their order is that of the places already, and meshes of places stay."""
         self._peers = members
         self._rank = members.index(self.comm.peer_id)
         self._tag = 0
@@ -361,7 +361,7 @@ class Hsdp:
                 "pccl_torch.admit(), and Hsdp.sync() when it has changed"
             )
             for group in self._groups or ():
-                sharded.cut_off(group, group.peers, why)
+                sharded.cut_off(group, group.peers, group.rank(), why)
                 group.bar(PeerLost(why))
 
     def _leave(self) -> None:
@@ -377,7 +377,7 @@ class Hsdp:
         self._leave()
         why = "this model is of an Hsdp that another has replaced: make it anew on the mesh of that"
         for group in self._groups or ():
-            sharded.cut_off(group, group.peers, why)
+            sharded.cut_off(group, group.peers, group.rank(), why)
             group.bar(PeerLost(why))
             self._run.leave(group)
 

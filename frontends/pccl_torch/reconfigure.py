@@ -205,18 +205,16 @@ class ReconfigurableGroup(ProcessGroupPccl):
     def _enter(self, run: start.Run, comm: Communicator, handles: list[str]) -> None:
         """These are the members now."""
         stay = handles == self._handles and len(handles) == self.size()
-        if self._handles and not stay:
-            why = (
-                "the shards of this model are on the members that the group had before it was "
-                "reconfigured: make the model anew with fully_shard, and load a checkpoint"
-            )
-            sharded.cut_off(self, self.peers, why)
+        if not stay:
+            event = "the default group was reconfigured, with other members"
+            sharded.leave_behind(self, self.peers, self.rank(), event)
         with self._lock:
             joined = not set(handles) <= set(self._handles)
             self._handles = handles
             self.comm = run.comm = comm
+            run.token = handles[0].split(":", 2)[2]
             self._is_listed = True
-            self._take_up(comm.members)
+            self._take_up(comm.members, leaves_behind=False)
             self.bar(None)
         ddp.renew({self: joined})
         run.answered, run.has_changed = self.peers, False

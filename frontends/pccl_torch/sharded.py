@@ -1,28 +1,72 @@
-"""Models of FSDP2 whose shards lie on the members of a group, when those members change.
+"""Models, meshes and DTensors that lie on the members of a group, when those members change.
 
-FSDP2 reads the size of its group at each call, and fits its buffers to the one it was made with: in
-a smaller group it would hand out memory that nobody has written, and in one with other members the
-shards of others. admit.py and mesh.py cut such models off from their group; the group goes on.
+They are cut for the members that the group had. FSDP2 reads the size of its group at each call, and
+fits its buffers to the one it was made with: in a smaller group it would hand out memory that
+nobody has written, and a norm of a DTensor would lack the shards of the lost. So they keep a group
+of the past, whose every call raises PeerLost; the group itself goes on. backend.py and mesh.py call
+this.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from pccl_py import PeerId
-from pccl_torch.backend import ProcessGroupPccl
+
+if TYPE_CHECKING:
+    from pccl_torch.backend import ProcessGroupPccl
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 c10d: Any = distributed_c10d
+# Its types do not have all that there is.
+native: Any = _distributed_c10d
 
 _GROUPS = ("shard_process_group", "reduce_scatter_process_group")
 
 
-def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], why: str) -> None:
+def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, event: str) -> None:
+    """Everything that was made for these members of the group, among which this process had `rank`.
+
+    Its calls raise PeerLost from now on, and tell of the `event`. Models of FSDP2 know the group
+    itself. DeviceMesh, DTensors and compiled code know it by its name: that is the name of a group
+    of the past now, and the group has a new one.
+    """
+    if group not in c10d._world.pg_map:  # PyTorch does not know it (torchft.py)
+        return
+    cut_off(
+        group,
+        peers,
+        rank,
+        f"{event}, and the shards of this model are on those from before: make the model anew with "
+        "fully_shard, and load a checkpoint",
+    )
+    name = group.pg_name
+    past = _past(
+        group,
+        peers,
+        rank,
+        f"{event}, and this DeviceMesh is made for those from before: make the mesh anew, and its "
+        "DTensors, whose shards come from a checkpoint (code that was compiled with them is made "
+        "anew after torch.compiler.reset())",
+    )
+    group.rename()
+    c10d._world.pg_names[group] = group.pg_name
+    native._unregister_process_group(name)
+    native._register_process_group(name, past)
+    native._register_process_group(group.pg_name, group)
+    for mesh in _meshes(name):
+        # Else it is equal to a new one of that shape, and DTensors of that could get to be on it.
+        mesh._thread_id, mesh._hash = name, None
+
+
+def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> None:
     """Models that `fully_shard` has dealt out over these members of the group.
 
     Their forward and backward raise PeerLost(why) from now on. Their parameters are the shards of
@@ -34,11 +78,16 @@ def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], why: str) -> None:
             if getattr(info, name, None) is not group:
                 continue
             if past is None:
-                past = group.past(peers, why)
-                # Else it is no group to PyTorch, which names it in what it logs of the error.
-                c10d._world.pg_map[past] = c10d._world.pg_map[group]
-                c10d._world.pg_group_ranks[past] = _Anywhere(past.rank())
+                past = _past(group, peers, rank, why)
             setattr(info, name, past)
+
+
+def _past(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> Any:
+    past = group.past(peers, rank, why)
+    # Else it is no group to PyTorch, which names it in what it logs of the error.
+    c10d._world.pg_map[past] = c10d._world.pg_map[group]
+    c10d._world.pg_group_ranks[past] = _Anywhere(past.rank())
+    return past
 
 
 class _Anywhere(dict[int, int]):
@@ -53,6 +102,13 @@ class _Anywhere(dict[int, int]):
 
     def __missing__(self, _: int) -> int:
         return self._rank
+
+
+def _meshes(name: str) -> Iterator[Any]:
+    """Those that know a group by this name. A few may be missing, after gc.freeze()."""
+    for one in gc.get_objects():
+        if issubclass(type(one), DeviceMesh) and name in getattr(one, "_dim_group_names", ()):
+            yield one
 
 
 def _mesh_infos() -> Iterator[Any]:

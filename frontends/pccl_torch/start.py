@@ -11,12 +11,14 @@ group; backend.py is what it gets. The safe point of all groups is in admit.py.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import ipaddress
 import logging
 import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +31,8 @@ from torch.distributed import distributed_c10d
 import pccl_py as pccl
 from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.errors import torch_error
+from pccl_torch.founding import found
 from pccl_torch.options import Founded, Options
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -57,6 +61,7 @@ class Run:
     """This process in a run: its connection, its groups in the order in which they were made."""
 
     comm: Communicator
+    token: str
     coordinator: Coordinator | None
     has_default: bool
     pid: int = field(default_factory=os.getpid)
@@ -67,11 +72,30 @@ class Run:
     answered: tuple[PeerId, ...] | None = None
     joined: set[PeerId] = field(default_factory=set)
     has_changed: bool = False
+    # How many groups were made of the same members, in an epoch of the default group.
+    made: Counter[tuple[PeerId, ...]] = field(default_factory=Counter)
+    made_in: int = 0
 
     @property
     def world(self) -> ProcessGroupPccl:
         """The group that was made first, with the ranks that others are named by."""
         return self.groups[0]
+
+    def name_for(self, told: str, peers: tuple[PeerId, ...]) -> str:
+        """The name of the group that is made of these members next: the same on all of them.
+
+        PyTorch's, `told`, has the number of groups that this process has made, which a newcomer
+        does not know. It serves until the first `admit`: so newcomers enter the groups with which
+        all programs begin. From then on the name has the epoch and the members.
+        """
+        if self.answered is None:
+            return f"{self.comm.name}/{told}"
+        if self.made_in != self.comm.epoch:
+            self.made.clear()
+            self.made_in = self.comm.epoch
+        self.made[peers] += 1
+        members = hashlib.sha256(b"".join(map(bytes, peers))).hexdigest()[:16]
+        return f"{self.comm.name}/{self.made_in}/{members}/{self.made[peers]}"
 
     def leave(self, group: ProcessGroupPccl) -> None:
         """A group is over here. All are with the default group, and the connection with the last.
@@ -120,7 +144,17 @@ def peer_of(rank: int) -> PeerId:
 
 
 def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
-    """A process group, for torch.distributed. Connects; the group is entered by its first call."""
+    """A process group, for torch.distributed. Connects; the group is entered by its first call.
+
+    Raises PeerLost if a rank that it is made of is lost, and errors of the network.
+    """
+    try:
+        return _create(asked, options)
+    except pccl.PcclError as error:
+        raise torch_error(error, None if _run is None else _run.world.comm) from None
+
+
+def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
     global _run
     if torch.__version__ < _OLDEST:
         raise InvalidUsage(
@@ -146,9 +180,9 @@ def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
             made: ProcessGroupPccl = options.take(asked, options)
             _run.groups.append(made)
             return made
-        name = f"{_run.comm.name}/{asked.group_id}"
-        seconds = timeout.total_seconds()
-        group = _run.comm.group(name, initial_world_size=asked.group_size, deadline=seconds)
+        peers = tuple(_run.world.peers[rank] for rank in ranks)
+        name = _run.name_for(asked.group_id, peers)
+        group = found(_run.comm, _run.token, name, peers, timeout.total_seconds())
         return _add(_run, group, asked, ranks, options)
 
 
@@ -168,7 +202,7 @@ def _without_members(asked: Any, options: Options) -> ProcessGroupPccl:
         asked, options, lambda: Coordinator(**_address(asked.store, socket.gethostname()))
     )
     nowhere: Any = made.comm
-    _run = Run(nowhere, None, has_default=True, groups=[made])
+    _run = Run(nowhere, "", None, has_default=True, groups=[made])
     return made
 
 
@@ -184,6 +218,7 @@ def _add(
         asked.store,
         lambda: run.leave(made),
     )
+    made.needs_founders = bool(run.groups)
     run.groups.append(made)
     return made
 
@@ -200,10 +235,10 @@ def _peers(run: Run, group: Group, ranks: list[int], size: int) -> list[PeerId]:
 def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     global _met
     rank: int = ranks[asked.group_rank] if ranks else asked.group_rank
+    token = os.environ.get("PCCL_TOKEN", "").strip()
     if _met is not None:
         comm, _met = _met, None
-        return Run(comm, None, True)
-    token = os.environ.get("PCCL_TOKEN", "").strip()
+        return Run(comm, token, None, True)
     if ranks and not token:
         raise InvalidUsage(
             "a group of pccl needs a run: make the default group with "
@@ -224,7 +259,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
         if coordinator is not None:
             coordinator.close()
         raise
-    return Run(comm, coordinator, not ranks)
+    return Run(comm, token, coordinator, not ranks)
 
 
 def share_token(
@@ -298,11 +333,16 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     with _lock:
         if _run is not None or _met is not None:
             raise InvalidUsage("this process is in a run already: destroy_process_group() first")
-        comm = pccl.connect(deadline=timeout.total_seconds())
+        try:
+            comm = pccl.connect(deadline=timeout.total_seconds())
+        except pccl.PcclError as error:
+            raise torch_error(error, None) from None
         try:
             comm.admit()
-        except BaseException:
+        except BaseException as error:
             comm.close()
+            if isinstance(error, pccl.PcclError):
+                raise torch_error(error, None) from None
             raise
         _met = comm
     yield dist.HashStore(), comm.rank, comm.world_size

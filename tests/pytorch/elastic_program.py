@@ -114,9 +114,9 @@ class Trainer:
         changes = {name: getattr(admission, name) for name in ("joined", "left", "changed")}
         return {**changes, **self.told()}
 
-    def another_group(self, ranks: list[int]) -> None:
+    def another_group(self, ranks: list[int], **options: Any) -> None:
         """Makes a group of these ranks, in this order."""
-        self.group: Any = dist.new_group(ranks, sort_ranks=False)
+        self.group: Any = dist.new_group(ranks, sort_ranks=False, **options)
 
     def groups_of(self, listed: list[list[int]]) -> None:
         """Makes a group of each list."""

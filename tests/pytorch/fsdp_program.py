@@ -23,7 +23,9 @@ import torch._dynamo  # FSDP2 imports it at its first forward
 import torch.distributed
 import torch.distributed.checkpoint
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from examples import torch_hsdp
 
@@ -74,6 +76,40 @@ class Member:
         self.tell("parameters", torch.cat(whole_ones).tolist())
         dist.destroy_process_group()
 
+    def dtensors(self) -> None:
+        """Three on a mesh of the default group. One dies, and another one comes."""
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
+        norm = torch.compile(norm_of, backend="eager", fullgraph=True)
+        if os.environ["PCCL_RESTARTS"] == "0":
+            old = table_on(3)
+            self.tell("numbers", norm(old).item(), sum_of(old))
+            pccl_torch.admit()
+            dist.barrier()
+            if dist.get_rank() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while not pccl_torch.admit().changed:
+                continue  # the coordinator has not told of the loss
+            self.all_fail(old, norm)
+            second = table_on(2)
+            self.tell("numbers", norm(second).item(), sum_of(second))
+            while not pccl_torch.admit().joined:
+                continue  # the newcomer is on its way
+            self.all_fail(old, norm)
+            self.all_fail(second, norm)
+        third = table_on(3)  # on a mesh that PyTorch takes to be equal to the first
+        self.tell("numbers", norm(third).item(), sum_of(third))
+        dist.destroy_process_group()
+
+    def all_fail(self, table: Any, norm: Callable[[Any], Any]) -> None:
+        """Whatever is on a mesh of members that were."""
+        mesh = table.device_mesh
+        self.fails("full_tensor", table.full_tensor)
+        self.fails("sum", partial(sum_of, table))
+        self.fails("norm", partial(norm_of, table))
+        self.fails("compiled", partial(norm, table))
+        self.fails("redistribute", lambda: table.redistribute(mesh, [Replicate()]).to_local())
+        self.fails("get_group", lambda: dist.barrier(mesh.get_group()))
+
     def hsdp(self) -> None:
         """The example, but that one dies inside `backward`. Each step's shards go to a file."""
         dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
@@ -121,6 +157,22 @@ class Member:
             self.tell("fails", name, isinstance(error, pccl_torch.PeerLost), str(error))
         else:
             self.tell("fails", name, False, f"nothing, and returned {result!r}")
+
+
+def table_on(size: int) -> Any:
+    """The numbers from 0 to 11, by rows on a new mesh of the default group."""
+    whole = torch.arange(12.0).view(6, 2)
+    return distribute_tensor(whole, init_device_mesh("cpu", (size,)), [Shard(0)])
+
+
+def sum_of(table: Any) -> float:
+    """Of all twice."""
+    return float((table * 2).sum().full_tensor())
+
+
+def norm_of(table: Any) -> Any:
+    """The root of their squares."""
+    return torch.linalg.vector_norm(table).full_tensor()
 
 
 def whole_model() -> nn.Sequential:

@@ -169,11 +169,14 @@ def begin_ranks(
         all_of(list(members.values()), "another_group", ranks=listed)
 
 
-def until(coordinator: pccl.Coordinator, what: Callable[[dict[str, Any]], bool]) -> None:
-    """Waits until each group of the run is so."""
+def until(
+    coordinator: pccl.Coordinator, what: Callable[[dict[str, Any]], bool], groups: int = 0
+) -> None:
+    """Waits until each group of the run is so, and there are so many."""
     end = time.monotonic() + ANSWER_SECONDS_MAX
     while time.monotonic() < end:
-        if all(what(group) for group in pccl.run_status(coordinator.token)["groups"]):
+        told = pccl.run_status(coordinator.token)["groups"]
+        if len(told) >= groups and all(map(what, told)):
             return
     raise AssertionError(pccl.run_status(coordinator.token))
 
@@ -298,6 +301,57 @@ def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_bo
         for told in all_of(survivors, "gathered"):
             assert told == [[peer(0), peer(2)], [peer(2), peer(0)], [1, 0]]
         all_of(survivors, "leave")
+
+
+def test_a_new_group_raises_as_soon_as_a_member_that_it_needs_is_lost(
+    pool: Pool, coordinator: pccl.Coordinator, store: int
+) -> None:
+    first, victim, third, other = members = pool.take(4)
+    begin_ranks(dict(enumerate(members)), coordinator, store, None)
+    all_of(members, "admit")  # it answers for entering
+    survivors = [first, third]
+    for member in survivors:  # they wait for the others
+        member.ask("another_group", ranks=[0, 1, 2, 3])
+    until(coordinator, lambda group: group.get("here", 2) == 2, groups=2)
+    victim.child.signal(signal.SIGKILL)
+    victim.killed()
+    for member in survivors:
+        with pytest.raises(Raised, match="cannot begin without rank 1 .* lost") as caught:
+            member.answer()
+        assert {"PeerLost", "DistBackendError"} <= set(caught.value.kinds)
+    with pytest.raises(Raised, match="cannot begin without rank 1 .* lost"):
+        other.ask("another_group", ranks=[0, 1, 2, 3]).answer()
+    survivors.append(other)
+    all_of(survivors, "another_group", ranks=[3, 0, 2])  # which needs nobody who is lost
+    for admitted in all_of(survivors, "admit"):
+        assert admitted["left"] == [1]
+    for told in all_of(survivors, "gathered"):
+        assert told == [[peer(0), peer(2), peer(3)], [peer(3), peer(0), peer(2)], [2, 0, 1]]
+
+
+def test_a_newcomer_and_the_others_make_the_same_group_however_many_those_have_made(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    members = pool.take(2)
+    begin(members, coordinator)
+    all_of(members, "another_group", ranks=[0, 1])  # before the first admit(): newcomers enter it
+    all_of(members, "admit")
+    for _ in range(2):
+        all_of(members, "another_group", ranks=[0, 1])
+    (newcomer,) = pool.take(1)
+    newcomer.ask("begin", environment={"PCCL_TOKEN": coordinator.token}, weight=6.0)
+    while not all_of(members, "admit")[0]["joined"]:
+        continue  # it is on its way
+    newcomer.answer()
+    newcomer.ask("admit").answer()
+    members.append(newcomer)
+    for ranks in ([2, 0, 1], [0, 1, 2], [0, 1, 2]):
+        all_of(members, "another_group", ranks=ranks)
+        (told, *others) = all_of(members, "gathered")
+        assert others == [told] * 2
+        assert told[1:] == [[told[0][rank] for rank in ranks], ranks]
+    all_of(members, "another_group", ranks=[0, 1, 2], use_local_synchronization=True)
+    assert all_of(members, "gathered")[2][1:] == [told[0], [0, 1, 2]]
 
 
 def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: Pool) -> None:

@@ -131,6 +131,24 @@ def test_fsdp_raises_on_all_survivors_until_it_is_made_anew_from_a_checkpoint(
         torch.testing.assert_close(torch.tensor(parameters), expected)
 
 
+def test_meshes_and_dtensors_of_members_that_were_raise_and_new_ones_have_the_right_numbers(
+    members: Members, tmp_path: Path
+) -> None:
+    with pccl.Coordinator(initial_world_size=3) as coordinator:
+        pids = [members.fork(name, "dtensors", coordinator.token, tmp_path) for name in "ijk"]
+        told = members.hear(lambda told: told[1] == "numbers", 5)
+        pids.append(members.fork("l", "dtensors", coordinator.token, tmp_path, lives=1))
+        raised = members.hear(lambda told: told[1] == "fails", 36)
+        told += members.hear(lambda told: told[1] == "numbers", 3)
+        statuses = [members.ends(pid) for pid in pids]
+    assert sorted(statuses) == [-signal.SIGKILL, 0, 0, 0]
+    for who, _, name, lost, text in raised:
+        assert lost and "make the mesh anew" in text, (who, name, text)
+    norm = sum(number**2 for number in range(12)) ** 0.5
+    for who, _, *numbers in told:
+        assert numbers == pytest.approx([norm, 132]), who
+
+
 def _descended(ranks: dict[int, int]) -> torch.Tensor:
     """The parameters after these steps, each of so many ranks, in one process."""
     model = whole_model()
