@@ -391,7 +391,7 @@ def differentiable_collectives(rank: Rank) -> None:
             torch.autograd.backward((y * weights).sum())
             assert x.grad is not None
             both.append((y.detach(), x.grad))
-        assert_close(*both, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(*both, msg=f"{name}: {{}}".format)
 
 
 def works(rank: Rank) -> None:
