@@ -6,7 +6,6 @@ the same processes, or where gloo has no such thing, with what all ranks can com
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import threading
@@ -392,7 +391,7 @@ def differentiable_collectives(rank: Rank) -> None:
             torch.autograd.backward((y * weights).sum())
             assert x.grad is not None
             both.append((y.detach(), x.grad))
-        assert_close(*both, msg=functools.partial("{}: {}".format, name))
+        assert_close(*both, msg=f"{name}: {{}}".format)
 
 
 def works(rank: Rank) -> None:

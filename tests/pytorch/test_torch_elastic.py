@@ -366,6 +366,8 @@ def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: 
             "MASTER_PORT": str(port),
             "PCCL_TOKEN": "",
             "PCCL_RECONNECT_TIMEOUT": "1",
+            # Rank 0 has the store, also if its process had an agent's in the test before.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         member.ask("begin", environment=environment, weight=WEIGHTS[rank])
     for member in members:
