@@ -331,7 +331,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         Once somebody has joined, whose list may be another one, they are in the order of the epoch
         for all: those from before, and then those who have joined. All members count their tags
-        from 0 again, as newcomers do. What was made for the members from before is left behind.
+        from 0 again, as newcomers do. Things made for the old members are left behind.
         """
         before, rank = self._peers, self._rank
         there = set(members)

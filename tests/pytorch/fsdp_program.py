@@ -166,7 +166,7 @@ def table_on(size: int) -> Any:
 
 
 def sum_of(table: Any) -> float:
-    """Of all twice."""
+    """The sum of all elements, twice."""
     return float((table * 2).sum().full_tensor())
 
 
