@@ -47,7 +47,7 @@ def run(devices: int, first_seed: int, programs: int, seconds_max: float) -> Non
                 peer.wait()
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [2, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_random_programs_agree_with_numpy(devices: int) -> None:
     run(devices, 100 * devices, 3, 120)
 

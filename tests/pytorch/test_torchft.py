@@ -399,7 +399,8 @@ def test_diloco_averages_what_was_learned(lighthouse: str) -> None:
 # ---- as processes
 
 
-@pytest.mark.parametrize("recovery", [pytest.param("complete", marks=pytest.mark.long), "resume"])
+@pytest.mark.long
+@pytest.mark.parametrize("recovery", ["complete", "resume"])
 def test_the_example_heals_a_replica_that_was_killed(recovery: str) -> None:
     paths = [str(ROOT), str(ROOT / "frontends"), str(ROOT / "frontends" / "compat")]
     environment = {
