@@ -33,6 +33,7 @@ from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, P
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
 from pccl_torch.founding import found
+from pccl_torch.lone_store import LoneStore
 from pccl_torch.options import Founded, Options
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -127,6 +128,8 @@ _lock = threading.RLock()
 _run: Run | None = None
 # Entered by the rendezvous "pccl://", and taken by the default group that is made next.
 _met: Communicator | None = None
+# Of that group: lone_store.py says why it is kept.
+_store: LoneStore | None = None
 
 
 def current() -> Run:
@@ -326,7 +329,7 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     Enters the group, so it waits until the run begins, or until its members pass a safe point.
     Without a token it is "env://". The store is one of this process alone.
     """
-    global _met
+    global _met, _store
     if not os.environ.get("PCCL_TOKEN", "").strip():
         yield from c10d.rendezvous("env://", timeout=timeout)
         return
@@ -345,7 +348,8 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
                 raise torch_error(error, None) from None
             raise
         _met = comm
-    yield dist.HashStore(), comm.rank, comm.world_size
+    _store = LoneStore()
+    yield _store, comm.rank, comm.world_size
 
 
 @atexit.register

@@ -142,6 +142,12 @@ class Trainer:
                 told.append([ranks, x.item()])
         return told
 
+    def sum_over_another_group(self, backend: str) -> float:
+        """Makes a group of all with another backend, and adds up ones."""
+        x = torch.ones(1)
+        dist.all_reduce(x, group=dist.new_group(backend=backend))
+        return float(x)
+
     def gathered(self) -> Any:
         """Ids of members in the order of the ranks, of both groups, as collectives tell them.
 

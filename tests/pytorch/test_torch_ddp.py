@@ -18,6 +18,7 @@ import torch.distributed
 from pccl_torch import ddp as wrappers
 from pccl_torch import elastic
 from pccl_torch.errors import torch_error
+from pccl_torch.lone_store import LoneStore
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -463,3 +464,16 @@ def test_the_last_error_is_told_from_errors_of_the_program(world: pccl.LocalWorl
     assert pccl_torch.last_error() is lost is pccl_torch.last_error(lost)
     assert pccl_torch.last_error(RuntimeError("Aborted: all_reduce was aborted\nAt:")) is lost
     assert pccl_torch.last_error(RuntimeError("mat1 and mat2 cannot be multiplied")) is None
+
+
+def test_a_store_of_one_process_is_like_any_other_but_that_it_waits_for_nobody() -> None:
+    alone = LoneStore()
+    store = dist.PrefixStore("p", alone)  # as PyTorch calls it, from C++
+    store.set("a", "b")
+    assert store.get("a") == b"b" and store.check(["a"]) and not store.check(["a", "c"])
+    assert [store.add("n", 2), store.add("n", 3), store.get("n")] == [2, 5, b"5"]
+    assert store.compare_set("a", "b", "c") == store.get("a") == b"c"
+    assert store.num_keys() == 2 and store.delete_key("a")
+    for call in (store.get, alone.get, lambda key: store.wait([key])):
+        with pytest.raises(pccl.InvalidUsage, match="no key .*'p?/?a'.* need init_method"):
+            call("a")

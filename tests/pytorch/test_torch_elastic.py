@@ -347,6 +347,18 @@ def test_a_newcomer_and_the_others_make_the_same_group_however_many_those_have_m
     assert all_of(members, "gathered")[2][1:] == [told[0], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:pccl"])
+def test_another_backend_without_a_store_for_it_raises_at_once(
+    pool: Pool, coordinator: pccl.Coordinator, backend: str
+) -> None:
+    members = pool.take(2)
+    begin(members, coordinator)
+    for member in members:
+        with pytest.raises(Raised, match='need init_method="env://"') as caught:
+            member.ask("sum_over_another_group", backend=backend).answer()
+        assert {"RuntimeError", "InvalidUsage"} <= set(caught.value.kinds)
+
+
 def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: Pool) -> None:
     members = pool.take(3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
