@@ -1,7 +1,7 @@
 """The store of a process whose ranks come from its run, "pccl://" (start.py): nobody shares it.
 
-PyTorch asks for one. What other backends put there for each other would be waited for in vain, so
-a key that this process has not set is refused at once.
+PyTorch asks for one. Other backends would wait in it for keys that nobody can set, so a key that
+this process has not set is refused at once.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ _lock = threading.RLock()
 _run: Run | None = None
 # Entered by the rendezvous "pccl://", and taken by the default group that is made next.
 _met: Communicator | None = None
-# Of that group: lone_store.py says why it is kept.
+# The store of that group: lone_store.py says why it is kept.
 _store: LoneStore | None = None
 
 

@@ -477,3 +477,17 @@ def test_a_store_of_one_process_is_like_any_other_but_that_it_waits_for_nobody()
     for call in (store.get, alone.get, lambda key: store.wait([key])):
         with pytest.raises(pccl.InvalidUsage, match="no key .*'p?/?a'.* need init_method"):
             call("a")
+
+
+def test_errors_of_the_start_are_those_of_torch_distributed(
+    monkeypatch: pytest.MonkeyPatch, coordinator: pccl.Coordinator
+) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", coordinator.token)
+    monkeypatch.setenv("PCCL_CONNECT_TIMEOUT", "0.5")
+    coordinator.close()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group("pccl", init_method="pccl://")
+    assert isinstance(caught.value, pccl.CoordinatorUnreachable)
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1)
+    assert isinstance(caught.value, pccl.CoordinatorUnreachable)
