@@ -2,7 +2,9 @@
  * between them a table of the operations that are begun. XLA may free, move or reuse the memory of
  * a call as soon as its handler has returned: a failure elsewhere ends a program between the two,
  * and a copy that XLA inserts gives the first memory to somebody else. So an operation here works
- * in memory of its own: the first handler copies into it, the second one out of it.
+ * in memory of its own (jax_memory.c): the first handler copies into it, and the second one out of
+ * it. That has room for the operand and for the result, so that the library need not save the
+ * operand. Nothing of XLA's waits for a transfer: the second handler leaves it to a thread.
  * frontends/pccl_jax/asynchronous.py has the two calls; errors.py tells about operations that
  * nobody has finished. */
 #include "jax_handlers.h"
@@ -13,10 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNED = 64 };
-
 /* One operation, from its beginning to the call that finishes it. */
 typedef struct begun {
+  later_t later; /* first: the thread that finishes it has this alone */
   struct begun *next;
   uint64_t ticket, handle, since, bytes;
   int64_t tag, count;
@@ -25,7 +26,8 @@ typedef struct begun {
   void *pin;
   pccl_work_t *work;
   int is_told; /* that nobody has finished it: another may take its tag */
-  void *memory;
+  block_t *block;
+  void **results; /* of the call that finishes it; behind the arrays */
   pccl_array_t arrays[];
 } begun_t;
 
@@ -34,18 +36,28 @@ static begun_t *all;
 static uint64_t last_ticket;
 
 static uint64_t bytes_of(const pccl_array_t *array) {
-  return (array->count * pccl_dtype_size(array->dtype) + ALIGNED - 1) / ALIGNED * ALIGNED;
+  return (array->count * pccl_dtype_size(array->dtype) + MEMORY_ALIGNED - 1) /
+         MEMORY_ALIGNED * MEMORY_ALIGNED;
 }
 
 /* Never under the mutex: one that still runs is withdrawn, and a communicator may be closed. */
 static void drop(begun_t *begun) {
   pccl_work_destroy(begun->work);
-  free(begun->memory);
+  memory_give(begun->block);
   if (begun->pin != NULL) hooks.release(begun->pin);
   free(begun);
 }
 
 /* ---- Beginning ---------------------------------------------------------------------------- */
+
+static begun_t *make(int64_t count) {
+  begun_t *begun = calloc(
+      1, sizeof *begun + (size_t)count * (sizeof *begun->arrays + sizeof *begun->results));
+  if (begun == NULL) return NULL;
+  begun->count = count;
+  begun->results = (void **)&begun->arrays[count];
+  return begun;
+}
 
 static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   const operands_t *given = now->given;
@@ -56,15 +68,16 @@ static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
     array->count = elements_of(given->args[index]);
     begun->bytes += bytes_of(array);
   }
-  begun->memory = aligned_alloc(ALIGNED, begun->bytes > 0 ? begun->bytes : ALIGNED);
-  if (begun->memory == NULL)
+  begun->block = memory_take(given->handle, 2 * begun->bytes);
+  if (begun->block == NULL)
     return fail(now->frame, PCCL_OUT_OF_MEMORY,
-                "all_reduce_start: no memory for %" PRIu64 " bytes", begun->bytes);
-  uint8_t *at = begun->memory;
+                "all_reduce_start: no memory for %" PRIu64 " bytes", 2 * begun->bytes);
+  uint8_t *at = begun->block->memory;
   for (int64_t index = 0; index < begun->count; index += 1) {
     pccl_array_t *array = &begun->arrays[index];
     memcpy(at, given->args[index]->data, array->count * pccl_dtype_size(array->dtype));
-    array->send_buffer = array->recv_buffer = at;
+    array->send_buffer = at;
+    array->recv_buffer = at + begun->bytes;
     at += bytes_of(array);
   }
   return NULL;
@@ -140,9 +153,8 @@ static XLA_FFI_Error *begin(now_t *now) {
                 "all_reduce_start: tag %" PRId64 " has an operation that no all_reduce_done has "
                 "finished: give each one that is in flight a tag of its own, and finish all. "
                 "Nothing was sent", given->call->tag);
-  begun_t *begun = calloc(1, sizeof *begun + (size_t)given->arg_count * sizeof *begun->arrays);
+  begun_t *begun = make(given->arg_count);
   if (begun == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
-  begun->count = given->arg_count;
   error = copy_in(now, begun);
   if (error == NULL) {
     pccl_collective_options_t options = options_of(given->call);
@@ -192,9 +204,28 @@ static begun_t *take(const now_t *now, uint64_t ticket, int *is_fit) {
   return found;
 }
 
+static XLA_FFI_Error *end(const now_t *now, begun_t *begun) {
+  XLA_FFI_Error *error = wait_for(now, begun->work, begun->since);
+  if (error == NULL) error = tell_outcome(now, begun->work);
+  for (int64_t index = 0; error == NULL && index < begun->count; index += 1) {
+    const pccl_array_t *array = &begun->arrays[index];
+    size_t bytes = array->count * pccl_dtype_size(array->dtype);
+    memcpy(begun->results[index], array->recv_buffer, bytes);
+  }
+  return error;
+}
+
+static XLA_FFI_Error *end_later(later_t *later) {
+  begun_t *begun = (begun_t *)later;
+  XLA_FFI_Error *error = end(&later->now, begun);
+  drop(begun);
+  return error;
+}
+
 static XLA_FFI_Error *finish(now_t *now) {
   const operands_t *given = now->given;
-  if (given->arg_count != 1 || !is_ticket(given->args[0])) return wrong_program(now);
+  /* Operands behind the ticket are what had to be computed first. */
+  if (given->arg_count < 1 || !is_ticket(given->args[0])) return wrong_program(now);
   const uint32_t *words = given->args[0]->data;
   int is_fit = 0;
   begun_t *begun = take(now, words[0] | (uint64_t)words[1] << 32, &is_fit);
@@ -207,13 +238,11 @@ static XLA_FFI_Error *finish(now_t *now) {
     return fail(now->frame, PCCL_INVALID_ARGUMENT,
                 "all_reduce_done: the handle is that of another operation");
   now->world_size = begun->world_size;
-  XLA_FFI_Error *error = wait_for(now, begun->work, begun->since);
-  if (error == NULL) error = tell_outcome(now, begun->work);
-  for (int64_t index = 0; error == NULL && index < begun->count; index += 1) {
-    const pccl_array_t *array = &begun->arrays[index];
-    size_t bytes = array->count * pccl_dtype_size(array->dtype);
-    memcpy(given->rets[index]->data, array->recv_buffer, bytes);
-  }
+  for (int64_t index = 0; index < begun->count; index += 1)
+    begun->results[index] = given->rets[index]->data;
+  if (!is_main_thread() && pccl_work_wait(begun->work, 0) == PCCL_TIMEOUT)
+    return leave_to_thread(now, &begun->later, end_later);
+  XLA_FFI_Error *error = end(now, begun);
   drop(begun);
   return error;
 }
@@ -227,9 +256,10 @@ EXPORT XLA_FFI_Error *pccl_jax_finish(XLA_FFI_CallFrame *frame) {
 }
 
 /* Tells one operation that nobody has finished, in a sentence; 0: there is none that is not told
- * yet. Those of closed communicators go. */
+ * yet. Those of closed communicators go, and memory that is kept for nothing. */
 EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
   int is_told = 0;
+  memory_give_back_idle();
   begun_t *gone = NULL;
   pthread_mutex_lock(&mutex);
   for (begun_t **at = &all; *at != NULL;) {

@@ -6,13 +6,20 @@
 #include "jax_handlers.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 pccl_handler_hooks_t hooks;
+static unsigned long main_thread;
 
-EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) {
+EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given, unsigned long main_thread_ident) {
   hooks = *given;
+  main_thread = main_thread_ident;
+}
+
+int is_main_thread(void) {
+  return (unsigned long)pthread_self() == main_thread;
 }
 
 EXPORT void pccl_jax_version(int *major, int *minor) {

@@ -201,15 +201,22 @@ def lower(
 
 
 def register(
-    primitive: Any, lowering: Any, function: Any, effect: Callable[[str | None], Any] = effect_of
+    primitive: Any,
+    lowering: Any,
+    function: Any,
+    effect: Callable[[str | None], Any] = effect_of,
+    operands_max: int | None = None,
 ) -> None:
-    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`."""
+    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`.
+
+    `operands_max`: a callback gets these first operands alone.
+    """
 
     def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
         return (by_host if host.is_chosen() else lowering)(context, *operands, call=call)
 
     def by_host(context: Any, *operands: Any, call: Call) -> Any:
-        return host.lower(context, call, effect(call.order), operands, function)
+        return host.lower(context, call, effect(call.order), operands[:operands_max], function)
 
     register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
     for platform in host.PLATFORMS:

@@ -29,7 +29,7 @@ _VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
 
 _suffix = ".dylib" if sys.platform == "darwin" else ".so"
 _library = ctypes.CDLL(str(Path(paths.library_dir()) / f"libpccl_jax{_suffix}"))
-_library.pccl_jax_start.argtypes = [ctypes.c_void_p]
+_library.pccl_jax_start.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
 _library.pccl_jax_start.restype = None
 _library.pccl_jax_version.argtypes = [ctypes.POINTER(ctypes.c_int)] * 2
 _library.pccl_jax_version.restype = None
@@ -37,6 +37,8 @@ _library.pccl_jax_error.argtypes = [
     *(ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
     *(ctypes.POINTER(ctypes.c_int64), *(ctypes.POINTER(ctypes.c_uint64),) * 2),
 ]
+_library.pccl_jax_memory.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
+_library.pccl_jax_memory.restype = None
 _library.pccl_jax_unfinished.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
@@ -86,6 +88,13 @@ def unfinished() -> list[str]:
     return told
 
 
+def memory() -> tuple[int, int]:
+    """Bytes for all_reduce_start that are kept to be used again, and those in use."""
+    kept, used = ctypes.c_uint64(), ctypes.c_uint64()
+    _library.pccl_jax_memory(ctypes.byref(kept), ctypes.byref(used))
+    return kept.value, used.value
+
+
 def _start() -> None:
     """Checks the versions, and gives XLA the handlers."""
     built, installed = version(), version_of_jaxlib()
@@ -97,7 +106,7 @@ def _start() -> None:
         )
     main = threading.main_thread().ident
     assert main is not None
-    _library.pccl_jax_start(_pccl.handler_hooks(main))
+    _library.pccl_jax_start(_pccl.handler_hooks(main), main)
     for target, handler in (
         (TARGET, _library.pccl_jax_collective),
         (TARGET_BEGIN, _library.pccl_jax_begin),
