@@ -13,6 +13,7 @@ fast and wrong gets no row, but an error.
     all_reduce     of two processes, inside of jit:
       seconds          beside `psum` of JAX over gloo, of the same two processes
       seconds_plain    the same, beside pccl_py from one array into another
+      seconds_new      the same, beside pccl_py into an array that is made for each call
       seconds_donated  of an array that is donated, beside pccl_py in place
     overlap/SIZE   of two processes, one program with a transfer and other work, 1.5 times as long:
       hidden_share     of the transfer: what start and done save of the time of a blocking call,
@@ -107,6 +108,7 @@ def rows(case: Case, times: dict[str, float]) -> list[Row]:
         return [
             Row(BENCH, case.name, "seconds", ours, "s", "psum", times["psum"]),
             Row(BENCH, case.name, "seconds_plain", ours, "s", "pccl_py", plain),
+            Row(BENCH, case.name, "seconds_new", ours, "s", "pccl_py", times["new_memory"]),
             Row(
                 *(BENCH, case.name, "seconds_donated", times["donated"], "s"),
                 *("pccl_py", times["in_place"]),

@@ -115,8 +115,9 @@ def all_reduce(comm: pccl.Communicator, case: Case) -> Samples:
     calls: Calls = {
         "pccl_jax": lambda: ours(comm, x),
         "psum": lambda: psum(both).block_until_ready(),
-        # As programs have it: from one buffer into another.
         "pccl_py": lambda: comm.all_reduce(own, memory),
+        # As programs have it: a result has memory that is new to it.
+        "new_memory": lambda: comm.all_reduce(own, np.empty_like(own)),
         "donated": again,
         "in_place": lambda: comm.all_reduce(memory, op="avg"),
     }

@@ -238,8 +238,11 @@ static XLA_FFI_Error *finish(now_t *now) {
     return fail(now->frame, PCCL_INVALID_ARGUMENT,
                 "all_reduce_done: the handle is that of another operation");
   now->world_size = begun->world_size;
-  for (int64_t index = 0; index < begun->count; index += 1)
+  for (int64_t index = 0; index < begun->count; index += 1) {
     begun->results[index] = given->rets[index]->data;
+    memory_use_large_pages(begun->results[index], begun->arrays[index].count *
+                                                      pccl_dtype_size(begun->arrays[index].dtype));
+  }
   if (!is_main_thread() && pccl_work_wait(begun->work, 0) == PCCL_TIMEOUT)
     return leave_to_thread(now, &begun->later, end_later);
   XLA_FFI_Error *error = end(now, begun);

@@ -281,6 +281,8 @@ static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *
   if (!dtype_of(recv->dtype, &made->dtype) || (send != NULL && send->dtype != recv->dtype))
     return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: no such dtype here", kind_name(call->kind));
   made->recv_buffer = recv->data;
+  if (send == NULL || send->data != recv->data)
+    memory_use_large_pages(recv->data, elements_of(recv) * pccl_dtype_size(made->dtype));
   if (call->kind == PCCL_SCATTER && now->rank == now->root && send == NULL)
     return fail(now->frame, PCCL_INVALID_ARGUMENT,
                 "the root of a scatter needs x, with the rows of all ranks");

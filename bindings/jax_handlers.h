@@ -155,5 +155,7 @@ typedef struct block {
 block_t *memory_take(uint64_t handle, uint64_t bytes);
 /* Takes back a block that nothing is written to any more. */
 void memory_give(block_t *block);
+/* Asks for large pages in memory that is about to be written for the first time, as NumPy does. */
+void memory_use_large_pages(void *memory, uint64_t bytes);
 /* Frees those that are kept for nothing. */
 void memory_give_back_idle(void);

@@ -151,7 +151,7 @@ def test_an_interrupt_withdraws_a_program_that_waits(how: str) -> None:
 
 
 LEFT = """
-    import threading
+    import sys, threading
     import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
     world = pccl.LocalWorld(2, deadline=50)
     comm, other = world.comms
@@ -159,9 +159,10 @@ LEFT = """
         try:
             pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, jnp.ones(3))
         except pccl.PcclError as error:
-            print(type(error).__name__)
+            sys.stdout.write(type(error).__name__ + "\\n")
     threading.Thread(target=blocked, daemon=True).start()
-    begun = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1)(other, jnp.ones((300, 300)))
+    waits = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x, tag=1) + 1)
+    begun = waits(other, jnp.ones((300, 300)))
     while comm.info().operations_in_flight == 0:
         other.info()
     print("leaving")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import jax
@@ -105,6 +106,47 @@ def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None
         assert addresses(made) == before
         np.testing.assert_array_equal(made["w"], 3 * np.arange(1000.0))
         assert (np.asarray(made["b"][0]) == 3).all()
+
+    world.run(program)
+
+
+def test_an_operand_that_lives_on_is_not_copied(world: pccl.LocalWorld) -> None:
+    """Goal: results go out of place, but into what is donated and into what a loop carries.
+
+    Method: count the copies of the compiled programs, and run them on three peers.
+    """
+    count = 6151  # no other array has this shape
+
+    def looped(comm: pj.Comm, x: Any) -> Any:
+        return lax.fori_loop(0, 2, lambda _, carry: pj.all_reduce(comm, carry), x)
+
+    def copies(function: Any, **options: Any) -> int:
+        x = jnp.ones(count, jnp.float32)
+        made = jax.jit(function, **options).lower(world.comms[0], x).compile()
+        return len(re.findall(rf"= f32\[{count}\]\S* copy\(", made.as_text()))
+
+    def plain(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x)
+
+    def lives_on(comm: pj.Comm, x: Any) -> Any:
+        y = x * 2
+        return pj.all_reduce(comm, y) + y
+
+    def twice(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, {"a": x, "b": x}), pj.broadcast(comm, x), pj.reduce(comm, x)
+
+    assert [copies(each) for each in (plain, lives_on, twice, jax.jit(plain))] == [0] * 4
+    assert [copies(each, donate_argnums=1) for each in (plain, looped)] == [0, 0]
+    assert copies(looped) == 1  # the first carry, and none in the loop
+    programs = [pj.jit(each) for each in (plain, lives_on, twice, looped)]
+
+    def program(comm: pccl.Communicator) -> None:
+        x = jnp.full(count, comm.rank + 1.0, jnp.float32)
+        total, more, (tree, root_x, reduced), loop = (each(comm, x) for each in programs)
+        assert (total == 6.0).all() and (more == 12.0 + 2 * x).all() and (loop == 18.0).all()
+        assert (tree["a"] == 6.0).all() and (tree["b"] == 6.0).all() and (root_x == 1.0).all()
+        assert (reduced == (6.0 if comm.rank == 0 else 0.0)).all()
+        assert (x == comm.rank + 1.0).all()
 
     world.run(program)
 
