@@ -49,6 +49,7 @@ from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
 from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
+from pccl_jax.many import all_reduce_many
 from pccl_jax.outcomes import OutcomeArrays, decode
 from pccl_jax.shared_state import SharedState, shared_state
 
@@ -65,6 +66,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_done",
+    "all_reduce_many",
     "all_reduce_start",
     "all_to_all",
     "barrier",
