@@ -19,7 +19,7 @@
 typedef struct begun {
   later_t later; /* first: the thread that finishes it has this alone */
   struct begun *next;
-  uint64_t ticket, handle, since, bytes;
+  uint64_t ticket, handle, since, bytes, call_number;
   int64_t tag, count;
   uint32_t world_size;
   pccl_comm_t *comm;
@@ -64,13 +64,13 @@ static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   for (int64_t index = 0; index < begun->count; index += 1) {
     pccl_array_t *array = &begun->arrays[index];
     if (!dtype_of(given->args[index]->dtype, &array->dtype))
-      return fail(now->frame, PCCL_INVALID_ARGUMENT, "all_reduce_start: no such dtype here");
+      return fail(now, PCCL_INVALID_ARGUMENT, "all_reduce_start: no such dtype here");
     array->count = elements_of(given->args[index]);
     begun->bytes += bytes_of(array);
   }
   begun->block = memory_take(given->handle, 2 * begun->bytes);
   if (begun->block == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY,
+    return fail(now, PCCL_OUT_OF_MEMORY,
                 "all_reduce_start: no memory for %" PRIu64 " bytes", 2 * begun->bytes);
   uint8_t *at = begun->block->memory;
   for (int64_t index = 0; index < begun->count; index += 1) {
@@ -120,7 +120,7 @@ static int is_ticket(const XLA_FFI_Buffer *buffer) {
 }
 
 static XLA_FFI_Error *wrong_program(const now_t *now) {
-  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+  return fail(now, PCCL_INVALID_ARGUMENT,
               "all_reduce_start: the shapes of the program do not fit its call, compile it again");
 }
 
@@ -129,6 +129,7 @@ static void keep(now_t *now, begun_t *begun) {
   begun->tag = now->given->call->tag;
   begun->comm = now->comm;
   begun->world_size = now->world_size;
+  begun->call_number = now->call_number;
   begun->pin = now->pin;
   now->pin = NULL;
   pthread_mutex_lock(&mutex);
@@ -143,18 +144,19 @@ static XLA_FFI_Error *begin(now_t *now) {
   if (given->call->kind != PCCL_ALL_REDUCE || given->arg_count < 1 || given->ret_count != 1 ||
       !is_ticket(given->rets[0]))
     return wrong_program(now);
+  now->call_number = count_call(now);
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   begun_t *gone = NULL;
   int is_taken = is_tag_taken(now, &gone);
   drop_all(gone);
   if (is_taken)
-    return fail(now->frame, PCCL_INVALID_USAGE,
+    return fail(now, PCCL_INVALID_USAGE,
                 "all_reduce_start: tag %" PRId64 " has an operation that no all_reduce_done has "
                 "finished: give each one that is in flight a tag of its own, and finish all. "
                 "Nothing was sent", given->call->tag);
   begun_t *begun = make(given->arg_count);
-  if (begun == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
+  if (begun == NULL) return fail(now, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
   error = copy_in(now, begun);
   if (error == NULL) {
     pccl_collective_options_t options = options_of(given->call);
@@ -162,7 +164,7 @@ static XLA_FFI_Error *begin(now_t *now) {
     pccl_status_t status =
         pccl_coalesced_async(now->comm, PCCL_ALL_REDUCE, begun->arrays, (uint64_t)begun->count, 0,
                              &options, &begun->work);
-    if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());
+    if (status != PCCL_OK) error = fail(now, status, "%s", pccl_last_error());
   }
   if (error != NULL) {
     drop(begun);
@@ -230,14 +232,15 @@ static XLA_FFI_Error *finish(now_t *now) {
   int is_fit = 0;
   begun_t *begun = take(now, words[0] | (uint64_t)words[1] << 32, &is_fit);
   if (begun == NULL)
-    return fail(now->frame, PCCL_INVALID_USAGE,
+    return fail(now, PCCL_INVALID_USAGE,
                 "all_reduce_done: this handle has been finished before, or comes too late: its tag "
                 "has begun another operation. Each all_reduce_start has one all_reduce_done, in "
                 "one program");
   if (!is_fit)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT,
+    return fail(now, PCCL_INVALID_ARGUMENT,
                 "all_reduce_done: the handle is that of another operation");
   now->world_size = begun->world_size;
+  now->call_number = begun->call_number;
   for (int64_t index = 0; index < begun->count; index += 1) {
     begun->results[index] = given->rets[index]->data;
     memory_use_large_pages(begun->results[index], begun->arrays[index].count *

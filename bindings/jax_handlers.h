@@ -62,6 +62,7 @@ typedef struct now {
   void *pin; /* of the communicator; whoever keeps it makes this NULL */
   uint32_t rank, world_size, root;
   uint64_t epoch;
+  uint64_t call_number; /* since the run of the program began, from 1; 0: not counted */
 } now_t;
 
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.
@@ -95,10 +96,13 @@ int answer_probe(XLA_FFI_CallFrame *frame);
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given);
 
 /* XLA's error of a status, which names the entry of the table that has the sentence. */
-XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *format, ...)
+XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 const char *kind_name(int64_t kind);
+
+/* jax_runs.c: the number of a call among those of its run on its communicator, from 1. */
+uint64_t count_call(const now_t *now);
 
 /* ---- Functions of jax_handlers.c that others use -------------------------------------------- */
 

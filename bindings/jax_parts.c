@@ -34,21 +34,21 @@ static XLA_FFI_Error *begin_part(now_t *now, part_t *part) {
   pccl_dtype_t dtype;
   if (!dtype_of(send->dtype, &dtype) || send->dtype != recv->dtype ||
       elements_of(send) != elements_of(recv))
-    return fail(now->frame, PCCL_INVALID_ARGUMENT, "psum: no such dtype here");
+    return fail(now, PCCL_INVALID_ARGUMENT, "psum: no such dtype here");
   part->since = hooks.withdrawals();
   pccl_status_t status = pccl_all_reduce_async(now->comm, send->data, recv->data,
                                                elements_of(send), dtype, &options, &part->work);
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 static XLA_FFI_Error *run_part(now_t *now) {
   const operands_t *given = now->given;
   if (given->call->kind != PCCL_ALL_REDUCE || given->arg_count != 2 || given->ret_count != 1 ||
       given->args[0]->dtype != XLA_FFI_DataType_U32 || elements_of(given->args[0]) != 1)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT,
+    return fail(now, PCCL_INVALID_ARGUMENT,
                 "psum: the shapes of the program do not fit its call, compile it again");
   part_t *part = calloc(1, sizeof *part);
-  if (part == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "psum: no memory");
+  if (part == NULL) return fail(now, PCCL_OUT_OF_MEMORY, "psum: no memory");
   XLA_FFI_Error *error = begin_part(now, part);
   if (error != NULL) {
     free(part);
