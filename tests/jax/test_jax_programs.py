@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 from typing import Any
@@ -14,6 +15,7 @@ import pccl_jax as pj
 import pccl_numpy as pnp
 import pytest
 from jax import lax
+from pccl_jax.outcomes import encode
 
 import pccl_py as pccl
 
@@ -177,6 +179,42 @@ def test_an_outcome_steers_a_program_and_is_decoded(world: pccl.LocalWorld) -> N
         return total["x"], int(outcome.contributors < 3), outcome
 
     world.run(program)
+
+
+def test_an_outcome_of_many_ranges_is_not_decoded_in_part() -> None:
+    """Method: an outcome of 17 ranges, as that of a gather in a world of 17, made by hand."""
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        pj.barrier(comm)
+        outcome = comm.all_gather(np.ones(1), np.zeros(1))
+        (part,) = outcome.ranges
+        for count in (16, 17):
+            ranges = tuple(dataclasses.replace(part, begin=k, end=k + 1) for k in range(count))
+            many = dataclasses.replace(outcome, ranges=ranges)
+            arrays = pj.OutcomeArrays.of(jnp.asarray(encode(many, comm.handle)))
+            assert int(arrays.range_count) == count and int(arrays.contributors) == 1
+            if count == 16:
+                assert pj.decode(arrays) == many
+                continue
+            with pytest.raises(
+                pccl.InvalidUsage, match="has 17 ranges, of which.*first 16: its con"
+            ):
+                pj.decode(arrays)
+
+
+def test_complex_numbers_are_refused_with_a_way_to_move_them(world: pccl.LocalWorld) -> None:
+    @pj.jit
+    def added(comm: pj.Comm, x: Any) -> Any:
+        return lax.complex(*pj.all_reduce(comm, jnp.stack([x.real, x.imag])))
+
+    def program(comm: pccl.Communicator) -> Any:
+        x = jnp.full(2, comm.rank + 1j, jnp.complex64)
+        for call in (pj.all_reduce, pj.all_gather, pj.broadcast):
+            with pytest.raises(TypeError, match=r"complex64 is not supported: pass the real"):
+                call(comm, x)
+        return added(comm, x).tolist()
+
+    assert world.run(program) == [[3 + 3j] * 2] * 3
 
 
 def test_a_communicator_that_is_gone_is_refused() -> None:
