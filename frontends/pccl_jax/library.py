@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.export
 import jax.ffi
 
 from pccl_py import _pccl, paths
@@ -23,6 +24,11 @@ TARGET = "pccl_collective"
 TARGET_BEGIN = "pccl_begin"
 TARGET_FINISH = "pccl_finish"
 TARGET_PART = "pccl_part"
+# For `jax.export.export(..., disabled_checks=)`, which refuses custom calls that it does not know.
+EXPORT_CHECKS = tuple(
+    jax.export.DisabledSafetyCheck.custom_call(target)
+    for target in (TARGET, TARGET_BEGIN, TARGET_FINISH, TARGET_PART)
+)
 _TEXT_BYTES_MAX = 4096
 _NUMBERED = re.compile(r"\[pccl error (\d+)\]")
 _VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
