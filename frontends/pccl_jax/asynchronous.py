@@ -121,7 +121,7 @@ def all_reduce_done(handle: Handle[Any], *, after: Any = None, return_outcome: b
     """Waits for an operation that `all_reduce_start` has begun, and returns its result.
 
     `after`: an array or a pytree that is computed first. Without it XLA may wait before it computes
-    what the program has in between: it runs small programs step by step, in an order of its own.
+    what the program has in between: it puts steps that are independent in an order of its own.
     With `return_outcome` the outcome, too. Raises what `all_reduce` raises, InvalidUsage for a
     handle that has been finished before, and TypeError for anything else.
     """
