@@ -148,6 +148,8 @@ def _table(measured: list[Row]) -> Table:
             column, justify="left" if column in ("case", "metric", "against") else "right"
         )
     for row in measured:
+        if row.metric == "hidden_share":
+            made.add_row(row.case, row.metric, "", "", "", f"{row.value:.2f}")
         if row.unit != "s":
             continue
         theirs = "" if row.baseline_value is None else f"{row.baseline_value * 1e6:.1f}"

@@ -35,14 +35,18 @@ def test_a_quick_run_prints_rows_of_all_contenders(tmp_path: Path) -> None:
     assert told == [
         *((f"dispatch/{calls}", *metric) for calls in (1, 10) for metric in alone),
         *((reduced, "seconds", "psum"), (reduced, "seconds_plain", "pccl_py")),
-        (reduced, "seconds_donated", "pccl_py"),
+        *((reduced, "seconds_new", "pccl_py"), (reduced, "seconds_donated", "pccl_py")),
+        ("overlap/4KiB", "seconds", "blocking"),
         ("compile/10", "seconds", "identity"),
     ]
     both = [row for row in rows if row["baseline"] is not None]
     assert all(row["value"] > 0 and row["baseline_value"] > 0 for row in both)
     others = [row["value"] for row in rows if row["metric"] == "cpu_of_others"]
-    assert len(others) == 4
-    assert done.stderr.count("not count") == sum(each > jax_steps.OTHERS_MAX for each in others)
+    assert len(others) == 5
+    assert [row["case"] for row in rows if row["metric"] == "hidden_share"] == ["overlap/4KiB"]
+    not_counted = sum(each > jax_steps.OTHERS_MAX for each in others)
+    is_crowded = jax_steps.cores_each(Case("overlap", 1, 2)) < 2
+    assert done.stderr.count("not count") == not_counted + is_crowded
 
 
 def test_an_unknown_case_is_named() -> None:
@@ -69,7 +73,16 @@ def test_what_handler_and_effect_cost_is_what_they_add() -> None:
     assert call == Row("jax", "dispatch/1", "call_seconds", 28e-6, "s", "identity", 2e-6)
     assert handler.value == pytest.approx(3e-6) and effect.value == pytest.approx(3e-6)
     times = {"psum": 9.0, "pccl_py": 5.0, "pccl_jax": 6.0, "donated": 4.0, "in_place": 8.0}
-    seconds, plain, donated = jax_steps.rows(Case("all_reduce", 1, 11, 4096), times)
+    times["new_memory"] = 12.0
+    seconds, plain, new, donated = jax_steps.rows(Case("all_reduce", 1, 11, 4096), times)
     assert (seconds.baseline, seconds.baseline_value) == ("psum", 9.0)
     assert (plain.baseline, plain.ratio) == ("pccl_py", 1.2)
+    assert (new.baseline, new.ratio) == ("pccl_py", 0.5)
     assert (donated.baseline, donated.ratio) == ("pccl_py", 0.5)
+
+
+def test_the_share_that_is_hidden_is_of_the_transfer_alone() -> None:
+    times = {"pccl_jax": 2.0, "products": 3.0, "blocking": 5.0, "overlapped": 3.5}
+    hidden, seconds = jax_steps.rows(Case("overlap", 1, 25), times)
+    assert (hidden.metric, hidden.value, hidden.unit) == ("hidden_share", 0.75, "share")
+    assert (seconds.value, seconds.baseline, seconds.baseline_value) == (3.5, "blocking", 5.0)
