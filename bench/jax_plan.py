@@ -14,7 +14,8 @@ from bench.common import KIB, MIB
 
 SIZES = [4 * KIB << (2 * step) for step in range(8)]  # 4 KiB to 64 MiB, in steps of four
 QUICK_SIZES = [4 * KIB]
-CASES = ("dispatch", "all_reduce", "compile")
+OVERLAP_SIZES = [4 * MIB, 64 * MIB]
+CASES = ("dispatch", "all_reduce", "overlap", "compile")
 # Foreign calls in one program.
 CALLS = (1, 10)
 
@@ -24,7 +25,8 @@ class Case:
     """One thing that is measured: how many calls a sample times, how many samples are taken.
 
     `kind`: "dispatch" of programs of `calls` foreign calls, in one process; "all_reduce" of `size`
-    bytes, in two; "compile" of a scan of `calls` collectives, in one.
+    bytes, in two; "overlap" of the same with other work; "compile" of a scan of `calls`
+    collectives, in one.
     """
 
     kind: str
@@ -38,12 +40,14 @@ class Case:
         """As in rows."""
         if self.kind == "all_reduce":
             return common.case_name("all_reduce", "f32", "none", 2, self.size)
+        if self.kind == "overlap":
+            return f"overlap/{common.size_name(self.size)}"
         return f"{self.kind}/{self.calls}"
 
     @property
     def world(self) -> int:
         """The number of processes."""
-        return 2 if self.kind == "all_reduce" else 1
+        return 2 if self.kind in ("all_reduce", "overlap") else 1
 
     def to_json(self) -> str:
         """For the command line."""
@@ -60,6 +64,9 @@ def plan(kinds: list[str], quick: bool, sizes: list[int] | None = None) -> list[
             for size in sizes or (QUICK_SIZES if quick else SIZES):
                 iterations = max(1, min(50, 4 * MIB // size))
                 made.append(Case(kind, iterations, 25 if size < 16 * MIB else 11, size))
+        elif kind == "overlap":
+            for size in sizes or (QUICK_SIZES if quick else OVERLAP_SIZES):
+                made.append(Case(kind, 1, 25, size))
         elif kind == "compile":
             made.append(Case(kind, 1, 9, calls=10))
     if quick:

@@ -31,6 +31,7 @@ from bench.jax_plan import Case
 Calls = dict[str, Callable[[], object]]
 Samples = dict[str, list[tuple[float, float]]]
 ORDER = "bench"
+WIDTH = 512  # of the products beside a transfer
 
 
 def measure(comm: pccl.Communicator, calls: Calls, case: Case) -> Samples:
@@ -114,12 +115,64 @@ def all_reduce(comm: pccl.Communicator, case: Case) -> Samples:
     calls: Calls = {
         "pccl_jax": lambda: ours(comm, x),
         "psum": lambda: psum(both).block_until_ready(),
-        # As programs have it: from one buffer into another.
         "pccl_py": lambda: comm.all_reduce(own, memory),
+        # As programs have it: a result has memory that is new to it.
+        "new_memory": lambda: comm.all_reduce(own, np.empty_like(own)),
         "donated": again,
         "in_place": lambda: comm.all_reduce(memory, op="avg"),
     }
     return measure(comm, calls, case)
+
+
+def overlap(comm: pccl.Communicator, case: Case) -> Samples:
+    """A transfer and products that do not need it, in one program: alone, in turn, and together."""
+    gradients = jnp.full(case.size // 4, comm.rank + 1.0, jnp.float32)
+    # Neither grows nor fades: products of tiny numbers would take longer.
+    x = jax.random.normal(jax.random.key(0), (WIDTH, WIDTH)) * 1.5 / WIDTH**0.5
+
+    def work(x: Any, count: Any) -> Any:
+        return lax.fori_loop(0, count, lambda _, y: jnp.tanh(y @ x), x)
+
+    @pj.jit
+    def blocking(comm: pj.Comm, gradients: Any, x: Any, count: Any) -> Any:
+        mean = pj.all_reduce(comm, gradients, op="avg")
+        x, mean = lax.optimization_barrier((x, mean))  # the products wait for the transfer
+        return mean, work(x, count)
+
+    @pj.jit
+    def overlapped(comm: pj.Comm, gradients: Any, x: Any, count: Any) -> Any:
+        handle = pj.all_reduce_start(comm, gradients, op="avg")
+        made = work(x, count)
+        return pj.all_reduce_done(handle, after=made), made
+
+    transfer = pj.jit(lambda comm, gradients: pj.all_reduce(comm, gradients, op="avg"))
+    products = jax.jit(work)
+    ours = _best(lambda: transfer(comm, gradients))
+    each = _best(lambda: products(x, 8).block_until_ready()) / 8
+    counts = np.array([1.5 * ours / each], np.float64)
+    comm.all_reduce(counts, op="max")
+    count = max(1, round(counts.item()))
+    for made, _ in (blocking(comm, gradients, x, count), overlapped(comm, gradients, x, count)):
+        if not (np.asarray(made) == 1.5).all():
+            raise RuntimeError(f"a wrong mean of {common.size_name(case.size)}")
+    calls: Calls = {
+        "pccl_jax": lambda: transfer(comm, gradients),
+        "products": lambda: products(x, count).block_until_ready(),
+        "blocking": lambda: blocking(comm, gradients, x, count),
+        "overlapped": lambda: overlapped(comm, gradients, x, count),
+    }
+    return measure(comm, calls, case)
+
+
+def _best(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of some calls, after one that compiles."""
+    call()
+    taken = []
+    for _ in range(5):
+        begin = time.monotonic()
+        call()
+        taken.append(time.monotonic() - begin)
+    return min(taken)
 
 
 def compiles(comm: pccl.Communicator, case: Case) -> Samples:
@@ -152,7 +205,12 @@ def main() -> None:
     os.sched_setaffinity(0, common.cores_of(rank, case.world))
     if case.world > 1:
         jax.distributed.initialize(os.environ["JAX_COORDINATOR"], case.world, rank)
-    kinds = {"dispatch": dispatch, "all_reduce": all_reduce, "compile": compiles}
+    kinds = {
+        "dispatch": dispatch,
+        "all_reduce": all_reduce,
+        "overlap": overlap,
+        "compile": compiles,
+    }
     with pccl.connect() as comm:
         comm.admit()
         samples = kinds[case.kind](comm, case)

@@ -2,7 +2,9 @@
  * between them a table of the operations that are begun. XLA may free, move or reuse the memory of
  * a call as soon as its handler has returned: a failure elsewhere ends a program between the two,
  * and a copy that XLA inserts gives the first memory to somebody else. So an operation here works
- * in memory of its own: the first handler copies into it, the second one out of it.
+ * in memory of its own (jax_memory.c): the first handler copies into it, and the second one out of
+ * it. That has room for the operand and for the result, so that the library need not save the
+ * operand. Nothing of XLA's waits for a transfer: the second handler leaves it to a thread.
  * frontends/pccl_jax/asynchronous.py has the two calls; errors.py tells about operations that
  * nobody has finished. */
 #include "jax_handlers.h"
@@ -13,19 +15,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNED = 64 };
-
 /* One operation, from its beginning to the call that finishes it. */
 typedef struct begun {
+  later_t later; /* first: the thread that finishes it has this alone */
   struct begun *next;
-  uint64_t ticket, handle, since, bytes;
+  uint64_t ticket, handle, since, bytes, call_number;
   int64_t tag, count;
   uint32_t world_size;
   pccl_comm_t *comm;
   void *pin;
   pccl_work_t *work;
   int is_told; /* that nobody has finished it: another may take its tag */
-  void *memory;
+  block_t *block;
+  void **results; /* of the call that finishes it; behind the arrays */
   pccl_array_t arrays[];
 } begun_t;
 
@@ -34,37 +36,48 @@ static begun_t *all;
 static uint64_t last_ticket;
 
 static uint64_t bytes_of(const pccl_array_t *array) {
-  return (array->count * pccl_dtype_size(array->dtype) + ALIGNED - 1) / ALIGNED * ALIGNED;
+  return (array->count * pccl_dtype_size(array->dtype) + MEMORY_ALIGNED - 1) /
+         MEMORY_ALIGNED * MEMORY_ALIGNED;
 }
 
 /* Never under the mutex: one that still runs is withdrawn, and a communicator may be closed. */
 static void drop(begun_t *begun) {
   pccl_work_destroy(begun->work);
-  free(begun->memory);
+  memory_give(begun->block);
   if (begun->pin != NULL) hooks.release(begun->pin);
   free(begun);
 }
 
 /* ---- Beginning ---------------------------------------------------------------------------- */
 
+static begun_t *make(int64_t count) {
+  begun_t *begun = calloc(
+      1, sizeof *begun + (size_t)count * (sizeof *begun->arrays + sizeof *begun->results));
+  if (begun == NULL) return NULL;
+  begun->count = count;
+  begun->results = (void **)&begun->arrays[count];
+  return begun;
+}
+
 static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   const operands_t *given = now->given;
   for (int64_t index = 0; index < begun->count; index += 1) {
     pccl_array_t *array = &begun->arrays[index];
     if (!dtype_of(given->args[index]->dtype, &array->dtype))
-      return fail(now->frame, PCCL_INVALID_ARGUMENT, "all_reduce_start: no such dtype here");
+      return fail(now, PCCL_INVALID_ARGUMENT, "all_reduce_start: no such dtype here");
     array->count = elements_of(given->args[index]);
     begun->bytes += bytes_of(array);
   }
-  begun->memory = aligned_alloc(ALIGNED, begun->bytes > 0 ? begun->bytes : ALIGNED);
-  if (begun->memory == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY,
-                "all_reduce_start: no memory for %" PRIu64 " bytes", begun->bytes);
-  uint8_t *at = begun->memory;
+  begun->block = memory_take(given->handle, 2 * begun->bytes);
+  if (begun->block == NULL)
+    return fail(now, PCCL_OUT_OF_MEMORY,
+                "all_reduce_start: no memory for %" PRIu64 " bytes", 2 * begun->bytes);
+  uint8_t *at = begun->block->memory;
   for (int64_t index = 0; index < begun->count; index += 1) {
     pccl_array_t *array = &begun->arrays[index];
     memcpy(at, given->args[index]->data, array->count * pccl_dtype_size(array->dtype));
-    array->send_buffer = array->recv_buffer = at;
+    array->send_buffer = at;
+    array->recv_buffer = at + begun->bytes;
     at += bytes_of(array);
   }
   return NULL;
@@ -107,7 +120,7 @@ static int is_ticket(const XLA_FFI_Buffer *buffer) {
 }
 
 static XLA_FFI_Error *wrong_program(const now_t *now) {
-  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+  return fail(now, PCCL_INVALID_ARGUMENT,
               "all_reduce_start: the shapes of the program do not fit its call, compile it again");
 }
 
@@ -116,6 +129,7 @@ static void keep(now_t *now, begun_t *begun) {
   begun->tag = now->given->call->tag;
   begun->comm = now->comm;
   begun->world_size = now->world_size;
+  begun->call_number = now->call_number;
   begun->pin = now->pin;
   now->pin = NULL;
   pthread_mutex_lock(&mutex);
@@ -130,19 +144,19 @@ static XLA_FFI_Error *begin(now_t *now) {
   if (given->call->kind != PCCL_ALL_REDUCE || given->arg_count < 1 || given->ret_count != 1 ||
       !is_ticket(given->rets[0]))
     return wrong_program(now);
+  now->call_number = count_call(now);
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   begun_t *gone = NULL;
   int is_taken = is_tag_taken(now, &gone);
   drop_all(gone);
   if (is_taken)
-    return fail(now->frame, PCCL_INVALID_USAGE,
+    return fail(now, PCCL_INVALID_USAGE,
                 "all_reduce_start: tag %" PRId64 " has an operation that no all_reduce_done has "
                 "finished: give each one that is in flight a tag of its own, and finish all. "
                 "Nothing was sent", given->call->tag);
-  begun_t *begun = calloc(1, sizeof *begun + (size_t)given->arg_count * sizeof *begun->arrays);
-  if (begun == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
-  begun->count = given->arg_count;
+  begun_t *begun = make(given->arg_count);
+  if (begun == NULL) return fail(now, PCCL_OUT_OF_MEMORY, "all_reduce_start: no memory");
   error = copy_in(now, begun);
   if (error == NULL) {
     pccl_collective_options_t options = options_of(given->call);
@@ -150,7 +164,7 @@ static XLA_FFI_Error *begin(now_t *now) {
     pccl_status_t status =
         pccl_coalesced_async(now->comm, PCCL_ALL_REDUCE, begun->arrays, (uint64_t)begun->count, 0,
                              &options, &begun->work);
-    if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());
+    if (status != PCCL_OK) error = fail(now, status, "%s", pccl_last_error());
   }
   if (error != NULL) {
     drop(begun);
@@ -192,28 +206,49 @@ static begun_t *take(const now_t *now, uint64_t ticket, int *is_fit) {
   return found;
 }
 
-static XLA_FFI_Error *finish(now_t *now) {
-  const operands_t *given = now->given;
-  if (given->arg_count != 1 || !is_ticket(given->args[0])) return wrong_program(now);
-  const uint32_t *words = given->args[0]->data;
-  int is_fit = 0;
-  begun_t *begun = take(now, words[0] | (uint64_t)words[1] << 32, &is_fit);
-  if (begun == NULL)
-    return fail(now->frame, PCCL_INVALID_USAGE,
-                "all_reduce_done: this handle has been finished before, or comes too late: its tag "
-                "has begun another operation. Each all_reduce_start has one all_reduce_done, in "
-                "one program");
-  if (!is_fit)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT,
-                "all_reduce_done: the handle is that of another operation");
-  now->world_size = begun->world_size;
+static XLA_FFI_Error *end(const now_t *now, begun_t *begun) {
   XLA_FFI_Error *error = wait_for(now, begun->work, begun->since);
   if (error == NULL) error = tell_outcome(now, begun->work);
   for (int64_t index = 0; error == NULL && index < begun->count; index += 1) {
     const pccl_array_t *array = &begun->arrays[index];
     size_t bytes = array->count * pccl_dtype_size(array->dtype);
-    memcpy(given->rets[index]->data, array->recv_buffer, bytes);
+    memcpy(begun->results[index], array->recv_buffer, bytes);
   }
+  return error;
+}
+
+static XLA_FFI_Error *end_later(later_t *later) {
+  begun_t *begun = (begun_t *)later;
+  XLA_FFI_Error *error = end(&later->now, begun);
+  drop(begun);
+  return error;
+}
+
+static XLA_FFI_Error *finish(now_t *now) {
+  const operands_t *given = now->given;
+  /* Operands behind the ticket are what had to be computed first. */
+  if (given->arg_count < 1 || !is_ticket(given->args[0])) return wrong_program(now);
+  const uint32_t *words = given->args[0]->data;
+  int is_fit = 0;
+  begun_t *begun = take(now, words[0] | (uint64_t)words[1] << 32, &is_fit);
+  if (begun == NULL)
+    return fail(now, PCCL_INVALID_USAGE,
+                "all_reduce_done: this handle has been finished before, or comes too late: its tag "
+                "has begun another operation. Each all_reduce_start has one all_reduce_done, in "
+                "one program");
+  if (!is_fit)
+    return fail(now, PCCL_INVALID_ARGUMENT,
+                "all_reduce_done: the handle is that of another operation");
+  now->world_size = begun->world_size;
+  now->call_number = begun->call_number;
+  for (int64_t index = 0; index < begun->count; index += 1) {
+    begun->results[index] = given->rets[index]->data;
+    memory_use_large_pages(begun->results[index], begun->arrays[index].count *
+                                                      pccl_dtype_size(begun->arrays[index].dtype));
+  }
+  if (!is_main_thread() && pccl_work_wait(begun->work, 0) == PCCL_TIMEOUT)
+    return leave_to_thread(now, &begun->later, end_later);
+  XLA_FFI_Error *error = end(now, begun);
   drop(begun);
   return error;
 }
@@ -227,9 +262,10 @@ EXPORT XLA_FFI_Error *pccl_jax_finish(XLA_FFI_CallFrame *frame) {
 }
 
 /* Tells one operation that nobody has finished, in a sentence; 0: there is none that is not told
- * yet. Those of closed communicators go. */
+ * yet. Those of closed communicators go, and memory that is kept for nothing. */
 EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
   int is_told = 0;
+  memory_give_back_idle();
   begun_t *gone = NULL;
   pthread_mutex_lock(&mutex);
   for (begun_t **at = &all; *at != NULL;) {

@@ -50,19 +50,24 @@ static void describe(const XLA_FFI_CallFrame *frame, error_t *kept) {
 
 /* Every sentence is copied before anything else of the library is called, as that may replace it.
  */
-XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *format, ...) {
-  char text[TEXT_BYTES_MAX];
+XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, ...) {
+  char text[TEXT_BYTES_MAX] = "";
   va_list rest;
   va_start(rest, format);
   vsnprintf(text, sizeof text, format, rest);
   va_end(rest);
+  size_t length = strlen(text);
+  if (now->call_number != 0) /* in a loop the text is the same for all steps */
+    snprintf(text + length, sizeof text - length,
+             ". It was call %llu of the program's run on this communicator",
+             (unsigned long long)now->call_number);
 
   pthread_mutex_lock(&mutex);
   uint64_t number = ++last_number;
   error_t *kept = &errors[number % ERRORS_KEPT];
   kept->number = number;
   kept->status = status;
-  describe(frame, kept);
+  describe(now->frame, kept);
   memcpy(kept->text, text, sizeof text);
   pthread_mutex_unlock(&mutex);
 
@@ -74,7 +79,7 @@ XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *
       .message = said,
       .errc = code_of(status),
   };
-  return frame->api->XLA_FFI_Error_Create(&args);
+  return now->frame->api->XLA_FFI_Error_Create(&args);
 }
 
 /* The sentence of an error, and the call; its status, or PCCL_OK if too many have come after it. */

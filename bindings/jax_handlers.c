@@ -6,13 +6,20 @@
 #include "jax_handlers.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 pccl_handler_hooks_t hooks;
+static unsigned long main_thread;
 
-EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given) {
+EXPORT void pccl_jax_start(const pccl_handler_hooks_t *given, unsigned long main_thread_ident) {
   hooks = *given;
+  main_thread = main_thread_ident;
+}
+
+int is_main_thread(void) {
+  return (unsigned long)pthread_self() == main_thread;
 }
 
 EXPORT void pccl_jax_version(int *major, int *minor) {
@@ -181,7 +188,7 @@ static XLA_FFI_Error *find_root(now_t *now) {
   const call_t *call = now->given->call;
   if (!call->root_is_peer) {
     if (call->root < 0 || call->root >= now->world_size)
-      return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s must be a rank from 0 to %u, not %" PRId64,
+      return fail(now, PCCL_INVALID_ARGUMENT, "%s must be a rank from 0 to %u, not %" PRId64,
                   call->kind == KIND_SEND   ? "dst"
                   : call->kind == KIND_RECV ? "src"
                                             : "root",
@@ -191,7 +198,7 @@ static XLA_FFI_Error *find_root(now_t *now) {
   }
   pccl_peer_id_t *ids = calloc(now->world_size, sizeof *ids);
   if (ids == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for %u ids", now->world_size);
+    return fail(now, PCCL_OUT_OF_MEMORY, "no memory for %u ids", now->world_size);
   uint32_t count = pccl_comm_members(now->comm, ids, now->world_size);
   int found = 0;
   for (uint32_t rank = 0; rank < count && rank < now->world_size && !found; rank += 1) {
@@ -201,7 +208,7 @@ static XLA_FFI_Error *find_root(now_t *now) {
   }
   free(ids);
   if (found) return NULL;
-  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+  return fail(now, PCCL_INVALID_ARGUMENT,
               "%s: the peer that is named is not a member of the epoch", kind_name(call->kind));
 }
 
@@ -214,12 +221,12 @@ XLA_FFI_Error *find_place(now_t *now) {
   const call_t *call = now->given->call;
   pccl_comm_info_t info = PCCL_COMM_INFO_INIT;
   pccl_status_t status = pccl_comm_info(now->comm, &info);
-  if (status != PCCL_OK) return fail(now->frame, status, "%s", pccl_last_error());
+  if (status != PCCL_OK) return fail(now, status, "%s", pccl_last_error());
   if (info.epoch == 0)
-    return fail(now->frame, PCCL_INVALID_USAGE,
+    return fail(now, PCCL_INVALID_USAGE,
                 "rank and world_size are known after the first admit(): call it first");
   if (now->given->epoch != 0 && now->given->epoch != info.epoch)
-    return fail(now->frame, PCCL_INVALID_USAGE,
+    return fail(now, PCCL_INVALID_USAGE,
                 "%s: this derivative is of a call in epoch %" PRIu64
                 ", now the group is in epoch %" PRIu64
                 ", whose ranks may be other members. Repeat the forward pass, and call admit "
@@ -229,13 +236,13 @@ XLA_FFI_Error *find_place(now_t *now) {
   now->world_size = info.world_size;
   now->epoch = info.epoch;
   if (call->world_size != 0 && call->world_size != info.world_size)
-    return fail(now->frame, PCCL_MISMATCH,
+    return fail(now, PCCL_MISMATCH,
                 "%s: the program was traced for %" PRId64
                 ", now %u ranks are there: its arrays have other "
                 "shapes. Trace it again, as pccl_jax.jit does. Nothing was sent",
                 kind_name(call->kind), call->world_size, info.world_size);
   if (call->rank >= 0 && call->rank != info.rank)
-    return fail(now->frame, PCCL_MISMATCH,
+    return fail(now, PCCL_MISMATCH,
                 "%s: the program was traced for rank %" PRId64
                 ", now this is rank %u, with other rows by "
                 "`counts`. Trace it again, as pccl_jax.jit does. Nothing was sent",
@@ -260,7 +267,7 @@ static int fits(const now_t *now, uint64_t sends, uint64_t recvs, uint64_t *coun
 }
 
 static XLA_FFI_Error *wrong_shapes(const now_t *now) {
-  return fail(now->frame, PCCL_INVALID_ARGUMENT,
+  return fail(now, PCCL_INVALID_ARGUMENT,
               "%s: the shapes of the program do not fit its call, compile it again",
               kind_name(now->given->call->kind));
 }
@@ -272,10 +279,12 @@ static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *
   XLA_FFI_Buffer *recv = given->rets[index];
   memset(made, 0, sizeof *made);
   if (!dtype_of(recv->dtype, &made->dtype) || (send != NULL && send->dtype != recv->dtype))
-    return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: no such dtype here", kind_name(call->kind));
+    return fail(now, PCCL_INVALID_ARGUMENT, "%s: no such dtype here", kind_name(call->kind));
   made->recv_buffer = recv->data;
+  if (send == NULL || send->data != recv->data)
+    memory_use_large_pages(recv->data, elements_of(recv) * pccl_dtype_size(made->dtype));
   if (call->kind == PCCL_SCATTER && now->rank == now->root && send == NULL)
-    return fail(now->frame, PCCL_INVALID_ARGUMENT,
+    return fail(now, PCCL_INVALID_ARGUMENT,
                 "the root of a scatter needs x, with the rows of all ranks");
   uint64_t sends = send == NULL ? 0 : elements_of(send);
   if (call->counts_given == 0 && !fits(now, sends, elements_of(recv), &made->count))
@@ -368,7 +377,7 @@ static XLA_FFI_Error *begin_uneven(const now_t *now, const pccl_array_t *array,
       break;
     default: return wrong_shapes(now);
   }
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
@@ -381,7 +390,7 @@ static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
     return wrong_shapes(now);
   if ((size_t)count > sizeof few / sizeof *few) arrays = calloc((size_t)count, sizeof *arrays);
   if (arrays == NULL)
-    return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for a list of %" PRId64 " arrays",
+    return fail(now, PCCL_OUT_OF_MEMORY, "no memory for a list of %" PRId64 " arrays",
                 count);
   XLA_FFI_Error *error = NULL;
   for (int64_t index = 0; index < count && error == NULL; index += 1)
@@ -396,7 +405,7 @@ static XLA_FFI_Error *begin_collective(const now_t *now, pccl_work_t **work) {
     }
     pccl_status_t status = pccl_coalesced_async(now->comm, (pccl_collective_t)call->kind, arrays,
                                                 (uint64_t)count, now->root, &options, work);
-    if (status != PCCL_OK) error = fail(now->frame, status, "%s", pccl_last_error());
+    if (status != PCCL_OK) error = fail(now, status, "%s", pccl_last_error());
   }
   if (arrays != few) free(arrays);
   return error;
@@ -416,14 +425,14 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
     XLA_FFI_Buffer *buffer = sends ? given->args[0] : given->rets[0];
     pccl_dtype_t dtype;
     if (!dtype_of(buffer->dtype, &dtype))
-      return fail(now->frame, PCCL_INVALID_ARGUMENT, "%s: no such dtype here",
+      return fail(now, PCCL_INVALID_ARGUMENT, "%s: no such dtype here",
                   kind_name(call->kind));
     uint64_t count = elements_of(buffer);
     status =
         sends ? pccl_send_async(now->comm, buffer->data, count, dtype, now->root, &options, work)
               : pccl_recv_async(now->comm, buffer->data, count, dtype, now->root, &options, work);
   }
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 /* ---- Waiting, and the outcome ------------------------------------------------------------- */
@@ -440,7 +449,7 @@ pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since) {
 
 XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since) {
   pccl_status_t status = wait_until_finished(work, since);
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 static void put(uint32_t *words, int at, uint64_t number) {
@@ -522,7 +531,7 @@ static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
     for (int64_t array = 0; array < given->ret_count; array += 1)
       first = put_contributors(given->contributors[array], first, &range);
   }
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
@@ -531,7 +540,7 @@ XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
   memset(words, 0, OUTCOME_WORDS * sizeof *words);
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
   pccl_status_t status = pccl_work_outcome(work, &outcome);
-  if (status != PCCL_OK) return fail(now->frame, status, "%s", pccl_last_error());
+  if (status != PCCL_OK) return fail(now, status, "%s", pccl_last_error());
   put(words, OUTCOME_HANDLE, now->given->handle);
   put(words, OUTCOME_EPOCH, outcome.epoch);
   put(words, OUTCOME_TAG, outcome.tag);
@@ -543,14 +552,15 @@ XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
   words[OUTCOME_RANGE_COUNT] = outcome.range_count;
   memcpy(words + OUTCOME_DIGEST, outcome.digest, sizeof outcome.digest);
   pccl_peer_id_t *ids = calloc(2 * (size_t)now->world_size, sizeof *ids);
-  if (ids == NULL) return fail(now->frame, PCCL_OUT_OF_MEMORY, "no memory for the outcome");
+  if (ids == NULL) return fail(now, PCCL_OUT_OF_MEMORY, "no memory for the outcome");
   status = put_ranges(now, work, &outcome, ids, words);
   free(ids);
-  return status == PCCL_OK ? NULL : fail(now->frame, status, "%s", pccl_last_error());
+  return status == PCCL_OK ? NULL : fail(now, status, "%s", pccl_last_error());
 }
 
 static XLA_FFI_Error *run(now_t *now) {
   uint64_t since = hooks.withdrawals();
+  now->call_number = count_call(now);
   XLA_FFI_Error *error = find_place(now);
   if (error != NULL) return error;
   pccl_work_t *work = NULL;
@@ -569,16 +579,15 @@ XLA_FFI_Error *with_communicator(XLA_FFI_CallFrame *frame, XLA_FFI_Error *(*run)
   if (answer_probe(frame)) return NULL;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
   operands_t given;
+  now_t now = {.frame = frame, .given = &given};
   const char *wrong = read_operands(frame, &given);
-  if (wrong != NULL) return fail(frame, PCCL_INVALID_ARGUMENT, "%s", wrong);
-  void *pin = NULL;
-  pccl_comm_t *comm = hooks.acquire(given.handle, &pin);
-  if (comm == NULL)
-    return fail(frame, PCCL_INVALID_USAGE,
+  if (wrong != NULL) return fail(&now, PCCL_INVALID_ARGUMENT, "%s", wrong);
+  now.comm = hooks.acquire(given.handle, &now.pin);
+  if (now.comm == NULL)
+    return fail(&now, PCCL_INVALID_USAGE,
                 "%s: the communicator is closed and gone, or is that of another process: pass one "
                 "that is open",
                 kind_name(given.call->kind));
-  now_t now = {.frame = frame, .given = &given, .comm = comm, .pin = pin};
   XLA_FFI_Error *error = run(&now);
   if (now.pin != NULL) hooks.release(now.pin);
   return error;

@@ -1,7 +1,9 @@
 /* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
- * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c;
- * frontends/pccl_jax/calls.py writes the words. */
+ * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c,
+ * calls that end later in jax_later.c; frontends/pccl_jax/calls.py writes the words. */
 #pragma once
+
+#include <fenv.h>
 
 #include "handlers.h"
 #include "xla/ffi/api/c_api.h"
@@ -60,6 +62,7 @@ typedef struct now {
   void *pin; /* of the communicator; whoever keeps it makes this NULL */
   uint32_t rank, world_size, root;
   uint64_t epoch;
+  uint64_t call_number; /* since the run of the program began, from 1; 0: not counted */
 } now_t;
 
 /* The outcome of a call as an array of u32, each 64-bit number as two of them, the low one first.
@@ -93,10 +96,13 @@ int answer_probe(XLA_FFI_CallFrame *frame);
 const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given);
 
 /* XLA's error of a status, which names the entry of the table that has the sentence. */
-XLA_FFI_Error *fail(XLA_FFI_CallFrame *frame, pccl_status_t status, const char *format, ...)
+XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 const char *kind_name(int64_t kind);
+
+/* jax_runs.c: the number of a call among those of its run on its communicator, from 1. */
+uint64_t count_call(const now_t *now);
 
 /* ---- Functions of jax_handlers.c that others use -------------------------------------------- */
 
@@ -112,3 +118,48 @@ XLA_FFI_Error *find_place(now_t *now);
 pccl_status_t wait_until_finished(pccl_work_t *work, uint64_t since);
 XLA_FFI_Error *wait_for(const now_t *now, pccl_work_t *work, uint64_t since);
 XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work);
+
+/* ---- jax_later.c: a call that ends after its handler has returned ----------------------------- */
+
+/* All that is needed of a call then. */
+typedef struct later {
+  XLA_FFI_Error *(*end)(struct later *later);
+  XLA_FFI_Future *future;
+  fenv_t floats; /* of XLA's thread: how it rounds, and what it does with small numbers */
+  XLA_FFI_CallFrame frame;
+  XLA_FFI_Buffer handle;
+  int64_t handle_dim;
+  uint32_t words[2];
+  void *args[1], *attrs[1];
+  XLA_FFI_AttrType attr_type;
+  XLA_FFI_Array call_words;
+  call_t call;
+  operands_t given; /* without arrays */
+  now_t now;
+} later_t;
+
+/* Whether this is the thread that takes signals: it must wait inside of its handler, where it asks
+ * about them. */
+int is_main_thread(void);
+
+/* Leaves the rest to a thread: `end` waits, frees `later`, and returns the error of the call. */
+XLA_FFI_Error *leave_to_thread(now_t *now, later_t *later, XLA_FFI_Error *(*end)(later_t *later));
+
+/* ---- jax_memory.c: memory that is used again --------------------------------------------------- */
+
+enum { MEMORY_ALIGNED = 64 };
+
+typedef struct block {
+  struct block *next;
+  void *memory;
+  uint64_t bytes, handle, since_ns;
+} block_t;
+
+/* At least `bytes`, for a communicator; NULL if there is no memory. */
+block_t *memory_take(uint64_t handle, uint64_t bytes);
+/* Takes back a block that nothing is written to any more. */
+void memory_give(block_t *block);
+/* Asks for large pages in memory that is about to be written for the first time, as NumPy does. */
+void memory_use_large_pages(void *memory, uint64_t bytes);
+/* Frees those that are kept for nothing. */
+void memory_give_back_idle(void);

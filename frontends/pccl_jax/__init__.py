@@ -49,6 +49,8 @@ from pccl_jax.communicators import Comm, Traced
 from pccl_jax.compiled import Jitted, jit
 from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
+from pccl_jax.library import EXPORT_CHECKS
+from pccl_jax.many import all_reduce_many
 from pccl_jax.outcomes import OutcomeArrays, decode
 from pccl_jax.shared_state import SharedState, shared_state
 
@@ -56,6 +58,7 @@ derivatives.register()
 batching.register()
 
 __all__ = [
+    "EXPORT_CHECKS",
     "Comm",
     "Handle",
     "Jitted",
@@ -65,6 +68,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_done",
+    "all_reduce_many",
     "all_reduce_start",
     "all_to_all",
     "barrier",

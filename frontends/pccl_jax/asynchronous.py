@@ -2,11 +2,11 @@
 
     handle = pj.all_reduce_start(comm, grads, op="avg", tag=1)
     y = f(x)                                    # meanwhile
-    grads = pj.all_reduce_done(handle)
+    grads = pj.all_reduce_done(handle, after=y)
 
-The operation works in memory of its own, a copy of `x`: XLA may free or reuse the memory of a call
-once its handler has returned, and a program that fails never comes to its other half. So the two
-calls can lie anywhere: around a loop, in two steps of a scan, in branches. The handlers are in
+The operation works in memory of its own, with a copy of `x`: XLA may free or reuse the memory of a
+call once its handler has returned, and a program that fails never comes to its other half. So the
+two calls can lie anywhere: around a loop, in two steps of a scan, in branches. The handlers are in
 bindings/jax_async.c; blocking calls in collectives.py.
 """
 
@@ -110,14 +110,18 @@ def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Hand
 
 
 @overload
-def all_reduce_done(handle: Handle[T], *, return_outcome: Literal[False] = False) -> T: ...
+def all_reduce_done(
+    handle: Handle[T], *, after: Any = None, return_outcome: Literal[False] = False
+) -> T: ...
 @overload
 def all_reduce_done(
-    handle: Handle[T], *, return_outcome: Literal[True]
+    handle: Handle[T], *, after: Any = None, return_outcome: Literal[True]
 ) -> tuple[T, OutcomeArrays]: ...
-def all_reduce_done(handle: Handle[Any], *, return_outcome: bool = False) -> Any:
+def all_reduce_done(handle: Handle[Any], *, after: Any = None, return_outcome: bool = False) -> Any:
     """Waits for an operation that `all_reduce_start` has begun, and returns its result.
 
+    `after`: an array or a pytree that is computed first. Without it XLA may wait before it computes
+    what the program has in between: it runs small programs step by step, in an order of its own.
     With `return_outcome` the outcome, too. Raises what `all_reduce` raises, InvalidUsage for a
     handle that has been finished before, and TypeError for anything else.
     """
@@ -130,7 +134,8 @@ def all_reduce_done(handle: Handle[Any], *, return_outcome: bool = False) -> Any
         *outs, words = handle._finish()
     else:
         call = static.call.replace(tells_outcome=True)
-        *outs, words = _finish.bind(*_flatten(handle)[0], call=call)
+        ahead = [] if after is None else Leaves.of(after).arrays
+        *outs, words = _finish.bind(*_flatten(handle)[0], *ahead, call=call)
     result = jax.tree_util.tree_unflatten(static.treedef, outs)
     return (result, OutcomeArrays.of(words)) if return_outcome else result
 
@@ -144,7 +149,7 @@ def _abstract_begin(_: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[An
     return [_TICKET], {effect_of(call.order)}
 
 
-def _abstract_finish(_: Any, ticket: Any, call: Call) -> tuple[list[Any], set[Any]]:
+def _abstract_finish(_: Any, ticket: Any, *ahead: Any, call: Call) -> tuple[list[Any], set[Any]]:
     outs = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in call.results]
     return [*outs, ShapedArray((WORDS,), np.dtype(np.uint32))], {effect_of(call.order)}
 
@@ -156,7 +161,9 @@ def _lower_to(target: str) -> Callable[..., Any]:
     return lowering
 
 
-def _primitive(name: str, abstract: Any, target: str, function: Any) -> Any:
+def _primitive(
+    name: str, abstract: Any, target: str, function: Any, operands_max: int | None = None
+) -> Any:
     made = Primitive(f"pccl_{name}")
     made.multiple_results = True
     made.def_effectful_abstract_eval(abstract)
@@ -175,9 +182,9 @@ def _primitive(name: str, abstract: Any, target: str, function: Any) -> Any:
     made.def_impl(outside)
     primitive_jvps[made] = refused
     primitive_batchers[made] = refused
-    register(made, _lower_to(target), function)
+    register(made, _lower_to(target), function, operands_max=operands_max)
     return made
 
 
 _begin = _primitive("all_reduce_start", _abstract_begin, library.TARGET_BEGIN, host.begin)
-_finish = _primitive("all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish)
+_finish = _primitive("all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish, 2)

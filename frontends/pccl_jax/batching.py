@@ -27,6 +27,11 @@ from pccl_py import InvalidArgument
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
     """The call of a batch of arrays."""
     _check_one(dims[0], call)
+    if call.feeds_back:
+        raise InvalidArgument(
+            "error feedback has one residual for a call, and under vmap the whole batch is one "
+            "call: average gradients with a codec outside of vmap"
+        )
     axis = 0 if call.kind in WHOLE else 1
     arrays = [
         array if dim is None else jnp.moveaxis(array, dim, axis)

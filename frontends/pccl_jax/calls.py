@@ -28,6 +28,7 @@ from pccl_jax.versions import (
     ShapedArray,
     TokenSet,
     abstract_token,
+    is_given_away,
     lowering_function,
     optimization_barrier,
     register_lowering,
@@ -70,7 +71,6 @@ class Call:
     results: tuple[tuple[Shape, str], ...] = ()
     tells_origin: bool = False
     tells_outcome: bool = False
-    in_place: bool = True
     # The last array is the residual of error feedback, f32, and the last result the next one.
     feeds_back: bool = False
 
@@ -154,11 +154,12 @@ def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
 
 def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
     aliases = {}
-    if call.kind is Kind.BROADCAST or (
-        call.in_place and call.kind in (Kind.ALL_REDUCE, Kind.REDUCE)
-    ):
-        # The next residual must not overlap the one that is read.
-        aliases = {1 + number: number for number in range(len(arrays) - call.feeds_back)}
+    if call.kind in WHOLE:
+        # An operand that lives on goes into memory of the result's own: in the same memory XLA
+        # would copy it first, and the library once more. The next residual must not overlap the
+        # one that is read.
+        kept = arrays[: len(arrays) - call.feeds_back]
+        aliases = {1 + number: number for number, each in enumerate(kept) if is_given_away(each)}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
     effect = effect_of(call.order)
@@ -201,15 +202,22 @@ def lower(
 
 
 def register(
-    primitive: Any, lowering: Any, function: Any, effect: Callable[[str | None], Any] = effect_of
+    primitive: Any,
+    lowering: Any,
+    function: Any,
+    effect: Callable[[str | None], Any] = effect_of,
+    operands_max: int | None = None,
 ) -> None:
-    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`."""
+    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`.
+
+    `operands_max`: a callback gets these first operands alone.
+    """
 
     def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
         return (by_host if host.is_chosen() else lowering)(context, *operands, call=call)
 
     def by_host(context: Any, *operands: Any, call: Call) -> Any:
-        return host.lower(context, call, effect(call.order), operands, function)
+        return host.lower(context, call, effect(call.order), operands[:operands_max], function)
 
     register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
     for platform in host.PLATFORMS:

@@ -228,9 +228,7 @@ def barrier(comm: Comm, **options: Any) -> Any:
     With recovery "complete" it fails instead if one is lost.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of("barrier", options)
-    call = Call(
-        Kind.BARRIER, numbers_of(asked, 0), operand.order, tells_outcome=tells, in_place=False
-    )
+    call = Call(Kind.BARRIER, numbers_of(asked, 0), operand.order, tells_outcome=tells)
     outs = bind(operand.handle, [], call)
     return OutcomeArrays.of(outs[0]) if tells else None
 

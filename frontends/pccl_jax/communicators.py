@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import jax.export
 import numpy as np
 
+from pccl_jax.effects import effect_of
 from pccl_py import Communicator, Group, InvalidUsage, PeerId
 
 # The names of sub-groups have the epoch in them (pccl_py/subgroups.py).
@@ -93,14 +95,14 @@ def note(group: Group | None, *, world_size: bool = False, rank: bool = False) -
 class Static:
     """The part beside the handle: equal for all groups of one order."""
 
-    def __init__(self, group: Group) -> None:
-        self.order = order_of(group)
-        self._group = weakref.ref(group)
+    def __init__(self, order: str, group: Group | None = None) -> None:
+        self.order = order
+        self._group = None if group is None else weakref.ref(group)  # none in a loaded program
 
     @property
     def group(self) -> Group:
         """The Group of the call that is being traced."""
-        group = self._group()
+        group = None if self._group is None else self._group()
         if group is None:
             raise InvalidUsage("the communicator of this trace is gone: pass one that is open")
         return group
@@ -217,11 +219,17 @@ class Operand:
 
 
 def _flatten(group: Group) -> tuple[tuple[Any], Static]:
-    return (words_of(group),), Static(group)
+    return (words_of(group),), Static(order_of(group), group)
 
 
 def _flatten_traced(traced: Traced) -> tuple[tuple[Any], Static]:
     return (traced._handle,), traced._static
+
+
+def _read_static(order: Any) -> Static:
+    static = Static(bytes(order).decode())
+    effect_of(static.order)  # which JAX looks up when it reads the rest of the program
+    return static
 
 
 def _unflatten(static: Static, leaves: Any) -> Any:
@@ -232,3 +240,11 @@ def _unflatten(static: Static, leaves: Any) -> Any:
 jax.tree_util.register_pytree_node(Group, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Communicator, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Traced, _flatten_traced, _unflatten)
+for _kind in (Group, Communicator, Traced):
+    # A program that is written to a file has the order of its group alone.
+    jax.export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"pccl_jax.{_kind.__name__}",
+        serialize_auxdata=lambda static: static.order.encode(),
+        deserialize_auxdata=_read_static,
+    )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
-    return _put(arrays, operate(call, handle, _given(call, arrays), results))
+    return put(arrays, operate(call, handle, taken(call.kind, arrays), results))
 
 
 def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
@@ -59,8 +59,8 @@ def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any
 
 def begin(call: Call, handle: Any, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
     """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
-    finish = begin_operation(call, handle, _given(call, arrays))
-    return lambda: _put(arrays, finish())
+    finish = begin_operation(call, handle, taken(call.kind, arrays))
+    return lambda: put(arrays, finish())
 
 
 def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[], list[Any]]:
@@ -68,7 +68,7 @@ def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[
     number, _, group = _group(call, handle)
     kept = [np.ascontiguousarray(each) for each in given]
     made = [empty(each.shape, each.dtype) for each in given]
-    work = group.all_reduce(_memory(kept), _memory(made), async_op=True, **_options(call))
+    work = group.all_reduce(memory(kept), memory(made), async_op=True, **_options(call))
     return lambda: [*made, encode(work.wait(), number)]
 
 
@@ -89,15 +89,15 @@ def _group(call: Call, handle: Any) -> tuple[int, int, Group]:
     return number, epoch, group
 
 
-def _given(call: Call, arrays: Sequence[Any]) -> list[Any]:
+def taken(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
     """The memory of arrays, behind the programs of this thread."""
-    _check_local(call, arrays)
+    _check_local(kind, arrays)
     with errors():
         wait()
         return [np.asarray(array) for array in arrays]
 
 
-def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+def put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
     """As arrays, where the inputs lie, if they have to stay there; JAX may move others.
 
     A result of an input's shape has its sharding over local devices.
@@ -117,7 +117,7 @@ def _put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
 
 def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
     operation: Callable[..., Outcome] = getattr(group, call.kind.name.lower())
-    sends, recvs, options = _memory(given), _memory(made), _options(call)
+    sends, recvs, options = memory(given), memory(made), _options(call)
     counts = {} if not call.counts else {"counts": _elements(call, (given or made)[0])}
     kind, root = call.kind, {"root": call.root}
     match kind:
@@ -146,7 +146,7 @@ def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> O
         case Kind.SEND:
             for tie in made:
                 tie[...] = np.zeros((), tie.dtype)
-            return operation(_memory(given[:1]), call.root, **options)
+            return operation(memory(given[:1]), call.root, **options)
         case Kind.RECV:
             return operation(recvs, call.root, **options)
 
@@ -205,7 +205,7 @@ def _options(call: Call) -> dict[str, Any]:
     return made
 
 
-def _memory(arrays: list[Any]) -> Any:
+def memory(arrays: list[Any]) -> Any:
     """As pccl_py takes it: one array without a list."""
     made = [
         Buffer(
@@ -231,11 +231,11 @@ def _elements(call: Call, array: Any) -> list[int]:
     return [count * each for count in call.counts]
 
 
-def _check_local(call: Call, arrays: Sequence[Any]) -> None:
+def _check_local(kind: Kind, arrays: Sequence[Any]) -> None:
     """An array over several local devices is taken whole; one over processes is refused."""
     for array in arrays:
         if not getattr(array, "is_fully_addressable", True):
             raise InvalidArgument(
-                f"{call.kind.name.lower()}: an array lies on devices of other processes, too: pass "
+                f"{kind.name.lower()}: an array lies on devices of other processes, too: pass "
                 "what is on this one, as array.addressable_data(0)"
             )

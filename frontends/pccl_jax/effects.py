@@ -7,6 +7,8 @@ so that groups do not wait for each other. A call that has no order is kept, and
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from pccl_jax.versions import Effect, effect_sets, ordered_effects, shardable_ordered_effects
@@ -19,13 +21,27 @@ class Ordered(Effect):  # type: ignore[misc]
         self.order = order
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Ordered and other.order == self.order
+        if not isinstance(other, Ordered) or isinstance(other, OrderedOnDevices):
+            return False
+        return other.order == self.order
 
     def __hash__(self) -> int:
         return hash((Ordered, self.order))
 
     def __repr__(self) -> str:
         return f"PCCL[{self.order}]"
+
+
+@functools.cache
+def _type_of(order: str) -> Callable[[], Ordered]:
+    """A type without arguments: a program that is written to a file has the name of its type."""
+
+    def init(self: Any) -> None:
+        Ordered.__init__(self, order)
+
+    made = type(f"Ordered[{order}]", (Ordered,), {"__init__": init, "__module__": __name__})
+    effect_sets[0].add_type(made)  # where a program that is read looks for it
+    return made
 
 
 class OrderedOnDevices(Ordered):
@@ -61,7 +77,7 @@ shardable_ordered_effects.add_type(OrderedOnDevices)
 
 def effect_of(order: str | None) -> Any:
     """The effect of a call with this order, or with none."""
-    return UNORDERED if order is None else Ordered(order)
+    return UNORDERED if order is None else _type_of(order)()
 
 
 def is_ours(effect: object) -> bool:

@@ -103,7 +103,7 @@ def lower(
         callback,
         context.tokens_in.get(effect) if is_ordered else None,
         list(operands),
-        context.avals_in,
+        context.avals_in[: len(operands)],
         results,
         has_side_effect=True,
         returns_token=is_ordered,

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.export
 import jax.ffi
 
 from pccl_py import _pccl, paths
@@ -23,13 +24,18 @@ TARGET = "pccl_collective"
 TARGET_BEGIN = "pccl_begin"
 TARGET_FINISH = "pccl_finish"
 TARGET_PART = "pccl_part"
+# For `jax.export.export(..., disabled_checks=)`, which refuses custom calls that it does not know.
+EXPORT_CHECKS = tuple(
+    jax.export.DisabledSafetyCheck.custom_call(target)
+    for target in (TARGET, TARGET_BEGIN, TARGET_FINISH, TARGET_PART)
+)
 _TEXT_BYTES_MAX = 4096
 _NUMBERED = re.compile(r"\[pccl error (\d+)\]")
 _VERSION = re.compile(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)")
 
 _suffix = ".dylib" if sys.platform == "darwin" else ".so"
 _library = ctypes.CDLL(str(Path(paths.library_dir()) / f"libpccl_jax{_suffix}"))
-_library.pccl_jax_start.argtypes = [ctypes.c_void_p]
+_library.pccl_jax_start.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
 _library.pccl_jax_start.restype = None
 _library.pccl_jax_version.argtypes = [ctypes.POINTER(ctypes.c_int)] * 2
 _library.pccl_jax_version.restype = None
@@ -37,6 +43,8 @@ _library.pccl_jax_error.argtypes = [
     *(ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
     *(ctypes.POINTER(ctypes.c_int64), *(ctypes.POINTER(ctypes.c_uint64),) * 2),
 ]
+_library.pccl_jax_memory.argtypes = [ctypes.POINTER(ctypes.c_uint64)] * 2
+_library.pccl_jax_memory.restype = None
 _library.pccl_jax_unfinished.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
@@ -86,6 +94,13 @@ def unfinished() -> list[str]:
     return told
 
 
+def memory() -> tuple[int, int]:
+    """Bytes for all_reduce_start that are kept to be used again, and those in use."""
+    kept, used = ctypes.c_uint64(), ctypes.c_uint64()
+    _library.pccl_jax_memory(ctypes.byref(kept), ctypes.byref(used))
+    return kept.value, used.value
+
+
 def _start() -> None:
     """Checks the versions, and gives XLA the handlers."""
     built, installed = version(), version_of_jaxlib()
@@ -97,7 +112,7 @@ def _start() -> None:
         )
     main = threading.main_thread().ident
     assert main is not None
-    _library.pccl_jax_start(_pccl.handler_hooks(main))
+    _library.pccl_jax_start(_pccl.handler_hooks(main), main)
     for target, handler in (
         (TARGET, _library.pccl_jax_collective),
         (TARGET_BEGIN, _library.pccl_jax_begin),

@@ -106,8 +106,8 @@ def decode(outcome: OutcomeArrays) -> Outcome:
     """The `pccl_py.Outcome` of a call, outside of jit.
 
     Raises InvalidUsage where the members of its epoch are not known any more, or its communicator
-    is gone; and where the outcome has more than 16 ranges, as of a gather in a larger world, of
-    which a compiled program keeps the first; InvalidArgument for one that is not of a single call,
+    is gone; and where the outcome has more than 16 ranges, as that of a gather in a larger world,
+    of which the arrays keep the first 16; InvalidArgument for one that is not of a single call,
     as those that a scan has stacked: index them first (jax.tree.map(lambda each: each[0], ...)).
     """
     words = np.asarray(outcome.words)
@@ -121,7 +121,9 @@ def decode(outcome: OutcomeArrays) -> Outcome:
     count = int(words[_RANGE_COUNT])
     if count > RANGES_MAX:
         raise InvalidUsage(
-            f"the outcome has {count} ranges, of which a program keeps {RANGES_MAX}: use its arrays"
+            f"the outcome has {count} ranges, of which the arrays keep the first {RANGES_MAX}: its "
+            "contributors, epoch, sequence, attempts and digest are of all. Calls of pccl_py and "
+            "pccl_numpy return every range"
         )
     epoch = _whole(words, _EPOCH)
     roster = group._rosters.of(epoch)

@@ -102,6 +102,11 @@ def is_float(array: Any) -> bool:
 def check_dtype(name: str, op: ReduceOp | None) -> None:
     """Raises TypeError, or InvalidArgument, for elements that have no such call."""
     moves = name == "bool" or name.startswith("float8")
+    if name.startswith("complex"):
+        raise TypeError(
+            f"dtype {name} is not supported: pass the real and imaginary parts, as "
+            "jnp.stack([x.real, x.imag]), and make lax.complex of those of the result"
+        )
     if name not in _NUMBERS and not moves:
         raise TypeError(
             f"dtype {name} is not supported; supported are float16, bfloat16, float32, float64 and "

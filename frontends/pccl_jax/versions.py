@@ -47,6 +47,7 @@ try:
     emit_callback: Any = callback.emit_python_callback
     register_lowering: Any = mlir.register_lowering
     optimization_barrier: Any = vars(mlir)["hlo"].optimization_barrier
+    _ir: Any = vars(mlir)["ir"]
     primitive_jvps: Any = ad.primitive_jvps
     primitive_transposes: Any = ad.primitive_transposes
     instantiate_zeros: Any = ad.instantiate_zeros
@@ -68,6 +69,25 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Runs a compiled program, also while another thread is inside of its first run."""
     outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
     return outs
+
+
+def is_given_away(value: Any) -> bool:
+    """Whether an operand, while it is lowered, has memory that is free for the result.
+
+    It has if it is an argument of the program that was donated, or what a loop carries, whose body
+    JAX makes a function of this name.
+    """
+    if not isinstance(value, _ir.BlockArgument):
+        return False
+    owner = value.owner.owner.operation
+    if owner.name != "func.func":
+        return bool(owner.name == "stablehlo.while")
+    if _ir.StringAttr(owner.attributes["sym_name"]).value.startswith("closed_call"):
+        return True
+    if "arg_attrs" not in owner.attributes:
+        return False
+    attributes = _ir.DictAttr(owner.attributes["arg_attrs"][value.arg_number])
+    return "tf.aliasing_output" in attributes or "jax.buffer_donor" in attributes
 
 
 def is_tracing() -> bool:

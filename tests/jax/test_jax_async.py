@@ -12,6 +12,7 @@ import numpy as np
 import pccl_jax as pj
 import pytest
 from jax import lax
+from pccl_jax import library
 
 import pccl_py as pccl
 
@@ -220,6 +221,74 @@ def test_the_same_two_calls_outside_of_programs(world: pccl.LocalWorld) -> None:
         return numbers
 
     assert world.run(program) == [[0.0, 3.0, 6.0, 9.0]] * 3
+
+
+def test_what_is_named_is_computed_before_the_wait(world: pccl.LocalWorld) -> None:
+    """Goal: `after` puts work before a wait. Method: others begin once rank 0 has done the work."""
+    worked = threading.Event()
+
+    def work(x: Any) -> Any:
+        worked.set()
+        return x
+
+    @pj.jit
+    def first(comm: pj.Comm, x: Any) -> Any:
+        handle = pj.all_reduce_start(comm, x, tag=1)
+        made = jax.pure_callback(work, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return pj.all_reduce_done(handle, after={"made": made}), made
+
+    second = pj.jit(lambda comm, x: pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=1)))
+
+    def program(comm: pccl.Communicator) -> float:
+        x = jnp.ones(5)
+        if comm.rank == 0:
+            total, made = first(comm, x)
+            assert made.tolist() == [1.0] * 5
+        else:
+            assert worked.wait(10)
+            total = second(comm, x)
+        number: float = total[0].item()
+        return number
+
+    assert world.run(program) == [3.0] * 3
+
+
+def test_memory_is_used_again_and_given_back(world: pccl.LocalWorld) -> None:
+    """Goal: room for operand and result of what is in flight at once, until the group is closed."""
+
+    @pj.jit
+    def step(comm: pj.Comm, x: Any, y: Any) -> Any:
+        handles = [pj.all_reduce_start(comm, each, tag=tag) for tag, each in enumerate((x, y))]
+        return [pj.all_reduce_done(handle) for handle in handles]
+
+    def program(comm: pccl.Communicator) -> None:
+        for count in (1 << 16, 1 << 16, 1 << 18, 1 << 18):
+            x = jnp.ones(count)
+            x_sum, y_sum = step(comm, x, 2 * x)
+            assert (x_sum[-1].item(), y_sum[0].item()) == (3.0, 6.0)
+            comm.barrier()
+
+    world.run(program)
+    bytes_max = 3 * 2 * 2 * 8 * (1 << 18)  # peers, operations, operand and result
+    kept, used = library.memory()
+    assert used == 0 and 0 < kept <= bytes_max
+    world.close()
+    with pj.errors():
+        pass
+    assert library.memory() == (0, 0)
+
+
+def test_a_transfer_that_fails_raises_where_it_is_finished(world: pccl.LocalWorld) -> None:
+    step = pj.jit(lambda comm, x: pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=4)) @ x)
+
+    def program(comm: pccl.Communicator) -> float:
+        with pytest.raises(pccl.Mismatch, match="called different things") as raised:
+            step(comm, jnp.ones(3 + (comm.rank == 1)))
+        assert (raised.value.operation, raised.value.group) == ("all_reduce", "default")
+        total: float = step(comm, jnp.ones(3)).item()
+        return total
+
+    assert world.run(program) == [9.0] * 3
 
 
 def test_errors_name_the_mistake() -> None:

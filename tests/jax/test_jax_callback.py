@@ -11,6 +11,8 @@ import numpy as np
 import pccl_jax as pj
 import pytest
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from pccl_jax.host import PLATFORMS, through_host
 
 import pccl_py as pccl
@@ -83,6 +85,19 @@ def test_peers_through_the_host_and_others_meet_in_a_scan(world: pccl.LocalWorld
     for carry, totals in made[1:]:
         np.testing.assert_array_equal(carry, made[0][0])
         np.testing.assert_array_equal(totals, made[0][1])
+
+
+def test_psum_and_pmean_of_a_mesh(chosen: Any) -> None:
+    """Method: a mesh of one device; the parts of several go the same way, one after the other."""
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    mapped = jax.shard_map(
+        lambda comm, x: (pj.psum(comm, x, "d"), pj.pmean(comm, {"x": x}, "d", tag=7)),
+        mesh=mesh,
+        in_specs=(P(), P("d")),
+        out_specs=P(),
+    )
+    for total, mean in chosen(mapped, lambda comm: jnp.full(5, float(comm.rank))):
+        assert total.tolist() == [3.0] * 5 and mean["x"].tolist() == [1.0] * 5
 
 
 def test_dtypes_that_only_move(chosen: Any) -> None:

@@ -50,6 +50,40 @@ def test_a_mismatch_inside_of_a_scan_reaches_all_and_the_next_call_succeeds(
     assert world.run(program) == [3.0] * 3
 
 
+def test_an_error_inside_of_a_scan_says_which_call_it_was(world: pccl.LocalWorld) -> None:
+    """Method: one peer is eager, and calls something else in the place of call 8, twice.
+
+    The second time operations are begun and finished apart: the number is that of the beginning.
+    """
+
+    @pj.jit
+    def blocking(comm: pj.Comm, x: Any) -> Any:
+        return lax.scan(lambda y, _: (pj.all_reduce(comm, y), None), x, None, length=20)[0]
+
+    @pj.jit
+    def apart(comm: pj.Comm, x: Any) -> Any:
+        def body(y: Any, _: Any) -> Any:
+            handles = [pj.all_reduce_start(comm, y, tag=tag) for tag in (1, 2)]
+            return sum(pj.all_reduce_done(handle) for handle in handles), None
+
+        return lax.scan(body, x, None, length=20)[0]
+
+    def program(comm: pccl.Communicator) -> None:
+        x = jnp.ones(3)
+        for step, tags in ((blocking, [0]), (apart, [1, 2])):
+            if comm.rank == 2:
+                for call in range(7):
+                    pj.all_reduce(comm, x, tag=tags[call % len(tags)])
+                with pytest.raises(pccl.Mismatch):
+                    pj.all_reduce(comm, jnp.ones(4), tag=tags[7 % len(tags)])
+            else:
+                with pytest.raises(pccl.Mismatch, match="It was call 8 of the program's run on"):
+                    step(comm, x)
+            comm.barrier()
+
+    world.run(program)
+
+
 def test_the_same_exceptions_under_a_bare_jit(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> float:
         reduced = jax.jit(lambda comm, x: pj.all_reduce(comm, x))
@@ -151,7 +185,7 @@ def test_an_interrupt_withdraws_a_program_that_waits(how: str) -> None:
 
 
 LEFT = """
-    import threading
+    import sys, threading
     import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
     world = pccl.LocalWorld(3, deadline=50)
     comm, other, _ = world.comms  # the third never calls
@@ -160,7 +194,7 @@ LEFT = """
         try:
             pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, x)
         except pccl.PcclError as error:
-            print(type(error).__name__)
+            sys.stdout.write(type(error).__name__ + "\\n")
     threading.Thread(target=blocked, daemon=True).start()
     begun = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1)(other, x)
     while not all(each.info().operations_in_flight for each in (comm, other)):

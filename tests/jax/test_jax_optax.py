@@ -147,6 +147,33 @@ def test_the_residual_stays_with_its_member_in_a_shared_state(world: pccl.LocalW
     world.run(program)
 
 
+def test_derivatives_and_batches_of_an_average_are_right_or_refused() -> None:
+    """Method: without a codec against what one member computes; with one there is a reason."""
+    grads, many = {"x": jnp.arange(4.0)}, {"x": jnp.arange(12.0).reshape(3, 4)}
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        plain, coded = pj_optax.average_gradients(), pj_optax.average_gradients(codec="int8")
+
+        def squares(average: Any, state: Any) -> Any:
+            return lambda x: jnp.sum(average.update(x, state, comm=comm)[0]["x"] ** 2)
+
+        def stacked(state: Any) -> Any:
+            return jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state)
+
+        state = plain.init(grads)
+        assert jax.grad(squares(plain, state))(grads)["x"].tolist() == [0.0, 2.0, 4.0, 6.0]
+        made, _ = jax.vmap(partial(plain.update, comm=comm))(many, stacked(state))
+        np.testing.assert_array_equal(made["x"], many["x"])
+        state = coded.init(grads)
+        with pytest.raises(pccl.InvalidArgument, match="int8 has no derivative"):
+            jax.grad(squares(coded, state))(grads)
+        for states, axes in ((stacked(state), 0), (state, None)):
+            mapped = jax.vmap(partial(coded.update, comm=comm), in_axes=(0, axes))
+            for call in (mapped, jax.jit(mapped)):
+                with pytest.raises(pccl.InvalidArgument, match="a codec outside of vmap"):
+                    call(many, states)
+
+
 def test_bad_arguments_are_named(world: pccl.LocalWorld) -> None:
     (comm, *_) = world.comms
     average = pj_optax.average_gradients(codec="int8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import re
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import pccl_jax as pj
 import pccl_numpy as pnp
 import pytest
 from jax import lax
+from pccl_jax.outcomes import encode
 
 import pccl_py as pccl
 
@@ -109,6 +112,47 @@ def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None
     world.run(program)
 
 
+def test_an_operand_that_lives_on_is_not_copied(world: pccl.LocalWorld) -> None:
+    """Goal: results go out of place, but into what is donated and into what a loop carries.
+
+    Method: count the copies of the compiled programs, and run them on three peers.
+    """
+    count = 6151  # no other array has this shape
+
+    def looped(comm: pj.Comm, x: Any) -> Any:
+        return lax.fori_loop(0, 2, lambda _, carry: pj.all_reduce(comm, carry), x)
+
+    def copies(function: Any, **options: Any) -> int:
+        x = jnp.ones(count, jnp.float32)
+        made = jax.jit(function, **options).lower(world.comms[0], x).compile()
+        return len(re.findall(rf"= f32\[{count}\]\S* copy\(", made.as_text() or ""))
+
+    def plain(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x)
+
+    def lives_on(comm: pj.Comm, x: Any) -> Any:
+        y = x * 2
+        return pj.all_reduce(comm, y) + y
+
+    def twice(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, {"a": x, "b": x}), pj.broadcast(comm, x), pj.reduce(comm, x)
+
+    assert [copies(each) for each in (plain, lives_on, twice, jax.jit(plain))] == [0] * 4
+    assert [copies(each, donate_argnums=1) for each in (plain, looped)] == [0, 0]
+    assert copies(looped) == 1  # the first carry, and none in the loop
+    programs = [pj.jit(each) for each in (plain, lives_on, twice, looped)]
+
+    def program(comm: pccl.Communicator) -> None:
+        x = jnp.full(count, comm.rank + 1.0, jnp.float32)
+        total, more, (tree, root_x, reduced), loop = (each(comm, x) for each in programs)
+        assert (total == 6.0).all() and (more == 12.0 + 2 * x).all() and (loop == 18.0).all()
+        assert (tree["a"] == 6.0).all() and (tree["b"] == 6.0).all() and (root_x == 1.0).all()
+        assert (reduced == (6.0 if comm.rank == 0 else 0.0)).all()
+        assert (x == comm.rank + 1.0).all()
+
+    world.run(program)
+
+
 def test_an_outcome_steers_a_program_and_is_decoded(world: pccl.LocalWorld) -> None:
     @pj.jit
     def step(comm: pj.Comm, x: Any) -> Any:
@@ -135,6 +179,42 @@ def test_an_outcome_steers_a_program_and_is_decoded(world: pccl.LocalWorld) -> N
         return total["x"], int(outcome.contributors < 3), outcome
 
     world.run(program)
+
+
+def test_an_outcome_of_many_ranges_is_not_decoded_in_part() -> None:
+    """Method: an outcome of 17 ranges, as that of a gather in a world of 17, made by hand."""
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        pj.barrier(comm)
+        outcome = comm.all_gather(np.ones(1), np.zeros(1))
+        (part,) = outcome.ranges
+        for count in (16, 17):
+            ranges = tuple(dataclasses.replace(part, begin=k, end=k + 1) for k in range(count))
+            many = dataclasses.replace(outcome, ranges=ranges)
+            arrays = pj.OutcomeArrays.of(jnp.asarray(encode(many, comm.handle)))
+            assert int(arrays.range_count) == count and int(arrays.contributors) == 1
+            if count == 16:
+                assert pj.decode(arrays) == many
+                continue
+            with pytest.raises(
+                pccl.InvalidUsage, match="has 17 ranges, of which.*first 16: its con"
+            ):
+                pj.decode(arrays)
+
+
+def test_complex_numbers_are_refused_with_a_way_to_move_them(world: pccl.LocalWorld) -> None:
+    @pj.jit
+    def added(comm: pj.Comm, x: Any) -> Any:
+        return lax.complex(*pj.all_reduce(comm, jnp.stack([x.real, x.imag])))
+
+    def program(comm: pccl.Communicator) -> Any:
+        x = jnp.full(2, comm.rank + 1j, jnp.complex64)
+        for call in (pj.all_reduce, pj.all_gather, pj.broadcast):
+            with pytest.raises(TypeError, match=r"complex64 is not supported: pass the real"):
+                call(comm, x)
+        return added(comm, x).tolist()
+
+    assert world.run(program) == [[3 + 3j] * 2] * 3
 
 
 def test_a_communicator_that_is_gone_is_refused() -> None:

@@ -1,0 +1,126 @@
+"""Lives of programs: many calls, a file, another communicator, a fork of their process."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pccl_jax as pj
+import psutil
+import pytest
+from jax import lax
+
+import pccl_py as pccl
+
+CALLS, COUNT = 2000, 4096  # 16 KiB an array
+# A leak of one array in eight calls would be more.
+BYTES_MAX = CALLS * COUNT * 4 // 8
+
+
+def test_memory_is_flat_over_two_thousand_calls() -> None:
+    """Calls of all kinds: jitted, eager, begun and finished apart, with outcomes and errors."""
+
+    @pj.jit
+    def step(comm: pj.Comm, x: Any) -> Any:
+        handle = pj.all_reduce_start(comm, x, tag=1)
+        mean, outcome = pj.all_reduce(comm, x, op="avg", return_outcome=True)
+        return mean, pj.all_reduce_done(handle), outcome
+
+    refused = pj.jit(lambda comm, x: pj.broadcast(comm, x, root=9))
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        x, process, begin = jnp.ones(COUNT), psutil.Process(), 0
+        for call in range(CALLS // 4 + 100):
+            if call == 100:  # pools are filled, programs compiled
+                gc.collect()
+                begin = process.memory_info().rss
+            mean, total, outcome = step(comm, x)
+            assert pj.decode(outcome).ranks == (0,) and mean is not total
+            pj.all_reduce(comm, x)
+            with pytest.raises(pccl.InvalidArgument, match="rank from 0 to 0"):
+                refused(comm, x)
+        gc.collect()
+        grown = process.memory_info().rss - begin
+    assert grown < BYTES_MAX, f"{grown} bytes more after {CALLS} calls"
+
+
+def test_an_exported_program_serves_other_communicators() -> None:
+    """Goal: a program in a file needs nothing of the run in which it was made.
+
+    Method: export for a world of two, and read it for a world of three; its group has an order of
+    its own in the file.
+    """
+    pytest.importorskip("flatbuffers", reason="jax.export writes files by flatbuffers")
+
+    def function(comm: pj.Comm, x: Any) -> Any:
+        total = lax.scan(lambda y, _: (pj.all_reduce(comm, y), None), x, None, length=2)[0]
+        return total, pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=1))
+
+    with pccl.LocalWorld(2, deadline=20) as world:
+        export = jax.export.export(jax.jit(function), disabled_checks=pj.EXPORT_CHECKS)
+        written = export(world.comms[0], jnp.ones(3)).serialize()
+    step = pj.jit(jax.export.deserialize(written).call)
+    with pccl.LocalWorld(3, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> list[float]:
+            twice, once = step(comm, jnp.ones(3))
+            return [twice[0].item(), once[2].item()]
+
+        assert world.run(program) == [[9.0, 3.0]] * 3
+    assert step.compiled == 1
+
+
+FORKED = """
+    import os, sys, warnings
+    import jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    warnings.simplefilter("ignore")  # that of JAX, that a child must not use it much
+    world = pccl.LocalWorld(2, deadline=20)
+    step, x = pj.jit(lambda comm, x: pj.all_reduce(comm, x)), jnp.ones(3)
+    both = lambda comm: (step(comm, x)[0].item(), pj.all_reduce(comm, x)[2].item())
+    print(world.run(both), flush=True)
+    child = os.fork()
+    if child == 0:
+        for call in (pj.all_reduce, step):
+            try:
+                call(world.comms[0], x)
+            except pccl.InvalidUsage as error:
+                print(error, flush=True)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), world.run(both))
+    world.close()
+"""
+
+
+def test_a_forked_child_is_told_to_connect_and_its_parent_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKED)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    sums = "[(2.0, 2.0), (2.0, 2.0)]"
+    refused = (
+        "group 'default' was opened before this process was forked: connect in the child itself"
+    )
+    assert done.stdout.splitlines() == [sums, refused, refused, f"7 {sums}"], done.stderr
+    assert done.returncode == 0
+
+
+def test_a_program_on_a_closed_communicator_leaves_others_alone() -> None:
+    """Goal: nothing of a communicator stays in a program but its number."""
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with pccl.LocalWorld(1, deadline=20) as first, pccl.LocalWorld(1, deadline=20) as second:
+        x = np.ones(2, np.float32)
+        assert step(first.comms[0], x).tolist() == [1.0, 1.0]
+        first.close()
+        with pytest.raises(pccl.InvalidUsage, match="closed"):
+            step(first.comms[0], x)
+        assert step(second.comms[0], x).tolist() == [1.0, 1.0]
+    assert step.compiled == 1
