@@ -30,6 +30,7 @@ from torch.distributed import distributed_c10d
 
 import pccl_py as pccl
 from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
+from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
 from pccl_torch.founding import found
@@ -258,6 +259,8 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
             deadline=timeout.total_seconds(),
             peer_id=peer_of(rank),
         )
+        if not ranks:
+            ahead.connected(comm)
     except BaseException:
         if coordinator is not None:
             coordinator.close()
@@ -341,6 +344,7 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
         except pccl.PcclError as error:
             raise torch_error(error, None) from None
         try:
+            ahead.connected(comm)
             comm.admit()
         except BaseException as error:
             comm.close()

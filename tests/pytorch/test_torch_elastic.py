@@ -6,6 +6,7 @@ test_torch_ddp.py.
 
 from __future__ import annotations
 
+import functools
 import signal
 import socket
 import time
@@ -26,6 +27,8 @@ PROGRAM = Path(__file__).parent / "elastic_program.py"
 # The weights of the processes, which are the elements of their gradients, and averages of them.
 WEIGHTS = (1.0, 2.0, 6.0)
 OF_ALL, OF_TWO = 3.0, 1.5
+# A shared state is compared and fetched in leaves.
+LEAF_BYTES = 256 << 10
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,46 @@ def test_a_kill_inside_backward_costs_no_step_and_a_newcomer_becomes_equal(
     told = all_of([*survivors, newcomer], "train", steps=2)
     check_equal(told, told[0]["step"])
     assert {value for each in told[2]["averages"] for value in each} == {OF_ALL}
+
+
+def test_a_newcomer_fetches_what_does_not_change_before_the_safe_point(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    """Goal: with prefetch, frozen parameters are there when the others let a newcomer in.
+
+    The first newcomer comes when the others share no state of optimizers yet, the second when they
+    do: both expect it.
+    """
+    frozen = 5 * LEAF_BYTES // 4
+    members = pool.take(2)
+    begin(members, coordinator, frozen=frozen)
+    all_of(members, "admit")  # it answers for entering
+    all_of(members, "sync")
+    all_of(members, "wrap")
+    all_of(members, "step")
+    for rank in (2, 3):
+        (newcomer,) = pool.take(1)
+        environment = {"PCCL_TOKEN": coordinator.token}
+        newcomer.ask("begin", environment=environment, weight=6.0, frozen=frozen)
+        # It is in the next epoch, so its fetch has ended; the others have passed no safe point yet.
+        until(coordinator, functools.partial(_can_begin, size=rank + 1))
+        all_of(members, "step")  # changes all that trains
+        for admitted in all_of(members, "admit"):
+            assert admitted["joined"] == [rank]
+        newcomer.answer()
+        newcomer.ask("admit").answer()  # that of its entry
+        told = all_of([*members, newcomer], "sync")
+        check_equal(told, rank)
+        assert [each["moved"] + each["early"] for each in told[:-1]] == [0] * rank
+        assert told[-1]["early"] == 5 + 1  # the frozen ones, and the learning rate
+        assert told[-1]["moved"] >= 6  # each layer, at least
+        members.append(newcomer)
+        all_of(members, "wrap")
+
+
+def _can_begin(group: dict[str, Any], size: int) -> bool:
+    """An epoch of so many begins for each member at its next safe point."""
+    return group["state"] == "activate" and len(group["epochs"][-1]["members"]) == size
 
 
 def test_a_frozen_peer_is_dropped_and_the_hook_goes_on(
