@@ -13,6 +13,7 @@ from typing import Any
 
 import pccl_torch
 import torch
+import torch._dynamo  # optimizers import it at their first step
 import torch.distributed
 from members import serve
 from torch import Tensor, nn
@@ -199,4 +200,4 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    serve(Trainer())
+    serve(Trainer)

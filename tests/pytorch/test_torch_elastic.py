@@ -141,12 +141,12 @@ def test_a_frozen_peer_is_dropped_and_the_hook_goes_on(
     begin([first, second, frozen], coordinator, codec="int8")
     # In the second step DDP rebuilds its buckets, which needs every member.
     check_equal(all_of([first, second, frozen], "train", steps=2), 2)
-    frozen.child.signal(signal.SIGSTOP)
-    assert frozen.child.wait_until_frozen(10)
+    frozen.signal(signal.SIGSTOP)
+    frozen.frozen()
     told = all_of([first, second], "train", steps=2)
     check_equal(told, 4)
     assert {each["size"] for each in told} == {2}
-    frozen.child.signal(signal.SIGCONT)
+    frozen.signal(signal.SIGCONT)
     with pytest.raises(Raised) as caught:
         frozen.ask("train", steps=1).answer()
     assert "Expelled" in caught.value.kinds
@@ -255,7 +255,7 @@ def test_an_unsorted_group_keeps_its_order_after_a_loss_and_a_member_that_return
     for told in all_of([first, victim, third], "gathered"):
         assert told == [[peer(0), peer(1), peer(2)], [peer(2), peer(0), peer(1)], listed]
 
-    victim.child.signal(signal.SIGKILL)
+    victim.signal(signal.SIGKILL)
     victim.killed()
     until(coordinator, without(1))
     survivors = [first, third]
@@ -288,7 +288,7 @@ def test_groups_with_a_common_member_raise_when_it_is_lost_and_one_admit_mends_a
     expected = [[pairs[0], third], [pairs[0], pairs[1], third], [pairs[1], third]]
     assert all_of(members, "from_the_last") == expected
 
-    members[1].child.signal(signal.SIGKILL)
+    members[1].signal(signal.SIGKILL)
     members[1].killed()
     until(coordinator, without(1))
     survivors = [members[0], members[2]]
@@ -307,7 +307,7 @@ def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_bo
         first, frozen, third, lost = members = pool.take(4)
         begin_ranks(dict(enumerate(members)), coordinator, store, None)
         all_of(members, "admit")  # it answers for entering
-        lost.child.signal(signal.SIGKILL)
+        lost.signal(signal.SIGKILL)
         lost.killed()
         until(coordinator, without(3))
         survivors = [first, third]
@@ -321,7 +321,7 @@ def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_bo
                 member.answer()
             assert "DeadlineExceeded" in caught.value.kinds
             assert member.ask("told").answer()["size"] == 3
-        frozen.child.signal(signal.SIGKILL)
+        frozen.signal(signal.SIGKILL)
         frozen.killed()
         until(coordinator, without(1))
         for admitted in all_of(survivors, "admit"):
@@ -349,7 +349,7 @@ def test_a_new_group_raises_as_soon_as_a_member_that_it_needs_is_lost(
     for member in survivors:  # they wait for the others
         member.ask("another_group", ranks=[0, 1, 2, 3])
     until(coordinator, lambda group: group.get("here", 2) == 2, groups=2)
-    victim.child.signal(signal.SIGKILL)
+    victim.signal(signal.SIGKILL)
     victim.killed()
     for member in survivors:
         with pytest.raises(Raised, match="cannot begin without rank 1 .* lost") as caught:
