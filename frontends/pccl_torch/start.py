@@ -179,6 +179,7 @@ def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
             return _without_members(asked, options)
         if _run is None:
             _run = _begin(asked, ranks, timeout)
+            _fetch_ahead(_run)
             return _add(_run, _run.comm, asked, ranks, options)
         if isinstance(options, Founded):
             made: ProcessGroupPccl = options.take(asked, options)
@@ -259,13 +260,22 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
             deadline=timeout.total_seconds(),
             peer_id=peer_of(rank),
         )
-        if not ranks:
-            ahead.connected(comm)
     except BaseException:
         if coordinator is not None:
             coordinator.close()
         raise
     return Run(comm, token, coordinator, not ranks)
+
+
+def _fetch_ahead(run: Run) -> None:
+    """If the default group is to be entered yet: that of "pccl://" has been."""
+    if not run.has_default or run.comm.epoch != 0:
+        return
+    try:
+        ahead.connected(run.comm)
+    except BaseException:
+        run.close()
+        raise
 
 
 def share_token(

@@ -129,6 +129,32 @@ def test_a_newcomer_fetches_what_does_not_change_before_the_safe_point(
         all_of(members, "wrap")
 
 
+def test_a_rank_that_returns_fetches_ahead_as_well(
+    pool: Pool, coordinator: pccl.Coordinator, store: int
+) -> None:
+    """With "env://" the group is entered by the first call, and not by init_process_group."""
+    frozen = 5 * LEAF_BYTES // 4
+    first, victim, back = pool.take(3)
+    begin_ranks({0: first, 1: victim}, coordinator, store, None, frozen=frozen)
+    all_of([first, victim], "admit")  # it answers for entering
+    all_of([first, victim], "sync")
+    all_of([first, victim], "wrap")
+    all_of([first, victim], "step")
+    victim.signal(signal.SIGKILL)
+    victim.killed()
+    until(coordinator, without(1))
+    assert first.ask("admit").answer()["left"] == [1]
+    first.ask("sync").answer()
+    begin_ranks({1: back}, coordinator, store, None, frozen=frozen, size=2)
+    back.ask("admit")
+    until(coordinator, functools.partial(_can_begin, size=2))
+    assert first.ask("admit").answer()["joined"] == [1]
+    back.answer()
+    _, told = all_of([first, back], "sync")
+    # Nobody has made a step since: six layers, what AdamW has of them, and the counter.
+    assert (told["moved"], told["early"]) == (0, 6 + 18 + 1)
+
+
 def _can_begin(group: dict[str, Any], size: int) -> bool:
     """An epoch of so many begins for each member at its next safe point."""
     return group["state"] == "activate" and len(group["epochs"][-1]["members"]) == size
@@ -194,18 +220,21 @@ def begin_ranks(
     coordinator: pccl.Coordinator,
     port: int,
     listed: list[int] | None,
+    *,
+    frozen: int = 0,
+    size: int | None = None,
 ) -> None:
     """These members begin, or come back, as ranks of torchrun; and make a second group of all."""
     environment = {
         "PCCL_TOKEN": coordinator.token,
-        "WORLD_SIZE": str(len(listed or members)),
+        "WORLD_SIZE": str(size or len(listed or members)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     for rank, member in members.items():
         own = {**environment, "RANK": str(rank)}
-        member.ask("begin", environment=own, weight=1.0, method="env://")
+        member.ask("begin", environment=own, weight=1.0, method="env://", frozen=frozen)
     for member in members.values():
         member.answer()
     if listed is not None:
