@@ -58,9 +58,9 @@ build: $(VENV)/.installed
 # is compiled for the tests, so only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.tools
-	$(MAKE) -j3 $(VENV)/.native $(VENV)/.packages unit-test
+	$(MAKE) -j4 $(VENV)/.native $(VENV)/.packages unit-test test-threads
 	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
-	$(MAKE) -j2 style test-threads
+	$(MAKE) style
 	$(MAKE) simulator
 	$(MAKE) python-test
 

@@ -1,7 +1,7 @@
 """The plan of the benchmark of torch.distributed: its cases, and how often each is called.
 
 It imports no PyTorch, as the command line does not either. It is carried out by torch_steps.py,
-torch_kill.py and their workers.
+torch_kill.py, torch_ft.py and their workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.common import KIB, MIB
 
 SIZES = [4 * KIB << (2 * step) for step in range(8)]  # 4 KiB to 64 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
-CASES = ("all_reduce", "ddp", "fsdp", "coded", "kill")
+CASES = ("all_reduce", "ddp", "fsdp", "coded", "kill", "torchft")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,11 @@ def to_json(cases: list[Case]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """One process. The last rank ends itself in step `kill_at`, the first time it runs."""
+    """One process. The last rank ends itself in step `kill_at`, the first time it runs.
+
+    `backend`: "pccl" or "gloo". Under torchft with "/resume" or "/own_hook" behind it, and `steps`
+    are those that the others commit after the kill (torch_ft.py).
+    """
 
     backend: str
     size: str

@@ -21,7 +21,7 @@ row, but an error.
 
 The cases of int8 go through a line of 100 Mbit/s between two network namespaces (torch_link.py),
 gloo's gradients as f32 and ours with int8 and error feedback. A loss, and what it costs:
-`torch_kill.py`.
+`torch_kill.py`; under torchft: `torch_ft.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import together, torch_kill, torch_link
+from bench import together, torch_ft, torch_kill, torch_link
 from bench.common import Row
 from bench.report import Report
 from bench.torch_places import environments
@@ -68,6 +68,11 @@ def run(
                     report.add(_case(case, line, status))
     if "kill" in kinds:
         report.add(torch_kill.run(quick=quick))
+    if "torchft" in kinds:
+        if lacks := torch_ft.missing():
+            status.print(f"not measured, a kill under torchft: {lacks}")
+        else:
+            report.add(torch_ft.run(quick=quick))
     return report.finish(_table(report.rows))
 
 

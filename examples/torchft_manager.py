@@ -4,7 +4,7 @@
     RUST_LOG=warn python examples/torchft_manager.py                      a loss costs a step
     RUST_LOG=warn python examples/torchft_manager.py --recovery resume    the step counts without it
 
-torchft's Manager, DDP and optimizer are as always. docs/TORCH.md says what a loss is to them.
+torchft's Manager and optimizer are as always. docs/TORCH.md says what a loss is to them.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed
 import torchft  # pyright: ignore[reportMissingImports]
-from pccl_torch.torchft import ProcessGroupPccl
+from pccl_torch.torchft import DistributedDataParallel, ProcessGroupPccl
 from torch import nn
 from torchft.coordination import LighthouseServer  # pyright: ignore[reportMissingImports]
 
@@ -52,7 +52,7 @@ def train(recovery: str, number: str, role: str, lighthouse: str) -> None:
     manager: Any = torchft.Manager(
         group, load, state, min_replica_size=2, rank=0, world_size=1, replica_id=number, **places
     )
-    ddp = torchft.DistributedDataParallel(manager, model)
+    ddp = DistributedDataParallel(manager, model)
     optimizer = torchft.Optimizer(manager, adam)
 
     def die(_: torch.Tensor) -> None:

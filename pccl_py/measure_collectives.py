@@ -312,10 +312,15 @@ class Pattern:
         self._steps = min(4, EXACT.get(dtype, EXACT_OF_OTHERS) // world + 1)
         draw = random.Random(PERIOD)
         self._drawn = [draw.randrange(self._steps) for _ in range(PERIOD)]
+        self._periods: dict[int, bytes] = {}  # as many ranks differ as there are steps
 
     def of(self, rank: int) -> bytes:
         """The elements of a rank, for one period."""
-        return self._made([(step + rank) % self._steps for step in range(self._steps)])
+        turn = rank % self._steps
+        if turn not in self._periods:
+            values = [(step + turn) % self._steps for step in range(self._steps)]
+            self._periods[turn] = self._made(values)
+        return self._periods[turn]
 
     def summed(self) -> bytes:
         """The sum over all ranks."""

@@ -54,8 +54,8 @@ pub const JournalWriter = struct {
         failure: ?journal_file.Failure = null,
     };
 
-    /// Groups that wait for their records add few of them, so this is never reached by a disk that
-    /// only takes long.
+    /// Groups that wait for their records add few of them, so a disk that only takes long does not
+    /// reach this, unless twenty members lie and have all calls refused that they may.
     const given_bytes_max = 16 * base.limits.MiB;
     /// How often it looks whether the lock is still there.
     const watch_ns = std.time.ns_per_s;

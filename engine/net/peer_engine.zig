@@ -168,12 +168,17 @@ pub const PeerEngine = struct {
     /// be down behind a tunnel that is up; one that does not answer may be frozen; a full run may
     /// get room. All of that may pass, as a closed port may open.
     fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
+        var before: ?Error = null;
         while (true) {
             return engine.greet(options) catch |err| {
                 switch (err) {
-                    error.Closed, error.NoAnswer, error.RunFull, error.IdHeld => {},
+                    // One that the deadline has cut short says less than the one before.
+                    error.NoAnswer => if (clock.now() >= options.connect_deadline)
+                        return before orelse err,
+                    error.Closed, error.RunFull, error.IdHeld => {},
                     else => return err,
                 }
+                before = err;
                 const pause_ms = engine.session.prng.between(10, greeting_pause_ms_max);
                 const until = clock.after(pause_ms * std.time.ns_per_ms);
                 if (until >= options.connect_deadline) return err;

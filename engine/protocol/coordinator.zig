@@ -149,8 +149,9 @@ pub const Circular = struct {
         const load = circular.load;
         if (hold.is_full(stream, load)) return error.OutOfMemory;
         if (recovery.held_until(connection, circular.message)) |until| {
+            const now = connection.coordinator.last_tick;
             circular.encoded =
-                try hold.keep(stream, until, circular.message, load, circular.encoded);
+                try hold.keep(stream, now, until, circular.message, load, circular.encoded);
         } else if (circular.encoded) |*encoded| {
             try stream.append_encoded(encoded, load);
         } else {
@@ -265,10 +266,13 @@ pub const Peer = struct {
         if (peer.connection) |connection| connection.send(message);
     }
 
-    /// It may not have heard all that it was told (hold.zig).
+    /// The disk has held up for a while what it is told (hold.zig). Members can have something
+    /// written all the time, and must not keep others from being judged by that.
     pub fn waits_for_disk(peer: *const Peer) bool {
         const connection = peer.connection orelse return false;
-        return connection.hold.entries.items.len > 0;
+        const c = connection.coordinator;
+        const since = connection.hold.waits_since() orelse return false;
+        return c.last_tick -| since >= 2 *| c.options.heartbeat_ns;
     }
 
     pub fn is_present(peer: *const Peer, group: u16) bool {
@@ -1565,7 +1569,8 @@ pub const Coordinator = struct {
             // Nobody answers what waits for the disk.
             const waits = recovery.waits(c, group.recorded);
             if (waits) group.round_deadline +|= now -| since;
-            group.tick(now, c.options.silence_ns, late or waits) catch |err| {
+            const pardons = late or waits or group.waits_for_disk();
+            group.tick(now, c.options.silence_ns, pardons) catch |err| {
                 c.log(.err, "group {s}: {t}", .{ group.name, err });
             };
             if (!group.out_of_memory) continue;

@@ -299,7 +299,8 @@ pub const Court = struct {
 
     fn write(court: *Court) !void {
         const shelf = court.shelf orelse return;
-        if (!shelf.slow) try shelf.write(court);
+        // A record that is on the disk may bring another.
+        while (!shelf.slow and shelf.number > 0) try shelf.write(court);
     }
 
     pub fn say(court: *Court, index: usize, message: control.Message) !void {
@@ -649,11 +650,13 @@ pub const Shelf = struct {
     pub fn write(shelf: *Shelf, court: *Court) !void {
         const number = shelf.number;
         if (number == 0) return;
-        defer shelf.forget();
         shelf.behind = shelf.full or (shelf.behind and !shelf.replaces);
+        if (!shelf.behind) {
+            if (shelf.replaces) shelf.bytes.clearRetainingCapacity();
+            try shelf.bytes.appendSlice(gpa, shelf.given.items);
+        }
+        shelf.forget(); // it may be given more at once
         if (shelf.behind) return court.c.journal_failed(court.now, number);
-        if (shelf.replaces) shelf.bytes.clearRetainingCapacity();
-        try shelf.bytes.appendSlice(gpa, shelf.given.items);
         court.c.journal_written(court.now, number);
     }
 

@@ -64,7 +64,8 @@ test "a group is told of when its record is on the disk; other groups and beats 
     for (0..court_file.peers_max) |index| try court.done(index, 1, 0);
     for (0..court_file.peers_max) |index| try expectEqual(1, try told(&court, index, .commit));
     try court.expect_said("warning the disk of the journal takes more than 2 s: groups that " ++
-        "begin, gain or lose a member wait for it, all else goes on");
+        "begin, gain or lose a member, and those in which a call fails, wait for it; " ++
+        "all else goes on");
     try expectEqual(0, try told(&court, 0, .joined));
     try shelf.write(&court);
     try expectEqual(1, try told(&court, 0, .joined));

@@ -15,12 +15,14 @@ const misfit = @import("misfit.zig");
 const journal = @import("journal.zig");
 const lateness = @import("late.zig");
 const owed = @import("owed.zig");
+const refusals = @import("refusals.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
 const unseen = @import("unseen.zig");
 const Asked = @import("asked.zig").Asked;
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
+const Coordinator = @import("coordinator.zig").Coordinator;
 const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -173,6 +175,7 @@ const Outcome = union(enum) {
 
 pub const Epoch = struct {
     gpa: Allocator,
+    coordinator: *Coordinator,
     group: u16,
     number: u64,
     attempt: u32 = 1,
@@ -197,6 +200,8 @@ pub const Epoch = struct {
     began: Began,
     /// The last record that names it (recovery.zig).
     recorded: u64 = 0,
+    /// The journal was given the refusals among the decisions up to this one (refusals.zig).
+    refusals_given: u64 = 0,
     alive: Mask,
     /// Have called an operation that was committed, or may have before a restart.
     fitted: Mask = .empty,
@@ -237,8 +242,10 @@ pub const Epoch = struct {
     /// After a restart: the last of the decisions that were told again. Members forget those of the
     /// coordinator before only when all have seen this one.
     retold: u64 = 0,
-    /// Decisions of the coordinator before this one, as members tell them, and what they give up
-    /// before it is known what was decided.
+    /// All have seen the decisions up to this one, as the journal of the coordinators before says.
+    acknowledged_then: u64 = 0,
+    /// Decisions of the coordinators before this one, as its journal and members tell them, and
+    /// what members give up before it is known what was decided.
     claims: std.AutoArrayHashMapUnmanaged(OpId, Claim) = .empty,
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
@@ -286,6 +293,7 @@ pub const Epoch = struct {
         errdefer gpa.free(left);
         epoch.* = .{
             .gpa = gpa,
+            .coordinator = group.coordinator,
             .group = group.id,
             .number = number,
             .min_world_size = group.min_world_size,
@@ -585,6 +593,8 @@ pub const Epoch = struct {
         epoch.decided_ids.putAssumeCapacity(id, {});
         if (maker) |rank| epoch.members[rank].caused += 1;
         epoch.decisions += 1;
+        // A member that hears it may go on, and leave before this coordinator dies.
+        if (outcome == .abort) refusals.note(epoch);
         epoch.broadcast(epoch.message_of(&epoch.decided.items[epoch.decided.items.len - 1]));
         const index = epoch.find(id) orelse return;
         if (outcome == .commit) epoch.fitted.merge(&epoch.records.items[index].stall.called);
@@ -1077,6 +1087,7 @@ pub const Epoch = struct {
         epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
         epoch.least_seen_by = 0;
+        refusals.restored(epoch);
     }
 
     /// Decisions of one start.

@@ -23,6 +23,7 @@ const journal = @import("journal.zig");
 const labels = @import("labels.zig");
 const misfit = @import("misfit.zig");
 const plan = @import("plan.zig");
+const recovery = @import("recovery.zig");
 const stall = @import("stall.zig");
 const turns = @import("turns.zig");
 const Broken = @import("broken.zig").Broken;
@@ -1081,6 +1082,18 @@ pub const Group = struct {
     }
 
     // ---- time
+
+    /// The disk takes long, and keeps some member from hearing what is said of its epoch.
+    pub fn waits_for_disk(group: *const Group) bool {
+        for (group.epochs.items) |epoch| {
+            if (!recovery.waits(group.coordinator, epoch.recorded)) continue;
+            for (epoch.members) |*member| {
+                const peer = member.peer orelse continue;
+                if (peer.waits_for_disk()) return true;
+            }
+        }
+        return false;
+    }
 
     /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
     pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {

@@ -49,7 +49,13 @@ pub const Hold = struct {
     group_until: [base.limits.groups_max]u64 = @splat(0),
 
     /// One message, in a queue of its own, which others that are told the same may share.
-    const Entry = struct { until: u64, load: wire.Stream.Load, queue: wire.Queue };
+    const Entry = struct {
+        until: u64,
+        /// When it came here.
+        since: base.Instant,
+        load: wire.Stream.Load,
+        queue: wire.Queue,
+    };
 
     pub fn deinit(hold: *Hold, gpa: Allocator) void {
         for (hold.entries.items) |*entry| entry.queue.clear();
@@ -61,6 +67,11 @@ pub const Hold = struct {
         var bytes = hold.entries.capacity * @sizeOf(Entry);
         for (hold.entries.items) |*entry| bytes += entry.queue.memory();
         return bytes;
+    }
+
+    /// Since when the message has waited that has waited longest; null: nothing waits.
+    pub fn waits_since(hold: *const Hold) ?base.Instant {
+        return if (hold.entries.items.len > 0) hold.entries.items[0].since else null;
     }
 
     /// Whether more than may wait for a side that reads nothing waits here and in its stream.
@@ -96,6 +107,7 @@ pub const Hold = struct {
     pub fn keep(
         hold: *Hold,
         stream: *const wire.Stream,
+        now: base.Instant,
         until: u64,
         message: *const control.Message,
         load: wire.Stream.Load,
@@ -104,7 +116,12 @@ pub const Hold = struct {
         try hold.entries.ensureUnusedCapacity(stream.gpa, 1);
         var queue: wire.Queue = .{ .gpa = stream.gpa, .budget = stream.out.budget };
         if (encoded) |*other| try queue.share(other) else _ = try queue.encode(message);
-        hold.entries.appendAssumeCapacity(.{ .until = until, .load = load, .queue = queue });
+        hold.entries.appendAssumeCapacity(.{
+            .until = until,
+            .since = now,
+            .load = load,
+            .queue = queue,
+        });
         hold.bytes += queue.length;
         if (load == .bulk) hold.bulk += queue.length;
         hold.note(.of(message), until);
@@ -160,19 +177,19 @@ test "what waits leaves in the order of its group, and nothing overtakes what it
     const closing: control.Message = .{ .resume_all = .{ .group = 1, .epoch = 7, .attempt = 1 } };
     const joined: control.Message = .{ .joined = .{ .name = .of("name"), .group = 2 } };
     try std.testing.expectEqual(activate, Subject.of(&closing));
-    const length = (try hold.keep(&stream, 5, &closing, .usual, null)).bytes.len;
+    const length = (try hold.keep(&stream, 0, 5, &closing, .usual, null)).bytes.len;
     // It holds up neither another epoch, nor another group, nor signs of life.
     try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
     try std.testing.expectEqual(0, hold.behind(.{ .group = 2 }));
     try std.testing.expectEqual(0, hold.behind(.of(&.{ .heartbeat_ack = .{ .number = 1 } })));
-    _ = try hold.keep(&stream, 3, &joined, .usual, null);
+    _ = try hold.keep(&stream, 0, 3, &joined, .usual, null);
     try std.testing.expectEqual(3, hold.behind(.{ .epoch = .{ .group = 2, .number = 1 } }));
     try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
     const refused: control.Message = .{ .refused = .{ .name = .of("x"), .why = .of("y") } };
     try std.testing.expectEqual(5, hold.behind(.of(&refused)));
-    _ = try hold.keep(&stream, 5, &refused, .usual, null);
+    _ = try hold.keep(&stream, 0, 5, &refused, .usual, null);
     try std.testing.expectEqual(5, hold.behind(.{ .group = 2 }));
-    _ = try hold.keep(&stream, 5, &closing, .usual, null);
+    _ = try hold.keep(&stream, 0, 5, &closing, .usual, null);
 
     try std.testing.expect(!try hold.release(2, &stream));
     try std.testing.expect(try hold.release(3, &stream));

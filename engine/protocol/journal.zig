@@ -1,8 +1,8 @@
 //! journal: the facts that a coordinator must still know after it was killed, as bytes: settings of
-//! the run, groups, epochs, removals. This file has the format: records to bytes, and a file that
-//! was read back to records. A torn end is cut off, and anything else that does not check out is
-//! refused. It touches no file (net/journal_file.zig) and does not know the meaning of the records
-//! (coordinator.zig). The bytes: docs/PROTOCOL.md.
+//! the run, groups, epochs, removals, refused calls. This file has the format: records to bytes,
+//! and a file that was read back to records. A torn end is cut off, and anything else that does not
+//! check out is refused. It touches no file (net/journal_file.zig) and does not know the meaning of
+//! the records (coordinator.zig). The bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -114,12 +114,45 @@ pub const From = struct {
     pub const bounds = .{ .epoch = .any, .attempt = .any };
 };
 
+/// Calls of an epoch that were refused, before a member hears of it. An abort of the same call that
+/// is decided again, by a later coordinator, has a record of its own.
+pub const Refusals = struct {
+    group: u16,
+    epoch: u64,
+    /// All members have seen the decisions up to this one: earlier records of those are over.
+    acknowledged: u64,
+    calls: List(Refusal),
+
+    pub const bounds = .{
+        .group = limits.groups_max - 1,
+        .epoch = .any,
+        .acknowledged = .any,
+        .calls = refusals_max,
+    };
+};
+pub const Refusal = struct {
+    op: wire.control.OpId,
+    reason: wire.control.AbortReason,
+    peer: PeerId,
+    other: PeerId,
+    /// For a mismatch, as in `abort`.
+    descriptor: wire.control.Descriptor,
+    other_descriptor: wire.control.Descriptor,
+    /// The number of the decision; none is 0.
+    decision: u64,
+
+    pub const bounds = .{ .decision = .any };
+};
+/// In one record.
+pub const refusals_max = 64;
+
 pub const Record = union(enum(u16)) {
     settings: Settings = 1,
     start: Start,
     group: GroupMade,
     activation: Activation,
     removal: Removal,
+    refusals: Refusals,
 };
 
 // ---- where it is kept
@@ -193,14 +226,19 @@ const head_sum_at = head_bytes - 4;
 const tail_bytes = 5;
 const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
     4 + limits.peers_max * @sizeOf(u64);
+const refusal_bytes = 16 + 1 + 2 * @sizeOf(PeerId) + 2 * wire.control.descriptor_bytes + 8;
+const refusals_bytes_max = 2 + 2 * 8 + 4 + refusals_max * refusal_bytes;
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: those
-/// with a name or an address are shorter, no two members have one id, and no process is 0.
+/// with a name or an address are shorter, no two members have one id, no process is 0, and no
+/// decision has the number 0.
 const sector_bytes = 512;
 
 comptime {
     std.debug.assert(@sizeOf(Settings) + limits.name_bytes_max < sector_bytes);
     std.debug.assert(@sizeOf(Settings) + limits.address_bytes_max < sector_bytes);
+    std.debug.assert(2 * refusal_bytes < sector_bytes);
+    std.debug.assert(refusals_bytes_max <= activation_bytes_max);
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
 }
 
@@ -434,7 +472,15 @@ fn is_sensible(record: *const Record) bool {
             it.told.joined <= it.told.members.count and
             it.instances.count == it.told.members.count and
             it.told.epoch <= limits.epochs_max,
+        .refusals => |*it| it.calls.count > 0 and has_numbers(it),
     };
+}
+
+/// None of them was acknowledged before it was made.
+fn has_numbers(body: *const Refusals) bool {
+    var it = body.calls.iterator();
+    while (it.next()) |call| if (call.decision <= body.acknowledged) return false;
+    return true;
 }
 
 fn all_zero(bytes: []const u8) bool {
@@ -466,7 +512,7 @@ const test_settings: Settings = .{
 const Sample = struct {
     image: Image = .{},
     /// Where each record ends; the first is the header.
-    ends: [9]usize = undefined,
+    ends: [10]usize = undefined,
     count: usize = 0,
     members: [100]PeerId = undefined,
 
@@ -492,6 +538,7 @@ const Sample = struct {
             .epochs = .of(&.{.{ .epoch = 1, .attempt = 2 }}),
             .why = .of("it left"),
         } });
+        try sample.add(.{ .refusals = refusing(test_refusals[0..3]) });
         try sample.add(.{ .activation = activation(&sample.members, sample.members[1..2]) });
     }
 
@@ -551,6 +598,21 @@ fn activation(members: []const PeerId, left: []const PeerId) Activation {
 
 const test_instances: [limits.peers_max]u64 = @splat(1 << 63);
 
+fn refusing(calls: []const Refusal) Refusals {
+    return .{ .group = 0, .epoch = 1, .acknowledged = 0, .calls = .of(calls) };
+}
+
+/// As little in them differs from zero as may be.
+const test_refusals: [refusals_max]Refusal = @splat(.{
+    .op = .{ .tag = 0, .sequence = 0 },
+    .reason = .deadline,
+    .peer = .none,
+    .other = .none,
+    .descriptor = .blank,
+    .other_descriptor = .blank,
+    .decision = 1,
+});
+
 test "a journal is read back, and its settings are found" {
     var sample: Sample = undefined;
     try sample.init();
@@ -571,6 +633,17 @@ test "the largest activation fits" {
     const record: Record = .{ .activation = activation(&members, &members) };
     try testing.expectEqual(record_bytes_max, (try encode(record, &bytes)).len);
     try testing.expectError(error.TooLong, encode(record, bytes[1..]));
+}
+
+test "the most refusals of one record fit, and no sector of theirs is zero" {
+    var bytes: [record_bytes_max]u8 = undefined;
+    const whole = try encode(.{ .refusals = refusing(&test_refusals) }, &bytes);
+    try testing.expectEqual(head_bytes + refusals_bytes_max + tail_bytes, whole.len);
+    var zeros: usize = 0;
+    for (whole) |byte| {
+        zeros = if (byte == 0) zeros + 1 else 0;
+        try testing.expect(zeros < sector_bytes);
+    }
 }
 
 test "a journal that ends anywhere, in nothing or in zeros, gives the records before" {
@@ -753,15 +826,20 @@ test "what another version wrote is named, and a stranger's file is none" {
         .initial_world_size = 0,
     } };
     const of_nobody: Record = .{ .activation = activation(&.{}, &.{}) };
+    const of_nothing: Record = .{ .refusals = refusing(&.{}) };
+    var unnumbered: Record = .{ .refusals = refusing(test_refusals[0..1]) };
+    unnumbered.refusals.acknowledged = 1;
     const Case = struct { written: Record, number: u16, wanted: Error };
     for ([_]Case{
-        .{ .written = start, .number = 6, .wanted = error.UnknownRecord },
+        .{ .written = start, .number = 7, .wanted = error.UnknownRecord },
         .{ .written = start, .number = 0, .wanted = error.UnknownRecord },
         .{ .written = start, .number = 5, .wanted = error.BadRecord }, // too short
         .{ .written = removal, .number = 2, .wanted = error.BadRecord }, // too long
         .{ .written = outside, .number = 5, .wanted = error.BadRecord },
         .{ .written = nameless, .number = 3, .wanted = error.BadRecord },
         .{ .written = of_nobody, .number = 4, .wanted = error.BadRecord },
+        .{ .written = of_nothing, .number = 6, .wanted = error.BadRecord },
+        .{ .written = unnumbered, .number = 6, .wanted = error.BadRecord },
         .{ .written = .{ .settings = test_settings }, .number = 1, .wanted = error.BadRecord },
     }) |case| {
         const record = try encode(case.written, file[at..]);

@@ -1,7 +1,8 @@
 //! recovery: what a coordinator puts into its journal, which of its messages wait until that is on
 //! the disk, and how it begins again from the journal: with the settings, the groups, the epochs
-//! that were alive and their members. Its members tell everything else when they come back
-//! (group.zig: come_back). The format: journal.zig. Where messages wait: hold.zig.
+//! that were alive, their members, and the calls that were refused (refusals.zig). Its members tell
+//! everything else when they come back (group.zig: come_back). The format: journal.zig. Where
+//! messages wait: hold.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -12,6 +13,7 @@ const Coordinator = coordinator.Coordinator;
 const Peer = coordinator.Peer;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
+const refusals = @import("refusals.zig");
 const Subject = @import("hold.zig").Subject;
 const control = @import("wire").control;
 const PeerId = base.PeerId;
@@ -41,6 +43,11 @@ pub const Progress = struct {
     replaced: u64 = 0,
     /// The last that is known to have failed.
     failed: u64 = 0,
+    /// Calls were refused while the disk was busy: the next record, whose number messages wait for
+    /// already, is about them.
+    refusals_wait: bool = false,
+    /// The size of the journal when it was last written as a whole.
+    whole_bytes: usize = 0,
     /// Since when, at a tick, something has been waited for, and whether that was said.
     waits_since: ?base.Instant = null,
     said: bool = false,
@@ -52,28 +59,58 @@ const slow_ns = 2 * std.time.ns_per_s;
 /// Gives a record to the journal. Messages that rely on it wait until the number that is returned
 /// is settled. A coordinator that cannot write goes on, and says so.
 pub fn record(c: *Coordinator, entry: journal.Record) u64 {
-    const progress = &c.journal_progress;
-    switch (c.journal_state) {
-        .off => return 0,
-        .ok => {},
-        // Behind a whole journal that is being written it has a place, and else in the next one.
-        .failed => if (progress.replaced <= progress.failed) return progress.given,
-    }
+    if (c.journal_progress.refusals_wait) _ = record_refusals(c);
+    if (!takes_more(c)) return c.journal_progress.given;
     var image: journal.Image = .{};
     defer image.deinit(c.gpa);
+    return give(c, &image, image.add(c.gpa, entry));
+}
+
+/// The same for all refusals that it has not been given.
+pub fn record_refusals(c: *Coordinator) u64 {
+    const progress = &c.journal_progress;
+    progress.refusals_wait = false;
+    if (!takes_more(c)) return progress.given;
+    var image: journal.Image = .{};
+    defer image.deinit(c.gpa);
+    const added = refusals.add_new(c, &image);
+    if (std.meta.isError(added) or image.bytes().len > 0) return give(c, &image, added);
+    // All have seen them, or are out of the epoch. Messages may wait for the number all the same.
+    if (progress.given == progress.settled) {
+        progress.given += 1;
+        progress.settled = progress.given;
+    }
+    return progress.given;
+}
+
+/// Whether what the journal is given is written. Behind a whole journal that is being written it
+/// has a place; with one that has failed it is in the next one.
+fn takes_more(c: *const Coordinator) bool {
+    return switch (c.journal_state) {
+        .off => false,
+        .ok => true,
+        .failed => c.journal_progress.replaced > c.journal_progress.failed,
+    };
+}
+
+/// The number of these records.
+fn give(c: *Coordinator, image: *const journal.Image, added: anyerror!void) u64 {
+    const progress = &c.journal_progress;
     progress.given += 1;
-    give(c, entry, &image) catch {
+    append(c, image, added) catch {
         progress.failed = progress.given;
         failed(c, c.last_tick);
     };
     return progress.given;
 }
 
-fn give(c: *Coordinator, entry: journal.Record, image: *journal.Image) !void {
-    try image.add(c.gpa, entry);
+fn append(c: *Coordinator, image: *const journal.Image, added: anyerror!void) !void {
+    try added;
     try c.options.journal.?.append(c.journal_progress.given, image.bytes());
     c.journal_bytes += image.bytes().len;
-    if (c.journal_bytes >= compact_bytes) c.journal_due = true;
+    // However large the whole is, each byte is written again only a few times.
+    if (c.journal_bytes >= @max(compact_bytes, c.journal_progress.whole_bytes))
+        c.journal_due = true;
 }
 
 /// Whether a peer may not hear yet of what relies on this record. With a journal that has failed
@@ -109,6 +146,7 @@ pub fn written(c: *Coordinator, number: u64) void {
         c.log(.warning, "the journal is written again: from now on " ++
             "the run survives the end of this coordinator", .{});
     }
+    if (progress.refusals_wait and progress.settled == progress.given) _ = record_refusals(c);
     release(c);
 }
 
@@ -152,6 +190,9 @@ fn replace(c: *Coordinator) !void {
     try write_all(c, gpa, &image);
     try c.options.journal.?.replace(progress.given, image.bytes());
     progress.replaced = progress.given;
+    progress.whole_bytes = image.bytes().len;
+    progress.refusals_wait = false;
+    refusals.all_given(c);
     c.journal_bytes = 0;
 }
 
@@ -165,7 +206,9 @@ fn say_slow(c: *Coordinator, now: base.Instant) void {
     if (progress.said or now -| since < slow_ns) return;
     progress.said = true;
     c.log(.warning, "the disk of the journal takes more than {d} s: groups that begin, gain or " ++
-        "lose a member wait for it, all else goes on", .{slow_ns / std.time.ns_per_s});
+        "lose a member, and those in which a call fails, wait for it; all else goes on", .{
+        slow_ns / std.time.ns_per_s,
+    });
 }
 
 /// The run goes on, and nothing waits for this journal any more.
@@ -173,6 +216,7 @@ fn failed(c: *Coordinator, now: base.Instant) void {
     c.journal_retry_at = now +| c.options.journal_retry_ns;
     if (c.journal_state == .failed) return; // it was said
     c.journal_state = .failed;
+    c.journal_progress.refusals_wait = false; // they are in the next whole one
     c.log(.err, "the run continues, but will end with this coordinator until its " ++
         "journal can be written again, which is tried every {d} s: {s}", .{
         c.options.journal_retry_ns / std.time.ns_per_s,
@@ -210,6 +254,7 @@ fn write_all(c: *Coordinator, gpa: std.mem.Allocator, image: *journal.Image) !vo
             var buffer: [limits.peers_max]PeerId = undefined;
             var instances: [limits.peers_max]u64 = undefined;
             try image.add(gpa, epoch.record(epoch.member_ids(&buffer), &instances));
+            try refusals.add_all(epoch, gpa, image);
             // In the order in which it happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
                 const before = &epoch.history.entries.items[index - 1].members;
@@ -250,6 +295,10 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
             const group = c.group_at(body.group) orelse return error.BadRecord;
             try restore_removal(c, group, body);
         },
+        .refusals => |*body| {
+            const group = c.group_at(body.group) orelse return error.BadRecord;
+            try refusals.restore(group, body);
+        },
     };
     if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     c.incarnation = last_incarnation + 1;
@@ -275,6 +324,7 @@ fn begin(c: *Coordinator) !void {
     defer image.deinit(gpa);
     try write_all(c, gpa, &image);
     try c.options.journal.?.begin(image.bytes());
+    c.journal_progress.whole_bytes = image.bytes().len;
 }
 
 fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {

@@ -68,6 +68,7 @@ test {
     _ = @import("rounds_test.zig");
     _ = @import("door_test.zig");
     _ = @import("rates.zig");
+    _ = @import("refusals_test.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
     _ = @import("owed_test.zig");

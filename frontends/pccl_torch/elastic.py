@@ -10,8 +10,8 @@
         state.step += 1
 
 It decides which tensors of a module and an optimizer are shared, and under which names. The
-content that wins and the bytes that move are decided below pccl_py/shared_state.py. A loop that
-handles losses: examples/torch_elastic.py.
+content that wins and the bytes that move are decided below pccl_py/shared_state.py. A newcomer
+begins before it enters: ahead.py. A loop that handles losses: examples/torch_elastic.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl_py import InvalidUsage, Mismatch, PcclError, PeerId, Strategy, SyncOutcome
+from pccl_py import Group, InvalidUsage, Mismatch, PcclError, PeerId, Strategy, SyncOutcome
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import StrategyName, first_of, shown
+from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
 from pccl_torch.shared_state import SharedState
@@ -60,6 +61,15 @@ class _Entry(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
+class _Shared(NamedTuple):
+    """A shared state of pccl_torch, and what it was made of."""
+
+    group: Group
+    state: SharedState
+    numbers: dict[str, Tensor]
+    places: dict[str, tuple[Any, ...]]
+
+
 class ElasticState:
     """A module, its optimizer and some counters, which `sync` makes equal on all members.
 
@@ -73,6 +83,11 @@ class ElasticState:
     makes at its first step is made in `sync` on members that have none yet. `group`: a process
     group of pccl; the default group if None, as it is when `sync` is called.
 
+    `prefetch`, the same on all members: a newcomer fetches in the background, before the others let
+    it in, the tensors that do not change, those of a frozen base model for example. It must make
+    the ElasticState before its `dist.init_process_group`. A member has one such state at a time:
+    it keeps the memory of the tensors of the last sync until the next one, or until `close`.
+
     Raises TypeError for what is no module, no optimizer or no number, for a module with extra state
     that is no tensor, and for state of an optimizer that is no tensor and no number; `sync` and
     `digest` also for a DTensor that is not replicated on all of its mesh (FSDP2): `Hsdp.sync` is
@@ -85,6 +100,7 @@ class ElasticState:
         optimizer: Optimizer | None = None,
         *,
         group: Any = None,
+        prefetch: bool = False,
         **counters: float,
     ) -> None:
         if not isinstance(module, nn.Module):
@@ -98,11 +114,17 @@ class ElasticState:
         self._optimizer = optimizer
         self._group = group
         self._revision = 0
+        self._prefetch = bool(prefetch)
+        self._shared: _Shared | None = None
+        # With prefetch: what the optimizer will keep, before it or another member's has any.
+        self._to_come: dict[tuple[int, str], Any] = {}
         self._counters: dict[str, float] = {}
         for name, value in counters.items():
             if name.startswith("_") or hasattr(type(self), name):
                 raise InvalidArgument(f"a counter cannot have the name {name!r}")
             self._counters[name] = _number(name, value)
+        if prefetch:
+            self._fetch_ahead()
 
     def __getattr__(self, name: str) -> Any:
         counters = self.__dict__.get("_counters", {})
@@ -150,24 +172,24 @@ class ElasticState:
         """
         group = self._group_now()
         self._make_what_others_have(group, deadline)
-        numbers = dict(self._numbers())
-        tensors = dict(self._tensors())
-        held = {name: _held(value) for name, value in numbers.items()}
         try:
-            state = SharedState(group.comm, tensors | held, name="torch", revision=self._revision)
+            shared = self._share(group.comm)
+            outcome = shared.state.sync(strategy, revision=self._revision, deadline=deadline)
         except PcclError as error:
             raise torch_error(error, group.comm) from None
-        with state:
-            try:
-                outcome = state.sync(strategy, deadline=deadline)
-            except PcclError as error:
-                raise torch_error(error, group.comm) from None
+        finally:
+            if not self._prefetch:
+                self._unshare()
         self._revision = outcome.revision
-        for name, value in numbers.items():
-            given = held[name].item()
+        for name, value in dict(self._numbers()).items():
+            given = shared.numbers[name].item()
             if given != value:
                 self._take(name, given)
         return outcome
+
+    def close(self) -> None:
+        """Lets go of the memory that a state with `prefetch` keeps, until the next sync."""
+        self._unshare()
 
     def digest(self) -> str:
         """32 hexadecimal digits, equal on two members exactly if all that is shared is."""
@@ -187,6 +209,72 @@ class ElasticState:
     def __repr__(self) -> str:
         counters = "".join(f" {name}={value}" for name, value in self._counters.items())
         return f"<ElasticState{counters} revision={self._revision}>"
+
+    # ---- the shared state of pccl
+
+    def _share(self, group: Group) -> _Shared:
+        """That of the last sync, if all is where it was; with the numbers of now."""
+        numbers = dict(self._numbers())
+        # Aliases: they keep the memory, even if a parameter is given another one.
+        tensors = {name: tensor.detach() for name, tensor in self._tensors()}
+        for (place, key), value in self._to_come.items():
+            name = f"optimizer.{place}.{key}"
+            if isinstance(value, Tensor):
+                tensors.setdefault(name, _whole(name, value))
+            else:
+                numbers.setdefault(name, float(value))
+        places = {name: _place(tensor) for name, tensor in tensors.items()}
+        made = self._shared
+        if (
+            made is None
+            or made.group is not group
+            or made.places != places
+            or made.numbers.keys() != numbers.keys()
+        ):
+            self._unshare()
+            held = {name: _held(value) for name, value in numbers.items()}
+            state = SharedState(
+                group,
+                dict(sorted((tensors | held).items())),
+                name="torch, kept" if self._prefetch else "torch",
+                revision=self._revision,
+                prefetch=self._prefetch,
+            )
+            made = self._shared = _Shared(group, state, held, places)
+        for name, value in numbers.items():
+            made.numbers[name].fill_(value)
+        return made
+
+    def _unshare(self) -> None:
+        made, self._shared = self._shared, None
+        if made is not None:
+            made.state.close()
+
+    def _fetch_ahead(self) -> None:
+        """Begins with it, if the group is there and is not entered yet; else when it will be."""
+        group = self._group
+        if group is None:
+            ahead.await_connection(self)
+            group = dist.group.WORLD
+        if not isinstance(group, ProcessGroupPccl) or group.supports_reconfigure:
+            return
+        if group.comm.epoch == 0:
+            self.begin_to_fetch(group.comm)
+
+    def begin_to_fetch(self, group: Group) -> None:
+        """Called where this process is connected and has not entered (ahead.py)."""
+        self._expect()
+        self._share(group)
+
+    def _expect(self) -> None:
+        """Zeros for what the optimizer will keep, so that a newcomer has the names of the others.
+
+        All of them have it so until one of them has made a step, and the next sync tells.
+        """
+        parameters = self._parameters()
+        if self._prefetch and not self._to_come:
+            for place, key, value in ahead.entries_to_come(self._optimizer, parameters):
+                self._to_come[place, key] = _zeros(_entry(place, key, value), parameters[place])
 
     # ---- what is shared
 
@@ -298,21 +386,25 @@ class ElasticState:
         """
         parameters = self._parameters()
         most = 2 * sum(parameter.numel() for parameter in parameters) + 4096
-        for entry in _plans(group, self._plan(), len(parameters), most, deadline):
+        entries = _plans(group, self._plan(), len(parameters), most, deadline)
+        for entry in entries:
             assert self._optimizer is not None  # else it has no parameters, and nobody any state
             state: Any = self._optimizer.state
             parameter = parameters[entry.parameter]
             if state.get(parameter, {}).get(entry.key) is None:
-                state[parameter][entry.key] = _zeros(entry, parameter)
+                known = self._to_come.get((entry.parameter, entry.key))
+                if known is None or _entry(entry.parameter, entry.key, known) != entry:
+                    known = _zeros(entry, parameter)
+                state[parameter][entry.key] = known
+        if entries:
+            self._to_come.clear()
+        else:
+            self._expect()
 
     def _plan(self) -> bytes:
-        listed = [
-            (place, key, _name(value.dtype), tuple(value.shape))
-            if isinstance(value, Tensor)
-            else (place, key, "", ())
-            for place, key, value in self._optimizer_state()
-        ]
-        return json.dumps([len(self._parameters()), listed]).encode()
+        """A description for the others: the state of the optimizer, and how all is shared."""
+        listed = [_entry(*each) for each in self._optimizer_state()]
+        return json.dumps([len(self._parameters()), listed, self._prefetch]).encode()
 
 
 def _plans(
@@ -333,8 +425,9 @@ def _plans(
     group.gather_whole(torch.frombuffer(bytearray(own), dtype=torch.uint8), told, counts, deadline)
     entries: dict[_Entry, None] = {}
     texts = [bytes(part.tolist()) for part in torch.split(told, counts)]
+    prefetch = json.loads(own)[-1]
     for text, rank in sorted({text: rank for rank, text in enumerate(texts)}.items()):
-        entries |= dict.fromkeys(_parse(text, parameters, most))
+        entries |= dict.fromkeys(_parse(text, parameters, most, prefetch))
         _check_sum(entries, most, group.comm.members[rank])
     return list(entries)
 
@@ -350,10 +443,10 @@ def _check_sum(entries: Iterable[_Entry], most: int, peer: PeerId) -> None:
         )
 
 
-def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
+def _parse(text: bytes, parameters: int, most: int, prefetch: bool) -> list[_Entry]:
     """The entries of a member. Raises Mismatch if they make no sense here."""
     try:
-        count, listed = json.loads(text)
+        count, listed, fetches = json.loads(text)
         entries = [
             _Entry(int(place), str(key), str(dtype), tuple(int(length) for length in shape))
             for place, key, dtype, shape in listed
@@ -364,6 +457,11 @@ def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
         raise Mismatch(
             f"the optimizer of a member has {shown(count)[:20]} parameters, and that of this one "
             f"{parameters}: all must make it of the same modules"
+        )
+    if fetches is not prefetch:
+        raise Mismatch(
+            f"prefetch of this member's ElasticState is {prefetch}, and of another's "
+            f"{not prefetch}: all must give the same"
         )
     for entry in entries:
         short = len(entry.shape) <= _AXES_MAX and all(0 <= each <= most for each in entry.shape)
@@ -376,6 +474,16 @@ def _parse(text: bytes, parameters: int, most: int) -> list[_Entry]:
                 f"parameter {entry.parameter}, which is not possible here"
             )
     return entries
+
+
+def _entry(parameter: int, key: str, value: Any) -> _Entry:
+    if not isinstance(value, Tensor):
+        return _Entry(parameter, key, "")
+    return _Entry(parameter, key, _name(value.dtype), tuple(value.shape))
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    return x.data_ptr(), tuple(x.shape), x.stride(), x.dtype
 
 
 def _zeros(entry: _Entry, parameter: Tensor) -> Any:

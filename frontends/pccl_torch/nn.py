@@ -14,7 +14,9 @@ does not, and all must use it in their losses. `loss.backward()` then runs every
 loss goes through. `torch.autograd.grad(loss, inputs)` and `loss.backward(inputs=...)` do not: they
 leave out what leads to none of the `inputs`, on this member alone. If `x` of one member does not
 come from its `inputs`, and that of another member does, the others wait for it until their
-deadline. So call them only where `x` leads to the `inputs` on all members or on none.
+deadline, or meet the next call of that member: another one is a Mismatch, and the same one of the
+same size is taken for the one left out. So call them only where `x` leads to the `inputs` on all
+members or on none. Errors of a backward that may come from this say so.
 
 Results are new tensors, and every member has one, so that its backward can be run: where there is
 nothing for it, that of zeros. Shapes, dtypes and errors are otherwise those of functions.py;
@@ -29,13 +31,28 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from pccl_py import Group, InvalidArgument, InvalidUsage, ReduceOp
+from pccl_py import (
+    Aborted,
+    DeadlineExceeded,
+    Group,
+    InvalidArgument,
+    InvalidUsage,
+    Mismatch,
+    ReduceOp,
+)
 from pccl_py.collectives import Root
 from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions, check
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 from pccl_torch import functions
+from pccl_torch.errors import is_whole
 from pccl_torch.tensors import check_no_tangent
+
+_LEFT_OUT = (
+    "This is the backward of a pccl_torch.nn call. torch.autograd.grad and backward(inputs=...) "
+    "leave it out on a member where its x does not lead to the inputs, perhaps on one of the "
+    "others: call loss.backward() on all members, or name inputs that all x lead to, or none"
+)
 
 __all__ = [
     "all_gather",
@@ -206,7 +223,13 @@ class _Linear(torch.autograd.Function):
                 "Repeat the forward, and call admit before a forward or after its backward"
             )
         # Also where x needs no gradient: the others wait for this call.
-        return ctx.back(_dense(grads[0])), None, None, None, None
+        try:
+            made = ctx.back(_dense(grads[0]))
+        except (Aborted, DeadlineExceeded, Mismatch) as error:
+            if is_whole(ctx.comm) and _LEFT_OUT not in str(error):
+                error.args = (f"{error}. {_LEFT_OUT}",)
+            raise
+        return made, None, None, None, None
 
 
 def _linear(

@@ -2,9 +2,9 @@
 
 They are cut for the members that the group had. FSDP2 reads the size of its group at each call, and
 fits its buffers to the one it was made with: in a smaller group it would hand out memory that
-nobody has written, and a norm of a DTensor would lack the shards of the lost. So they keep a group
-of the past, whose every call raises PeerLost; the group itself goes on. backend.py and mesh.py call
-this.
+nobody has written, and a norm of a DTensor would lack the shards of the lost. FSDP1 keeps the size
+and divides by it. So they keep a group of the past, whose every call raises PeerLost; the group
+itself goes on. backend.py and mesh.py call this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ c10d: Any = distributed_c10d
 # Its types do not have all that there is.
 native: Any = _distributed_c10d
 
-_GROUPS = ("shard_process_group", "reduce_scatter_process_group")
+# The names that objects of FSDP2 and of FSDP1 have for their groups.
+_GROUPS = (
+    "shard_process_group",
+    "reduce_scatter_process_group",
+    "process_group",
+    "_inter_node_pg",
+)
 
 
 def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, event: str) -> None:
@@ -45,7 +51,7 @@ def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, ev
         peers,
         rank,
         f"{event}, and the shards of this model are on those from before: make the model anew with "
-        "fully_shard, and load a checkpoint",
+        "fully_shard or FullyShardedDataParallel, and load a checkpoint",
     )
     name = group.pg_name
     past = _past(
@@ -67,19 +73,19 @@ def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, ev
 
 
 def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> None:
-    """Models that `fully_shard` has dealt out over these members of the group.
+    """Models that `fully_shard` or FSDP1 has dealt out over these members of the group.
 
     Their forward and backward raise PeerLost(why) from now on. Their parameters are the shards of
     this process, as they were.
     """
     past: ProcessGroupPccl | None = None
-    for info in _mesh_infos():
+    for holder in (*_mesh_infos(), *_states_of_fsdp1()):
         for name in _GROUPS:
-            if getattr(info, name, None) is not group:
+            if getattr(holder, name, None) is not group:
                 continue
             if past is None:
                 past = _past(group, peers, rank, why)
-            setattr(info, name, past)
+            setattr(holder, name, past)
 
 
 def _past(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> Any:
@@ -125,3 +131,12 @@ def _mesh_infos() -> Iterator[Any]:
         for params in state._fsdp_param_groups:
             yield params.mesh_info
             yield params.post_forward_mesh_info
+
+
+def _states_of_fsdp1() -> Iterator[Any]:
+    """The objects that know the groups of models of FSDP1: these, their hooks and parameters."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    for one in () if kind is None else gc.get_objects():
+        if issubclass(type(one), kind):
+            own: Any = one
+            yield from (own, own._handle, own._exec_order_data, own._comm_hook_state)

@@ -30,6 +30,7 @@ from torch.distributed import distributed_c10d
 
 import pccl_py as pccl
 from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
+from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
 from pccl_torch.founding import found
@@ -178,6 +179,7 @@ def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
             return _without_members(asked, options)
         if _run is None:
             _run = _begin(asked, ranks, timeout)
+            _fetch_ahead(_run)
             return _add(_run, _run.comm, asked, ranks, options)
         if isinstance(options, Founded):
             made: ProcessGroupPccl = options.take(asked, options)
@@ -265,6 +267,17 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     return Run(comm, token, coordinator, not ranks)
 
 
+def _fetch_ahead(run: Run) -> None:
+    """If the default group is to be entered yet: that of "pccl://" has been."""
+    if not run.has_default or run.comm.epoch != 0:
+        return
+    try:
+        ahead.connected(run.comm)
+    except BaseException:
+        run.close()
+        raise
+
+
 def share_token(
     store: Any, rank: int, size: int, host: str | None = None
 ) -> tuple[Coordinator | None, str]:
@@ -341,6 +354,7 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
         except pccl.PcclError as error:
             raise torch_error(error, None) from None
         try:
+            ahead.connected(comm)
             comm.admit()
         except BaseException as error:
             comm.close()

@@ -2,6 +2,7 @@
 
     group = pccl_torch.torchft.ProcessGroupPccl(timeout=timedelta(seconds=30))
     manager = torchft.Manager(pg=group, ...)
+    ddp = pccl_torch.torchft.DistributedDataParallel(manager, model)
 
 torchft decides who is in a quorum, repairs newcomers, and says whether a step counts. Here each
 quorum gets a group, and losses become errors in it, or sums that are right without the lost. The
@@ -48,7 +49,7 @@ from pccl_torch.start import await_others, share_token
 from pccl_torch.work import PcclWork
 
 try:
-    from torchft import process_group
+    from torchft import ddp, process_group
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "pccl_torch.torchft needs torchft: pip install torchft", name=error.name
@@ -57,6 +58,7 @@ except ModuleNotFoundError as error:
 # They have types of C++, or none, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
 Wrapper: Any = process_group.ProcessGroupWrapper
+Parallel: Any = ddp.DistributedDataParallel
 
 _TIMEOUT = timedelta(seconds=60)
 _NAME = "pccl/group"
@@ -290,6 +292,32 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         self._limit = timeout
         if self._pg is not None:
             self._pg.set_timeout(timeout)
+
+
+def _average(state: Any, bucket: Any) -> Any:
+    """The hook of DDP: the average of the bucket, or what is there after a failure."""
+    work = state.allreduce(bucket.buffer())
+    if work.wait():
+        future = work.get_future()
+        return getattr(future, "_fut", None) or future
+    # The manager knows the error, so the step is not committed, and the gradients do not count.
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+_average.__annotations__.clear()  # PyTorch looks at them, and takes their text for a wrong type
+
+
+class DistributedDataParallel(Parallel):  # type: ignore[misc]  # of type Any
+    """That of torchft, whose `backward` outlives the loss of a replica.
+
+    In torchft 0.2.0 it fails with an AssertionError where an all_reduce has failed, over any
+    process group of the CPU: it asks the work for a future that is made only when the work has
+    succeeded. The nightlies are right, and there this one does the same as theirs.
+    """
+
+    _comm_hook = staticmethod(_average)
 
 
 _made: weakref.WeakSet[ProcessGroupPccl] = weakref.WeakSet()

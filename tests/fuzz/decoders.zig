@@ -149,7 +149,7 @@ pub fn journal_signed(gpa: Allocator, bytes: []const u8) !void {
     try image.appendSlice(gpa, &protocol.journal.header);
     var words: Words = .{ .rest = bytes, .arena = gpa };
     while (words.rest.len > 0) {
-        const number: u16 = @intCast(words.below(7));
+        const number: u16 = @intCast(words.below(8));
         const body = words.bytes(words.byte());
         const begin = image.items.len;
         try image.append(gpa, 0xd7);

@@ -106,6 +106,28 @@ def test_a_newcomer_waits_for_the_disk_and_nobody_is_lost(coordinator: pccl.Coor
         assert len(loop.result()) > 1
 
 
+def test_a_refused_call_waits_for_the_disk_and_the_group_goes_on(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """The members differ, and hear so when the next coordinator would know it."""
+
+    def refused(comm: pccl.Communicator, size: int) -> float:
+        began = time.monotonic()
+        with pytest.raises(pccl.Mismatch, match="called different things"):
+            comm.all_reduce(np.zeros(size, np.float32))
+        took = time.monotonic() - began
+        array = np.ones(1, np.float32)
+        comm.all_reduce(array)
+        assert array[0] == 2
+        return took
+
+    with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as open_ones:
+        comms = list(threads.map(enter, [coordinator.token] * 2, [2] * 2))
+        for comm in comms:
+            open_ones.enter_context(comm)
+        assert min(threads.map(refused, comms, [1, 2])) >= DELAY
+
+
 @pytest.mark.long
 def test_a_coordinator_is_killed_while_its_disk_takes_its_time(tmp_path: Path) -> None:
     """It writes the epoch of a newcomer, of which nobody has heard yet, and dies. All founders are

@@ -187,18 +187,18 @@ def test_an_interrupt_withdraws_a_program_that_waits(how: str) -> None:
 LEFT = """
     import sys, threading
     import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
-    world = pccl.LocalWorld(2, deadline=50)
-    comm, other = world.comms
+    world = pccl.LocalWorld(3, deadline=50)
+    comm, other, _ = world.comms  # the third never calls
+    x = jnp.ones((300, 300))
     def blocked():
         try:
-            pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, jnp.ones(3))
+            pj.jit(lambda comm, x: pj.all_reduce(comm, x))(comm, x)
         except pccl.PcclError as error:
             sys.stdout.write(type(error).__name__ + "\\n")
     threading.Thread(target=blocked, daemon=True).start()
-    waits = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x, tag=1) + 1)
-    begun = waits(other, jnp.ones((300, 300)))
-    while comm.info().operations_in_flight == 0:
-        other.info()
+    begun = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1)(other, x)
+    while not all(each.info().operations_in_flight for each in (comm, other)):
+        pass
     print("leaving")
 """
 

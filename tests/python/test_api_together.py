@@ -163,6 +163,8 @@ def test_a_member_that_dies_at_a_safe_point_is_not_waited_for(
     coordinator: pccl.Coordinator, pair: list[pccl.Communicator], pool: ThreadPoolExecutor
 ) -> None:
     waiting = pool.submit(together, pair[0])
+    while pair[0].info().operations_in_flight == 0:
+        continue
     pair[1].close()
     assert not waiting.result().changed
     while not (admission := together(pair[0])).changed:

@@ -32,6 +32,7 @@ SHAPES = {
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
 
 
+@pytest.mark.long  # 30 s of CPU
 @linux_only
 def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> None:
     # Goal: the benchmark works, with or without torch and mpi4py. Method: a small run.

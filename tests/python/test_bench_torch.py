@@ -10,10 +10,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import together, torch_kill, torch_link, torch_plan, torch_steps
+from bench import together, torch_ft, torch_kill, torch_link, torch_plan, torch_steps
 from bench.common import Row
 from bench.torch_plan import Case
 
@@ -94,6 +95,30 @@ def test_a_loss_counts_until_all_that_are_there_have_finished_the_step() -> None
     assert torch_kill._loss([*before, {"killed": 44.0}, *again], plan).lost == 4
     with pytest.raises(RuntimeError, match="nobody has finished a step"):
         torch_kill._loss([*before, {"killed": 44.0}], plan)
+
+
+def test_a_loss_under_torchft_counts_until_both_others_have_committed() -> None:
+    def told(rank: int, begin: float, committed: bool = True, replicas: int = 3) -> dict[str, Any]:
+        line = {"step": 0, "rank": rank, "begin": begin, "end": begin + 2.0}
+        return {**line, "committed": committed, "replicas": replicas}
+
+    def configured(rank: int, at: float, seconds: float) -> dict[str, Any]:
+        return {"rank": rank, "configured_at": at, "configure_seconds": seconds}
+
+    before: list[dict[str, Any]]
+    before = [configured(0, 1.0, 9.0), *(told(rank, 2.0) for rank in range(3)), {"killed": 4.5}]
+    failed = [told(rank, 4.0, committed=False) for rank in range(2)]
+    after = [configured(0, 7.0, 0.25), told(0, 7.0, replicas=2), configured(1, 7.0, 0.5)]
+    loss = torch_ft._loss([*before, *failed, *after, told(1, 8.0, replicas=2)])
+    assert loss == torch_ft.Loss(2, seconds=5.5, step_seconds=2.0, lost=1, reconfigure=0.5)
+    # One that does not go on: no time counts, and a row says how many went on.
+    broken = torch_ft._loss([*before, *failed, *after])
+    assert broken == torch_ft.Loss(survivors=1)
+    survivors, seconds, *_ = torch_ft._rows("a", [loss], "gloo", [broken])
+    assert survivors == Row("torch", "a", "survivors", 2.0, "replicas", "gloo", 1.0)
+    assert seconds == Row("torch", "a", "seconds_to_next_step", 5.5, "s", "gloo", None)
+    with pytest.raises(RuntimeError, match="did not go on over pccl"):
+        torch_ft._rows("a", [broken], "gloo", [loss])
 
 
 def test_a_line_has_its_rate_and_leaves_nothing() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pccl_torch
 import torch
+import torch._dynamo  # optimizers import it at their first step
 import torch.distributed
 from members import serve
 from torch import Tensor, nn
@@ -39,7 +40,8 @@ class Model(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         total = torch.zeros(())
         for parameter in self.parameters():
-            total = total + (parameter * weight).sum()
+            if parameter.requires_grad:
+                total = total + (parameter * weight).sum()
         return total
 
 
@@ -54,13 +56,19 @@ class Trainer:
         codec: Any = None,
         reverse: bool = False,
         method: str = "pccl://",
+        frozen: int = 0,
     ) -> None:
         os.environ.update(environment)
         torch.manual_seed(int(weight))
         self.weight, self.hook, self.codec = weight, hook, codec
         self.model = Model(reverse)
+        if frozen:
+            base = nn.Parameter(torch.randn(frozen), requires_grad=False)
+            self.model.register_parameter("base", base)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=weight / 1000)
-        self.state = pccl_torch.ElasticState(self.model, self.optimizer, step=0)
+        self.state = pccl_torch.ElasticState(
+            self.model, self.optimizer, prefetch=frozen > 0, step=0
+        )
         self.ddp: Any = None
         dist.init_process_group("pccl", init_method=method, timeout=timedelta(seconds=30))
 
@@ -95,6 +103,12 @@ class Trainer:
         self.optimizer.step()
         self.state.step += 1
         return self.told()
+
+    def sync(self) -> Any:
+        """How many leaves came in it, and how many before it; and what is told of a step."""
+        outcome = self.state.sync()
+        moved = {"leaves": outcome.leaves, "moved": outcome.leaves_moved}
+        return {**moved, "early": outcome.leaves_early, **self.told()}
 
     def join(self, steps: int) -> Any:
         """Steps of which other members may make more or fewer."""
@@ -186,4 +200,4 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    serve(Trainer())
+    serve(Trainer)

@@ -24,7 +24,7 @@ import torch.distributed
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from examples import torch_hsdp
@@ -33,6 +33,9 @@ from examples import torch_hsdp
 dist: Any = torch.distributed
 dcp: Any = torch.distributed.checkpoint
 torch.set_num_threads(1)
+# The test listens here; FSDP1 prints to standard output.
+HEARD = os.dup(1)
+os.dup2(2, 1)
 
 
 class Member:
@@ -43,7 +46,7 @@ class Member:
 
     def tell(self, *what: object) -> None:
         """One write, so that lines of members do not mix."""
-        os.write(1, (json.dumps([self.name, *what]) + "\n").encode())
+        os.write(HEARD, (json.dumps([self.name, *what]) + "\n").encode())
 
     def fsdp(self) -> None:
         """Three in the default group. One dies; the others go on from a checkpoint."""
@@ -74,6 +77,38 @@ class Member:
             train(anew, step)
         whole_ones = [p.full_tensor().detach().flatten() for p in anew.parameters()]
         self.tell("parameters", torch.cat(whole_ones).tolist())
+        dist.destroy_process_group()
+
+    def fsdp1(self) -> None:
+        """Three under FullyShardedDataParallel. One dies; the others go on from a checkpoint."""
+        dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
+        pccl_torch.admit()
+        # One is lost in the middle of a step, the others between two; after an error FSDP1 itself
+        # refuses more of the same model.
+        lost, idle, saves, cuts = (first_fsdp() for _ in range(4))
+        whole = first_fsdp(ShardingStrategy.NO_SHARD)
+        for model in (lost, idle, saves, cuts, whole):
+            loss_of(model, 0).backward()
+        with FullyShardedDataParallel.summon_full_params(lost):
+            saved = {name: p.detach().clone() for name, p in lost.named_parameters()}
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.fails("step", lambda: loss_of(lost, 1).backward())
+        while not pccl_torch.admit().changed:
+            continue  # the coordinator has not told of the loss
+        for name, model in (("lost", lost), ("idle", idle), ("whole", whole)):
+            self.fails(name, partial(train, model, 1))
+        self.fails("state_dict", saves.state_dict)
+        self.fails("norm", partial(cuts.clip_grad_norm_, 1.0))
+        anew = first_fsdp()
+        with FullyShardedDataParallel.summon_full_params(anew):
+            anew.load_state_dict(saved, strict=False)
+        loss = loss_of(anew, 1)
+        loss.backward()
+        flat = torch.cat([p.grad.flatten() for p in anew.parameters() if p.grad is not None])
+        norm = flat.square().sum()
+        dist.all_reduce(norm)
+        self.tell("norm", norm.sqrt().item())
         dist.destroy_process_group()
 
     def dtensors(self) -> None:
@@ -189,6 +224,18 @@ def sharded(mesh: Any = None) -> Any:
     return model
 
 
+def first_fsdp(strategy: Any = ShardingStrategy.FULL_SHARD) -> Any:
+    """The model over the default group, by FSDP1."""
+    wrap = partial(
+        FullyShardedDataParallel,
+        sharding_strategy=strategy,
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+    model: Any = whole_model()
+    return wrap(nn.Sequential(wrap(model[0]), model[1], wrap(model[2])))
+
+
 def batch(step: int, rank: int) -> Tensor:
     """A batch of a rank."""
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + rank))
@@ -229,7 +276,7 @@ def main() -> None:
                     os._exit(1)
                 os._exit(0)
             answer = ["", "forked", name, pid]
-        os.write(1, (json.dumps(answer) + "\n").encode())
+        os.write(HEARD, (json.dumps(answer) + "\n").encode())
 
 
 if __name__ == "__main__":

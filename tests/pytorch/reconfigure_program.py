@@ -16,6 +16,7 @@ from unittest import mock
 
 import pccl_torch
 import torch
+import torch._dynamo  # optimizers import it at their first step
 import torch.distributed
 from members import serve
 from pccl_torch import start
@@ -181,4 +182,4 @@ def _create(create: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve(Process())
+    serve(Process)

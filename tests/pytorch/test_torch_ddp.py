@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 from pccl_torch import ddp as wrappers
 from pccl_torch import elastic
+from pccl_torch.ahead import entries_to_come
 from pccl_torch.errors import torch_error
 from pccl_torch.lone_store import LoneStore
 from torch import Tensor, nn
@@ -403,26 +404,84 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
         pccl_torch.ElasticState(module, group="gloo").sync()
 
 
+def test_a_state_with_prefetch_is_the_only_one_until_it_is_closed(world: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> None:
+        module = nn.Linear(2, 2)
+        one, two = (
+            pccl_torch.ElasticState(module, group=group_of(comm), prefetch=True) for _ in range(2)
+        )
+        one.sync()
+        assert one.sync().leaves_moved == 0
+        with pytest.raises(pccl.InvalidUsage, match="close it first"):
+            two.sync()
+        one.close()
+        module.weight.data = torch.full((2, 2), float(comm.rank))  # elsewhere
+        two.sync()
+        assert len(set(module.weight.flatten().tolist())) == 1
+        module.bias.data = torch.full((2,), float(comm.rank))
+        two.sync()
+        assert len(set(module.bias.tolist())) == 1
+        two.close()
+
+    world.run(run)
+
+
+class Insists(torch.optim.SGD):
+    """An optimizer whose step needs a loss."""
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            raise ValueError("a closure is needed")
+        return super().step(closure)
+
+
+def test_the_state_that_an_optimizer_will_have_is_known_before_its_first_step() -> None:
+    module = nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    kinds = (torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.SGD)
+    for kind in kinds:
+        optimizer = kind(module.parameters(), lr=0.1)
+        made = elastic.ElasticState(module, optimizer)
+        before, kept = made.digest(), len(optimizer.state)
+        told = [elastic._entry(*each) for each in entries_to_come(optimizer, made._parameters())]
+        assert (made.digest(), len(optimizer.state)) == (before, kept)  # it has only looked
+        if kind is torch.optim.AdamW:
+            assert [(each.key, each.shape) for each in told] == [
+                ("step", ()),
+                ("exp_avg", (2, 3)),
+                ("exp_avg_sq", (2, 3)),
+            ]
+        module.weight.grad = torch.ones(2, 3)
+        optimizer.step()
+        known = [elastic._entry(*each) for each in made._optimizer_state()]
+        # Adagrad has its state from the beginning, so there is nothing to guess.
+        assert told == ([] if kept else known)
+    insists = Insists(module.parameters(), lr=0.1, momentum=0.9)
+    assert list(entries_to_come(insists, list(module.parameters()))) == []
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         (b"\xff", "words unknown"),
+        (b"[4, []]", "words unknown"),
+        (b"[4, [], true]", "ElasticState is False, and of another's True"),
         (b"{}x", "words unknown"),
-        (b"[4, [[0, 1]]]", "words unknown"),
+        (b"[4, [[0, 1]], false]", "words unknown"),
         (b"[" * 100_000, "words unknown"),
-        (b"[5, []]", "has 5 parameters"),
-        (b'[4, [[4, "a", "float32", []]]]', "parameter 4"),
-        (b'[4, [[-1, "a", "float32", []]]]', "parameter -1"),
-        (b'[4, [[0, "a", "float32", [1000, 1000, 1000]]]]', "not possible"),
-        (b'[4, [[0, "a", "float32", [-1]]]]', "not possible"),
-        (b'[4, [[0, "a", "float32", [0, 9999999999999999999]]]]', "not possible"),
-        (b'[4, [[0, "a", "object", [1]]]]', "not possible"),
-        (b'[4, [[0, "' + b"a" * 300 + b'", "float32", [1]]]]', "not possible"),
+        (b"[5, [], false]", "has 5 parameters"),
+        (b'[4, [[4, "a", "float32", []]], false]', "parameter 4"),
+        (b'[4, [[-1, "a", "float32", []]], false]', "parameter -1"),
+        (b'[4, [[0, "a", "float32", [1000, 1000, 1000]]], false]', "not possible"),
+        (b'[4, [[0, "a", "float32", [-1]]], false]', "not possible"),
+        (b'[4, [[0, "a", "float32", [0, 9999999999999999999]]], false]', "not possible"),
+        (b'[4, [[0, "a", "object", [1]]], false]', "not possible"),
+        (b'[4, [[0, "' + b"a" * 300 + b'", "float32", [1]]], false]', "not possible"),
     ],
 )
 def test_what_a_member_says_of_its_optimizer_is_checked(text: bytes, what: str) -> None:
     with pytest.raises(pccl.Mismatch, match=what):
-        elastic._parse(text, parameters=4, most=1000)
+        elastic._parse(text, parameters=4, most=1000, prefetch=False)
 
 
 def test_what_members_say_of_their_optimizers_is_bounded_in_sum(three: pccl.LocalWorld) -> None:
@@ -432,11 +491,12 @@ def test_what_members_say_of_their_optimizers_is_bounded_in_sum(three: pccl.Loca
     def run(comm: pccl.Communicator) -> None:
         count = elastic._STATES_MAX if comm.rank else 0
         entries = [(0, f"{comm.rank} {n}", "float32", (most // 2,)) for n in range(count)]
-        text = json.dumps([1, entries]).encode()
-        assert len(elastic._parse(text, parameters=1, most=most)) == count
+        text = json.dumps([1, entries, False]).encode()
+        assert len(elastic._parse(text, parameters=1, most=most, prefetch=False)) == count
         made = elastic._plans(group_of(comm), text, 1, most, None)
         assert len(made) == 2 * elastic._STATES_MAX  # as much as possible
-        one_more = json.dumps([1, [*entries, (0, "more", "float32", ())]]).encode()
+        more = [*entries, (0, "more", "float32", ())]
+        one_more = json.dumps([1, more, False]).encode()
         with pytest.raises(pccl.Mismatch, match=r"peer .* describes, .* has 8001 elements"):
             elastic._plans(group_of(comm), one_more, 1, most, None)
 

@@ -6,6 +6,7 @@ test_torch_ddp.py.
 
 from __future__ import annotations
 
+import functools
 import signal
 import socket
 import time
@@ -26,6 +27,8 @@ PROGRAM = Path(__file__).parent / "elastic_program.py"
 # The weights of the processes, which are the elements of their gradients, and averages of them.
 WEIGHTS = (1.0, 2.0, 6.0)
 OF_ALL, OF_TWO = 3.0, 1.5
+# A shared state is compared and fetched in leaves.
+LEAF_BYTES = 256 << 10
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,72 @@ def test_a_kill_inside_backward_costs_no_step_and_a_newcomer_becomes_equal(
     assert {value for each in told[2]["averages"] for value in each} == {OF_ALL}
 
 
+def test_a_newcomer_fetches_what_does_not_change_before_the_safe_point(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    """Goal: with prefetch, frozen parameters are there when the others let a newcomer in.
+
+    The first newcomer comes when the others share no state of optimizers yet, the second when they
+    do: both expect it.
+    """
+    frozen = 5 * LEAF_BYTES // 4
+    members = pool.take(2)
+    begin(members, coordinator, frozen=frozen)
+    all_of(members, "admit")  # it answers for entering
+    all_of(members, "sync")
+    all_of(members, "wrap")
+    all_of(members, "step")
+    for rank in (2, 3):
+        (newcomer,) = pool.take(1)
+        environment = {"PCCL_TOKEN": coordinator.token}
+        newcomer.ask("begin", environment=environment, weight=6.0, frozen=frozen)
+        # It is in the next epoch, so its fetch has ended; the others have passed no safe point yet.
+        until(coordinator, functools.partial(_can_begin, size=rank + 1))
+        all_of(members, "step")  # changes all that trains
+        for admitted in all_of(members, "admit"):
+            assert admitted["joined"] == [rank]
+        newcomer.answer()
+        newcomer.ask("admit").answer()  # that of its entry
+        told = all_of([*members, newcomer], "sync")
+        check_equal(told, rank)
+        assert [each["moved"] + each["early"] for each in told[:-1]] == [0] * rank
+        assert told[-1]["early"] == 5 + 1  # the frozen ones, and the learning rate
+        assert told[-1]["moved"] >= 6  # each layer, at least
+        members.append(newcomer)
+        all_of(members, "wrap")
+
+
+def test_a_rank_that_returns_fetches_ahead_as_well(
+    pool: Pool, coordinator: pccl.Coordinator, store: int
+) -> None:
+    """With "env://" the group is entered by the first call, and not by init_process_group."""
+    frozen = 5 * LEAF_BYTES // 4
+    first, victim, back = pool.take(3)
+    begin_ranks({0: first, 1: victim}, coordinator, store, None, frozen=frozen)
+    all_of([first, victim], "admit")  # it answers for entering
+    all_of([first, victim], "sync")
+    all_of([first, victim], "wrap")
+    all_of([first, victim], "step")
+    victim.signal(signal.SIGKILL)
+    victim.killed()
+    until(coordinator, without(1))
+    assert first.ask("admit").answer()["left"] == [1]
+    first.ask("sync").answer()
+    begin_ranks({1: back}, coordinator, store, None, frozen=frozen, size=2)
+    back.ask("admit")
+    until(coordinator, functools.partial(_can_begin, size=2))
+    assert first.ask("admit").answer()["joined"] == [1]
+    back.answer()
+    _, told = all_of([first, back], "sync")
+    # Nobody has made a step since: six layers, what AdamW has of them, and the counter.
+    assert (told["moved"], told["early"]) == (0, 6 + 18 + 1)
+
+
+def _can_begin(group: dict[str, Any], size: int) -> bool:
+    """An epoch of so many begins for each member at its next safe point."""
+    return group["state"] == "activate" and len(group["epochs"][-1]["members"]) == size
+
+
 def test_a_frozen_peer_is_dropped_and_the_hook_goes_on(
     pool: Pool, coordinator: pccl.Coordinator
 ) -> None:
@@ -98,12 +167,12 @@ def test_a_frozen_peer_is_dropped_and_the_hook_goes_on(
     begin([first, second, frozen], coordinator, codec="int8")
     # In the second step DDP rebuilds its buckets, which needs every member.
     check_equal(all_of([first, second, frozen], "train", steps=2), 2)
-    frozen.child.signal(signal.SIGSTOP)
-    assert frozen.child.wait_until_frozen(10)
+    frozen.signal(signal.SIGSTOP)
+    frozen.frozen()
     told = all_of([first, second], "train", steps=2)
     check_equal(told, 4)
     assert {each["size"] for each in told} == {2}
-    frozen.child.signal(signal.SIGCONT)
+    frozen.signal(signal.SIGCONT)
     with pytest.raises(Raised) as caught:
         frozen.ask("train", steps=1).answer()
     assert "Expelled" in caught.value.kinds
@@ -151,18 +220,21 @@ def begin_ranks(
     coordinator: pccl.Coordinator,
     port: int,
     listed: list[int] | None,
+    *,
+    frozen: int = 0,
+    size: int | None = None,
 ) -> None:
     """These members begin, or come back, as ranks of torchrun; and make a second group of all."""
     environment = {
         "PCCL_TOKEN": coordinator.token,
-        "WORLD_SIZE": str(len(listed or members)),
+        "WORLD_SIZE": str(size or len(listed or members)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     for rank, member in members.items():
         own = {**environment, "RANK": str(rank)}
-        member.ask("begin", environment=own, weight=1.0, method="env://")
+        member.ask("begin", environment=own, weight=1.0, method="env://", frozen=frozen)
     for member in members.values():
         member.answer()
     if listed is not None:
@@ -212,7 +284,7 @@ def test_an_unsorted_group_keeps_its_order_after_a_loss_and_a_member_that_return
     for told in all_of([first, victim, third], "gathered"):
         assert told == [[peer(0), peer(1), peer(2)], [peer(2), peer(0), peer(1)], listed]
 
-    victim.child.signal(signal.SIGKILL)
+    victim.signal(signal.SIGKILL)
     victim.killed()
     until(coordinator, without(1))
     survivors = [first, third]
@@ -245,7 +317,7 @@ def test_groups_with_a_common_member_raise_when_it_is_lost_and_one_admit_mends_a
     expected = [[pairs[0], third], [pairs[0], pairs[1], third], [pairs[1], third]]
     assert all_of(members, "from_the_last") == expected
 
-    members[1].child.signal(signal.SIGKILL)
+    members[1].signal(signal.SIGKILL)
     members[1].killed()
     until(coordinator, without(1))
     survivors = [members[0], members[2]]
@@ -264,7 +336,7 @@ def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_bo
         first, frozen, third, lost = members = pool.take(4)
         begin_ranks(dict(enumerate(members)), coordinator, store, None)
         all_of(members, "admit")  # it answers for entering
-        lost.child.signal(signal.SIGKILL)
+        lost.signal(signal.SIGKILL)
         lost.killed()
         until(coordinator, without(3))
         survivors = [first, third]
@@ -278,7 +350,7 @@ def test_an_admit_that_fails_between_two_groups_is_made_again_and_answers_for_bo
                 member.answer()
             assert "DeadlineExceeded" in caught.value.kinds
             assert member.ask("told").answer()["size"] == 3
-        frozen.child.signal(signal.SIGKILL)
+        frozen.signal(signal.SIGKILL)
         frozen.killed()
         until(coordinator, without(1))
         for admitted in all_of(survivors, "admit"):
@@ -306,7 +378,7 @@ def test_a_new_group_raises_as_soon_as_a_member_that_it_needs_is_lost(
     for member in survivors:  # they wait for the others
         member.ask("another_group", ranks=[0, 1, 2, 3])
     until(coordinator, lambda group: group.get("here", 2) == 2, groups=2)
-    victim.child.signal(signal.SIGKILL)
+    victim.signal(signal.SIGKILL)
     victim.killed()
     for member in survivors:
         with pytest.raises(Raised, match="cannot begin without rank 1 .* lost") as caught:

@@ -1,14 +1,16 @@
 """The entry point of `import torch`: "pccl" is a backend without `import pccl_torch`, at no cost.
 
-Each test is a process of its own, as the question is what that imports. How a run starts:
-frontends/pccl_torch/start.py.
+Each test is a process of its own, as the question is what that imports; some are forked from one
+that has only imported torch. How a run starts: frontends/pccl_torch/start.py.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,8 +104,9 @@ print(looking + calling)
     assert float(run(program, folder, FOLDER=str(folder))) < IMPORT_SECONDS_MAX
 
 
-def test_a_program_that_only_imports_torch_makes_a_group_of_pccl(tmp_path: Path) -> None:
-    program = """
+# Run in a process that has imported torch, and nothing else.
+PROGRAMS = {
+    "group": """
 import sys, torch
 import torch.distributed as dist
 assert dist.is_backend_available("pccl")
@@ -114,12 +117,8 @@ dist.all_reduce(x)
 import pccl_torch  # registers again, which does nothing
 print(type(dist.group.WORLD).__name__, x.tolist())
 dist.destroy_process_group()
-"""
-    assert run(program, installed(tmp_path)) == "ProcessGroupPccl [1.0, 1.0, 1.0]"
-
-
-def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(tmp_path: Path) -> None:
-    program = """
+""",
+    "rendezvous": """
 import os, torch.distributed as dist
 for name in ("PCCL_TOKEN", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
     os.environ.pop(name, None)
@@ -127,14 +126,8 @@ try:
     dist.init_process_group("pccl", init_method="pccl://")
 except ValueError as error:  # that of "env://", which it is without a token
     print(error)
-"""
-    said = run(program, installed(tmp_path))
-    assert "env:// rendezvous" in said and "RANK expected" in said
-
-
-def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(tmp_path: Path) -> None:
-    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
-    program = """
+""",
+    "another": """
 import torch, torch.distributed as dist
 dist.init_process_group("cpu:gloo,cuda:pccl", store=dist.HashStore(), rank=0, world_size=1)
 group, x = dist.group.WORLD, torch.ones(3)
@@ -154,8 +147,64 @@ dist.init_process_group("cpu:pccl,cuda:nccl", store=dist.HashStore(), rank=0, wo
 dist.all_reduce(x)
 print(dist.group.WORLD._beside._made)
 dist.destroy_process_group()
+""",
+}
+FORKS = """
+import json, os, sys, torch
+told = {}
+for name, program in json.loads(os.environ["PROGRAMS"]).items():
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writes, 1)
+        os.dup2(writes, 2)
+        try:
+            exec(program, {})
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as said:
+        text = said.read()
+    told[name] = os.waitpid(pid, 0)[1], text
+print(json.dumps(told))
 """
-    first, refused, second = run(program, installed(tmp_path)).splitlines()
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The output of one of PROGRAMS."""
+    folder = installed(tmp_path_factory.mktemp("entry"))
+    told = json.loads(run(FORKS, folder, PROGRAMS=json.dumps(PROGRAMS)))
+
+    def output(name: str) -> str:
+        status, text = told[name]
+        assert status == 0, text
+        return str(text).strip()
+
+    return output
+
+
+def test_a_program_that_only_imports_torch_makes_a_group_of_pccl(
+    said: Callable[[str], str],
+) -> None:
+    assert said("group") == "ProcessGroupPccl [1.0, 1.0, 1.0]"
+
+
+def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
+    said: Callable[[str], str],
+) -> None:
+    text = said("rendezvous")
+    assert "env:// rendezvous" in text and "RANK expected" in text
+
+
+def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
+    said: Callable[[str], str],
+) -> None:
+    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
+    first, refused, second = said("another").splitlines()
     assert first == "ProcessGroupPccl gloo [1.0, 1.0, 1.0]"
     assert refused.startswith("the members of the group have changed, and those of its gloo cannot")
     assert second == "{}"

@@ -1,4 +1,8 @@
-"""The examples of PyTorch do what their heads say, started as these say."""
+"""The examples of PyTorch do what their heads say, started as these say.
+
+Each process imports PyTorch, so most are for `make test-long`: what they show is tested in
+test_torch_elastic.py and test_torch_fsdp.py as well. In `make test` is the one under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,14 @@ def lines_of(*command: str) -> list[str]:
     return [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", [[*RUN, "2", "--", sys.executable], [*TORCHRUN, "2"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([*RUN, "2", "--", sys.executable], marks=pytest.mark.long),
+        [*TORCHRUN, "2"],
+    ],
+    ids=["pccl run", "torchrun"],
+)
 def test_torch_ddp_ends_with_equal_parameters(command: list[str]) -> None:
     lines = lines_of(*command, "examples/torch_ddp.py")
     ranks = {line.partition(":")[0] for line in lines}
@@ -37,6 +48,7 @@ def test_torch_ddp_ends_with_equal_parameters(command: list[str]) -> None:
     assert len({line.partition(": ")[2] for line in lines}) == 1
 
 
+@pytest.mark.long
 def test_torch_elastic_loses_one_gains_one_and_ends_with_equal_digests() -> None:
     lines = lines_of(*RUN, "3", "--", sys.executable, "examples/torch_elastic.py")
     told = [
@@ -56,7 +68,7 @@ def test_torch_elastic_loses_one_gains_one_and_ends_with_equal_digests() -> None
     assert any(key.startswith("11 joined (), left (") for key in by_event), list(by_event)
 
 
-@pytest.mark.long  # five processes that import FSDP2
+@pytest.mark.long
 def test_torch_hsdp_goes_on_with_one_replica_and_ends_with_two_that_are_equal() -> None:
     command = [*RUN, "4", "--restarts", "1", "--", sys.executable, "examples/torch_hsdp.py"]
     lines = lines_of(*command)

@@ -131,6 +131,25 @@ def test_fsdp_raises_on_all_survivors_until_it_is_made_anew_from_a_checkpoint(
         torch.testing.assert_close(torch.tensor(parameters), expected)
 
 
+def test_fsdp1_raises_on_all_survivors_and_a_new_one_has_the_right_numbers(
+    members: Members, tmp_path: Path
+) -> None:
+    with pccl.Coordinator(initial_world_size=3) as coordinator:
+        pids = [members.fork(name, "fsdp1", coordinator.token, tmp_path) for name in "mno"]
+        told = members.hear(lambda told: told[1] == "norm", 2)
+        raised = members.hear(lambda told: told[1] == "fails", 12)
+        statuses = sorted(members.ends(pid) for pid in pids)
+    assert statuses == [-signal.SIGKILL, 0, 0]
+    for who, _, name, lost, text in raised:
+        assert lost, (who, name, text)
+        assert name == "step" or "FullyShardedDataParallel" in text, (who, name, text)
+    model = whole_model()
+    losses = [model(batch(1, rank)).square().mean() for rank in range(2)]
+    (sum(losses) / 2).backward()
+    norm = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    assert [numbers for _, _, *numbers in told] == [[pytest.approx(norm**0.5)]] * 2
+
+
 def test_meshes_and_dtensors_of_members_that_were_raise_and_new_ones_have_the_right_numbers(
     members: Members, tmp_path: Path
 ) -> None:

@@ -6,7 +6,10 @@ of all losses is then differentiated without any communication.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -351,3 +354,37 @@ def test_an_error_in_a_backward_is_raised_by_it(world: pccl.LocalWorld) -> None:
         assert x.grad is None
 
     world.run(program)
+
+
+@pytest.mark.parametrize("calls_next", [False, True])
+def test_a_backward_that_autograd_leaves_out_on_one_member_says_so_to_the_others(
+    three: pccl.LocalWorld, calls_next: bool
+) -> None:
+    """Goal: it ends, at the deadline or at the other's next call, and tells of the cause."""
+
+    def run(comm: pccl.Communicator) -> str:
+        one, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+        x = other if comm.rank == 2 else one
+        loss = pt.nn.all_reduce(comm, 2 * x, deadline=60 if calls_next else 0.5).sum() + one.sum()
+        if comm.rank < 2:
+            with pytest.raises(pccl.PcclError) as caught:
+                torch.autograd.grad(loss, one)
+            return str(caught.value)
+        assert torch.autograd.grad(loss, one)[0].tolist() == [1, 1]
+        if calls_next:
+            with pytest.raises(pccl.Mismatch):
+                pt.all_gather(comm, torch.ones(2))
+        else:
+            others_ended.wait()
+        return ""
+
+    others_ended = threading.Event()
+    jobs = [functools.partial(run, comm) for comm in three.comms]
+    with ThreadPoolExecutor(RANKS) as threads:
+        *others, last = [threads.submit(job) for job in jobs]
+        texts = [other.result(timeout=60) for other in others]
+        others_ended.set()
+        last.result(timeout=60)
+    cause = "called different things" if calls_next else "deadline"
+    for text in texts:
+        assert cause in text and text.count("backward(inputs=...)") == 1, text

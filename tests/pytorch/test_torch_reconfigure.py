@@ -53,7 +53,7 @@ def raised(member: Member, name: str, **options: Any) -> Raised:
 def refused_at_the_beginning(member: Member, **options: Any) -> Raised:
     """PyTorch counts the group though it has failed, and names later ones by their number."""
     error = raised(member, "begin", **options)
-    member.child.end()
+    member.end()
     return error
 
 
@@ -98,7 +98,7 @@ def test_a_killed_process_takes_nothing_along_and_a_new_one_takes_its_place(pool
     first, second, third = three = pool.take(3)
     handles = all_of(three, "begin")
     reconfigured(three, 1, handles)
-    first.child.signal(signal.SIGKILL)  # the coordinator of the three was in it
+    first.signal(signal.SIGKILL)  # the coordinator of the three was in it
     first.killed()
     for member in (second, third):
         error = raised(member, "reduce")
@@ -109,7 +109,7 @@ def test_a_killed_process_takes_nothing_along_and_a_new_one_takes_its_place(pool
     last = fourth.ask("begin").answer()
     reconfigured([second, third, fourth], 3, [*handles[1:], last])
     all_of([second, third, fourth], "collectives")
-    third.child.signal(signal.SIGKILL)
+    third.signal(signal.SIGKILL)
     third.killed()
     for member in (second, fourth):
         assert "PeerLost" in raised(member, "reduce").kinds
@@ -127,7 +127,7 @@ def test_in_the_run_of_a_token_the_coordinator_outlives_all(pool: Pool) -> None:
         assert all(handle.endswith(coordinator.token) for handle in handles)
         reconfigured(two, 1, handles)
         all_of(two, "collectives")
-        first.child.signal(signal.SIGKILL)
+        first.signal(signal.SIGKILL)
         first.killed()
         assert "PeerLost" in raised(second, "reduce").kinds
         reconfigured([second], 2, handles[1:])

@@ -105,6 +105,7 @@ pub const all = .{
     "complete_to_one_then_both_lost",
     "complete_beside_restart",
     "raise",
+    "refused_across_a_restart",
     "restart",
     "root_dies_as_ranks_shift",
     "root_without_a_result",

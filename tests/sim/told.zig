@@ -1,7 +1,7 @@
 //! Told: reads along with the coordinator's messages, and fails the world if one relies on a record
-//! that the disk does not have yet: a group, an epoch, a removal (P8). It knows nothing of how the
-//! coordinator finds out; it reads the contents of the disk from its bytes. Where those come from:
-//! disk.zig.
+//! that the disk does not have yet: a group, an epoch, a removal, a refused call (P8). It knows
+//! nothing of how the coordinator finds out; it reads the contents of the disk from its bytes.
+//! Where those come from: disk.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -23,11 +23,14 @@ const Epoch = struct {
     is_named: bool,
 };
 
+const Refusal = struct { key: Key, op: control.OpId, decision: u64 };
+
 /// The facts in the records on the disk, and in those of earlier files: members may be in epochs of
 /// which a journal that was written anew says nothing any more.
 pub const Facts = struct {
     groups: u64 = 0,
     epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,
+    refusals: std.AutoHashMapUnmanaged(Refusal, void) = .empty,
     /// Epochs of a group up to this number that the file does not name are over.
     over: [base.limits.groups_max]u64 = @splat(0),
     /// How much of the file was read.
@@ -83,6 +86,14 @@ pub const Facts = struct {
                     for (epoch.members, 0..) |id, rank| if (id.eql(body.peer)) epoch.out.set(rank);
                 }
             },
+            .refusals => |body| {
+                var it = body.calls.iterator();
+                while (it.next()) |call| facts.refusals.put(gpa, .{
+                    .key = .{ .group = body.group, .epoch = body.epoch },
+                    .op = call.op,
+                    .decision = call.decision,
+                }, {}) catch @panic("out of memory");
+            },
         }
     }
 
@@ -90,6 +101,7 @@ pub const Facts = struct {
     fn forbids(
         facts: *const Facts,
         message: *const control.Message,
+        node: *const world_file.Node,
         to: base.PeerId,
     ) ?[]const u8 {
         switch (message.*) {
@@ -109,6 +121,18 @@ pub const Facts = struct {
                 if (!epoch.is_named) return null;
                 const known = base.Mask.full(epoch.members.len).without(&epoch.out);
                 if (!body.alive.covers(&known)) return "a loss that is not on the disk";
+            },
+            .abort => |body| {
+                const key: Key = .{ .group = body.group, .epoch = body.epoch };
+                // One that is over may have had it refused while no journal could be written.
+                const epoch = facts.epochs.getPtr(key) orelse return null;
+                if (!epoch.is_named) return null;
+                if (has_closed(node, key)) return null;
+                if (!facts.refusals.contains(.{
+                    .key = key,
+                    .op = body.op,
+                    .decision = body.decision,
+                })) return "a refusal that is not on the disk";
             },
             .expelled => |body| {
                 if (body.group == std.math.maxInt(u16)) return "a removal from the run";
@@ -133,6 +157,15 @@ pub const Facts = struct {
         return null;
     }
 };
+
+/// It has nothing in flight there, and takes no notice of what is said of it.
+fn has_closed(node: *const world_file.Node, key: Key) bool {
+    const session = node.session orelse return true;
+    for (session.groups.items) |group| {
+        if (group.member.group == key.group) return group.member.epoch_of(key.epoch) == null;
+    }
+    return true;
+}
 
 pub const Told = struct {
     bytes: std.ArrayList(u8) = .empty,
@@ -179,7 +212,10 @@ pub const Told = struct {
         const node = &world.nodes[to];
         // It tells of groups and epochs that it is not in, and is answered about those.
         if (node.is_insider) return;
-        const why = world.disk.facts.forbids(message, told.id orelse node.id) orelse return;
+        // A changed message may say that somebody has seen what nobody was told yet.
+        if (world.fuzz != null and message.* == .abort) return;
+        const facts = &world.disk.facts;
+        const why = facts.forbids(message, node, told.id orelse node.id) orelse return;
         world.checkers.fail(
             .p8_restart,
             "peer {d} is told ({t}) {s}",
