@@ -42,6 +42,8 @@ try:
         effects.control_flow_allowed_effects,
         effects.remat_allowed_effects,
         effects.custom_derivatives_allowed_effects,
+        # Without it jax.checkpoint drops the backward of a call whose result a loss does not use.
+        effects.partial_eval_kept_effects,
     ]
     ordered_effects: Any = effects.ordered_effects
     shardable_ordered_effects: Any = effects.shardable_ordered_effects
