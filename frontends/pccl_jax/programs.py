@@ -62,5 +62,7 @@ class Statics:
 
 def _type_of(leaf: Any) -> Any:
     """A program depends on the type of an array, and on where it must stay."""
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf), None
     placed = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.typeof(leaf), placed
