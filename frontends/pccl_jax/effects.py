@@ -11,7 +11,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pccl_jax.versions import Effect, effect_sets, ordered_effects, shardable_ordered_effects
+from pccl_jax.versions import (
+    Effect,
+    effect_sets,
+    keep_in_loops,
+    ordered_effects,
+    shardable_ordered_effects,
+)
 
 
 class Ordered(Effect):  # type: ignore[misc]
@@ -73,6 +79,7 @@ for _known in effect_sets:
 ordered_effects.add_type(Ordered)
 ordered_effects.add_type(OrderedOnDevices)
 shardable_ordered_effects.add_type(OrderedOnDevices)
+keep_in_loops(lambda effect: isinstance(effect, Ordered | Unordered))
 
 
 def effect_of(order: str | None) -> Any:

@@ -6,6 +6,8 @@ Where a name is gone, importing this says which versions of JAX have it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,7 +30,8 @@ try:
         ffi,
         stages,
     )
-    from jax._src.interpreters import ad, batching, mlir
+    from jax._src.interpreters import ad, batching, mlir, partial_eval
+    from jax._src.lax.control_flow import loops
 
     abstract_token: Any = core.abstract_token
     Primitive: Any = core.Primitive
@@ -63,6 +66,9 @@ try:
     _enable_x64: Any = config.enable_x64
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
+    _hoist: Any = loops._scan_known_hoisting
+    _checkpoint_scan: Any = partial_eval.partial_eval_jaxpr_custom_rules[loops.scan_p]
+    _checkpoint_scan_code: Any = _checkpoint_scan.__code__
 except (ImportError, AttributeError, KeyError) as error:
     raise ImportError(
         f"pccl_jax keeps collectives in order by parts of JAX that jax {jax.__version__} does not "
@@ -74,6 +80,32 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Runs a compiled program, also while another thread is inside of its first run."""
     outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
     return outs
+
+
+def keep_in_loops(is_kept: Callable[[Any], bool]) -> None:
+    """Keeps equations with such an effect in each step of a loop that is differentiated.
+
+    JAX computes what is the same in all steps once, before the loop, whatever effects it has. Such
+    a loop keeps for each step all that its backward needs.
+    """
+
+    def hoist(jaxpr: Any, constants: Any, residuals: int, *rest: Any) -> Any:  # 0.12 has more
+        if any(is_kept(effect) for effect in jaxpr.effects):
+            return jaxpr, constants, [False] * residuals, []
+        return _hoist(jaxpr, constants, residuals, *rest)
+
+    # The rule of a loop inside of a checkpoint leaves in the steps what depends on references that
+    # are written to: in this copy all are taken for such.
+    names = {**vars(loops), "state": SimpleNamespace(AbstractRef=object)}
+    checkpoint_kept = FunctionType(_checkpoint_scan_code, names)
+
+    def checkpoint(saveable: Any, unknowns: Any, instantiated: Any, equation: Any) -> Any:
+        kept = any(is_kept(effect) for effect in equation.effects)
+        rule = checkpoint_kept if kept else _checkpoint_scan
+        return rule(saveable, unknowns, instantiated, equation)
+
+    loops._scan_known_hoisting = hoist
+    partial_eval.partial_eval_jaxpr_custom_rules[loops.scan_p] = checkpoint
 
 
 def is_given_away(value: Any) -> bool:

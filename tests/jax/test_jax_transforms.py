@@ -5,12 +5,14 @@ A member that made a call more or less would wait for the others, or take their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pccl_jax as pj
 import pytest
+from jax import lax
 
 import pccl_py as pccl
 
@@ -30,7 +32,7 @@ def test_a_checkpoint_keeps_the_backward_of_a_result_that_is_not_used() -> None:
 
 
 def test_a_function_of_pj_jit_is_transformed_like_any_other() -> None:
-    """Goal: grad, vmap, jvp and another program of it. Method: two peers that add up, and an error."""
+    """Goal: grad, vmap, jvp and another program of it. Method: a sum over two, and an error."""
 
     def program(comm: pccl.Communicator) -> None:
         # One for each thread, as it is called like a function of jax.jit here.
@@ -40,7 +42,8 @@ def test_a_function_of_pj_jit_is_transformed_like_any_other() -> None:
         for run in (grad, pj.jit(grad)):
             assert run(comm, x).tolist() == [8.0, 16.0]
         assert jax.vmap(lambda x: step(comm, x))(x[:, None]).tolist() == [4.0, 16.0]
-        assert [float(each) for each in jax.jvp(lambda x: step(comm, x), (x,), (x,))] == [20.0, 40.0]
+        made = jax.jvp(lambda x: step(comm, x), (x,), (x,))
+        assert [float(each) for each in made] == [20.0, 40.0]
         assert float(pj.jit(lambda comm, x: step(comm, 2 * x))(comm, x)) == 80.0
         with pytest.raises(pccl.Mismatch), pj.errors():
             grad(comm, jnp.ones(1 + comm.rank))
@@ -48,3 +51,25 @@ def test_a_function_of_pj_jit_is_transformed_like_any_other() -> None:
 
     with pccl.LocalWorld(2, deadline=5) as world:
         world.run(program)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.checkpoint, jax.jit])
+def test_a_differentiated_loop_makes_each_call_in_each_step(around: Callable[..., Any]) -> None:
+    """Goal: a call of constants is not made once for all steps. Method: constants on one peer.
+
+    The other peer broadcasts another value in each step, so that one of them is not enough.
+    """
+
+    def program(comm: pccl.Communicator) -> Any:
+        def body(carry: Any, value: Any) -> tuple[Any, None]:
+            pj.barrier(comm, tag=1)
+            given = value if comm.rank == 0 else jnp.float32(0)
+            return carry * pj.broadcast(comm, given), None
+
+        def loss(x: Any) -> Any:
+            return lax.scan(body, x, jnp.arange(1.0, 4.0))[0].sum()
+
+        return jax.grad(around(loss))(jnp.ones(2)).tolist()
+
+    with pccl.LocalWorld(2, deadline=5) as world:
+        assert world.run(program) == [[6.0, 6.0]] * 2
