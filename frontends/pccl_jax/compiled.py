@@ -19,12 +19,15 @@ from pccl_jax import communicators
 from pccl_jax.communicators import Reads, Traced, note, reading
 from pccl_jax.errors import errors, withdrawing
 from pccl_jax.programs import Arguments, Statics
-from pccl_jax.versions import is_tracing, run_compiled
+from pccl_jax.versions import is_tracing, make_user_context, run_compiled
 from pccl_py import Group, InvalidUsage
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Key: TypeAlias = tuple[tuple[int, int], ...]
+# JAX keeps traces of functions inside of a program (jit, checkpoint, bodies of loops) by its value,
+# too. Without it such a trace would serve another world, and its reads would be noted only once.
+_context = make_user_context()
 
 
 def jit(function: Callable[P, R], **options: Any) -> Jitted[P, R]:
@@ -52,7 +55,7 @@ class Jitted(Generic[P, R]):
         self._reads = Reads()
         # One thread at a time compiles; what a trace reads changes keys.
         self._compiling = threading.RLock()
-        self._functions: dict[Key, Any] = {}
+        self._functions: dict[Key, tuple[Any, object]] = {}
         self._programs: dict[tuple[Key, Any], Any] = {}
         self._compiled = 0
 
@@ -65,7 +68,8 @@ class Jitted(Generic[P, R]):
         groups = _groups_in((args, kwargs))
         arguments = self._statics.arguments(args, kwargs)
         if arguments.are_traced or is_tracing():
-            result: R = self._function_of(self._key(groups))(*args, **kwargs)
+            with self._function_of(self._key(groups)) as function:
+                result: R = function(*args, **kwargs)
         else:
             with errors():
                 program = self._program(groups, arguments, args, kwargs)
@@ -92,8 +96,7 @@ class Jitted(Generic[P, R]):
             key = self._key(groups)
             program = self._programs.get((key, arguments.signature))
             if program is None:
-                function = self._function_of(key)
-                with _one_device():
+                with _one_device(), self._function_of(key) as function:
                     program = function.lower(*args, **kwargs).compile()
                 self._compiled += 1
                 self._programs[key, arguments.signature] = program
@@ -108,8 +111,9 @@ class Jitted(Generic[P, R]):
         for each in [each for each in self._programs if each[0] == key]:
             self._programs[now, each[1]] = self._programs.pop(each)
 
-    def _function_of(self, key: Key) -> Any:
-        """One function for each key, as JAX keeps traces by their functions."""
+    @contextmanager
+    def _function_of(self, key: Key) -> Iterator[Any]:
+        """One function for each key, as JAX keeps traces by their functions, and its context."""
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             with reading(self._reads):
@@ -118,8 +122,10 @@ class Jitted(Generic[P, R]):
         with self._compiling:
             if key not in self._functions:
                 named = functools.wraps(self._function)(traced)
-                self._functions[key] = jax.jit(named, **self._options)
-            return self._functions[key]
+                self._functions[key] = jax.jit(named, **self._options), object()
+            function, own = self._functions[key]
+        with _context(own):
+            yield function
 
     def _key(self, groups: list[Group | Traced]) -> Key:
         reads, closed_over = self._reads, sorted(self._reads.groups, key=lambda each: each.name)

@@ -63,6 +63,7 @@ try:
     zero_tangent_of: Any = ad_util.p2tz
     Zero: Any = ad_util.Zero
     primitive_batchers: Any = batching.primitive_batchers
+    make_user_context: Any = jax.make_user_context
     _enable_x64: Any = config.enable_x64
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call

@@ -95,6 +95,46 @@ def test_a_communicator_that_is_closed_over_is_a_constant(world: pccl.LocalWorld
     assert world.run(program)[1:] == [[1.0, 1.0]] * 2
 
 
+def read_inside(kind: str) -> Any:
+    """A function of pj.jit whose world size is read in a function of which JAX keeps the trace."""
+
+    def mean(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x) / comm.world_size
+
+    def body(carry: Any, _: Any) -> Any:
+        return (carry[0], mean(*carry)), None
+
+    match kind:
+        case "jit" | "checkpoint":
+            inner = {"jit": jax.jit, "checkpoint": jax.checkpoint}[kind](mean)
+            return pj.jit(lambda comm, x: inner(comm, x))
+        case "scan":
+            return pj.jit(lambda comm, x: lax.scan(body, (comm, x), None, length=1)[0][1])
+        case "pj.jit":
+            own = pj.jit(mean)
+            return pj.jit(lambda comm, x: own(comm, x))
+    shared = jax.jit(mean)
+    first, second = (pj.jit(lambda comm, x: shared(comm, x)) for _ in range(2))
+    return lambda comm, x: second(comm, first(comm, x))
+
+
+@pytest.mark.parametrize("kind", ["jit", "checkpoint", "scan", "pj.jit", "two"])
+def test_functions_inside_of_a_program_follow_the_world(world: pccl.LocalWorld, kind: str) -> None:
+    """Goal: a trace that JAX keeps is not of a world that is past. Method: a mean after a loss."""
+    step = read_inside(kind)
+
+    def program(comm: pccl.Communicator) -> Any:
+        assert step(comm, jnp.float32(1)).item() == 1.0
+        if comm.rank == 0:
+            comm.close()
+            return None
+        while not comm.admit().changed:
+            comm.barrier()
+        return step(comm, jnp.float32(1)).item()
+
+    assert world.run(program)[1:] == [1.0, 1.0]
+
+
 def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None:
     step = pj.jit(lambda comm, x: pj.all_reduce(comm, x), donate_argnums=1)
 
