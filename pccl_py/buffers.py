@@ -119,7 +119,7 @@ def readable(array: object) -> Buffer:
     """The buffer of an input. Raises TypeError or InvalidArgument (see the head of this file)."""
     if isinstance(array, Buffer):
         return array
-    check_unmasked(array)
+    check_array(array)
     try:
         view = memoryview(array)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as refusal:
@@ -127,8 +127,15 @@ def readable(array: object) -> Buffer:
     return _from_memoryview(view, array)
 
 
-def check_unmasked(array: object) -> None:
-    """Raises TypeError for an array with a mask, which would be dropped in silence."""
+def check_array(array: object) -> None:
+    """Raises TypeError for an array with a mask, which would be dropped in silence, and for one of
+    a function that JAX traces, which has no memory."""
+    core = getattr(sys.modules.get("jax"), "core", None)
+    if isinstance(array, getattr(core, "Tracer", ())):
+        raise TypeError(
+            f"a {_name(array)} stands for an array while JAX traces, and has no memory: pass it to "
+            "pccl_jax, which has the same calls for traced functions"
+        )
     if hasattr(array, "mask") and hasattr(array, "filled"):
         raise TypeError(
             f"the {_name(array)} has a mask, which does not travel: pass x.filled(value), or x.data"
@@ -139,10 +146,15 @@ def writable(array: object) -> Buffer:
     """The buffer of an output; like `readable`, and InvalidArgument if it may not be written."""
     buffer = readable(array)
     if buffer.readonly:
-        raise InvalidArgument(
-            f"the {_name(array)} is read-only, but receives the result: pass a writable array"
-        )
+        remedy = "pass a writable array"
+        if _is_of_jax(array):
+            remedy = "pccl_jax has the same calls, shared_state and steps, which give new arrays"
+        raise InvalidArgument(f"the {_name(array)} is read-only, but receives the result: {remedy}")
     return buffer
+
+
+def _is_of_jax(array: object) -> bool:
+    return isinstance(array, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:

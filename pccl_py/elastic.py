@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import Protocol, TypedDict, TypeVar, Unpack
 
 from pccl_py.buffers import Array
 from pccl_py.communicator import Communicator, connect
@@ -43,9 +43,6 @@ SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
 # After these the others may have gone on: this peer leaves, comes back, and takes their state.
 ALONE = (CoordinatorUnreachable, Expelled, InDoubt, TooFewPeers)
 
-if TYPE_CHECKING:
-    from pccl_py._copies import Copies
-
 _log = logging.getLogger("pccl")
 
 
@@ -65,6 +62,22 @@ class ConnectOptions(TypedDict, total=False):
     reconnect_timeout: float | None
 
 
+class Syncs(Protocol):
+    """A state of the run, that of a frontend too, made in the communicator of the moment."""
+
+    def sync(self, strategy: Strategy | StrategyName) -> SyncOutcome: ...
+
+
+class Kept(Protocol):
+    """The values that a block writes, so that one that fails can be undone."""
+
+    def take(self) -> None:
+        """The block begins."""
+
+    def give_back(self) -> None:
+        """It has failed: all is to be as it was at `take`."""
+
+
 class Step:
     """One turn of `steps`, and the `with` block around work that may have to be repeated.
 
@@ -77,7 +90,7 @@ class Step:
     """
 
     def __init__(
-        self, run: _Run, comm: Communicator, admission: Admission, synced: SyncOutcome
+        self, run: Run, comm: Communicator, admission: Admission, synced: SyncOutcome
     ) -> None:
         self.comm = comm
         self.admission = admission
@@ -85,7 +98,7 @@ class Step:
         self._run = run
 
     def __enter__(self) -> Communicator:
-        self._run.keep()
+        self._run.kept.take()
         return self.comm
 
     def __exit__(
@@ -97,7 +110,7 @@ class Step:
         if error is None:
             return False
         goes_on = self._run.survives(error)
-        self._run.give_back()
+        self._run.kept.give_back()
         return goes_on
 
 
@@ -143,9 +156,6 @@ def steps(
     Iterate it on one thread. Leaving the loop leaves the run. Raises the errors of `connect`,
     `Group.admit` and `SharedState.sync`, and InvalidArgument for a bad argument.
     """
-    if not patience > 0:
-        raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
-    parse_strategy(strategy)
     rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)  # for each `connect`
     parse_rules(rules)
 
@@ -165,10 +175,27 @@ def steps(
             raise
         return comm, state
 
-    return _turns(_Run(enter, tensors if keep else {}, patience), strategy)
+    return turns(Run(enter, _Tensors(tensors if keep else {}), patience), strategy, Step)
 
 
-def _turns(run: _Run, strategy: Strategy | StrategyName) -> Iterator[Step]:
+S = TypeVar("S", bound=Step)
+
+
+def turns(
+    run: Run,
+    strategy: Strategy | StrategyName,
+    step: Callable[[Run, Communicator, Admission, SyncOutcome], S],
+) -> Iterator[S]:
+    """The turns of `steps`, for frontends with states and steps of their own."""
+    parse_strategy(strategy)
+    return _turns(run, strategy, step)
+
+
+def _turns(
+    run: Run,
+    strategy: Strategy | StrategyName,
+    step: Callable[[Run, Communicator, Admission, SyncOutcome], S],
+) -> Iterator[S]:
     try:
         while True:
             try:
@@ -180,31 +207,55 @@ def _turns(run: _Run, strategy: Strategy | StrategyName) -> Iterator[Step]:
                     raise
                 continue
             run.begins(synced.revision)
-            yield Step(run, comm, admission, synced)
+            yield step(run, comm, admission, synced)
             run.ended()
     finally:
         run.leave()
 
 
-class _Run:
-    """This process in the run, over all the times that it connects."""
+class _Tensors:
+    """Tensors that are written in place: their copies."""
+
+    def __init__(self, tensors: Mapping[str, Array]) -> None:
+        self._tensors = tensors
+        self._copies: Kept | None = None
+
+    def take(self) -> None:
+        if self._copies is None:
+            from pccl_py._copies import Copies  # which needs ctypes
+
+            self._copies = Copies(self._tensors.values())
+        self._copies.take()
+
+    def give_back(self) -> None:
+        if self._copies is not None:
+            self._copies.give_back()
+
+
+class Run:
+    """This process in the run, over all the times that it connects.
+
+    `enter` connects, and makes the state there, with a revision if this process had one before.
+    Raises InvalidArgument for `patience`.
+    """
 
     def __init__(
         self,
-        enter: Callable[[int | None], tuple[Communicator, SharedState]],
-        tensors: Mapping[str, Array],
+        enter: Callable[[int | None], tuple[Communicator, Syncs]],
+        kept: Kept,
         patience: float,
     ) -> None:
+        if not patience > 0:
+            raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
+        self.kept = kept
         self._enter = enter
-        self._tensors = tensors
-        self._copies: Copies | None = None
         self._patience = patience
         self._revision: int | None = None
-        self._entered: tuple[Communicator, SharedState] | None = None
+        self._entered: tuple[Communicator, Syncs] | None = None
         self._failed = False
         self._well_at = time.monotonic()
 
-    def entered(self) -> tuple[Communicator, SharedState]:
+    def entered(self) -> tuple[Communicator, Syncs]:
         """The communicator and the state in it; connects if this peer is in no group."""
         if self._entered is None:
             self._entered = self._enter(self._revision)
@@ -225,19 +276,6 @@ class _Run:
         """A turn has ended; patience begins anew if it did not fail."""
         if not self._failed:
             self._well_at = time.monotonic()
-
-    def keep(self) -> None:
-        """Copies the tensors."""
-        if self._copies is None:
-            from pccl_py._copies import Copies  # which needs ctypes
-
-            self._copies = Copies(self._tensors.values())
-        self._copies.take()
-
-    def give_back(self) -> None:
-        """Undoes what was written to the tensors since `keep`."""
-        if self._copies is not None:
-            self._copies.give_back()
 
     def survives(self, error: BaseException) -> bool:
         """Says whether another turn may follow `error`, and leaves the group where it must."""

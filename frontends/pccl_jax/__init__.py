@@ -8,9 +8,10 @@
         grads = pj.all_reduce(comm, grads, op="avg")        # a pytree is one operation
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
-    with pccl_py.connect() as comm:
-        params, loss = step(comm, params, batch)            # compiled once, for every communicator
-        comm.admit()
+    for turn in pj.steps({"params": params}):               # equal on all members
+        with turn as comm:
+            params, loss = step(comm, turn.held["params"], batch)   # compiled once
+            turn.held = {"params": params}
 
 Functions have the names and arguments of pccl_numpy, take arrays and pytrees, and work eagerly, in
 jit, scan, while_loop, cond and checkpoint. Calls of a group happen in the order of the program. A
@@ -20,7 +21,7 @@ JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themsel
 
 collectives.py has the functions, calls.py the primitives, communicators.py the operands,
 derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
-receive. docs/JAX.md is the page for users.
+receive, steps.py the loop that goes on. docs/JAX.md is the page for users.
 """
 
 try:
@@ -53,6 +54,7 @@ from pccl_jax.library import EXPORT_CHECKS
 from pccl_jax.many import all_reduce_many
 from pccl_jax.outcomes import OutcomeArrays, decode
 from pccl_jax.shared_state import SharedState, shared_state
+from pccl_jax.steps import Step, steps
 
 derivatives.register()
 batching.register()
@@ -64,6 +66,7 @@ __all__ = [
     "Jitted",
     "OutcomeArrays",
     "SharedState",
+    "Step",
     "Traced",
     "all_gather",
     "all_reduce",
@@ -85,4 +88,5 @@ __all__ = [
     "scatter",
     "send",
     "shared_state",
+    "steps",
 ]

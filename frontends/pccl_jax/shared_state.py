@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pccl_numpy
 
@@ -138,6 +139,25 @@ class SharedState(Generic[T]):
         made: T = jax.tree_util.tree_unflatten(self._treedef, leaves)
         return (made, outcome) if return_outcome else made
 
+    def own_leaves(self, tree: T) -> list[Any]:
+        """Copies of the leaves of `tree` that are this member's own, with None for the others."""
+        leaves = jax.tree_util.tree_leaves(tree)
+        return [
+            jnp.copy(each) if own else None for each, own in zip(leaves, self._is_own, strict=True)
+        ]
+
+    def restored(self, tree: T, own: list[Any]) -> T:
+        """`tree`, which the last sync has returned, with new arrays for those that were donated
+        since; `own`: what `own_leaves` made then. Works after `close`."""
+        leaves = [
+            leaf
+            if not leaf.is_deleted()
+            else (self._made_anew(index, leaf) if own[index] is None else own[index])
+            for index, leaf in enumerate(jax.tree_util.tree_leaves(tree))
+        ]
+        restored: T = jax.tree_util.tree_unflatten(self._treedef, leaves)
+        return restored
+
     def close(self) -> None:
         """Lets go of its memory. Idempotent. A sync on another thread is withdrawn."""
         self._state.close()
@@ -189,6 +209,11 @@ class SharedState(Generic[T]):
         memory = self._memory[index]
         if self._is_own[index] or np.array_equal(_bytes_of(memory), _bytes_of(leaf)):
             return leaf
+        return self._made_anew(index, leaf)
+
+    def _made_anew(self, index: int, leaf: Any) -> Any:
+        """An array with the bytes of the memory, where `leaf` is or was."""
+        memory = self._memory[index]
         content = empty(memory.shape, memory.dtype)
         content[...] = memory
         made = jax.device_put(content, leaf.sharding if leaf.committed else None)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl_py import InvalidArgument
-from pccl_py.buffers import check_unmasked
+from pccl_py.buffers import check_array
 from pccl_py.kit import Frontend
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ class NumPy(Frontend[Array]):
     """Arrays of any strides and byte order, and what is like an array where it is only read."""
 
     def array(self, x: object, adds: bool) -> Array:
-        check_unmasked(x)
+        check_array(x)
         array: Array = np.asarray(x)
         check_dtype(array, adds=adds)
         return array
@@ -36,7 +36,7 @@ class NumPy(Frontend[Array]):
     def target(self, x: object, adds: bool, only_read: bool = False) -> Array:
         if not isinstance(x, np.ndarray):
             raise TypeError(f"an operation in place needs a numpy.ndarray, not {type(x).__name__}")
-        check_unmasked(x)
+        check_array(x)
         check_dtype(x, adds=adds)
         if not only_read and not x.flags.writeable:
             raise InvalidArgument("the array is read-only, but receives the result")
