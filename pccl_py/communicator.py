@@ -37,6 +37,9 @@ DEADLINE_NS_DEFAULT = 600 * 10**9
 
 # Called before each safe point: frontends that trace programs refuse it there, or wait for theirs.
 before_admit: list[Callable[[], None]] = []
+# Called at each read of a property that an `admit` may change, with its name: what such frontends
+# trace depends on it.
+at_read: list[Callable[[Group, str], None]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Group(Objects):
     @property
     def rank(self) -> int:
         """Position of this peer in the epoch, 0 to world_size - 1. Changes only in `admit`."""
-        return self._admitted().rank
+        return self._admitted("rank").rank
 
     @property
     def world_size(self) -> int:
@@ -123,7 +126,7 @@ class Group(Objects):
 
         Peers that are lost or leave still count until then; `info().alive` is without them.
         """
-        return self._admitted().world_size
+        return self._admitted("world_size").world_size
 
     @property
     def epoch(self) -> int:
@@ -136,6 +139,7 @@ class Group(Objects):
 
         `info().alive` counts those that are still there; the next `admit().left` names the others.
         """
+        self._tell_read("members")
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def label(self, peer: PeerId) -> str:
@@ -419,7 +423,12 @@ class Group(Objects):
             raise InvalidUsage(f"group {self._name!r} is closed; connect again to go on")
         return self._native
 
-    def _admitted(self) -> Admission:
+    def _tell_read(self, name: str) -> None:
+        for tell in at_read:
+            tell(self, name)
+
+    def _admitted(self, name: str) -> Admission:
+        self._tell_read(name)
         if self._admission is None:
             raise InvalidUsage(
                 "rank and world_size are known after the first admit(): call it first"

@@ -4,7 +4,7 @@ Its one leaf is its handle, two u32. So a compiled program serves every communic
 compiled again after a loss or a new `connect`. The size of the world and the rank, which are known
 while tracing, are beside it, and do not count when JAX compares; a trace that reads them tells
 `pccl_jax.jit` (compiled.py), which traces again where they have changed. A Group that a function
-closes over is a constant of its program.
+closes over is a constant of its program, and tells what a trace reads of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.export
 import numpy as np
 
 from pccl_jax.effects import effect_of
-from pccl_py import Communicator, Group, InvalidUsage, PeerId
+from pccl_py import Communicator, Group, InvalidUsage, PeerId, communicator
 
 # The names of sub-groups have the epoch in them (pccl_py/subgroups.py).
 _EPOCH = re.compile(r"@\d+(\.\d+)?:")
@@ -59,6 +59,7 @@ class Reads:
 
     world_size: bool = False
     rank: bool = False
+    epoch: bool = False
     groups: weakref.WeakSet[Group] = field(default_factory=weakref.WeakSet)
 
 
@@ -80,13 +81,29 @@ def reading(reads: Reads) -> Iterator[None]:
         _reading.now.pop()
 
 
-def note(group: Group | None, *, world_size: bool = False, rank: bool = False) -> None:
+def note(
+    group: Group | None, *, world_size: bool = False, rank: bool = False, epoch: bool = False
+) -> None:
     """That a trace depends on it."""
     for reads in _reading.now:
         reads.world_size |= world_size
         reads.rank |= rank
+        reads.epoch |= epoch
         if group is not None:
             reads.groups.add(group)
+
+
+def _note_read(group: Group, name: str) -> None:
+    if _reading.now:
+        note(
+            group,
+            world_size=name == "world_size",
+            rank=name == "rank",
+            epoch=name == "members",
+        )
+
+
+communicator.at_read.append(_note_read)
 
 
 # ---- the operand ---------------------------------------------------------------------------------
@@ -196,14 +213,10 @@ class Operand:
 
     def world_size(self) -> int:
         """The size of the epoch; the trace depends on it."""
-        if isinstance(self.comm, Group):
-            note(self.comm, world_size=True)
         return self.comm.world_size
 
     def rank(self) -> int:
         """The rank of this peer; the trace depends on it."""
-        if isinstance(self.comm, Group):
-            note(self.comm, rank=True)
         return self.comm.rank
 
     def rank_of(self, member: Any, name: str) -> int | PeerId:

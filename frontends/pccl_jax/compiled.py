@@ -2,7 +2,8 @@
 
 A program that has read the size of the world, or the rank, is made for them: all_gather,
 reduce_scatter, scatter, gather and all_to_all do, for the shapes of their results, and the program
-itself through `comm.world_size`. Others are compiled once, and serve every world.
+itself through `comm.world_size`; one that has read `comm.members` is made for the epoch. Others are
+compiled once, and serve every world.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pccl_py import Group, InvalidUsage
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Key: TypeAlias = tuple[tuple[int, int], ...]
+Key: TypeAlias = tuple[tuple[int, int, int], ...]
 # JAX keeps traces of functions inside of a program (jit, checkpoint, bodies of loops) by its value,
 # too. Without it such a trace would serve another world, and its reads would be noted only once.
 _context = make_user_context()
@@ -82,6 +83,7 @@ class Jitted(Generic[P, R]):
                 group if isinstance(group, Group) else None,
                 world_size=self._reads.world_size,
                 rank=self._reads.rank,
+                epoch=self._reads.epoch,
             )
         return result
 
@@ -129,11 +131,15 @@ class Jitted(Generic[P, R]):
 
     def _key(self, groups: list[Group | Traced]) -> Key:
         reads, closed_over = self._reads, sorted(self._reads.groups, key=lambda each: each.name)
-        if not (reads.world_size or reads.rank):
+        if not (reads.world_size or reads.rank or reads.epoch):
             return ()
         every = [*groups, *(each for each in closed_over if not each.closed)]
         return tuple(
-            (each.world_size if reads.world_size else 0, each.rank if reads.rank else -1)
+            (
+                each.world_size if reads.world_size else 0,
+                each.rank if reads.rank else -1,
+                each.epoch if reads.epoch and isinstance(each, Group) else 0,
+            )
             for each in every
         )
 

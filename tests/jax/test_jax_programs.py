@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -133,6 +134,34 @@ def test_functions_inside_of_a_program_follow_the_world(world: pccl.LocalWorld, 
         return step(comm, jnp.float32(1)).item()
 
     assert world.run(program)[1:] == [1.0, 1.0]
+
+
+READS: dict[str, Callable[[pccl.Group], Any]] = {
+    "world_size": lambda comm: comm.world_size,
+    "rank": lambda comm: comm.rank,
+    "members": lambda comm: len(comm.members),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_program_reads_of_a_closed_over_communicator_is_read_again(
+    world: pccl.LocalWorld, name: str
+) -> None:
+    """Goal: no program has numbers of a past epoch. Method: rank 0 leaves, and an admit follows."""
+
+    def program(comm: pccl.Communicator) -> Any:
+        step = pj.jit(lambda x: x * READS[name](comm))
+        twice = [step(jnp.float32(1)).item() for _ in range(2)]
+        assert twice == [READS[name](comm)] * 2 and step.compiled == 1
+        if comm.rank == 0:
+            comm.close()
+            return None
+        while not comm.admit().changed:
+            comm.barrier()
+        assert step(jnp.float32(1)).item() == READS[name](comm)
+        return step.compiled
+
+    assert world.run(program)[1:] == [2, 2]
 
 
 def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None:
