@@ -8,7 +8,8 @@ equal to these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -65,8 +66,9 @@ class SharedState(Generic[T]):
         own = _own(tree, self._names, may_differ)
         pairs = zip(named, self._names, strict=True)
         self._memory = [_memory_for(leaf, key) for (_, leaf), key in pairs]
-        # The arrays of which the memory has a copy.
-        self._copied: list[Any] = [None] * len(named)
+        # The arrays of which the memory has a copy, as long as they live.
+        self._copied: list[Callable[[], Any]] = []
+        self._forget_copies()
         self._is_own = [key in own for key in self._names]
         self._state = pccl_numpy.shared_state(
             comm,
@@ -125,17 +127,21 @@ class SharedState(Generic[T]):
         weakly typed, so that programs that take it are the same on all members.
 
         Raises InvalidUsage while JAX traces, InvalidArgument for a tree of another structure, shape
-        or dtype than the state's, and the errors of `pccl_py.SharedState.sync`. On any error `tree`
-        is as it was: call again.
+        or dtype than the state's or with an array that was donated, and the errors of
+        `pccl_py.SharedState.sync`. On any error `tree` is as it was: call again.
         """
         refuse_traces("sync")
         leaves = self._leaves(tree)
         with errors():  # of programs before this one
             wait()
             self._take(leaves)
-        outcome = self._state.sync(strategy, revision=revision, deadline=deadline)
-        if outcome.leaves_moved + outcome.leaves_early > 0:
-            leaves = [self._given_or_new(*each) for each in enumerate(leaves)]
+        try:
+            outcome = self._state.sync(strategy, revision=revision, deadline=deadline)
+            if outcome.leaves_moved + outcome.leaves_early > 0:
+                leaves = [self._given_or_new(*each) for each in enumerate(leaves)]
+        except BaseException:  # behind the commit the memory has what the caller has not got
+            self._forget_copies()
+            raise
         made: T = jax.tree_util.tree_unflatten(self._treedef, leaves)
         return (made, outcome) if return_outcome else made
 
@@ -195,14 +201,24 @@ class SharedState(Generic[T]):
             for each in given.arrays
         ]
 
+    def _forget_copies(self) -> None:
+        self._copied = [_nothing] * len(self._memory)
+
     def _take(self, leaves: list[Any]) -> None:
         """Copies what is new. A donated or deleted array raises before anything is sent."""
         for index, leaf in enumerate(leaves):
-            if not self._is_own[index] and self._copied[index] is not leaf:
+            if self._is_own[index]:
+                continue
+            if leaf.is_deleted():
+                raise InvalidArgument(
+                    f"leaf {self._names[index]!r} was donated to a program, or deleted: pass what "
+                    "the program has returned"
+                )
+            if self._copied[index]() is not leaf:
                 # Forgotten first: a copy that fails leaves no memory that passes for another's.
-                self._copied[index] = None
+                self._copied[index] = _nothing
                 self._memory[index][...] = np.asarray(leaf)
-                self._copied[index] = leaf
+                self._copied[index] = weakref.ref(leaf)
 
     def _given_or_new(self, index: int, leaf: Any) -> Any:
         """`leaf`, if the memory has the same bytes, else an array of these."""
@@ -217,7 +233,7 @@ class SharedState(Generic[T]):
         content = empty(memory.shape, memory.dtype)
         content[...] = memory
         made = jax.device_put(content, leaf.sharding if leaf.committed else None)
-        self._copied[index] = made
+        self._copied[index] = weakref.ref(made)
         return made
 
 
@@ -245,6 +261,10 @@ def shared_state(
 
 class EachOwn:
     """Base of nodes of a tree that stay each member's own, and that `sync` does not look at."""
+
+
+def _nothing() -> None:
+    return None
 
 
 def _part_of(path: Any) -> str:

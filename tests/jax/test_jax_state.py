@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +87,49 @@ def test_numbers_are_taken_and_no_result_is_weakly_typed(world: pccl.LocalWorld)
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(made))
 
     world.run(program)
+
+
+def test_an_interrupt_behind_the_commit_leaves_no_members_that_differ() -> None:
+    """Goal: memory that was elected does not pass for the tree. Method: fail before the return."""
+
+    def program(comm: pccl.Communicator) -> Any:
+        tree = {"w": jnp.full(4, comm.rank, jnp.float32)}
+        with pj.shared_state(comm, tree) as state:
+            if comm.rank == 1:
+
+                def interrupted(*_: Any) -> Any:
+                    raise KeyboardInterrupt
+
+                state._made_anew = interrupted  # type: ignore[method-assign]
+                with pytest.raises(KeyboardInterrupt):
+                    state.sync(tree)
+                del state._made_anew
+            else:
+                tree = state.sync(tree)
+            return state.sync(tree)["w"].tolist()
+
+    with pccl.LocalWorld(2, deadline=20) as world:
+        first, second = world.run(program)
+    assert first == second
+
+
+def test_a_state_refuses_what_was_donated_and_keeps_no_array_alive() -> None:
+    """Method: donate the very array of the last sync, then let go of the one after it."""
+    with pccl.LocalWorld(1, deadline=20) as world:
+        (comm,) = world.comms
+        tree = {"w": jnp.ones(1000)}
+        with pj.shared_state(comm, tree) as state:
+            tree = state.sync(tree)
+            given = jax.jit(lambda w: w + 1, donate_argnums=0)(tree["w"])
+            assert tree["w"].is_deleted()
+            with pytest.raises(pccl.InvalidArgument, match="leaf 'w' was donated"):
+                state.sync(tree)
+            tree = state.sync({"w": given})
+            assert tree["w"] is given
+            alive = weakref.ref(given)
+            del tree, given
+            gc.collect()
+            assert alive() is None
 
 
 def test_parts_of_the_tree_may_stay_each_members_own(world: pccl.LocalWorld) -> None:
