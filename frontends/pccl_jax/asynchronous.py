@@ -132,12 +132,20 @@ def all_reduce_done(handle: Handle[Any], *, after: Any = None, return_outcome: b
         if is_tracing():
             _flatten(handle)
         *outs, words = handle._finish()
+        handle._finish = _refuse_second
     else:
         call = static.call.replace(tells_outcome=True)
         ahead = [] if after is None else Leaves.of(after).arrays
         *outs, words = _finish.bind(*_flatten(handle)[0], *ahead, call=call)
     result = jax.tree_util.tree_unflatten(static.treedef, outs)
     return (result, OutcomeArrays.of(words)) if return_outcome else result
+
+
+def _refuse_second() -> list[Any]:
+    raise InvalidUsage(
+        "all_reduce_done: this handle has been finished before. Each all_reduce_start has one "
+        "all_reduce_done"
+    )
 
 
 # ---- the two primitives -------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from types import MethodType
+from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 import jax
 
@@ -32,7 +33,7 @@ _context = make_user_context()
 
 
 def jit(function: Callable[P, R], **options: Any) -> Jitted[P, R]:
-    """`jax.jit` of a function that has collectives; `options` are those of jax.jit.
+    """`jax.jit` of a function or method that has collectives; `options` are those of jax.jit.
 
     The result waits for the program, and raises `pccl_py.Aborted` and so on where jax.jit would
     raise JaxRuntimeError. Pass communicators as arguments: a program is compiled once for all of
@@ -87,6 +88,31 @@ class Jitted(Generic[P, R]):
             )
         return result
 
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """As of a function of jax.jit."""
+        return self._traced("trace", args, kwargs)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """As of a function of jax.jit. What this compiles to raises the errors of jax.jit."""
+        return self._traced("lower", args, kwargs)
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """As of a function of jax.jit."""
+        return self._traced("eval_shape", args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets all programs."""
+        with self._compiling:
+            self._programs.clear()
+            self._functions.clear()
+
     def _program(
         self, groups: list[Group | Traced], arguments: Arguments, args: Any, kwargs: Any
     ) -> Any:
@@ -95,15 +121,25 @@ class Jitted(Generic[P, R]):
         if program is not None:
             return program
         with self._compiling:
-            key = self._key(groups)
-            program = self._programs.get((key, arguments.signature))
+            program = self._programs.get((self._key(groups), arguments.signature))
             if program is None:
-                with _one_device(), self._function_of(key) as function:
-                    program = function.lower(*args, **kwargs).compile()
+                lowered = self._traced("lower", args, kwargs)
+                key = self._key(groups)
+                with _one_device():
+                    program = lowered.compile()
                 self._compiled += 1
                 self._programs[key, arguments.signature] = program
-                self._move(key, self._key(groups))
             return program
+
+    def _traced(self, name: str, args: Any, kwargs: Any) -> Any:
+        """What a method of the function of jax.jit makes of these arguments."""
+        groups = _groups_in((args, kwargs))
+        with self._compiling:
+            key = self._key(groups)
+            with _one_device(), self._function_of(key) as function:
+                made = getattr(function, name)(*args, **kwargs)
+            self._move(key, self._key(groups))
+            return made
 
     def _move(self, key: Key, now: Key) -> None:
         """A trace has read what no earlier one has: the programs so far are for its worlds."""

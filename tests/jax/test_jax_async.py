@@ -305,3 +305,12 @@ def test_errors_name_the_mistake() -> None:
         begun = jax.jit(lambda comm, x: pj.all_reduce_start(comm, x))
         with pytest.raises(pccl.InvalidUsage, match="must be in one program"):
             pj.all_reduce_done(begun(comm, jnp.ones(1)))
+
+
+def test_a_handle_is_finished_once_outside_of_programs_too() -> None:
+    """Two results of one memory would be one, if the first is donated."""
+    with pccl.LocalWorld(1, deadline=20) as world:
+        handle = pj.all_reduce_start(world.comms[0], jnp.ones(2), tag=1)
+        assert pj.all_reduce_done(handle).tolist() == [1.0, 1.0]
+        with pytest.raises(pccl.InvalidUsage, match="has been finished before"):
+            pj.all_reduce_done(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import re
 from collections.abc import Callable
@@ -162,6 +163,34 @@ def test_what_a_program_reads_of_a_closed_over_communicator_is_read_again(
         return step.compiled
 
     assert world.run(program)[1:] == [2, 2]
+
+
+def test_a_function_of_pj_jit_is_used_like_one_of_jax_jit() -> None:
+    """Goal: methods, and what jax.jit has beside the call. Method: a gather, after a change too."""
+
+    class Model:
+        scale = 2
+
+        @functools.partial(pj.jit, static_argnums=0)
+        def gathered(self, comm: pj.Comm, x: Any) -> Any:
+            return self.scale * pj.all_gather(comm, x)
+
+    step = Model.gathered
+    assert isinstance(step, pj.Jitted)
+    for size in (1, 2):
+        with pccl.LocalWorld(size, deadline=20) as world:
+            model, x = Model(), jnp.ones(3)
+            (comm, *_) = world.comms
+            assert step.eval_shape(model, comm, x).shape == (3 * size,)
+            assert step.trace(model, comm, x).out_info.shape == (3 * size,)
+            assert "pccl_collective" in step.lower(model, comm, x).as_text()
+            made = world.run(lambda comm, model=model: model.gathered(comm, jnp.ones(3)).tolist())
+            assert made == [[2.0] * 3 * size] * size
+    assert step.compiled == 2
+    step.clear_cache()
+    with pccl.LocalWorld(1, deadline=20) as world:
+        assert step(Model(), world.comms[0], jnp.ones(1)).tolist() == [2.0]
+    assert step.compiled == 3
 
 
 def test_a_donated_tree_is_reduced_where_it_lies(world: pccl.LocalWorld) -> None:
