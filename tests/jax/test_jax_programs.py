@@ -108,7 +108,7 @@ def read_inside(kind: str) -> Any:
 
     match kind:
         case "jit" | "checkpoint":
-            inner = {"jit": jax.jit, "checkpoint": jax.checkpoint}[kind](mean)
+            inner: Any = (jax.jit if kind == "jit" else jax.checkpoint)(mean)
             return pj.jit(lambda comm, x: inner(comm, x))
         case "scan":
             return pj.jit(lambda comm, x: lax.scan(body, (comm, x), None, length=1)[0][1])
@@ -177,19 +177,19 @@ def test_a_function_of_pj_jit_is_used_like_one_of_jax_jit() -> None:
 
     step = Model.gathered
     assert isinstance(step, pj.Jitted)
+    model, x = Model(), jnp.ones(3)
     for size in (1, 2):
         with pccl.LocalWorld(size, deadline=20) as world:
-            model, x = Model(), jnp.ones(3)
             (comm, *_) = world.comms
             assert step.eval_shape(model, comm, x).shape == (3 * size,)
             assert step.trace(model, comm, x).out_info.shape == (3 * size,)
             assert "pccl_collective" in step.lower(model, comm, x).as_text()
-            made = world.run(lambda comm, model=model: model.gathered(comm, jnp.ones(3)).tolist())
+            made = world.run(lambda comm: model.gathered(comm, x).tolist())
             assert made == [[2.0] * 3 * size] * size
     assert step.compiled == 2
     step.clear_cache()
     with pccl.LocalWorld(1, deadline=20) as world:
-        assert step(Model(), world.comms[0], jnp.ones(1)).tolist() == [2.0]
+        assert step(model, world.comms[0], jnp.ones(1)).tolist() == [2.0]
     assert step.compiled == 3
 
 

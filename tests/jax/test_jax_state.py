@@ -100,7 +100,7 @@ def test_an_interrupt_behind_the_commit_leaves_no_members_that_differ() -> None:
                 def interrupted(*_: Any) -> Any:
                     raise KeyboardInterrupt
 
-                state._made_anew = interrupted  # type: ignore[method-assign]
+                state._made_anew = interrupted  # type: ignore[method-assign, assignment]
                 with pytest.raises(KeyboardInterrupt):
                     state.sync(tree)
                 del state._made_anew
