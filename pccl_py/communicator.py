@@ -118,7 +118,8 @@ class Group(Objects):
     @property
     def rank(self) -> int:
         """Position of this peer in the epoch, 0 to world_size - 1. Changes only in `admit`."""
-        return self._admitted("rank").rank
+        self._tell_read("rank")
+        return self._admitted().rank
 
     @property
     def world_size(self) -> int:
@@ -126,7 +127,8 @@ class Group(Objects):
 
         Peers that are lost or leave still count until then; `info().alive` is without them.
         """
-        return self._admitted("world_size").world_size
+        self._tell_read("world_size")
+        return self._admitted().world_size
 
     @property
     def epoch(self) -> int:
@@ -427,8 +429,7 @@ class Group(Objects):
         for tell in at_read:
             tell(self, name)
 
-    def _admitted(self, name: str) -> Admission:
-        self._tell_read(name)
+    def _admitted(self) -> Admission:
         if self._admission is None:
             raise InvalidUsage(
                 "rank and world_size are known after the first admit(): call it first"

@@ -154,13 +154,13 @@ class Traced:
     def world_size(self) -> int:
         """Number of members of the epoch, while tracing."""
         note(None, world_size=True)
-        return self._static.group.world_size
+        return self._static.group._admitted().world_size
 
     @property
     def rank(self) -> int:
         """Position of this peer in the epoch, while tracing."""
         note(None, rank=True)
-        return self._static.group.rank
+        return self._static.group._admitted().rank
 
     def admit(self, *_: object, **__: object) -> None:
         """Refused: a program does not pass safe points, where its shapes would change."""

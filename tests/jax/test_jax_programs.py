@@ -63,6 +63,14 @@ def test_a_shape_of_the_world_is_traced_again_and_no_other(world: pccl.LocalWorl
     assert (gathered.compiled, mean.compiled) == (2, 1)
 
 
+def test_a_shape_of_the_world_depends_on_no_communicator_of_an_earlier_call() -> None:
+    gathered = pj.jit(lambda comm, x: pj.all_gather(comm, x * comm.world_size))
+    for _ in range(2):
+        with pccl.LocalWorld(1, deadline=20) as world:
+            assert gathered(world.comms[0], jnp.float32(1)).tolist() == [1.0]
+    assert gathered.compiled == 1
+
+
 def test_a_bare_jit_is_told_that_the_world_has_changed(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> str:
         # One for each thread: the first call of a function of jax.jit keeps other threads out.
