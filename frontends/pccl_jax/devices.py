@@ -97,7 +97,8 @@ def _whole(
     """One array: added up over the axes, exchanged by parts, gathered."""
     count = math.prod(lax.axis_size(each) for each in names)
     flat = array.reshape(-1)
-    padded = jnp.pad(flat, (0, -flat.size % count))
+    # Each device has a part, also of an array without elements: lax has no part of nothing.
+    padded = jnp.pad(flat, (0, -flat.size % count if flat.size else count))
     missing = tuple(each for each in names if each not in jax.typeof(padded).mat.varying)
     if missing and jax.typeof(lane).mat.varying:
         padded = lax.pcast(padded, missing, to="varying")

@@ -76,7 +76,7 @@ def test_psum_says_what_is_wrong(world: pccl.LocalWorld) -> None:
 
 
 def test_one_device_needs_no_other(world: pccl.LocalWorld) -> None:
-    """A mesh of one device is a mesh: the same function serves it, closed over or not."""
+    """A mesh of one device is a mesh, and an array without elements an array."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
     step = pj.jit(
         jax.shard_map(
@@ -88,6 +88,7 @@ def test_one_device_needs_no_other(world: pccl.LocalWorld) -> None:
     )
 
     def program(comm: pccl.Communicator) -> list[float]:
+        assert [each.shape for each in step(comm, jnp.zeros((0, 2)))] == [(0, 2)] * 2
         total, mean = step(comm, jnp.full(5, float(comm.rank)))
         return [total[0].item(), mean[4].item()]
 
