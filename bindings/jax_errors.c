@@ -82,6 +82,12 @@ XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, 
   return now->frame->api->XLA_FFI_Error_Create(&args);
 }
 
+void destroy_error(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
+  XLA_FFI_Error_Destroy_Args args = {.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE,
+                                     .error = error};
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
 /* The sentence of an error, and the call; its status, or PCCL_OK if too many have come after it. */
 EXPORT int pccl_jax_error(uint64_t number, char *text, size_t capacity, int64_t *kind,
                           uint64_t *form, uint64_t *handle) {

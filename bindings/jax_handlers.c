@@ -467,6 +467,17 @@ static void put_bits(uint32_t *bits, const pccl_peer_id_t *members, uint32_t wor
   }
 }
 
+/* Adds those that are not there yet; returns how many there are, never more than `most`. */
+static uint32_t add_peers(pccl_peer_id_t *found, uint32_t count, uint32_t most,
+                          const pccl_peer_id_t *peers, uint32_t peer_count) {
+  for (uint32_t index = 0; index < peer_count && index < most && count < most; index += 1) {
+    uint32_t at = 0;
+    while (at < count && memcmp(&found[at], &peers[index], sizeof *peers) != 0) at += 1;
+    if (at == count) found[count++] = peers[index];
+  }
+  return count;
+}
+
 /* `ids`: room for the members, and as many contributors. */
 static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_outcome_t *outcome,
                                 pccl_peer_id_t *ids, uint32_t *words) {
@@ -477,11 +488,13 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
   int known = pccl_comm_info(now->comm, &info) == PCCL_OK && info.epoch == outcome->epoch &&
               listed == now->world_size;
   words[OUTCOME_RANKS_KNOWN] = (uint32_t)known;
+  uint32_t found = 0; /* of all ranges, in `ids`, where ranks are not known */
   for (uint32_t index = 0; index < outcome->range_count; index += 1) {
     pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
     pccl_status_t status = pccl_work_range(work, index, &range, peers, now->world_size);
     if (status != PCCL_OK) return status;
     uint32_t bits[OUTCOME_BIT_WORDS] = {0};
+    if (!known) found = add_peers(ids, found, now->world_size, peers, range.contributor_count);
     if (known) put_bits(bits, ids, now->world_size, peers, range.contributor_count);
     for (int word = 0; word < OUTCOME_BIT_WORDS; word += 1) all[word] |= bits[word];
     if (index >= OUTCOME_RANGES_MAX) continue;
@@ -492,6 +505,7 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
   }
   for (int word = 0; word < OUTCOME_BIT_WORDS; word += 1)
     words[OUTCOME_CONTRIBUTORS] += (uint32_t)__builtin_popcount(all[word]);
+  if (!known) words[OUTCOME_CONTRIBUTORS] = found;
   return PCCL_OK;
 }
 

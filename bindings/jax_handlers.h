@@ -99,6 +99,9 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given);
 XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Frees an error that XLA does not get back. */
+void destroy_error(const XLA_FFI_Api *api, XLA_FFI_Error *error);
+
 const char *kind_name(int64_t kind);
 
 /* jax_runs.c: the number of a call among those of its run on its communicator, from 1. */

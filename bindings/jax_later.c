@@ -78,7 +78,10 @@ XLA_FFI_Error *leave_to_thread(now_t *now, later_t *later, XLA_FFI_Error *(*end)
     return NULL;
   }
   XLA_FFI_Error *ended = end(later);
-  if (error != NULL) return error;
+  if (error != NULL) { /* no future: the call ends here, whatever XLA had against one */
+    destroy_error(api, error);
+    return ended;
+  }
   now->frame->future = made.future;
   return complete(made.future, api, ended);
 }

@@ -88,13 +88,41 @@ static int is_open(uint64_t handle) {
   return is_open;
 }
 
-void memory_give_back_idle(void) {
-  block_t *gone = NULL;
-  uint64_t now = now_ns();
+enum { HANDLES_MAX = 16 };
+
+/* Handles of blocks that are kept, each once; there may be more. */
+static int find_handles(uint64_t *handles) {
+  int count = 0;
   pthread_mutex_lock(&mutex);
+  for (const block_t *each = kept; each != NULL && count < HANDLES_MAX; each = each->next) {
+    int at = 0;
+    while (at < count && handles[at] != each->handle) at += 1;
+    if (at == count) handles[count++] = each->handle;
+  }
+  pthread_mutex_unlock(&mutex);
+  return count;
+}
+
+/* Handles of communicators that are closed, of these. Not under the mutex: to release one may close
+ * it. */
+static int find_closed(uint64_t *handles, int count) {
+  int closed = 0;
+  for (int at = 0; at < count; at += 1)
+    if (!is_open(handles[at])) handles[closed++] = handles[at];
+  return closed;
+}
+
+void memory_give_back_idle(void) {
+  uint64_t closed[HANDLES_MAX];
+  int count = find_closed(closed, find_handles(closed));
+  block_t *gone = NULL;
+  pthread_mutex_lock(&mutex);
+  uint64_t now = now_ns(); /* later than all `since_ns` in the list */
   for (block_t **at = &kept; *at != NULL;) {
     block_t *each = *at;
-    if (now - each->since_ns < IDLE_NS && is_open(each->handle)) {
+    int is_gone = now - each->since_ns >= IDLE_NS;
+    for (int number = 0; number < count; number += 1) is_gone |= closed[number] == each->handle;
+    if (!is_gone) {
       at = &each->next;
       continue;
     }

@@ -20,7 +20,11 @@ static uint64_t last_call;
 uint64_t count_call(const now_t *now) {
   XLA_FFI_RunId_Get_Args args = {.struct_size = XLA_FFI_RunId_Get_Args_STRUCT_SIZE,
                                  .ctx = now->frame->ctx};
-  if (now->frame->api->XLA_FFI_RunId_Get(&args) != NULL) return 0;
+  XLA_FFI_Error *error = now->frame->api->XLA_FFI_RunId_Get(&args);
+  if (error != NULL) {
+    destroy_error(now->frame->api, error);
+    return 0;
+  }
   pthread_mutex_lock(&mutex);
   run_t *found = NULL, *oldest = &runs[0];
   for (run_t *each = runs; each < runs + RUNS_KEPT && found == NULL; each += 1) {

@@ -61,6 +61,18 @@ class Reads:
     rank: bool = False
     epoch: bool = False
     groups: weakref.WeakSet[Group] = field(default_factory=weakref.WeakSet)
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, group: Group) -> None:
+        """That a trace depends on it."""
+        with self.mutex:
+            self.groups.add(group)
+
+    def closed_over(self) -> list[Group]:
+        """Those that are there and open, by their names; other threads may add some meanwhile."""
+        with self.mutex:
+            groups = list(self.groups)
+        return sorted((each for each in groups if not each.closed), key=lambda each: each.name)
 
 
 class _Reading(threading.local):
@@ -90,7 +102,7 @@ def note(
         reads.rank |= rank
         reads.epoch |= epoch
         if group is not None:
-            reads.groups.add(group)
+            reads.add(group)
 
 
 def _note_read(group: Group, name: str) -> None:

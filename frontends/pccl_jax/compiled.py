@@ -79,7 +79,7 @@ class Jitted(Generic[P, R]):
                 with withdrawing():
                     jax.block_until_ready(result)
         # A function around this one depends on what this one does, also where it is not traced now.
-        for group in (*groups, *self._reads.groups):
+        for group in (*groups, *self._reads.closed_over()):
             note(
                 group if isinstance(group, Group) else None,
                 world_size=self._reads.world_size,
@@ -166,17 +166,16 @@ class Jitted(Generic[P, R]):
             yield function
 
     def _key(self, groups: list[Group | Traced]) -> Key:
-        reads, closed_over = self._reads, sorted(self._reads.groups, key=lambda each: each.name)
+        reads = self._reads
         if not (reads.world_size or reads.rank or reads.epoch):
             return ()
-        every = [*groups, *(each for each in closed_over if not each.closed)]
         return tuple(
             (
                 each.world_size if reads.world_size else 0,
                 each.rank if reads.rank else -1,
                 each.epoch if reads.epoch and isinstance(each, Group) else 0,
             )
-            for each in every
+            for each in [*groups, *reads.closed_over()]
         )
 
 

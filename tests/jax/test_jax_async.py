@@ -314,3 +314,34 @@ def test_a_handle_is_finished_once_outside_of_programs_too() -> None:
         assert pj.all_reduce_done(handle).tolist() == [1.0, 1.0]
         with pytest.raises(pccl.InvalidUsage, match="has been finished before"):
             pj.all_reduce_done(handle)
+
+
+def test_contributors_are_counted_where_their_ranks_are_not_known(world: pccl.LocalWorld) -> None:
+    """Goal: an outcome of an epoch that is left has its number. Method: an admit in between.
+
+    Rank 0 leaves when it has its result, and the others pass a safe point in a callback before they
+    ask for theirs.
+    """
+
+    def program(comm: pccl.Communicator) -> Any:
+        def next_epoch(x: Any) -> Any:
+            while not comm.admit().changed:
+                comm.barrier()
+            return x
+
+        def step(comm: pj.Comm, x: Any) -> Any:
+            handle = pj.all_reduce_start(comm, x, tag=1)
+            x = jax.pure_callback(next_epoch, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            return pj.all_reduce_done(handle, after=x, return_outcome=True)
+
+        x = jnp.ones(2)
+        if comm.rank == 0:
+            pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=1))
+            comm.close()
+            return None
+        total, outcome = pj.jit(step)(comm, x)
+        with pytest.raises(pccl.InvalidUsage, match="are not known any more"):
+            pj.decode(outcome)
+        return total.tolist(), int(outcome.contributors)
+
+    assert world.run(program)[1:] == [([3.0, 3.0], 3)] * 2
