@@ -178,8 +178,10 @@ def test_groups_do_not_wait_for_each_other() -> None:
                 Ordered("default"),
                 Ordered("other"),
             }
+            # The other way round on rank 1.
+            first, second = (comm, other) if comm.rank == 0 else (other, comm)
             made = pj.jit(lambda one, two, x: (pj.all_reduce(one, x), pj.all_reduce(two, x)))(
-                comm, other, jnp.float32(1)
+                first, second, jnp.float32(1)
             )
             other.close()
             return [each.item() for each in made]
