@@ -120,12 +120,19 @@ dist.destroy_process_group()
 """,
     "rendezvous": """
 import os, torch.distributed as dist
-for name in ("PCCL_TOKEN", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
+of_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+for name in ("PCCL_TOKEN", *of_torchrun):
     os.environ.pop(name, None)
-try:
-    dist.init_process_group("pccl", init_method="pccl://")
-except ValueError as error:  # that of "env://", which it is without a token
-    print(error)
+for known in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):
+    os.environ.update(known)
+    try:
+        dist.init_process_group("pccl", init_method="pccl://")
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+os.environ.update(of_torchrun)
+dist.init_process_group("pccl", init_method="pccl://")  # "env://" now
+print(type(dist.group.WORLD).__name__, dist.get_world_size())
+dist.destroy_process_group()
 """,
     "another": """
 import torch, torch.distributed as dist
@@ -196,8 +203,12 @@ def test_a_program_that_only_imports_torch_makes_a_group_of_pccl(
 def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
     said: Callable[[str], str],
 ) -> None:
-    text = said("rendezvous")
-    assert "env:// rendezvous" in text and "RANK expected" in text
+    nothing, half, group = said("rendezvous").splitlines()
+    assert nothing.startswith("InvalidArgument no token: set PCCL_TOKEN, as `pccl run")
+    assert "`torchrun --nproc-per-node 1 PROGRAM`" in nothing
+    assert nothing.endswith("(not set here: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)")
+    assert half.endswith("(not set here: MASTER_ADDR, MASTER_PORT)")
+    assert group == "ProcessGroupPccl 1"
 
 
 def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
