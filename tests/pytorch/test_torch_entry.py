@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import pccl_py as pccl
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -209,6 +212,26 @@ def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
     assert nothing.endswith("(not set here: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)")
     assert half.endswith("(not set here: MASTER_ADDR, MASTER_PORT)")
     assert group == "ProcessGroupPccl 1"
+
+
+def test_the_first_line_of_the_documents_starts_under_pccl_run() -> None:
+    """Without a rendezvous PyTorch raises for MASTER_ADDR, before any code of PCCL runs."""
+    lines = {
+        re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
+        for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
+    }
+    program = """
+import os, torch, torch.distributed as dist
+os.environ.pop("MASTER_ADDR", None)
+for line in os.environ["LINES"].splitlines():
+    exec(line)
+    print(type(dist.group.WORLD).__name__, dist.get_world_size())
+    dist.destroy_process_group()
+"""
+    with pccl.Coordinator(initial_world_size=1) as coordinator:
+        given = {"PCCL_TOKEN": coordinator.token, "RANK": "0", "WORLD_SIZE": "1"}
+        said = run("import pccl_torch\n" + program, LINES="\n".join(lines), **given)
+    assert said.splitlines() == ["ProcessGroupPccl 1"] * len(lines)
 
 
 def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
