@@ -135,6 +135,27 @@ def average_hook(
     return AverageHook(codec, error_feedback=error_feedback, recovery=recovery)
 
 
+class _Parameters(dict[str, inspect.Parameter]):
+    def __missing__(self, name: str) -> inspect.Parameter:
+        if name != "bucket":
+            raise KeyError(name)
+        raise TypeError(
+            "average_hook makes a hook and is none, so call it: "
+            "ddp.register_comm_hook(None, pccl_torch.average_hook())"
+        )
+
+
+class _NoHook(inspect.Signature):
+    """The signature of `average_hook`, in which DDP looks for that of a hook."""
+
+    @property
+    def parameters(self) -> Any:
+        return _Parameters(super().parameters)
+
+
+average_hook.__signature__ = _NoHook.from_callable(average_hook)  # type: ignore[attr-defined]
+
+
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
     """Tells wrappers over these groups that their members have changed; whether some are new.
 

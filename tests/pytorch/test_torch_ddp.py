@@ -6,6 +6,7 @@ needs. With processes, and what a loss does: test_torch_elastic.py.
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -185,6 +186,17 @@ def test_the_hook_refuses_what_it_cannot_use() -> None:
         pccl_torch.average_hook(recovery="never")  # type: ignore[arg-type]
     with pytest.raises(pccl.InvalidUsage, match="process group of pccl"):
         pccl_torch.average_hook()("gloo", Bucket())
+
+
+def test_average_hook_itself_is_refused_as_a_hook(world: pccl.LocalWorld) -> None:
+    """Without parentheses it is no hook, which the registration says with the right line."""
+    wrapper = wrapped(group_of(world.comms[0]))
+    with pytest.raises(TypeError, match=r"so call it: .*hook\(None, pccl_torch\.average_hook\(\)"):
+        wrapper.register_comm_hook(None, pccl_torch.average_hook)
+    told = inspect.signature(pccl_torch.average_hook)
+    assert str(told).startswith("(codec: ") and list(told.parameters)[0] == "codec"
+    with pytest.raises(KeyError):
+        told.parameters["state"]
 
 
 # ---- wrappers when the members have changed
