@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
 import pccl_py as pccl
 
@@ -194,7 +195,7 @@ def test_average_hook_itself_is_refused_as_a_hook(world: pccl.LocalWorld) -> Non
     with pytest.raises(TypeError, match=r"so call it: .*hook\(None, pccl_torch\.average_hook\(\)"):
         wrapper.register_comm_hook(None, pccl_torch.average_hook)
     told = inspect.signature(pccl_torch.average_hook)
-    assert str(told).startswith("(codec: ") and list(told.parameters)[0] == "codec"
+    assert str(told).startswith("(codec: ") and next(iter(told.parameters)) == "codec"
     with pytest.raises(KeyError):
         told.parameters["state"]
 
@@ -335,6 +336,57 @@ def test_counters_keep_their_types_and_values(world: pccl.LocalWorld) -> None:
         return state.tokens, state.best
 
     assert world.run(run) == [((1 << 62) + 1, 2.0)] * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.5),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+    ],
+    ids=["step", "cosine", "lambda"],
+)
+def test_a_scheduler_goes_on_from_a_counter(
+    world: pccl.LocalWorld, make: Callable[[Any], Any]
+) -> None:
+    """As the error says that refuses one."""
+
+    def run(comm: pccl.Communicator) -> list[float]:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scheduler = make(optimizer)
+        refused = r"no \w+LR: schedulers are not shared.*set scheduler\.last_epoch = state\.step"
+        with pytest.raises(TypeError, match=f"takes a module and an optimizer, and {refused}"):
+            pccl_torch.ElasticState(module, optimizer, scheduler)
+        with pytest.raises(TypeError, match="'rate' must be an int or a float, not " + refused[3:]):
+            pccl_torch.ElasticState(module, optimizer, rate=scheduler)
+        state = pccl_torch.ElasticState(module, optimizer, group=group_of(comm), step=0)
+
+        def train(steps: int) -> float:
+            for number in range(steps):
+                step(module, optimizer, number)
+                scheduler.step()
+                state.step += 1
+            return float(optimizer.param_groups[0]["lr"])
+
+        alone = train(3) if comm.rank == 0 else 0.1
+        state.sync(strategy(comm))
+        scheduler.last_epoch = state.step
+        return [alone, train(1), train(3)]
+
+    first, second = world.run(run)
+    assert first[1:] == second[1:] and first[0] != second[0] and len(set(first)) >= 2
+
+
+def test_a_scheduler_of_a_metric_names_what_to_share() -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler: Any = lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match=r"optimizer, best=0\.0, num_bad_epochs=0\), and set those"):
+        pccl_torch.ElasticState(module, optimizer, scheduler)
+    with pytest.raises(TypeError, match="takes a module and an optimizer, and no dict$"):
+        pccl_torch.ElasticState(module, optimizer, {})  # type: ignore[arg-type]
 
 
 def test_buffers_and_tied_parameters_are_shared_once(world: pccl.LocalWorld) -> None:
