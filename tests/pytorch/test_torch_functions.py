@@ -695,6 +695,14 @@ def test_tangents_of_forward_mode_are_not_dropped(world: pccl.LocalWorld) -> Non
     world.run(program)
 
 
+def test_completion_has_the_public_names_alone() -> None:
+    """Modules are attributes of a package once they are imported, and none of these are for users
+    but `nn` and `tree`."""
+    assert "staging" in vars(pt)
+    assert {name for name in dir(pt) if not name.startswith("__")} == set(pt.__all__)
+    assert {"__doc__", "__file__", "__path__"} < set(dir(pt))
+
+
 def test_every_public_name_is_documented() -> None:
     for name in pt.__all__:
         assert getattr(pt, name).__doc__, name
