@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pccl_torch
@@ -187,6 +189,32 @@ def test_the_hook_refuses_what_it_cannot_use() -> None:
         pccl_torch.average_hook(recovery="never")  # type: ignore[arg-type]
     with pytest.raises(pccl.InvalidUsage, match="process group of pccl"):
         pccl_torch.average_hook()("gloo", Bucket())
+
+
+def test_the_hook_logs_once_that_it_goes_on_without_a_lost_member(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pccl.torch")
+
+    def run(comm: pccl.Communicator) -> Any:
+        trained(wrapper := wrapped(group_of(comm), pccl_torch.average_hook()), comm.rank)
+        return wrapper
+
+    def lines() -> list[str]:
+        said = (each.getMessage() for each in caplog.records)
+        return [line for line in said if line.startswith("average_hook")]
+
+    with pccl.LocalWorld(3) as world:
+        wrappers_of = world.run(run)
+        assert lines() == []
+        lost = world.comms[2]
+        name = lost.label(lost.peer_id)
+        lost.close()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(trained, wrappers_of[:2], (0, 1)))
+    first, second = lines()
+    assert first == second and f"without rank 2 ({name}" in first
+    assert "which is lost: a bucket is the average over 2 of 3 members" in first
 
 
 def test_average_hook_itself_is_refused_as_a_hook(world: pccl.LocalWorld) -> None:

@@ -24,13 +24,19 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 120.0
 # All that `import torch` may pay for it. The best of several counts, as others may run, too.
 IMPORT_SECONDS_MAX = 0.005
+LOOP = "in pccl.steps("
 
 
 def run(program: str, *folders: Path, **environment: str) -> str:
     """The output of a program in a fresh interpreter that has this tree on its path."""
+    return run_of([sys.executable, "-c", program], *folders, **environment)
+
+
+def run_of(command: list[str], *folders: Path, **environment: str) -> str:
+    """The output of a command with this tree on the path of Python."""
     paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        command,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -232,6 +238,29 @@ for line in os.environ["LINES"].splitlines():
         given = {"PCCL_TOKEN": coordinator.token, "RANK": "0", "WORLD_SIZE": "1"}
         said = run("import pccl_torch\n" + program, LINES="\n".join(lines), **given)
     assert said.splitlines() == ["ProcessGroupPccl 1"] * len(lines)
+
+
+def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it() -> None:
+    """Two processes with data of their own, of which one begins with other parameters."""
+    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if LOOP in each
+    )
+    program = f"""
+import os, torch
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+model = torch.nn.Linear(3, 1)
+x = torch.randn(64, 3)
+def loss_of(model):
+    return (model(x) - x @ torch.tensor([[1.0], [2.0], [3.0]])).square().mean()
+{block}
+print(int(steps_done), float(loss_of(model)) < 1e-4, model.weight.tolist(), model.bias.tolist())
+"""
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable, "-c"]
+    done = run_of([*command, program])
+    first, second = sorted(done.splitlines())
+    assert first.startswith("[0] 100 True [[") and first[3:] == second[3:]
 
 
 def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
