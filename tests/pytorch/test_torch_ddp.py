@@ -618,6 +618,21 @@ def test_the_last_error_is_told_from_errors_of_the_program(world: pccl.LocalWorl
     assert pccl_torch.last_error(RuntimeError("mat1 and mat2 cannot be multiplied")) is None
 
 
+def test_a_loss_names_the_safe_point_of_pytorch() -> None:
+    """Where pccl_py says "call admit": a program of torch.distributed has another one to call."""
+    with pccl.LocalWorld(2) as world:
+        comm, gone = world.comms
+        group = group_of(comm)
+        gone.close()
+        with pytest.raises(pccl_torch.PeerLost) as caught:
+            group.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+    assert ": call pccl_torch.admit(), as all members must, and then" in str(caught.value)
+    of_subgroup = torch_error(pccl.InvalidUsage("call admit on this communicator"), None)
+    assert str(of_subgroup) == "call admit on this communicator"
+    passed = torch_error(pccl.DeadlineExceeded("was not passed; call admit again"), None)
+    assert str(passed) == "was not passed; call pccl_torch.admit() again"
+
+
 def test_a_store_of_one_process_is_like_any_other_but_that_it_waits_for_nobody() -> None:
     alone = LoneStore()
     store = dist.PrefixStore("p", alone)  # as PyTorch calls it, from C++
