@@ -28,7 +28,7 @@ pub fn of(group: *const Group) ?Count {
     return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
-/// What the log says of it.
+/// The part of the log about it.
 pub const Said = struct {
     /// So many are here; 0: nothing is to be said.
     here: u32 = 0,
