@@ -134,10 +134,7 @@ def test_random_programs_agree_eager_jitted_and_in_numpy(
 
 
 def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.LocalWorld) -> None:
-    """Goal: XLA does not take what a loop reads of a call with two results for its beginning.
-
-    Method: conditions on both, which would never be false, or never true, of the constants.
-    """
+    """Method: conditions on both, which would never be false, or never true, of the constants."""
 
     @pj.jit
     def doubled(comm: pj.Comm) -> Any:
@@ -160,6 +157,33 @@ def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.L
         return [each.item() for each in doubled(comm)], [each.item() for each in until_all(comm)]
 
     assert world.run(program) == [([27.0, 0, 3, 3], [3, 1])] * 3
+
+
+def test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing(
+    world: pccl.LocalWorld,
+) -> None:
+    """Goal: the barrier behind a call of several results keeps XLA 0.10.2 from a false conclusion.
+
+    Where the body of a loop ends with such a call itself, XLA takes an element whose place among
+    the results is that of its operand for one that stays as it began, and makes the condition
+    `true`. Method: the communicator is a constant, so that the token and it are the first operands
+    and the second array is the third operand, and the third result. Without the barrier the loop
+    would not end, so its text is read first.
+    """
+
+    def swapped(comm: pj.Comm) -> Any:
+        return lax.while_loop(
+            lambda state: state[1] < 20,
+            lambda state: pj.all_reduce(comm, (state[1], state[0])),
+            (1.0, 0.0),
+        )
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        run = jax.jit(lambda: swapped(comm)).lower().compile()
+        assert "constant(true)" not in (run.as_text() or "")
+        return [each.item() for each in run()]
+
+    assert world.run(program) == [[0.0, 27.0]] * 3
 
 
 def test_groups_do_not_wait_for_each_other() -> None:
