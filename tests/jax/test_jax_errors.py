@@ -216,6 +216,38 @@ def test_a_peer_that_leaves_in_the_middle_of_a_jitted_scan(world: pccl.LocalWorl
     assert bits[0] == 0b111 and bits[-1] == 0b011
 
 
+def test_under_complete_recovery_a_loss_ends_the_scan_and_each_call_until_an_admit(
+    world: pccl.LocalWorld,
+) -> None:
+    """Method: a peer leaves after seven calls of a scan of twenty; programs are for all worlds."""
+
+    @pj.jit
+    def step(comm: pj.Comm, x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            return pj.all_reduce(comm, carry, op="avg", recovery="complete"), None
+
+        return lax.scan(body, x, None, length=20)[0]
+
+    def program(comm: pccl.Communicator) -> float:
+        x = jnp.full(3, float(comm.rank))
+        if comm.rank == 0:
+            for _ in range(7):
+                pj.all_reduce(comm, x, op="avg", recovery="complete")
+            comm.close()
+            return 2.5
+        with pytest.raises(pccl.Aborted, match="It was call 8 of the program's run on"):
+            step(comm, x)
+        with pytest.raises(pccl.Aborted):
+            step(comm, x)
+        while not comm.admit().changed:
+            comm.barrier()
+        made: float = step(comm, jnp.full(3, comm.rank + 2.0))[0].item()
+        return made
+
+    assert world.run(program) == [2.5] * 3
+    assert step.compiled == 1
+
+
 def ends(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, which must end by itself."""
     return subprocess.run(
