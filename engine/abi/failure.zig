@@ -1044,15 +1044,16 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
             .aborted,
-            "{s} was aborted, because {f} was lost; so is each call that names that rank, until " ++
-                "the next safe point. {s}",
+            "{s} was aborted, because {f} was lost: call admit, as all members must, and then " ++
+                "name a rank of those that are left. Until then each call that names that one " ++
+                "fails. {s}",
             .{ name, peer, kept(op) },
         ) else if (op.op.descriptor.recovery == .complete) fail(
             .aborted,
             "{s} was aborted, because {f} is lost or has left and it needs every member " ++
-                "(recovery \"complete\"); so is each such call until the epoch without it " ++
-                "begins, at a safe point. One with recovery \"restart\" needs the survivors " ++
-                "alone. {s}",
+                "(recovery \"complete\"): call admit, as all members must, and then repeat the " ++
+                "call. Until then each such call fails; one with recovery \"restart\" needs the " ++
+                "survivors alone. {s}",
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
@@ -1063,8 +1064,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         // The reporter may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, {f}, was lost{s}; so is each call with it, " ++
-                "until the next safe point. {s}",
+            "{s} was aborted, because its root, {f}, was lost{s}: call admit, as all members " ++
+                "must, and then name a root that is left. Until then each call with that one " ++
+                "fails. {s}",
             .{
                 name,
                 op.names.who(op.op.descriptor.root),
@@ -1077,9 +1079,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .passed => fail(
             .aborted,
-            "{s} was aborted, because {f} has passed the next safe point without it; " ++
-                "so is each such call. Call admit() and go on from there: between two " ++
-                "safe points all ranks must make the same calls. {s}",
+            "{s} was aborted, because {f} has passed the next safe point without it: call admit " ++
+                "and go on from there. Until then each such call fails; between two calls of " ++
+                "admit all ranks must make the same calls. {s}",
             .{ name, peer, kept(op) },
         ),
         .link_broken => fail(
@@ -1166,7 +1168,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     if (op.op.descriptor.kind == .send_recv) return fail(
         .mismatch,
         "{s}: the two called different things: {f} {s}, {f} {s}. Both must name as " ++
-            "many elements of one dtype, after the same safe points. {s}",
+            "many elements of one dtype, after equally many calls of admit. {s}",
         .{
             name,
             peer,

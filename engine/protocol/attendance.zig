@@ -3,6 +3,7 @@
 //! round that lets them in: group.zig.
 
 const std = @import("std");
+const base = @import("base");
 const wire = @import("wire");
 const Group = @import("group.zig").Group;
 
@@ -27,10 +28,25 @@ pub fn of(group: *const Group) ?Count {
     return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
+/// The part of the log about it.
+pub const Said = struct {
+    /// So many are here; 0: nothing is to be said.
+    here: u32 = 0,
+    since: base.Instant = 0,
+    /// That they wait for long, perhaps for somebody who has ended.
+    waits: bool = false,
+
+    pub fn next_deadline(said: *const Said, group: *const Group) base.Instant {
+        if (said.here == 0 or said.waits) return base.never;
+        return said.since +| group.coordinator.options.stall_warning_ns;
+    }
+};
+
 /// At a tick, so that those who come together are one line of the log.
-pub fn review(group: *Group) void {
+pub fn review(group: *Group, now: base.Instant) void {
+    const said = &group.attendance_said;
     const count = of(group) orelse {
-        group.here_said = 0;
+        said.* = .{};
         return;
     };
     for (group.newcomers.items) |*newcomer| {
@@ -43,12 +59,23 @@ pub fn review(group: *Group) void {
             .emptied = count.emptied,
         } });
     }
-    if (group.here_said == count.here) return;
-    group.here_said = count.here;
     const emptied = if (count.emptied) "; all that were in it are gone" else "";
-    group.coordinator.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
+    if (said.here != count.here) {
+        said.* = .{ .here = count.here, .since = now };
+        group.coordinator.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
+            count.here,
+            count.needed,
+            emptied,
+            group.name,
+        });
+    }
+    if (now < said.next_deadline(group)) return;
+    said.waits = true;
+    group.coordinator.log(.warning, "only {d} of {d} peers are here after {d} s, and the " ++
+        "others may have ended{s}; group {s}", .{
         count.here,
         count.needed,
+        (now -| said.since) / std.time.ns_per_s,
         emptied,
         group.name,
     });

@@ -75,5 +75,8 @@ test "a group that all have left says so to who comes, and how many it waits for
     try court.pass(500 * ms);
     try expectEqual(counted(1, true), (try told(&court, court_file.peers_max)).?);
     try court.expect_said("info 1 of 3 peers are here; all that were in it are gone; group g");
+    try court.pass(10_000 * ms);
+    try court.expect_said("warning only 1 of 3 peers are here after 10 s, and the others may " ++
+        "have ended; all that were in it are gone; group g");
     try expect_status(&court, "\"here\":1,\"needed\":3,\"emptied\":true");
 }

@@ -126,8 +126,8 @@ pub const Group = struct {
     unreached: unreached_file.Unreached = .{},
     /// Whose `admit` newcomers wait for.
     awaited: awaited_file.Awaited = .{},
-    /// How many the log says are there (attendance.zig); 0: nothing of it.
-    here_said: u32 = 0,
+    /// The part of the log about how many are there.
+    attendance_said: attendance.Said = .{},
     /// It has had an epoch.
     had_members: bool = false,
     /// Those it is made of, where it does not take whoever comes.
@@ -1116,12 +1116,13 @@ pub const Group = struct {
             try misfit.review(epoch);
         }
         group.advance(now);
-        attendance.review(group);
+        attendance.review(group, now);
         awaited_file.review(group, now, late);
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {
         var next = @min(group.round_deadline, group.look.next_deadline(now));
+        next = @min(next, group.attendance_said.next_deadline(group));
         for (group.epochs.items) |epoch| if (epoch.running) {
             next = @min(next, epoch.replan_at, epoch.stall_at);
         };

@@ -197,7 +197,10 @@ def lower(
     if tokens:
         token, *outs = outs
         context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
-    # XLA of 0.10 takes what a loop reads of a call with several results for what it began with.
+    # XLA of 0.10.2 reads the last instruction of a loop's body as a tuple, also where it is a call
+    # of several results: if the third operand is the third element of the loop's state, this
+    # element passes for unchanged, and the loop's condition for that of its beginning. A barrier is
+    # between (test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing).
     return list(optimization_barrier(outs)) if len(outs) > 1 else outs
 
 

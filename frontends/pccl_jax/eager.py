@@ -14,7 +14,7 @@ import numpy as np
 
 from pccl_jax.aligned import empty
 from pccl_jax.communicators import group_of
-from pccl_jax.errors import errors, wait
+from pccl_jax.errors import errors
 from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.outcomes import encode, pair
 from pccl_jax.trees import parse_kind, reworded
@@ -27,6 +27,7 @@ from pccl_py import (
     InvalidArgument,
     InvalidUsage,
     Outcome,
+    PcclError,
     Plan,
     Recovery,
     ReduceOp,
@@ -90,11 +91,17 @@ def _group(call: Call, handle: Any) -> tuple[int, int, Group]:
 
 
 def taken(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
-    """The memory of arrays, behind the programs of this thread."""
+    """The memory of arrays, behind the programs of this thread, of which some may have failed."""
     _check_local(kind, arrays)
-    with errors():
-        wait()
-        return [np.asarray(array) for array in arrays]
+    try:
+        with errors():
+            return [np.asarray(array) for array in arrays]
+    except PcclError as error:
+        error.args = (
+            f"an earlier program failed; this {kind.name.lower()}, which reads its results, was "
+            f"not made: {error}",
+        )
+        raise
 
 
 def put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,9 @@
 """Errors of compiled programs: JAX raises its own, with a number in it; here it becomes ours.
 
-Where a program has failed, the tokens that keep its order carry the failure, and would fail each
-later program of this thread: they are dropped, so that the process stays usable.
+Where a program has failed, the tokens that keep its order carry the failure. JAX waits for a token
+before it begins the next program of that order, and would raise the failure there, so that this
+program were never run while other peers wait for its calls. So a token that carries a failure is
+dropped before that, also by eager calls: each call is made, whatever became of the one before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -21,7 +24,7 @@ from pccl_jax.communicators import group_of
 from pccl_jax.effects import is_ours
 from pccl_jax.kinds import Kind
 from pccl_jax.trees import reworded
-from pccl_jax.versions import runtime_tokens
+from pccl_jax.versions import before_programs, runtime_tokens
 from pccl_py import PcclError, _pccl
 from pccl_py._watcher import logger
 
@@ -33,26 +36,44 @@ def errors() -> Iterator[None]:
         with pccl_jax.errors():
             params, loss = step(params, batch)
 
-    At its end it waits for the collectives that this thread has begun, as programs may still run
-    then. Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler
-    (Ctrl-C) that comes while this waits withdraws the collectives that programs wait in.
+    At its end it waits for the collectives that this thread has begun in it, as programs may still
+    run then. It waits for those of earlier programs first: a failure of theirs is in their results.
+    Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler (Ctrl-C)
+    that comes while this waits withdraws the collectives that programs wait in.
     """
+    with withdrawing():
+        settle()
     _programs.enter()
+    around, failures = _thread.failures, list[BaseException]()
+    _thread.failures = failures
     try:
         yield
         with withdrawing():
-            wait()
+            settle()
+        if failures:
+            raise failures[0]
     except (KeyboardInterrupt, SystemExit):
         withdraw()
         raise
     except jax.errors.JaxRuntimeError as error:
+        with withdrawing():
+            settle()
         made = exception_of(error)
         if made is None:
             raise
-        forget()
         raise made from error
     finally:
+        _thread.failures = around
         _programs.leave()
+
+
+class _Thread(threading.local):
+    """The failures of programs that the innermost `errors` of this thread raises at its end."""
+
+    failures: list[BaseException] | None = None
+
+
+_thread = _Thread()
 
 
 # Functions that tell of operations that programs have begun and not finished.
@@ -112,15 +133,38 @@ def withdraw() -> None:
     forget()
 
 
-def wait() -> None:
-    """Waits for all ordered collectives that programs of this thread have begun."""
-    for effect, token in list(runtime_tokens.current_tokens.items()):
-        if is_ours(effect):
-            token.block_until_ready()
+def settle() -> None:
+    """Waits for all ordered collectives that programs of this thread have begun.
+
+    It raises none of their failures: what comes next is made in any case.
+    """
+    for effect in list(runtime_tokens.current_tokens):
+        _settle(effect)
+
+
+def _settle(effect: Any) -> None:
+    """The same for one effect of JAX, also before each program that has it.
+
+    That costs no overlap: JAX waits there as well.
+    """
+    token = runtime_tokens.current_tokens.get(effect) if is_ours(effect) else None
+    if token is None:
+        return
+    try:
+        token.block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        del runtime_tokens.current_tokens[effect]
+        runtime_tokens.output_runtime_tokens.clear()
+        logger.info("a program has failed, and the next one of its order is run: %s", error)
+        if _thread.failures is not None:
+            _thread.failures.append(error)
+
+
+before_programs(_settle)
 
 
 def forget() -> None:
-    """Drops the tokens of this thread that may carry a failure."""
+    """Drops the tokens of this thread, of which none is waited for."""
     for effect in [each for each in runtime_tokens.current_tokens if is_ours(each)]:
         del runtime_tokens.current_tokens[effect]
     runtime_tokens.output_runtime_tokens.clear()
@@ -130,11 +174,10 @@ def forget() -> None:
 def _leave() -> None:
     """Before JAX waits at exit for programs that may be blocked: what blocks gives up."""
     _pccl.exit_begin()
-    try:
-        wait()
-    except jax.errors.JaxRuntimeError as error:
-        logger.warning("a program that still ran at exit was ended: %s", error)
-        forget()
+    _thread.failures = []
+    settle()
+    for failure in _thread.failures:
+        logger.warning("a program had failed, or was ended at exit: %s", failure)
     _log(_unfinished())
 
 
@@ -167,6 +210,10 @@ class _Raised:
 raised = _Raised()
 
 
+# XLA begins with this where it has not run a program, since an operand is of one that failed.
+_NOT_RUN = "Error dispatching computation"
+
+
 def exception_of(error: BaseException) -> BaseException | None:
     """The exception of PCCL that an error of JAX stands for; None if it is of something else."""
     failure = library.failure_in(str(error))
@@ -177,4 +224,9 @@ def exception_of(error: BaseException) -> BaseException | None:
         made.args = (reworded(failure.form, str(made)),)
         if group is not None and failure.kind in set(Kind):
             group._origin(Kind(failure.kind).name.lower()).mark(made)
+        if _NOT_RUN in str(error):
+            made.args = (
+                f"an earlier program failed; this one, which reads its results, was not "
+                f"run, and its calls were not made: {made}",
+            )
     return made

@@ -7,7 +7,7 @@ closes over.
 
 from __future__ import annotations
 
-from pccl_jax.errors import errors, wait
+from pccl_jax.errors import settle, withdrawing
 from pccl_jax.versions import is_tracing
 from pccl_py import InvalidUsage, communicator
 
@@ -20,8 +20,8 @@ def refuse_traces(what: str) -> None:
 
 def _before_admit() -> None:
     refuse_traces("admit")
-    with errors():
-        wait()
+    with withdrawing():
+        settle()
 
 
 communicator.before_admit.append(_before_admit)

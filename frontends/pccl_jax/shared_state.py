@@ -19,7 +19,7 @@ import numpy as np
 import pccl_numpy
 
 from pccl_jax.aligned import empty, zeros
-from pccl_jax.errors import errors, wait
+from pccl_jax.errors import errors
 from pccl_jax.safe_points import refuse_traces
 from pccl_jax.trees import Leaves, check_dtype
 from pccl_py import Group, InvalidArgument, SyncOutcome
@@ -132,8 +132,7 @@ class SharedState(Generic[T]):
         """
         refuse_traces("sync")
         leaves = self._leaves(tree)
-        with errors():  # of programs before this one
-            wait()
+        with errors():  # of programs that the leaves come of
             self._take(leaves)
         try:
             outcome = self._state.sync(strategy, revision=revision, deadline=deadline)

@@ -37,6 +37,8 @@ try:
     Primitive: Any = core.Primitive
     ShapedArray: Any = core.ShapedArray
     runtime_tokens: Any = dispatch.runtime_tokens
+    _Tokens: Any = dispatch.RuntimeTokenSet
+    _get_token_input: Any = _Tokens.get_token_input
     trace_context: Any = config.trace_context
     infer_argnums_and_argnames: Any = api_util.infer_argnums_and_argnames
     Effect: Any = effects.Effect
@@ -75,6 +77,16 @@ except (ImportError, AttributeError, KeyError) as error:
         f"pccl_jax keeps collectives in order by parts of JAX that jax {jax.__version__} does not "
         f"have ({error}): install '{SUPPORTED}'"
     ) from error
+
+
+def before_programs(function: Callable[[Any], None]) -> None:
+    """Calls `function` with each ordered effect of a program, before JAX reads its token."""
+
+    def get_token_input(tokens: Any, effect: Any, devices: Any) -> Any:
+        function(effect)
+        return _get_token_input(tokens, effect, devices)
+
+    _Tokens.get_token_input = get_token_input
 
 
 def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -98,3 +98,8 @@ __all__ = [
 ]
 
 register()
+
+
+def __dir__() -> list[str]:
+    """For completion: public names, and none of the modules that happen to be imported."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

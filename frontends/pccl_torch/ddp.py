@@ -11,10 +11,12 @@ that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Outcome, Recovery
+from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Outcome, PeerId, Recovery
 from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import DIFFER_IN_FORM, RecoveryName, form_of, parse_recovery
@@ -32,6 +34,8 @@ from pccl_torch.work import PcclWork
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
+
+log = logging.getLogger("pccl.torch")
 
 _REMEDY = (
     "after an admit() at which somebody joined, all members wrap the model anew: "
@@ -80,6 +84,7 @@ class AverageHook:
         self._recovery = recovery
         self._buckets = _Buckets()
         self._works: list[PcclWork] = []
+        self._missed: set[PeerId] = set()
 
     def __call__(self, state: Any, bucket: Any) -> Any:
         """The average of a bucket, in place, as a Future of it."""
@@ -97,7 +102,31 @@ class AverageHook:
         if bucket.index() == 0:
             self._works = []
         self._works.append(work)
-        return work.get_future().then(_first)
+        return work.get_future().then(partial(self._take, work))
+
+    def _take(self, work: PcclWork, future: Any) -> Tensor:
+        """The averaged bucket. Logs whom it lacks, once for each that is lost."""
+        averaged: Tensor = future.value()[0]
+        self._note(work.outcome)
+        return averaged
+
+    def _note(self, outcome: Outcome) -> None:
+        """Logs whom a bucket lacks, in all of it or in a part, once for each that is lost."""
+        if not outcome.ranges:
+            return
+        members = outcome.roster.members
+        everywhere = set(members).intersection(*(part.contributors for part in outcome.ranges))
+        lost = set(members) - everywhere
+        with _lock:
+            fresh, self._missed = lost - self._missed, lost
+        for peer in sorted(fresh, key=members.index):
+            log.info(
+                "average_hook goes on without %s, which is lost: a bucket is the average over %d "
+                "of %d members. The next pccl_torch.admit() goes on without it, too",
+                outcome.roster.named(peer),
+                len(everywhere),
+                len(members),
+            )
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -133,6 +162,27 @@ def average_hook(
     another backend.
     """
     return AverageHook(codec, error_feedback=error_feedback, recovery=recovery)
+
+
+class _Parameters(dict[str, inspect.Parameter]):
+    def __missing__(self, name: str) -> inspect.Parameter:
+        if name != "bucket":
+            raise KeyError(name)
+        raise TypeError(
+            "average_hook makes a hook and is none, so call it: "
+            "ddp.register_comm_hook(None, pccl_torch.average_hook())"
+        )
+
+
+class _NoHook(inspect.Signature):
+    """The signature of `average_hook`, in which DDP looks for that of a hook."""
+
+    @property
+    def parameters(self) -> Any:
+        return _Parameters(super().parameters)
+
+
+average_hook.__signature__ = _NoHook.from_callable(average_hook)  # type: ignore[attr-defined]
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
@@ -185,10 +235,6 @@ def _group(state: Any) -> ProcessGroupPccl:
             f"group, not {type(group).__name__}"
         )
     return group
-
-
-def _first(future: Any) -> Any:
-    return future.value()[0]
 
 
 def _reword(sentence: str) -> str:

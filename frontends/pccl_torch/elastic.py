@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import torch
 import torch.distributed
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pccl_py import Group, InvalidUsage, Mismatch, PcclError, PeerId, Strategy, SyncOutcome
 from pccl_py.errors import InvalidArgument
@@ -77,7 +78,8 @@ class ElasticState:
     `state_dict` has for them; of `optimizer`, which may be None, its state and the numbers of its
     param_groups (lr, betas, weight_decay and so on); and `counters`, ints and floats, which are
     attributes: `state.step += 1`. Not shared are buffers that are not persistent, flags and strings
-    of param_groups, and schedulers: derive these from a counter.
+    of param_groups, and schedulers: derive these from a counter (`scheduler.last_epoch =
+    state.step` after each sync).
 
     All members make it of modules and optimizers of the same structure. State that an optimizer
     makes at its first step is made in `sync` on members that have none yet. `group`: a process
@@ -98,11 +100,17 @@ class ElasticState:
         self,
         module: nn.Module,
         optimizer: Optimizer | None = None,
-        *,
+        *more: Never,
         group: Any = None,
         prefetch: bool = False,
         **counters: float,
     ) -> None:
+        if more:
+            other: object = more[0]
+            raise TypeError(
+                f"ElasticState takes a module and an optimizer, and no {type(other).__name__}"
+                f"{_for_scheduler(other)}"
+            )
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -519,10 +527,28 @@ def _is_shared(value: object) -> bool:
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"counter {name!r} must be an int or a float, not {type(value).__name__}")
+        raise TypeError(
+            f"counter {name!r} must be an int or a float, not {type(value).__name__}"
+            f"{_for_scheduler(value)}"
+        )
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise InvalidArgument(f"counter {name!r} must have 64 bits at most, not {value}")
     return value
+
+
+def _for_scheduler(value: object) -> str:
+    """The remedy for a scheduler, which ends a sentence that refuses it; else nothing."""
+    if not isinstance(value, LRScheduler):
+        return ""
+    shares = (
+        "best=0.0, num_bad_epochs=0), and set those of the scheduler"
+        if isinstance(value, ReduceLROnPlateau)
+        else "step=0), and set scheduler.last_epoch = state.step"
+    )
+    return (
+        ": schedulers are not shared, but learning rates are, as numbers of the optimizer. Share "
+        f"what the scheduler counts, ElasticState(module, optimizer, {shares} after each sync"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -6,6 +6,7 @@ programs catch: docs/TORCH.md says what to do then.
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from typing import Any
@@ -23,6 +24,8 @@ class PeerLost(Aborted, DistBackendError):
     """
 
 
+# The library's words for the remedy; of the sub-groups of a communicator it says more.
+_ADMIT = re.compile(r"\bcall admit\b(?! on )")
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
 # The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
@@ -42,10 +45,11 @@ def torch_error(error: PcclError, group: Group | None) -> PcclError:
     if isinstance(error, DistBackendError):
         return error
     made: PcclError
+    args = [_ADMIT.sub("call pccl_torch.admit()", each) for each in map(str, error.args)]
     if kind is Aborted and (group is None or is_whole(group)):
-        made = _class_of(Aborted, "Aborted")(*error.args)
+        made = _class_of(Aborted, "Aborted")(*args)
     else:
-        made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
+        made = _both.get(kind, _class_of(kind, kind.__name__))(*args)
     made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
     if isinstance(made, PeerLost) and group is not None:

@@ -46,7 +46,7 @@ from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 from pccl_torch import functions
 from pccl_torch.errors import is_whole
-from pccl_torch.tensors import check_no_tangent
+from pccl_torch.tensors import TORCH, check_no_tangent
 
 _LEFT_OUT = (
     "This is the backward of a pccl_torch.nn call. torch.autograd.grad and backward(inputs=...) "
@@ -235,6 +235,7 @@ class _Linear(torch.autograd.Function):
 def _linear(
     comm: Group, x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
+    TORCH.check_comm(comm)
     if isinstance(x, Tensor):
         check_no_tangent(x)  # which a Function does not see
     # An input that requires grad on every member, whatever `x` does.

@@ -30,6 +30,7 @@ from torch.distributed import distributed_c10d
 
 import pccl_py as pccl
 from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
+from pccl_py.errors import InvalidArgument
 from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
@@ -49,6 +50,8 @@ _LOOK_SECONDS = 0.02
 # Most checks of the backend fail with 2.6, and releases between were not tried (docs/TORCH.md).
 _OLDEST = "2.13"
 _TOKEN = "pccl/token"
+# By which its processes, and "env://", find each other.
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Arrangement(Protocol):
@@ -340,10 +343,21 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     """The rendezvous "pccl://": the ranks are those of the run that PCCL_TOKEN names.
 
     Enters the group, so it waits until the run begins, or until its members pass a safe point.
-    Without a token it is "env://". The store is one of this process alone.
+    Without a token it is "env://", or InvalidArgument where the variables of that are missing as
+    well. The store is one of this process alone.
     """
     global _met, _store
     if not os.environ.get("PCCL_TOKEN", "").strip():
+        missing = [name for name in _OF_TORCHRUN if not os.environ.get(name)]
+        if missing:
+            raise torch_error(
+                InvalidArgument(
+                    "no token: set PCCL_TOKEN, as `pccl run -n 1 -- python PROGRAM` does, or start "
+                    "the program with `torchrun --nproc-per-node 1 PROGRAM`, which sets "
+                    f"{', '.join(_OF_TORCHRUN)} (not set here: {', '.join(missing)})"
+                ),
+                None,
+            )
         yield from c10d.rendezvous("env://", timeout=timeout)
         return
     with _lock:

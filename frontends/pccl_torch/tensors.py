@@ -23,11 +23,12 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from pccl_py import DType
+from pccl_py import DType, Group
 from pccl_py.buffers import Buffer
 from pccl_py.kit import Frontend
 
@@ -71,6 +72,19 @@ class Torch(Frontend[Tensor]):
             check_leaf(x)
             check_written(tensor)
         return tensor
+
+    def remedy(self, comm: object) -> str:
+        if isinstance(getattr(comm, "comm", None), Group):
+            return "pass the group behind it, dist.group.WORLD.comm for the default one"
+        if isinstance(comm, torch.distributed.ProcessGroup):
+            return (
+                'pass dist.group.WORLD.comm, which a process group of backend "pccl" has, or call '
+                "that of torch.distributed"
+            )
+        return (
+            "it comes first, as pccl_py.connect() returns it, or dist.group.WORLD.comm after "
+            'dist.init_process_group("pccl", init_method="pccl://")'
+        )
 
     def shared(self, x: object, may_differ: bool) -> Tensor:
         """Parameters as well: to make them equal is no step of a computation.
@@ -214,10 +228,7 @@ def check_leaf(x: object) -> None:
 def _taken(x: object) -> Tensor:
     """`x`, a tensor that has memory of the CPU; else an error (see the head of this file)."""
     if not isinstance(x, Tensor):
-        trees = ""
-        if isinstance(x, dict | list | tuple):
-            trees = "; pccl_torch.tree has collectives for dicts and lists of tensors"
-        raise TypeError(f"expected a torch.Tensor, not {type(x).__name__}{trees}")
+        raise TypeError(f"expected a torch.Tensor, not {type(x).__name__}: {_instead_of(x)}")
     kind = type(x)
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise NotImplementedError(
@@ -252,6 +263,24 @@ def _taken(x: object) -> Tensor:
             f"the tensor is a {what} view, whose memory has other values: pass x.{remedy}()"
         )
     return x
+
+
+def _instead_of(x: object) -> str:
+    """The remedy for a value that is no tensor."""
+    if isinstance(x, dict | list | tuple):
+        return (
+            "pass torch.tensor(x) where it has numbers; pccl_torch.tree has collectives for dicts "
+            "and lists of tensors"
+        )
+    if isinstance(x, Group):
+        return "comm comes first, then the tensor"
+    if x is None:
+        return "where it is the grad of a parameter that no backward has reached, pass zeros"
+    if isinstance(x, int | float | complex):
+        return "pass torch.tensor(x)"
+    if hasattr(x, "__array_interface__"):
+        return "pass torch.as_tensor(x), which shares its memory, or call pccl_numpy's function"
+    return "comm.all_gather_object and comm.broadcast_object send any object"
 
 
 def check_no_tangent(x: Tensor) -> None:

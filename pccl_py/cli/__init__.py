@@ -51,6 +51,19 @@ class Command(typer.core.TyperCommand):
         return [self.options_metavar or "", *shown]
 
 
+class RunCommand(Command):
+    """`pccl run`: an error about the number of processes, or the command, has an example."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.param is not None and error.param.name in ("n", "command"):
+                said = f"{error.message.rstrip('.')}. " if error.message else ""
+                error.message = f"{said}For example: pccl run -n 4 -- python train.py"
+            raise
+
+
 class OnFailure(str, Enum):
     """The answer of `pccl run` to a process that fails."""
 
@@ -255,7 +268,7 @@ def token(
 
 @app.command(
     name="run",
-    cls=Command,
+    cls=RunCommand,
     context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
 )
 def run_command(

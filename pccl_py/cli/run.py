@@ -24,12 +24,15 @@ from typing import BinaryIO
 from rich.console import Console
 
 from pccl_py.cli import log
-from pccl_py.errors import InvalidArgument
+from pccl_py.coordinator import run_status
+from pccl_py.errors import InvalidArgument, PcclError
 
 # After a signal or a failure the processes have this long to end by themselves.
 GRACE_SECONDS = 10.0
 # Output of what a process left behind is not waited for longer than this.
 DRAIN_SECONDS = 2.0
+# For an answer of our own coordinator.
+STATUS_SECONDS = 2.0
 LINE_BYTES_MAX = 64 * 1024
 # Before its first restart a process waits this long, before each further one twice as long.
 BACKOFF_SECONDS = 0.5
@@ -160,10 +163,20 @@ class Processes:
             )
             self._stop(signal.SIGTERM)
         else:
-            self._say(
-                f"{left} of {self._n} processes are left; if the run has not begun yet, they wait "
-                f"for {self._n} peers (`pccl status`)"
-            )
+            self._say(f"{left} of {self._n} processes are left{self._beginning()}")
+
+    def _beginning(self) -> str:
+        """The end of that sentence if the run has not begun, or may not have: they wait."""
+        try:
+            groups = run_status(self._token, STATUS_SECONDS)["groups"]
+        except PcclError:
+            groups = []
+        if not groups:
+            return f"; if the run has not begun yet, they wait for {self._n} peers (`pccl status`)"
+        needed = [group["needed"] for group in groups if "needed" in group]
+        if len(needed) < len(groups):
+            return ""
+        return f"; they wait for {max(needed)} peers to begin (`pccl status`)"
 
     def _may_restart(self, index: int) -> bool:
         """Not while all are being ended, and not once a process has finished its work.

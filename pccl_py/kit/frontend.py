@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pccl_py.collectives import REFUSALS
+from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape
 from pccl_py.words import DIFFER_IN_FORM, counted, first_of, form_of
@@ -153,11 +154,23 @@ class Frontend(ABC, Generic[ArrayType]):
         """
         return
 
+    def remedy(self, comm: object) -> str:
+        """The argument to pass instead of something that is no Group."""
+        return "it comes first, as pccl_py.connect() returns it"
+
     def shared(self, x: object, may_differ: bool) -> ArrayType:
         """`x` as an array of a shared state, which writes to it unless it may differ."""
         return self.target(x, adds=False, only_read=may_differ)
 
     # ---- what follows from them
+
+    def check_comm(self, comm: object) -> None:
+        """Raises TypeError for what is no Group."""
+        if not isinstance(comm, Group):
+            raise TypeError(
+                f"comm must be a Communicator or a Group, not {type(comm).__name__}: "
+                f"{self.remedy(comm)}"
+            )
 
     def packed(self, x: ArrayType) -> ArrayType:
         """`x` itself, or a packed copy."""

@@ -82,6 +82,7 @@ class Functions(Generic[Mode]):
         own functions. A new array is C-contiguous and in native byte order. On any error `x` is as
         it was.
         """
+        self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
         targets = self._targets(sends, out, adds=_adds(options))
         return self._give(comm.all_reduce, sends, targets, (), options, form, out)
@@ -98,6 +99,7 @@ class Functions(Generic[Mode]):
 
         Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
         """
+        self._frontend.check_comm(comm)
         form, targets = self._places(x, adds=_adds(options))
         used = [self._frontend.packed(target) for target in targets]
         return self._run(comm.all_reduce, (self._memory(used),), options, form, targets, used)
@@ -138,6 +140,7 @@ class Functions(Generic[Mode]):
         raised, and `error.works` has the last operation of each. On any error all `xs` are as they
         were.
         """
+        self._frontend.check_comm(comm)
         told, parts = options.pop("return_outcome", False), _Parts()
         given = listed("xs", xs, out)
         for number, (x, into) in enumerate(given):
@@ -160,6 +163,7 @@ class Functions(Generic[Mode]):
         On an error each of `xs` has its result, if its operation committed, or is as it was.
         Otherwise as `all_reduce_many`.
         """
+        self._frontend.check_comm(comm)
         parts = _Parts()
         for number, (x, _) in enumerate(listed("xs", xs, None)):
             with numbered("xs", number):
@@ -202,6 +206,7 @@ class Functions(Generic[Mode]):
         There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
         and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
         """
+        self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
         self._check_no_root(out)
         targets = self._targets(sends, out, adds=_adds(options)) if _is_root(comm, root) else None
@@ -221,6 +226,7 @@ class Functions(Generic[Mode]):
 
         Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
         """
+        self._frontend.check_comm(comm)
         is_root = _is_root(comm, root)
         form, targets = self._places(x, adds=_adds(options), only_read=not is_root)
         used = [self._frontend.packed(target) for target in targets]
@@ -251,6 +257,7 @@ class Functions(Generic[Mode]):
         `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; the same shape
         and dtype on every peer. Its values matter on the root only.
         """
+        self._frontend.check_comm(comm)
         form, frontend = self._form(x), self._frontend
         made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
         given = self._memory(made), root
@@ -275,6 +282,7 @@ class Functions(Generic[Mode]):
         A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
         `broadcast`.
         """
+        self._frontend.check_comm(comm)
         is_root = _is_root(comm, root)
         form, targets = self._places(x, only_read=is_root)
         if is_root:
@@ -320,6 +328,7 @@ class Functions(Generic[Mode]):
         on every peer. `out` may be those rows of `x`, or overlap it. Otherwise as `all_reduce`;
         ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
         """
+        self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
         rows = self._wholes(comm, form, sends, counts)
         targets = self._targets(sends, out, adds=_adds(options), dealt=rows)
@@ -344,6 +353,7 @@ class Functions(Generic[Mode]):
 
         The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
+        self._frontend.check_comm(comm)
         form, (whole,) = self._places(x, adds=_adds(options))
         (rows,) = self._wholes(comm, form, [whole], counts)
         targets = [self._frontend.rows(whole, rows.first, rows.end)]
@@ -393,6 +403,7 @@ class Functions(Generic[Mode]):
         lost member that no survivor got are zeros, on all alike; the outcome names no contributor
         for them.
         """
+        self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
         targets = self._targets(sends, out, gathered=rows)
         rest = (rows[0].elements,)
@@ -417,6 +428,7 @@ class Functions(Generic[Mode]):
         `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
         rounded, so that all members have equal bytes. Otherwise as `all_gather`.
         """
+        self._frontend.check_comm(comm)
         form, (whole,) = self._places(x)
         (rows,) = self._wholes(comm, form, [whole], counts)
         packed = self._frontend.packed
@@ -461,6 +473,7 @@ class Functions(Generic[Mode]):
         nobody there knows its shape: that of `out` says it. A lost root ends the operation with
         Aborted on all. Dtypes are those of `broadcast`.
         """
+        self._frontend.check_comm(comm)
         sends = None
         if _is_root(comm, root):
             if x is None:
@@ -544,6 +557,7 @@ class Functions(Generic[Mode]):
 
         A lost root ends the operation with Aborted on all, whatever the recovery.
         """
+        self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
         self._check_no_root(out)
         targets = self._targets(sends, out, gathered=rows) if _is_root(comm, root) else None
@@ -620,6 +634,7 @@ class Functions(Generic[Mode]):
         dtype; it may be `x`, or overlap it. Dtypes are those of `broadcast`. A member that is lost
         ends the call as it does an `all_gather`.
         """
+        self._frontend.check_comm(comm)
         form, sends = self._sources(x)
         shape, sent, received = self._frontend.shape(sends[0]), None, None
         if send_counts is None and recv_counts is None:
@@ -646,6 +661,7 @@ class Functions(Generic[Mode]):
 
         With recovery "complete" it fails instead if one is lost.
         """
+        self._frontend.check_comm(comm)
         return comm.barrier(**options)
 
     @overload
@@ -662,6 +678,7 @@ class Functions(Generic[Mode]):
         it: so two that both send first wait for each other, unless with `async_op`. Errors are
         those of `pccl_py.Communicator.send`.
         """
+        self._frontend.check_comm(comm)
         source = self._frontend.packed(self._frontend.array(x, adds=False))
         return self._run(comm.send, (self._memory([source]), dst), options, one(x))
 
@@ -681,6 +698,7 @@ class Functions(Generic[Mode]):
         both get `Mismatch`. Bool and floats of eight bits go as u8, complex numbers as two floats
         each: nobody compares such dtypes. On any other error `x` may hold anything.
         """
+        self._frontend.check_comm(comm)
         targets = [self._frontend.target(x, adds=False)]
         recvs = self._frontend.recvs(targets)
         given = self._memory(recvs), src
@@ -690,6 +708,7 @@ class Functions(Generic[Mode]):
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
         """Receives from `src` in the packed array that was made for it, which is returned."""
+        self._frontend.check_comm(comm)
         form, given = one(made), (self._memory([made]), src)
         return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
 

@@ -39,6 +39,7 @@ class SharedState(Closing, Generic[ArrayType]):
         prefetch: bool = False,
         rules: StateRules = (),
     ) -> None:
+        frontend.check_comm(comm)
         own = may_differ if isinstance(may_differ, str) else list(may_differ)
         self._frontend = frontend
         # Arrays of other layouts, and the packed ones that stand for them.

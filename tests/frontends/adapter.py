@@ -41,6 +41,9 @@ class Adapter(ABC):
     # Whether calls take `async_op`.
     has_works: bool = True
 
+    def close(self) -> None:  # noqa: B027
+        """After the last test: raises AssertionError if the whole run has cost too much."""
+
     @abstractmethod
     def make(self, values: Sequence[float], shape: Shape, dtype: str = "f32") -> Any:
         """A new array."""

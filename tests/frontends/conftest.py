@@ -24,12 +24,13 @@ NAMES = {"NumpyAdapter": "numpy", "TorchAdapter": "torch", "JaxAdapter": "jax"}
 
 
 @pytest.fixture(scope="session", params=FRONTENDS, ids=lambda name: NAMES.get(name, "jax_jit"))
-def frontend(request: pytest.FixtureRequest) -> Adapter:
+def frontend(request: pytest.FixtureRequest) -> Iterator[Adapter]:
     library = FRONTENDS[request.param]
     pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ModuleNotFoundError)
     module = importlib.import_module(f"{library}_adapter")
     made: Adapter = getattr(module, request.param)()
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,8 @@ MOVING_DTYPES: dict[str, Any] = {
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 ALL_DTYPES = {**DTYPES, **MOVING_DTYPES}
+# The whole suite compiles 1,160; one for each communicator would be more than twice as many.
+PROGRAMS_MAX = 1200
 
 
 class JaxAdapter(Adapter):
@@ -125,6 +127,11 @@ class JaxJitAdapter(JaxAdapter):
 
     name = "jax_jit"
 
+    def close(self) -> None:
+        """One program serves all communicators: there are as many as there are kinds of calls."""
+        compiled = sum(each.compiled for each in programs)
+        assert compiled <= PROGRAMS_MAX, f"{compiled} programs"
+
     def _run(
         self, collective: str, out: Any, options: dict[str, Any]
     ) -> Callable[[pccl.Group, Any], Any]:
@@ -146,20 +153,28 @@ class JaxJitAdapter(JaxAdapter):
         return (got[0], pj.decode(got[1])) if isinstance(got, tuple) else got
 
 
+programs: list[pj.Jitted[..., Any]] = []
+
+
+def kept(function: Callable[..., Any]) -> Any:
+    programs.append(pj.jit(function))
+    return programs[-1]
+
+
 @functools.cache
 def jitted(collective: str, shapes: Any, treedef: Any, options: Any) -> Any:
     """A function that makes this call, for all communicators and shapes."""
     function, named = getattr(pj, collective), dict(options)
     if collective == "scatter":
         named["out"] = jax.tree.unflatten(treedef, shapes)
-    return pj.jit(lambda comm, x: function(comm, x, **named))
+    return kept(lambda comm, x: function(comm, x, **named))
 
 
 @functools.cache
 def jitted_send(dst: int, options: Any) -> Any:
-    return pj.jit(lambda comm, x: pj.send(comm, x, dst, **dict(options)))
+    return kept(lambda comm, x: pj.send(comm, x, dst, **dict(options)))
 
 
 @functools.cache
 def jitted_recv(shape: Shape, dtype: str, src: int, options: Any) -> Any:
-    return pj.jit(lambda comm: pj.recv(comm, shape, ALL_DTYPES[dtype], src, **dict(options)))
+    return kept(lambda comm: pj.recv(comm, shape, ALL_DTYPES[dtype], src, **dict(options)))

@@ -183,6 +183,28 @@ def test_an_option_that_a_collective_does_not_have_is_a_type_error(
     goes_on(frontend, world)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_what_is_no_comm_is_a_type_error(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    x = frontend.make([1, 2], (2,))
+    no_comm: Any = 3  # a tracer under jit
+    wanted = pytest.raises(TypeError, match="must be a Communicator or a Group, not ")
+    with wanted:
+        frontend.call(collective, no_comm, x)
+    with wanted:
+        frontend.call_tree(collective, no_comm, [x])
+    if collective in frontend.in_place:
+        with wanted:
+            frontend.call_in_place(collective, no_comm, x)
+    with wanted:
+        frontend.send(no_comm, x, 1)
+    with wanted:
+        frontend.recv(no_comm, (2,), "f32", 1)
+    assert frontend.read(x) == [1, 2]
+    goes_on(frontend, worlds(2))
+
+
 @pytest.mark.parametrize("collective", REDUCING)
 def test_what_only_moves_is_not_added_up(
     frontend: Adapter, worlds: Worlds, collective: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import jax
@@ -11,8 +12,10 @@ import numpy as np
 import pccl_jax as pj
 import pytest
 from jax import lax
+from jax._src.interpreters.mlir import ModuleContext
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from pccl_jax import host
 from pccl_jax.host import PLATFORMS, through_host
 
 import pccl_py as pccl
@@ -141,21 +144,30 @@ def _finishes_twice(comm: pj.Comm, x: Any) -> Any:
     return pj.all_reduce_done(handle), pj.all_reduce_done(handle)
 
 
-def test_it_is_said_once_and_gpus_and_tpus_take_this_way(
-    world: pccl.LocalWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_programs_for_gpus_take_this_way_and_it_is_said_once(
+    world: pccl.LocalWorld,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
 ) -> None:
-    """Method: lower for a GPU where none is; its text names the callback instead of the handler."""
-    from pccl_jax import host
+    """Method: lower for a GPU that this machine lacks; the text names what is called.
 
+    JAX asks for the devices of the platform, and reads them only for a TPU, which has no such test.
+    """
     monkeypatch.setattr(host._table, "platforms", set())
-    comm = world.comms[0]
-    function = jax.jit(lambda comm, x: pj.all_reduce(comm, pj.all_reduce(comm, x)))
-    with caplog.at_level(logging.WARNING, "pccl"), through_host():
-        text = function.lower(comm, jnp.ones(3)).as_text()
-        jax.jit(lambda comm, x: pj.all_reduce(comm, x)).lower(comm, jnp.ones(3))
-    assert "callback" in text and "pccl_collective" not in text
+    monkeypatch.setattr(ModuleContext, "get_backend", lambda *_, **__: None)
+
+    def twice(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, pj.all_reduce(comm, x))
+
+    traced = jax.jit(twice).trace(world.comms[0], jnp.ones(3))
+    with caplog.at_level(logging.WARNING, "pccl"):
+        texts = [traced.lower(lowering_platforms=(platform,)).as_text() for _ in range(2)]
+    for text in texts:
+        assert len(re.findall("custom_call @xla_ffi_python_gpu_callback", text)) == 2, text
+        assert "pccl_collective" not in text
     said = [each.getMessage() for each in caplog.records if "through the host" in each.getMessage()]
-    assert len(said) == 1 and "programs for cpu" in said[0]
-    assert {"cuda", "tpu"} <= set(PLATFORMS)
-    # The rule for the CPU is chosen by platform, so that no other platform can meet the handler.
-    assert "pccl_collective" in jax.jit(pj.all_reduce).lower(comm, jnp.ones(3)).as_text()
+    assert len(said) == 1 and f"programs for {platform} " in said[0]
+    assert traced.lower(lowering_platforms=("cpu",)).as_text().count("@pccl_collective") == 2
+    assert {platform, "tpu"} < set(PLATFORMS)

@@ -99,6 +99,83 @@ def test_the_same_exceptions_under_a_bare_jit(world: pccl.LocalWorld) -> None:
     assert world.run(program) == [9.0] * 3
 
 
+@pytest.mark.parametrize("after", ["bare", "pj.jit", "eager", "errors", "admit"])
+def test_calls_are_made_after_a_program_that_failed_on_a_thread_of_xla(
+    world: pccl.LocalWorld, after: str
+) -> None:
+    """Goal: no failure is raised in the place of a later call, for which other peers wait.
+
+    Method: a program with products before its call, which does not run inline, fails. Its error is
+    caught, or nobody reads its result. The barriers show that the next call was made by all.
+    """
+
+    def program(comm: pccl.Communicator) -> None:
+        bare = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x)[0, 0])
+        ours = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+        x, wrong = jnp.ones((300, 300)), jnp.ones((300 + comm.rank,) * 2)
+        for is_caught in (True, False):
+            made = bare(comm, wrong)
+            if is_caught:
+                with pytest.raises(jax.errors.JaxRuntimeError, match="pccl error"):
+                    made.block_until_ready()
+            for _ in range(2):
+                match after:
+                    case "bare":
+                        assert bare(comm, x).item() == 3 * 300**2
+                    case "pj.jit":
+                        assert ours(comm, jnp.ones(3)).tolist() == [3.0] * 3
+                    case "eager":
+                        assert pj.all_reduce(comm, jnp.ones(3)).tolist() == [3.0] * 3
+                    case "errors":
+                        with pj.errors():
+                            total = bare(comm, x)
+                        assert total.item() == 3 * 300**2
+                    case "admit":
+                        assert not comm.admit().changed
+            comm.barrier()
+
+    world.run(program)
+
+
+def test_a_failure_that_a_later_call_has_met_is_raised_at_the_end_of_errors(
+    world: pccl.LocalWorld,
+) -> None:
+    """Method: nobody reads the result of the program that fails; calls come behind it."""
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        bare = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x)[0, 0])
+        ours = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+        totals: list[float] = []
+
+        def calls() -> None:
+            with pj.errors():
+                bare(comm, jnp.ones((300 + comm.rank,) * 2))
+                for each in (pj.all_reduce, ours):
+                    totals.append(each(comm, jnp.float32(1)).item())
+
+        with pytest.raises(pccl.Mismatch, match="called different things"):
+            calls()
+        return totals
+
+    assert world.run(program) == [[3.0, 3.0]] * 3
+
+
+def test_a_call_on_results_of_a_program_that_failed_says_that_it_was_not_made(
+    world: pccl.LocalWorld,
+) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        bare = jax.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x)[0, :1])
+        ours = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+        lost = bare(comm, jnp.ones((300 + comm.rank,) * 2))
+        with pytest.raises(pccl.Mismatch, match="an earlier program failed; this one.*not made"):
+            ours(comm, lost)
+        with pytest.raises(pccl.Mismatch, match="failed; this all_reduce, which.*was not made"):
+            pj.all_reduce(comm, lost)
+        assert ours(comm, jnp.ones(1)).item() == 3.0
+
+    world.run(program)
+
+
 def test_arguments_that_are_wrong_are_refused_while_tracing(world: pccl.LocalWorld) -> None:
     comm = world.comms[0]
     x = jnp.ones((5, 2))
@@ -137,6 +214,38 @@ def test_a_peer_that_leaves_in_the_middle_of_a_jitted_scan(world: pccl.LocalWorl
     assert len(contributors) == length
     assert contributors[:7] == [3] * 7 and contributors[8:] == [2] * 12
     assert bits[0] == 0b111 and bits[-1] == 0b011
+
+
+def test_under_complete_recovery_a_loss_ends_the_scan_and_each_call_until_an_admit(
+    world: pccl.LocalWorld,
+) -> None:
+    """Method: a peer leaves after seven calls of a scan of twenty; programs are for all worlds."""
+
+    @pj.jit
+    def step(comm: pj.Comm, x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            return pj.all_reduce(comm, carry, op="avg", recovery="complete"), None
+
+        return lax.scan(body, x, None, length=20)[0]
+
+    def program(comm: pccl.Communicator) -> float:
+        x = jnp.full(3, float(comm.rank))
+        if comm.rank == 0:
+            for _ in range(7):
+                pj.all_reduce(comm, x, op="avg", recovery="complete")
+            comm.close()
+            return 2.5
+        with pytest.raises(pccl.Aborted, match="It was call 8 of the program's run on"):
+            step(comm, x)
+        with pytest.raises(pccl.Aborted):
+            step(comm, x)
+        while not comm.admit().changed:
+            comm.barrier()
+        made: float = step(comm, jnp.full(3, comm.rank + 2.0))[0].item()
+        return made
+
+    assert world.run(program) == [2.5] * 3
+    assert step.compiled == 1
 
 
 def ends(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.ffi
 from pccl_jax import library
 
@@ -29,6 +30,24 @@ def test_pccl_py_imports_none_of_jax() -> None:
         "assert not {'jax', 'jaxlib', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_version_of_jax_without_a_private_name_is_refused_with_the_versions_that_have_it() -> (
+    None
+):
+    program = (
+        "import jax._src.core as core\n"
+        "del core.abstract_token\n"
+        "try: import pccl_jax\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == (
+        f"pccl_jax keeps collectives in order by parts of JAX that jax {jax.__version__} does not "
+        "have (module 'jax._src.core' has no attribute 'abstract_token'): install 'jax>=0.10,<0.11'"
+    )
 
 
 def test_no_handle_is_given_twice() -> None:

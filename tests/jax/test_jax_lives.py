@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -76,6 +77,56 @@ def test_an_exported_program_serves_other_communicators() -> None:
     assert step.compiled == 1
 
 
+READ = """
+    import sys
+    import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    step = pj.jit(jax.export.deserialize(open(sys.argv[1], "rb").read()).call)
+    world = pccl.LocalWorld(3, deadline=20)
+    def program(comm):
+        with comm.group(sys.argv[2], initial_world_size=3) as group:
+            group.admit()
+            return step(group, jnp.ones(3))[0].item()
+    try:
+        print(world.run(program))
+    except ValueError as error:
+        print(" ".join(str(error).split()))
+    world.close()
+"""
+
+
+def test_a_program_of_a_named_group_is_read_in_another_process(tmp_path: Path) -> None:
+    """The name of its group is in the file: a group of another name is refused."""
+    pytest.importorskip("flatbuffers", reason="jax.export writes files by flatbuffers")
+    with pccl.LocalWorld(2, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> bytes:
+            with comm.group("model", initial_world_size=2) as group:
+                group.admit()
+                step = jax.jit(lambda comm, x: pj.all_reduce(comm, x))
+                export = jax.export.export(step, disabled_checks=pj.EXPORT_CHECKS)
+                return bytes(export(group, jnp.ones(3)).serialize())
+
+        written = tmp_path / "step"
+        written.write_bytes(world.run(program)[0])
+    assert run_in_a_process(READ, str(written), "model") == ["[3.0, 3.0, 3.0]"]
+    (refused,) = run_in_a_process(READ, str(written), "other")
+    assert "group 'other' in the invocation" in refused
+    assert "group 'model' when exported" in refused
+
+
+def run_in_a_process(program: str, *arguments: str) -> list[str]:
+    """The lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 FORKED = """
     import os, sys, warnings
     import jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
@@ -98,19 +149,12 @@ FORKED = """
 
 
 def test_a_forked_child_is_told_to_connect_and_its_parent_goes_on() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKED)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    said = run_in_a_process(FORKED)
     sums = "[(2.0, 2.0), (2.0, 2.0)]"
     refused = (
         "group 'default' was opened before this process was forked: connect in the child itself"
     )
-    assert done.stdout.splitlines() == [sums, refused, refused, f"7 {sums}"], done.stderr
-    assert done.returncode == 0
+    assert said == [sums, refused, refused, f"7 {sums}"]
 
 
 def test_a_program_on_a_closed_communicator_leaves_others_alone() -> None:

@@ -75,7 +75,7 @@ def test_where_it_is_refused_and_what_is_no_array() -> None:
             pj.jit(lambda comm, x: pj.all_reduce_many(comm, [x, x]))(comm, x)
         with pytest.raises(pccl.InvalidUsage, match="inside of a traced function"):
             jax.grad(lambda x: pj.all_reduce_many(comm, [x])[0].sum())(x)
-        with pytest.raises(TypeError, match=r"xs\[1\]: dtype complex64 is not supported"):
+        with pytest.raises(TypeError, match=r"xs\[1\]: dtype complex\d+ is not supported"):
             pj.all_reduce_many(comm, [x, x * 1j])
         with pytest.raises(pccl.InvalidArgument, match=r"in_flight must be between 1 and 64"):
             pj.all_reduce_many(comm, [x], in_flight=0)

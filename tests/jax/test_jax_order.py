@@ -24,15 +24,16 @@ import pccl_py as pccl
 
 # A step takes and returns f32 (4,). Values stay small integers, which all sums hold exactly.
 Step = tuple[Any, ...]
-KINDS = ("sum", "max", "root", "unused", "pair", "scan", "cond", "while", "nested", "remat")
+FLAT = ("sum", "max", "root", "unused", "pair")
+KINDS = (*FLAT, "scan", "cond", "switch", "fori", "while", "nested", "remat")
 
 
 def steps_of(seed: int, depth: int = 0) -> list[Step]:
     drawn = random.Random(seed)
     made: list[Step] = []
     for number in range(drawn.randrange(2, 5)):
-        kind = drawn.choice(KINDS if depth == 0 else KINDS[:5])
-        inner = steps_of(seed * 31 + number, 1) if kind in KINDS[5:] else []
+        kind = drawn.choice(KINDS if depth == 0 else FLAT)
+        inner = steps_of(seed * 31 + number, 1) if kind not in FLAT else []
         made.append((kind, drawn.randrange(3), inner))
     return made
 
@@ -44,6 +45,10 @@ def reduced(x: Any) -> Any:
 
 def in_jax(comm: pj.Comm, steps: list[Step], x: Any) -> Any:
     for kind, number, inner in steps:
+
+        def go(x: Any, inner: Any = inner) -> Any:
+            return in_jax(comm, inner, x)
+
         match kind:
             case "sum":
                 x = reduced(pj.all_reduce(comm, x))
@@ -53,40 +58,43 @@ def in_jax(comm: pj.Comm, steps: list[Step], x: Any) -> Any:
                 x = pj.broadcast(comm, x, root=number)
             case "unused":
                 pj.all_reduce(comm, x[:number])
-            case "pair":  # two that do not depend on each other
+            case "pair":  # two that do not depend on each other, and cannot take each other's place
                 first = pj.all_reduce(comm, x)
                 second = pj.all_reduce(comm, x + 1)
-                x = reduced(first + second)
+                x = reduced(first + 2 * second)
             case "scan":
-
-                def body(carry: Any, _: Any, inner: Any = inner) -> tuple[Any, None]:
-                    return in_jax(comm, inner, carry), None
-
-                x, _ = lax.scan(body, x, None, length=number + 1)
+                x, _ = lax.scan(lambda x, _: (go(x), None), x, None, length=number + 1)
             case "cond":
-
-                def go(x: Any, inner: Any = inner) -> Any:
-                    return in_jax(comm, inner, x)
-
-                x = lax.cond(number > 0, go, lambda x: pj.broadcast(comm, x), x)
+                x = lax.cond(agreed(pj, comm, x) > 0, go, lambda x: pj.broadcast(comm, x), x)
+            case "switch":
+                branches = [go, lambda x: pj.broadcast(comm, x), lambda x: pj.all_reduce(comm, x)]
+                x = lax.switch(agreed(pj, comm, x), branches, x)
+            case "fori":
+                x = lax.fori_loop(0, agreed(pj, comm, x), lambda _, x: go(x), x)
             case "while":
 
-                def again(state: Any, number: int = number) -> Any:
-                    return state[1] < number
+                def once(state: Any) -> Any:
+                    return go(state[0]), state[1] - 1
 
-                def once(state: Any, inner: Any = inner) -> Any:
-                    return in_jax(comm, inner, state[0]), state[1] + 1
-
-                x, _ = lax.while_loop(again, once, (x, 0))
+                x, _ = lax.while_loop(lambda state: state[1] > 0, once, (x, number))
             case "nested":
-                x = jax.jit(lambda x, inner=inner: in_jax(comm, inner, x))(x)
+                x = jax.jit(go)(x)
             case "remat":
-                x = jax.checkpoint(lambda x, inner=inner: in_jax(comm, inner, x))(x)
+                x = jax.checkpoint(go)(x)
     return x
+
+
+def agreed(frontend: Any, comm: Any, x: Any) -> Any:
+    """A number from 0 to 2, from data, the same on all ranks."""
+    return frontend.all_reduce(comm, x)[0].astype(np.int32) % 3
 
 
 def in_numpy(comm: pccl.Group, steps: list[Step], x: Any) -> Any:
     for kind, number, inner in steps:
+
+        def go(comm: pccl.Group, x: Any, inner: Any = inner) -> Any:
+            return in_numpy(comm, inner, x)
+
         match kind:
             case "sum":
                 x = reduced(pnp.all_reduce(comm, x))
@@ -97,13 +105,19 @@ def in_numpy(comm: pccl.Group, steps: list[Step], x: Any) -> Any:
             case "unused":
                 pnp.all_reduce(comm, x[:number])
             case "pair":
-                x = reduced(pnp.all_reduce(comm, x) + pnp.all_reduce(comm, x + 1))
+                first = pnp.all_reduce(comm, x)
+                x = reduced(first + 2 * pnp.all_reduce(comm, x + 1))
             case "cond":
-                x = in_numpy(comm, inner, x) if number > 0 else pnp.broadcast(comm, x)
+                is_inner = agreed(pnp, comm, x) > 0
+                x = go(comm, x) if is_inner else pnp.broadcast(comm, x)
+            case "switch":
+                branch = agreed(pnp, comm, x)
+                functions = (go, pnp.broadcast, pnp.all_reduce)
+                x = functions[branch](comm, x)
             case _:
                 repeats = {"scan": number + 1, "while": number}.get(kind, 1)
-                for _ in range(repeats):
-                    x = in_numpy(comm, inner, x)
+                for _ in range(agreed(pnp, comm, x) if kind == "fori" else repeats):
+                    x = go(comm, x)
     return x
 
 
@@ -133,11 +147,32 @@ def test_random_programs_agree_eager_jitted_and_in_numpy(
             assert made[0] == made[1] == made[2], f"seed {seed}: {steps}"
 
 
-def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.LocalWorld) -> None:
-    """Goal: XLA does not take what a loop reads of a call with two results for its beginning.
+def test_peers_in_other_branches_are_told_both_calls_and_the_next_one_works(
+    world: pccl.LocalWorld,
+) -> None:
+    """Method: the predicate is from data, and one peer has other data."""
 
-    Method: conditions on both, which would never be false, or never true, of the constants.
-    """
+    @pj.jit
+    def branched(comm: pj.Comm, x: Any) -> Any:
+        return lax.cond(
+            x[0] > 1, lambda x: pj.all_reduce(comm, x), lambda x: pj.broadcast(comm, x, root=1), x
+        )
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        x = jnp.full(3, float(comm.rank))
+        with pytest.raises(pccl.Mismatch) as raised:
+            branched(comm, x)
+        said = str(raised.value)
+        assert "called different things" in said and "rank 2" in said
+        assert "all_reduce(sum, 3 f32)" in said and "broadcast(" in said
+        made: list[float] = branched(comm, x + 2).tolist()
+        return made
+
+    assert world.run(program) == [[9.0] * 3] * 3
+
+
+def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.LocalWorld) -> None:
+    """Method: conditions on both, which would never be false, or never true, of the constants."""
 
     @pj.jit
     def doubled(comm: pj.Comm) -> Any:
@@ -160,6 +195,33 @@ def test_a_loop_reads_results_and_outcomes_that_began_as_constants(world: pccl.L
         return [each.item() for each in doubled(comm)], [each.item() for each in until_all(comm)]
 
     assert world.run(program) == [([27.0, 0, 3, 3], [3, 1])] * 3
+
+
+def test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing(
+    world: pccl.LocalWorld,
+) -> None:
+    """Goal: the barrier behind a call of several results keeps XLA 0.10.2 from a false conclusion.
+
+    Where the body of a loop ends with such a call itself, XLA takes an element whose place among
+    the results is that of its operand for one that stays as it began, and makes the condition
+    `true`. Method: the communicator is a constant, so that the token and it are the first operands
+    and the second array is the third operand, and the third result. Without the barrier the loop
+    would not end, so its text is read first.
+    """
+
+    def swapped(comm: pj.Comm) -> Any:
+        return lax.while_loop(
+            lambda state: state[1] < 20,
+            lambda state: pj.all_reduce(comm, (state[1], state[0])),
+            (1.0, 0.0),
+        )
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        run = jax.jit(lambda: swapped(comm)).lower().compile()
+        assert "constant(true)" not in (run.as_text() or "")
+        return [each.item() for each in run()]
+
+    assert world.run(program) == [[0.0, 27.0]] * 3
 
 
 def test_groups_do_not_wait_for_each_other() -> None:

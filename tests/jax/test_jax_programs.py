@@ -6,7 +6,10 @@ import dataclasses
 import functools
 import gc
 import re
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ from jax import lax
 from pccl_jax.outcomes import encode
 
 import pccl_py as pccl
+from pccl_py.local_world import LOOPBACK
 
 
 def test_one_program_serves_all_communicators_and_worlds() -> None:
@@ -37,7 +41,10 @@ def test_one_program_serves_all_communicators_and_worlds() -> None:
 
 
 def test_a_shape_of_the_world_is_traced_again_and_no_other(world: pccl.LocalWorld) -> None:
-    """A peer leaves and an admit closes the gap: the gather is compiled again, the mean is not."""
+    """A peer leaves, an admit closes the gap, and two newcomers enter.
+
+    The gather is compiled for 3, 2 and 4 ranks, and the mean once.
+    """
 
     @pj.jit
     def gathered(comm: pj.Comm, x: Any) -> Any:
@@ -47,20 +54,41 @@ def test_a_shape_of_the_world_is_traced_again_and_no_other(world: pccl.LocalWorl
     def mean(comm: pj.Comm, x: Any) -> Any:
         return pj.all_reduce(comm, x, op="avg")
 
-    def program(comm: pccl.Communicator) -> Any:
+    stage, end = threading.Barrier(3, timeout=60), time.monotonic() + 60
+
+    def check(comm: pccl.Communicator, size: int, programs: int) -> None:
         x = jnp.float32(comm.rank)
-        both = gathered(comm, x).tolist(), mean(comm, x).item()
-        assert both == ([0.0, 1.0, 2.0], 1.0)
+        assert gathered(comm, x).tolist() == [*range(size)]
+        assert mean(comm, x).item() == (size - 1) / 2
+        assert gathered.compiled <= programs and mean.compiled == 1
+
+    def grow(comm: pccl.Communicator) -> None:
+        while comm.admit().world_size < 4:
+            comm.barrier()
+            assert time.monotonic() < end, "a newcomer has failed"
+        check(comm, 4, 3)
+        comm.barrier()  # nobody leaves before all have called
+
+    def newcomer(_: int) -> None:
+        with pccl.connect(world.coordinator.token, bind=LOOPBACK, deadline=20) as comm:
+            grow(comm)
+
+    def program(comm: pccl.Communicator) -> None:
+        check(comm, 3, 1)
         if comm.rank == 0:
             comm.close()
-            return None
+            stage.wait()
+            with ThreadPoolExecutor(2) as newcomers:
+                list(newcomers.map(newcomer, range(2)))
+            return
         while not comm.admit().changed:
             comm.barrier()
-        x = jnp.float32(10 * comm.rank)
-        return gathered(comm, x).tolist(), mean(comm, x).item()
+        check(comm, 2, 2)
+        stage.wait()
+        grow(comm)
 
-    assert world.run(program)[1:] == [([0.0, 10.0], 5.0)] * 2
-    assert (gathered.compiled, mean.compiled) == (2, 1)
+    world.run(program)
+    assert (gathered.compiled, mean.compiled) == (3, 1)
 
 
 def test_a_shape_of_the_world_depends_on_no_communicator_of_an_earlier_call() -> None:

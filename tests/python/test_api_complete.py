@@ -61,11 +61,24 @@ def test_each_call_fails_at_once_until_the_next_safe_point() -> None:
         for call in NEED_ALL.values():
             for message in without(gone, raises_aborted(call), world):
                 assert gone_name in message and 'recovery "complete"' in message
+                assert "call admit, as all members must, and then repeat the call" in message
             sums = without(gone, lambda comm: pnp.all_reduce(comm, np.ones(3)), world)
             assert [each.tolist() for each in sums] == [[2, 2, 2]] * 2
         without(gone, lambda comm: comm.admit(), world)
         assert without(gone, lambda comm: comm.world_size, world) == [2, 2]
         without(gone, lambda comm: comm.all_gather(np.ones(2), np.ones(4)), world)
+
+
+def test_a_root_that_is_lost_is_told_with_the_remedy() -> None:
+    with pccl.LocalWorld(3, deadline=30) as world:
+        gone = world.comms[1]
+        gone.close()
+        call = raises_aborted(lambda comm: comm.reduce(np.ones(2), root=1))
+        for message in without(gone, call, world):
+            assert "because its root, rank 1" in message
+            assert "call admit, as all members must, and then name a root that is left" in message
+        without(gone, lambda comm: comm.admit(), world)
+        without(gone, lambda comm: comm.reduce(np.ones(2), root=1), world)
 
 
 def test_a_loop_of_failing_calls_costs_nobody_its_place() -> None:
@@ -106,7 +119,8 @@ def test_a_call_that_a_member_has_passed_by_fails(coordinator: pccl.Coordinator)
         while not second.info().pending:
             continue
         assert enter(second).world_size == 3
-        with pytest.raises(pccl.Aborted, match=r"rank \d.* has passed the next safe point without"):
+        passed = r"rank \d.* has passed the next safe point without it: call admit and go on"
+        with pytest.raises(pccl.Aborted, match=passed):
             waiting.result()
         assert enter(first).world_size == 3
         assert entering.result().world_size == 3

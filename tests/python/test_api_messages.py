@@ -224,7 +224,8 @@ def test_a_sender_that_leaves_ends_the_recv_and_no_other() -> None:
         other = second.recv(got, 2, async_op=True)
         leaver = first.peer_id.short
         first.close()
-        with pytest.raises(pccl.Aborted, match=rf"rank 0 \(\S+, {leaver}\) was lost"):
+        remedy = "call admit, as all members must, and then name a rank of those that are left"
+        with pytest.raises(pccl.Aborted, match=rf"rank 0 \(\S+, {leaver}\) was lost: {remedy}"):
             receiving.wait()
         with pytest.raises(pccl.Aborted, match="was lost"):
             second.send(np.ones(4), 0)

@@ -10,16 +10,19 @@ import signal
 import socket
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import pccl_py as pccl
 from pccl_py.cli import run
 
 PYTHON = [sys.executable, "-u", "-c"]
 CLI = "pccl_py.cli"
+EXAMPLE = "For example: pccl run -n 4 -- python train.py"
 
 
 def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
@@ -106,6 +109,23 @@ def test_enough_processes_must_succeed(start: Any, minimum: int, code: int) -> N
     assert "process 1 exited with status 3" in program.errors
     said = re.search("[0-2] of 3 processes succeeded, 3 needed", program.errors)
     assert (said is not None) == (code != 0), program.errors
+
+
+def test_those_that_are_left_wait_to_begin_only_where_the_run_has_not_begun() -> None:
+    """Method: what is said of a loss when nobody, one of two, and both of a group have come."""
+    with pccl.Coordinator(initial_world_size=2) as coordinator, ThreadPoolExecutor(2) as pool:
+        token = coordinator.token
+        processes = run.Processes(["true"], 2, token, run.Policy(), console=Console())
+        unknown = "; if the run has not begun yet, they wait for 2 peers (`pccl status`)"
+        assert processes._beginning() == unknown
+        first = pool.submit(pccl.connect, token)
+        while not pccl.run_status(token)["groups"]:
+            continue
+        assert processes._beginning() == "; they wait for 2 peers to begin (`pccl status`)"
+        with pccl.connect(token) as comm, first.result() as other:
+            list(pool.map(lambda each: each.admit(), [comm, other]))
+            assert processes._beginning() == ""
+    assert processes._beginning() == unknown  # nobody answers
 
 
 def test_the_others_are_ended_once_too_few_can_succeed(start: Any) -> None:
@@ -251,9 +271,10 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
     ("arguments", "words"),
     [
         (["run", "-n", "2", "--min-world-size", "3", "--", "true"], "--min-world-size is 3"),
-        (["run", "-n", "0", "--", "true"], "greater than or equal to 1"),
-        (["run", "-n", "1"], "COMMAND"),
-        (["run", "--", "true"], "-n"),
+        (["run", "-n", "0", "--", "true"], f"greater than or equal to 1. {EXAMPLE}"),
+        (["run", "-np", "2", "--", "true"], f"unable to parse string as an integer. {EXAMPLE}"),
+        (["run", "-n", "1"], f"COMMAND...'. {EXAMPLE}"),
+        (["run", "--", "true"], f"Missing option '-n'. {EXAMPLE}"),
         (["run", "-n", "1", "--no-such-option", "--", "true"], "--no-such-option"),
         (["run", "-n", "1", "--chunk-bytes", "1000", "--", "true"], "1000"),
         (["run", "-n", "1", "--lanes", "65", "--", "true"], "less than or equal to 64"),

@@ -6,9 +6,12 @@ needs. With processes, and what a loss does: test_torch_elastic.py.
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pccl_torch
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
 import pccl_py as pccl
 
@@ -187,6 +191,43 @@ def test_the_hook_refuses_what_it_cannot_use() -> None:
         pccl_torch.average_hook()("gloo", Bucket())
 
 
+def test_the_hook_logs_once_that_it_goes_on_without_a_lost_member(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "pccl.torch")
+
+    def run(comm: pccl.Communicator) -> Any:
+        trained(wrapper := wrapped(group_of(comm), pccl_torch.average_hook()), comm.rank)
+        return wrapper
+
+    def lines() -> list[str]:
+        said = (each.getMessage() for each in caplog.records)
+        return [line for line in said if line.startswith("average_hook")]
+
+    with pccl.LocalWorld(3) as world:
+        wrappers_of = world.run(run)
+        assert lines() == []
+        lost = world.comms[2]
+        name = lost.label(lost.peer_id)
+        lost.close()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(trained, wrappers_of[:2], (0, 1)))
+    first, second = lines()
+    assert first == second and f"without rank 2 ({name}" in first
+    assert "which is lost: a bucket is the average over 2 of 3 members" in first
+
+
+def test_average_hook_itself_is_refused_as_a_hook(world: pccl.LocalWorld) -> None:
+    """Without parentheses it is no hook, which the registration says with the right line."""
+    wrapper = wrapped(group_of(world.comms[0]))
+    with pytest.raises(TypeError, match=r"so call it: .*hook\(None, pccl_torch\.average_hook\(\)"):
+        wrapper.register_comm_hook(None, pccl_torch.average_hook)
+    told = inspect.signature(pccl_torch.average_hook)
+    assert str(told).startswith("(codec: ") and next(iter(told.parameters)) == "codec"
+    with pytest.raises(KeyError):
+        told.parameters["state"]
+
+
 # ---- wrappers when the members have changed
 
 
@@ -323,6 +364,57 @@ def test_counters_keep_their_types_and_values(world: pccl.LocalWorld) -> None:
         return state.tokens, state.best
 
     assert world.run(run) == [((1 << 62) + 1, 2.0)] * 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.5),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+    ],
+    ids=["step", "cosine", "lambda"],
+)
+def test_a_scheduler_goes_on_from_a_counter(
+    world: pccl.LocalWorld, make: Callable[[Any], Any]
+) -> None:
+    """As the error says that refuses one."""
+
+    def run(comm: pccl.Communicator) -> list[float]:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scheduler = make(optimizer)
+        refused = r"no \w+LR: schedulers are not shared.*set scheduler\.last_epoch = state\.step"
+        with pytest.raises(TypeError, match=f"takes a module and an optimizer, and {refused}"):
+            pccl_torch.ElasticState(module, optimizer, scheduler)
+        with pytest.raises(TypeError, match="'rate' must be an int or a float, not " + refused[3:]):
+            pccl_torch.ElasticState(module, optimizer, rate=scheduler)
+        state = pccl_torch.ElasticState(module, optimizer, group=group_of(comm), step=0)
+
+        def train(steps: int) -> float:
+            for number in range(steps):
+                step(module, optimizer, number)
+                scheduler.step()
+                state.step += 1
+            return float(optimizer.param_groups[0]["lr"])
+
+        alone = train(3) if comm.rank == 0 else 0.1
+        state.sync(strategy(comm))
+        scheduler.last_epoch = state.step
+        return [alone, train(1), train(3)]
+
+    first, second = world.run(run)
+    assert first[1:] == second[1:] and first[0] != second[0] and len(set(first)) >= 2
+
+
+def test_a_scheduler_of_a_metric_names_what_to_share() -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scheduler: Any = lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(TypeError, match=r"optimizer, best=0\.0, num_bad_epochs=0\), and set those"):
+        pccl_torch.ElasticState(module, optimizer, scheduler)
+    with pytest.raises(TypeError, match="takes a module and an optimizer, and no dict$"):
+        pccl_torch.ElasticState(module, optimizer, {})  # type: ignore[arg-type]
 
 
 def test_buffers_and_tied_parameters_are_shared_once(world: pccl.LocalWorld) -> None:
@@ -524,6 +616,21 @@ def test_the_last_error_is_told_from_errors_of_the_program(world: pccl.LocalWorl
     assert pccl_torch.last_error() is lost is pccl_torch.last_error(lost)
     assert pccl_torch.last_error(RuntimeError("Aborted: all_reduce was aborted\nAt:")) is lost
     assert pccl_torch.last_error(RuntimeError("mat1 and mat2 cannot be multiplied")) is None
+
+
+def test_a_loss_names_the_safe_point_of_pytorch() -> None:
+    """Where pccl_py says "call admit": a program of torch.distributed has another one to call."""
+    with pccl.LocalWorld(2) as world:
+        comm, gone = world.comms
+        group = group_of(comm)
+        gone.close()
+        with pytest.raises(pccl_torch.PeerLost) as caught:
+            group.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+    assert ": call pccl_torch.admit(), as all members must, and then" in str(caught.value)
+    of_subgroup = torch_error(pccl.InvalidUsage("call admit on this communicator"), None)
+    assert str(of_subgroup) == "call admit on this communicator"
+    passed = torch_error(pccl.DeadlineExceeded("was not passed; call admit again"), None)
+    assert str(passed) == "was not passed; call pccl_torch.admit() again"
 
 
 def test_a_store_of_one_process_is_like_any_other_but_that_it_waits_for_nobody() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,19 +16,27 @@ from pathlib import Path
 
 import pytest
 
+import pccl_py as pccl
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 120.0
 # All that `import torch` may pay for it. The best of several counts, as others may run, too.
 IMPORT_SECONDS_MAX = 0.005
+LOOP = "in pccl.steps("
 
 
 def run(program: str, *folders: Path, **environment: str) -> str:
     """The output of a program in a fresh interpreter that has this tree on its path."""
+    return run_of([sys.executable, "-c", program], *folders, **environment)
+
+
+def run_of(command: list[str], *folders: Path, **environment: str) -> str:
+    """The output of a command with this tree on the path of Python."""
     paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        command,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -120,12 +129,19 @@ dist.destroy_process_group()
 """,
     "rendezvous": """
 import os, torch.distributed as dist
-for name in ("PCCL_TOKEN", "MASTER_ADDR", "RANK", "WORLD_SIZE"):
+of_torchrun = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+for name in ("PCCL_TOKEN", *of_torchrun):
     os.environ.pop(name, None)
-try:
-    dist.init_process_group("pccl", init_method="pccl://")
-except ValueError as error:  # that of "env://", which it is without a token
-    print(error)
+for known in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):
+    os.environ.update(known)
+    try:
+        dist.init_process_group("pccl", init_method="pccl://")
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+os.environ.update(of_torchrun)
+dist.init_process_group("pccl", init_method="pccl://")  # "env://" now
+print(type(dist.group.WORLD).__name__, dist.get_world_size())
+dist.destroy_process_group()
 """,
     "another": """
 import torch, torch.distributed as dist
@@ -196,8 +212,55 @@ def test_a_program_that_only_imports_torch_makes_a_group_of_pccl(
 def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
     said: Callable[[str], str],
 ) -> None:
-    text = said("rendezvous")
-    assert "env:// rendezvous" in text and "RANK expected" in text
+    nothing, half, group = said("rendezvous").splitlines()
+    assert nothing.startswith("InvalidArgument no token: set PCCL_TOKEN, as `pccl run")
+    assert "`torchrun --nproc-per-node 1 PROGRAM`" in nothing
+    assert nothing.endswith("(not set here: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)")
+    assert half.endswith("(not set here: MASTER_ADDR, MASTER_PORT)")
+    assert group == "ProcessGroupPccl 1"
+
+
+def test_the_first_line_of_the_documents_starts_under_pccl_run() -> None:
+    """Without a rendezvous PyTorch raises for MASTER_ADDR, before any code of PCCL runs."""
+    lines = {
+        re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
+        for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
+    }
+    program = """
+import os, torch, torch.distributed as dist
+os.environ.pop("MASTER_ADDR", None)
+for line in os.environ["LINES"].splitlines():
+    exec(line)
+    print(type(dist.group.WORLD).__name__, dist.get_world_size())
+    dist.destroy_process_group()
+"""
+    with pccl.Coordinator(initial_world_size=1) as coordinator:
+        given = {"PCCL_TOKEN": coordinator.token, "RANK": "0", "WORLD_SIZE": "1"}
+        said = run("import pccl_torch\n" + program, LINES="\n".join(lines), **given)
+    assert said.splitlines() == ["ProcessGroupPccl 1"] * len(lines)
+
+
+def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it() -> None:
+    """Two processes with data of their own, of which one begins with other parameters."""
+    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if LOOP in each
+    )
+    program = f"""
+import os, torch
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+model = torch.nn.Linear(3, 1)
+x = torch.randn(64, 3)
+def loss_of(model):
+    return (model(x) - x @ torch.tensor([[1.0], [2.0], [3.0]])).square().mean()
+{block}
+print(int(steps_done), float(loss_of(model)) < 1e-4, model.weight.tolist(), model.bias.tolist())
+"""
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable, "-c"]
+    done = run_of([*command, program])
+    first, second = sorted(done.splitlines())
+    assert first.startswith("[0] 100 True [[") and first[3:] == second[3:]
 
 
 def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(

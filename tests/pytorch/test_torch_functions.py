@@ -6,6 +6,7 @@ The duties of every frontend are in tests/frontends; gradients are in test_torch
 from __future__ import annotations
 
 import gc
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -55,9 +56,10 @@ def of_vmap() -> torch.Tensor:
 
 # Each with the function that makes it, the error of reading it, and words of that.
 NOT_READ: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "list": (lambda: [1.0], TypeError, "expected a torch.Tensor, not list; pccl_torch.tree"),
-    "number": (lambda: 1.0, TypeError, "expected a torch.Tensor, not float$"),
-    "numpy": (lambda: np.zeros(3), TypeError, "expected a torch.Tensor, not ndarray$"),
+    "list": (lambda: [1.0], TypeError, "not list: pass torch.tensor.*pccl_torch.tree has"),
+    "number": (lambda: 1.0, TypeError, r"a torch.Tensor, not float: pass torch.tensor\(x\)"),
+    "string": (lambda: "x", TypeError, "not str: comm.all_gather_object"),
+    "numpy": (lambda: np.zeros(3), TypeError, r"not ndarray: pass torch.as_tensor.*pccl_numpy"),
     "complex32": (lambda: torch.zeros(2, dtype=torch.complex32), TypeError, "complex32 is not"),
     "meta": (lambda: torch.zeros(2, device="meta"), RuntimeError, "device meta.*no data"),
     "sparse": (lambda: torch.eye(3).to_sparse(), NotImplementedError, "layout torch.sparse_coo"),
@@ -132,6 +134,37 @@ def test_what_is_no_tensor_in_memory_of_the_cpu_is_refused(
             pt.tree.all_reduce(comm, {"v": torch.zeros(1), "w": x})
     with pytest.raises(error, match=rf"xs\[1\]: .*{said}"):
         pt.all_reduce_many(comm, [torch.zeros(1), x])
+    goes_on(world)
+
+
+def test_what_is_no_comm_is_refused_with_what_to_pass(world: pccl.LocalWorld) -> None:
+    """A process group for example, whose `comm` it is; and arguments that are swapped."""
+    comm, x = world.comms[0], torch.ones(3)
+    dist: Any = torch.distributed  # whose types are those of C++
+    other = dist.ProcessGroup(0, 1)
+    ours = types.SimpleNamespace(comm=comm)  # as ProcessGroupPccl has it
+    for given, kind, said in (
+        (ours, "SimpleNamespace", r"pass the group behind it, dist\.group\.WORLD\.comm for"),
+        (other, "ProcessGroup", r"pass dist\.group\.WORLD\.comm, which a process group of"),
+        ("default", "str", r"it comes first, as pccl_py\.connect\(\) returns it"),
+        (x, "Tensor", "it comes first"),
+    ):
+        wanted = f"comm must be a Communicator or a Group, not {kind}: {said}"
+        calls: list[Callable[[Any], Any]] = [
+            *(lambda no, name=name: getattr(pt.nn, name)(no, x) for name in pt.nn.__all__),
+            lambda no: pt.all_reduce(no, x),
+            lambda no: pt.recv(no, (3,), torch.float32, 1),
+            lambda no: pt.shared_state(no, {"x": x}),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match=wanted):
+                call(given)
+    with pytest.raises(TypeError, match="not Tensor: it comes first"):
+        getattr(pt, "all_reduce")(x, comm)  # noqa: B009
+    with pytest.raises(TypeError, match="not Communicator: comm comes first, then the tensor"):
+        getattr(pt, "all_reduce")(comm, comm)  # noqa: B009
+    with pytest.raises(TypeError, match="not NoneType: where it is the grad of.*pass zeros"):
+        pt.all_reduce_(comm, torch.nn.Linear(1, 1).weight.grad)
     goes_on(world)
 
 
@@ -660,6 +693,14 @@ def test_tangents_of_forward_mode_are_not_dropped(world: pccl.LocalWorld) -> Non
             assert pt.all_reduce(each, torch.ones(2)).tolist() == [2.0, 2.0]
 
     world.run(program)
+
+
+def test_completion_has_the_public_names_alone() -> None:
+    """Modules are attributes of a package once they are imported, and none of these are for users
+    but `nn` and `tree`."""
+    assert "staging" in vars(pt)
+    assert {name for name in dir(pt) if not name.startswith("__")} == set(pt.__all__)
+    assert {"__doc__", "__file__", "__path__"} < set(dir(pt))
 
 
 def test_every_public_name_is_documented() -> None:
