@@ -12,6 +12,7 @@ import atexit
 import itertools
 import re
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,11 +82,23 @@ unfinished: list[Callable[[], list[str]]] = [library.unfinished]
 
 
 class _Programs:
-    """The threads that are inside of `errors`: where the last one leaves, no program runs."""
+    """The threads that may have programs: those inside of `errors`, and those that have begun one
+    and not waited since. Where the last one leaves, no program runs."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._inside: Counter[int] = Counter()
+        self._begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def begin(self) -> None:
+        """This thread begins a program."""
+        with self._mutex:
+            self._begun.add(threading.current_thread())
+
+    def end(self) -> None:
+        """All programs of this thread are over."""
+        with self._mutex:
+            self._begun.discard(threading.current_thread())
 
     def enter(self) -> None:
         with self._mutex:
@@ -95,7 +108,9 @@ class _Programs:
         """Tells about the operations that programs have begun and not finished."""
         own = threading.get_ident()
         with self._mutex:
-            is_alone = len(self._inside) == 1
+            is_alone = len(self._inside) == 1 and all(
+                each.ident == own or not each.is_alive() for each in self._begun
+            )
             self._inside[own] -= 1
             if self._inside[own] == 0:
                 del self._inside[own]
@@ -140,13 +155,18 @@ def settle() -> None:
     """
     for effect in list(runtime_tokens.current_tokens):
         _settle(effect)
+    _programs.end()
+
+
+def _before_program(effect: Any) -> None:
+    """Costs no overlap: JAX waits there as well."""
+    _settle(effect)
+    if is_ours(effect):
+        _programs.begin()
 
 
 def _settle(effect: Any) -> None:
-    """The same for one effect of JAX, also before each program that has it.
-
-    That costs no overlap: JAX waits there as well.
-    """
+    """The same for one effect of JAX."""
     token = runtime_tokens.current_tokens.get(effect) if is_ours(effect) else None
     if token is None:
         return
@@ -160,7 +180,7 @@ def _settle(effect: Any) -> None:
             _thread.failures.append(error)
 
 
-before_programs(_settle)
+before_programs(_before_program)
 
 
 def forget() -> None:

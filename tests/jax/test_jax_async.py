@@ -143,6 +143,35 @@ def test_a_handle_that_nobody_finishes_is_named(
     assert said.startswith("all_reduce_start with tag 7, ") and "no all_reduce_done" in said
 
 
+def test_a_program_of_another_thread_that_still_runs_is_not_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Method: a bare jax.jit of rank 0 is between its two halves, while rank 1 ends a program."""
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    def between(ticket: Any) -> Any:
+        has_begun.set()
+        assert has_ended.wait(10)
+        return ticket
+
+    def step(comm: pj.Comm, x: Any) -> Any:
+        handle = pj.all_reduce_start(comm, x, tag=3)
+        ticket = jax.tree.leaves(handle)[-1]
+        shape = jax.ShapeDtypeStruct(ticket.shape, ticket.dtype)
+        return pj.all_reduce_done(handle, after=jax.pure_callback(between, shape, ticket))
+
+    def program(comm: pccl.Communicator) -> Any:
+        if comm.rank == 1:
+            assert has_begun.wait(10)
+            pj.jit(lambda x: x + 1)(jnp.ones(2))
+            has_ended.set()
+        return jax.jit(lambda comm, x: step(comm, x))(comm, jnp.ones(2)).tolist()
+
+    with pccl.LocalWorld(2, deadline=20) as world, caplog.at_level(logging.WARNING, "pccl"):
+        assert world.run(program) == [[2.0, 2.0]] * 2
+    assert not [record for record in caplog.records if "tag 3" in record.getMessage()]
+
+
 def test_a_program_that_fails_between_the_two_leaves_a_process_that_works(
     world: pccl.LocalWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
