@@ -100,7 +100,7 @@ class Jitted(Generic[P, R]):
         return self._traced("trace", args, kwargs)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """As of a function of jax.jit. What this compiles to raises the errors of jax.jit."""
+        """As of a function of jax.jit, and its program raises the errors of jax.jit."""
         return self._traced("lower", args, kwargs)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -132,7 +132,7 @@ class Jitted(Generic[P, R]):
             return program
 
     def _traced(self, name: str, args: Any, kwargs: Any) -> Any:
-        """What a method of the function of jax.jit makes of these arguments."""
+        """Calls a method of the function of jax.jit, and returns its result."""
         groups = _groups_in((args, kwargs))
         with self._compiling:
             key = self._key(groups)

@@ -27,6 +27,7 @@ whichever of them are differentiated, and a call goes backward also where this p
 depend on its result. But if the operands of a call depend on what is differentiated on one peer,
 they must do so on all; else the others wait until their deadline. Between a call and its derivative
 must be no `admit` that begins another epoch: such a derivative is InvalidUsage, and sends nothing.
+`jax.linearize` of a while_loop repeats the calls of the loop in each call of its linear function.
 
 `min`, `max` and `prod` raise InvalidArgument while they are traced, and so do calls with a codec.
 """

@@ -5,6 +5,7 @@ A member that made a call more or less would wait for the others, or take their 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,3 +74,25 @@ def test_a_differentiated_loop_makes_each_call_in_each_step(around: Callable[...
 
     with pccl.LocalWorld(2, deadline=5) as world:
         assert world.run(program) == [[6.0, 6.0]] * 2
+
+
+def test_a_linearized_while_loop_repeats_its_calls() -> None:
+    """A limit that the page names. Method: the sequence numbers of one peer's calls."""
+    with pccl.LocalWorld(1, deadline=5) as world:
+        (comm,) = world.comms
+
+        def sequence() -> int:
+            return pj.decode(pj.all_reduce(comm, 1.0, return_outcome=True)[1]).sequence
+
+        def loop(x: Any) -> Any:
+            def step(state: Any) -> Any:
+                return pj.all_reduce(comm, state[0]), state[1] + 1
+
+            return lax.while_loop(lambda state: state[1] < 3, step, (x, 0))[0]
+
+        numbers = [sequence()]
+        _, linear = jax.linearize(loop, jnp.ones(2))
+        numbers.append(sequence())
+        assert linear(jnp.ones(2)).tolist() == [1.0, 1.0]
+        numbers.append(sequence())
+    assert [later - each - 1 for each, later in itertools.pairwise(numbers)] == [3, 6]
