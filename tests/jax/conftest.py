@@ -13,7 +13,16 @@ import pccl_py as pccl
 # one process wait for each other in those, so there must be one for each.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["NPROC"] = "8"
-pytest.importorskip("jax", reason="jax is not installed", exc_type=ModuleNotFoundError)
+jax = pytest.importorskip("jax", reason="jax is not installed", exc_type=ModuleNotFoundError)
+
+
+@pytest.fixture(autouse=True)
+def narrow() -> Iterator[None]:
+    """Numbers of 32 bits, also where an earlier file of this worker has asked for 64."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", before)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +24,6 @@ class Own(EachOwn):
     """A part that each member keeps for itself."""
 
     seen: Any
-
-
-@pytest.fixture(autouse=True)
-def narrow() -> Iterator[None]:
-    """Numbers of 32 bits, also where an earlier file of this worker has asked for 64."""
-    before = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_x64", False)
-    yield
-    jax.config.update("jax_enable_x64", before)
 
 
 def test_what_does_not_change_is_returned_itself(world: pccl.LocalWorld) -> None:
