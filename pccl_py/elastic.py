@@ -156,52 +156,40 @@ def steps(
     Iterate it on one thread. Leaving the loop leaves the run. Raises the errors of `connect`,
     `Group.admit` and `SharedState.sync`, and InvalidArgument for a bad argument.
     """
-    rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)  # for each `connect`
+    rules = rules_for_each(rules)
+
+    def make(comm: Communicator, at: int | None) -> SharedState:
+        return comm.shared_state(
+            tensors,
+            name=name,
+            revision=revision if at is None else at,
+            may_differ=may_differ,
+            prefetch=prefetch,
+            rules=rules,
+        )
+
+    kept = _Tensors(tensors if keep else {})
+    return turns(Run(make, kept, patience, strategy, options), Step)
+
+
+def rules_for_each(rules: StateRules) -> StateRules:
+    """Rules that each state of a run can be made with. Raises the errors of `parse_rules`."""
+    rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)
     parse_rules(rules)
-
-    def enter(at: int | None) -> tuple[Communicator, SharedState]:
-        comm = connect(**options)
-        try:
-            state = comm.shared_state(
-                tensors,
-                name=name,
-                revision=revision if at is None else at,
-                may_differ=may_differ,
-                prefetch=prefetch,
-                rules=rules,
-            )
-        except BaseException:
-            comm.close()
-            raise
-        return comm, state
-
-    return turns(Run(enter, _Tensors(tensors if keep else {}), patience), strategy, Step)
+    return rules
 
 
 S = TypeVar("S", bound=Step)
 
 
-def turns(
-    run: Run,
-    strategy: Strategy | StrategyName,
-    step: Callable[[Run, Communicator, Admission, SyncOutcome], S],
-) -> Iterator[S]:
+def turns(run: Run, step: Callable[[Run, Communicator, Admission, SyncOutcome], S]) -> Iterator[S]:
     """The turns of `steps`, for frontends with states and steps of their own."""
-    parse_strategy(strategy)
-    return _turns(run, strategy, step)
-
-
-def _turns(
-    run: Run,
-    strategy: Strategy | StrategyName,
-    step: Callable[[Run, Communicator, Admission, SyncOutcome], S],
-) -> Iterator[S]:
     try:
         while True:
             try:
                 comm, state = run.entered()
                 admission = comm.admit()
-                synced = state.sync(strategy)
+                synced = state.sync(run.strategy)
             except PcclError as error:
                 if not run.survives(error):
                     raise
@@ -235,20 +223,25 @@ class _Tensors:
 class Run:
     """This process in the run, over all the times that it connects.
 
-    `enter` connects, and makes the state there, with a revision if this process had one before.
-    Raises InvalidArgument for `patience`.
+    `make` makes the state in a communicator, with a revision if this process had one before;
+    `options` are those of `connect`. Raises InvalidArgument for `patience` and `strategy`.
     """
 
     def __init__(
         self,
-        enter: Callable[[int | None], tuple[Communicator, Syncs]],
+        make: Callable[[Communicator, int | None], Syncs],
         kept: Kept,
         patience: float,
+        strategy: Strategy | StrategyName,
+        options: ConnectOptions,
     ) -> None:
         if not patience > 0:
             raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
+        parse_strategy(strategy)
         self.kept = kept
-        self._enter = enter
+        self.strategy = strategy
+        self._make = make
+        self._options = options
         self._patience = patience
         self._revision: int | None = None
         self._entered: tuple[Communicator, Syncs] | None = None
@@ -258,7 +251,12 @@ class Run:
     def entered(self) -> tuple[Communicator, Syncs]:
         """The communicator and the state in it; connects if this peer is in no group."""
         if self._entered is None:
-            self._entered = self._enter(self._revision)
+            comm = connect(**self._options)
+            try:
+                self._entered = comm, self._make(comm, self._revision)
+            except BaseException:
+                comm.close()
+                raise
         return self._entered
 
     def leave(self) -> None:

@@ -33,7 +33,7 @@ pub const Said = struct {
     /// So many are here; 0: nothing is to be said.
     here: u32 = 0,
     since: base.Instant = 0,
-    /// That they wait for long, perhaps for somebody who has ended.
+    /// The log says that they wait for long, perhaps for somebody who has ended.
     waits: bool = false,
 
     pub fn next_deadline(said: *const Said, group: *const Group) base.Instant {

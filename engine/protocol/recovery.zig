@@ -93,7 +93,7 @@ fn takes_more(c: *const Coordinator) bool {
     };
 }
 
-/// The number of these records.
+/// Appends them, and returns their number.
 fn give(c: *Coordinator, image: *const journal.Image, added: anyerror!void) u64 {
     const progress = &c.journal_progress;
     progress.given += 1;

@@ -27,7 +27,7 @@ pub noinline fn note(epoch: *Epoch) void {
 
 // ---- writing
 
-/// All that the journal has not been given.
+/// Adds the refusals that the journal has not been given.
 pub fn add_new(c: *Coordinator, image: *journal.Image) !void {
     for (c.groups.items) |group| for (group.epochs.items) |epoch| {
         const from = epoch.refusals_given;
@@ -36,7 +36,7 @@ pub fn add_new(c: *Coordinator, image: *journal.Image) !void {
     };
 }
 
-/// It was given all that there are.
+/// The journal was given all refusals that there are.
 pub fn all_given(c: *Coordinator) void {
     for (c.groups.items) |group| for (group.epochs.items) |epoch| {
         epoch.refusals_given = epoch.decisions;

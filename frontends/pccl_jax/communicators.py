@@ -64,7 +64,7 @@ class Reads:
     mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, group: Group) -> None:
-        """That a trace depends on it."""
+        """Notes that a trace depends on this group."""
         with self.mutex:
             self.groups.add(group)
 
@@ -96,7 +96,7 @@ def reading(reads: Reads) -> Iterator[None]:
 def note(
     group: Group | None, *, world_size: bool = False, rank: bool = False, epoch: bool = False
 ) -> None:
-    """That a trace depends on it."""
+    """Notes that a trace depends on this group."""
     for reads in _reading.now:
         reads.world_size |= world_size
         reads.rank |= rank

@@ -1,8 +1,8 @@
 """Errors of compiled programs: JAX raises its own, with a number in it; here it becomes ours.
 
 Where a program has failed, the tokens that keep its order carry the failure. JAX waits for a token
-before it begins the next program of that order, and would raise the failure there, so that this
-program were never run while other peers wait for its calls. So a token that carries a failure is
+before it begins the next program of that order, and would raise the failure there: this program
+would never run, while other peers wait for its calls. So a token that carries a failure is
 dropped before that, also by eager calls: each call is made, whatever became of the one before.
 """
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from pccl_jax.errors import errors
 from pccl_jax.safe_points import refuse_traces
 from pccl_jax.shared_state import SharedState
-from pccl_py import Admission, Communicator, SyncOutcome, connect, elastic
-from pccl_py.elastic import ConnectOptions, Run
-from pccl_py.words import StateRules, Strategy, StrategyName, parse_rules
+from pccl_py import Admission, Communicator, SyncOutcome, elastic
+from pccl_py.elastic import ConnectOptions, Run, rules_for_each
+from pccl_py.words import StateRules, Strategy, StrategyName
 
 T = TypeVar("T")
 
@@ -31,7 +31,9 @@ class _Held(Generic[T]):
     def __init__(self, tree: T) -> None:
         self.tree: T = jax.tree.map(jnp.array, tree)  # no member begins with other types
         self.state: SharedState[T] | None = None
-        self._kept: list[Any] = []
+        # At the beginning of the block: the tree, and copies of what is this member's own.
+        self._before = self.tree
+        self._own: list[Any] = []
 
     def sync(self, strategy: Strategy | StrategyName) -> SyncOutcome:
         assert self.state is not None
@@ -41,11 +43,11 @@ class _Held(Generic[T]):
     def take(self) -> None:
         assert self.state is not None
         self._before = self.tree
-        self._kept = self.state.own_leaves(self.tree)
+        self._own = self.state.own_leaves(self.tree)
 
     def give_back(self) -> None:
         assert self.state is not None
-        self.tree = self.state.restored(self._before, self._kept)
+        self.tree = self.state.restored(self._before, self._own)
 
 
 class Step(elastic.Step, Generic[T]):
@@ -120,31 +122,25 @@ def steps(
     InvalidUsage while JAX traces.
     """
     refuse_traces("steps")
-    rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)  # for each `connect`
-    parse_rules(rules)
+    rules = rules_for_each(rules)
     own = may_differ if isinstance(may_differ, str) else tuple(may_differ)
     held = _Held(tree)
 
-    def enter(at: int | None) -> tuple[Communicator, _Held[T]]:
-        comm = connect(**options)
-        try:
-            held.state = SharedState(
-                comm,
-                held.tree,
-                name=name,
-                revision=revision if at is None else at,
-                may_differ=own,
-                prefetch=prefetch,
-                rules=rules,
-            )
-        except BaseException:
-            comm.close()
-            raise
-        return comm, held
+    def make(comm: Communicator, at: int | None) -> _Held[T]:
+        held.state = SharedState(
+            comm,
+            held.tree,
+            name=name,
+            revision=revision if at is None else at,
+            may_differ=own,
+            prefetch=prefetch,
+            rules=rules,
+        )
+        return held
 
     def turn(run: Run, comm: Communicator, admission: Admission, synced: SyncOutcome) -> Step[T]:
         made: Step[T] = Step(run, comm, admission, synced)
         made._held = held
         return made
 
-    return elastic.turns(Run(enter, held, patience), strategy, turn)
+    return elastic.turns(Run(make, held, patience, strategy, options), turn)

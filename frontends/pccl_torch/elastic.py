@@ -221,7 +221,7 @@ class ElasticState:
     # ---- the shared state of pccl
 
     def _share(self, group: Group) -> _Shared:
-        """That of the last sync, if all is where it was; with the numbers of now."""
+        """The state of the last sync, or a new one if tensors moved; with the numbers of now."""
         numbers = dict(self._numbers())
         # Aliases: they keep the memory, even if a parameter is given another one.
         tensors = {name: tensor.detach() for name, tensor in self._tensors()}

@@ -310,7 +310,7 @@ _average.__annotations__.clear()  # PyTorch looks at them, and takes their text 
 
 
 class DistributedDataParallel(Parallel):  # type: ignore[misc]  # of type Any
-    """That of torchft, whose `backward` outlives the loss of a replica.
+    """The wrapper of torchft, with a `backward` that outlives the loss of a replica.
 
     In torchft 0.2.0 it fails with an AssertionError where an all_reduce has failed, over any
     process group of the CPU: it asks the work for a future that is made only when the work has
