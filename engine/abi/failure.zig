@@ -909,7 +909,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
 
 /// The state of the memory that the caller gave (docs/PROMISE.md, P3).
 fn kept(op: *const session.Operation) []const u8 {
-    const arrays = &op.executor.arrays;
+    const arrays = &op.movement.memory.arrays;
     if (!arrays.has_apart()) return "The input is as it was";
     if (op.op.descriptor.kind == .send_recv) return "Its array may hold a part of the message";
     if (!arrays.has_input()) return "The output may hold a part of the result";
@@ -1003,7 +1003,7 @@ const WaitedFor = struct {
 
 /// This peer's part in a message.
 fn part_of(op: *const session.Operation) Part {
-    return if (op.executor.roles.rank == op.executor.roles.pair.src) .send else .recv;
+    return if (op.movement.board.ledger.roles.rank == op.movement.board.ledger.roles.pair.src) .send else .recv;
 }
 
 const Part = session.Session.Call.Part;
@@ -1275,7 +1275,7 @@ fn expect_words_of_both_languages(err: Error) !void {
 }
 
 /// For an operation in a test, which has no memory.
-const no_arrays: @FieldType(@FieldType(session.Operation, "executor"), "arrays") = .{
+const no_arrays: @FieldType(@FieldType(session.Operation, "movement"), "arrays") = .{
     .list = &.{},
     .places = &.{},
     .is_kept = &.{},
@@ -1292,7 +1292,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         var op: session.Operation = undefined;
         op.sync = null;
         op.names = .{};
-        op.executor.arrays = no_arrays;
+        op.movement.memory.arrays = no_arrays;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
         op.status = value;
@@ -1315,7 +1315,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
     op.group = &group;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
@@ -1337,7 +1337,7 @@ test "a call of a newcomer that was refused says what it called, and what the me
     op.group = &group;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_gather;
     op.status = .mismatch;
@@ -1354,7 +1354,7 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     op.ids = &ids;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 5 * std.time.ns_per_s;
@@ -1397,7 +1397,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
     var op: session.Operation = undefined;
     op.ids = &ids;
     op.sync = null;
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 0;
@@ -1427,7 +1427,7 @@ test "with the coordinator gone, no member is blamed, and the error says since w
     var op: session.Operation = undefined;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     const second = std.time.ns_per_s;
@@ -1469,7 +1469,7 @@ test "a sync is named by its state, also where others wait in one" {
     var op: session.Operation = undefined;
     op.ids = &ids;
     op.sync = null;
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.id = .{ .tag = 7, .sequence = 2 };
     op.op.descriptor.kind = .sync;
@@ -1502,7 +1502,7 @@ test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
     op.status = .mismatch;
@@ -1523,7 +1523,7 @@ test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,
@@ -1555,7 +1555,7 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
     var op: session.Operation = undefined;
     op.sync = null;
     op.names = .{};
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .broadcast,
         .dtype = .u8,
@@ -1587,7 +1587,7 @@ test "a mismatch of objects names the call that their user made, and none of its
     var op: session.Operation = undefined;
     op.sync = null;
     op.names = .{ .ranks = 2 };
-    op.executor.arrays = no_arrays;
+    op.movement.memory.arrays = no_arrays;
     op.form = wire.form_object;
     var descriptor: Descriptor = .{
         .kind = .broadcast,

@@ -181,8 +181,8 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
         .attempts = operation.op.attempts,
         .range_count = operation.range_count(),
         .digest = digest,
-        .bytes_sent = operation.executor.bytes_sent,
-        .bytes_received = operation.executor.bytes_received,
+        .bytes_sent = operation.movement.bytes_sent,
+        .bytes_received = operation.movement.bytes_received,
         .duration_ns = operation.finished_at - operation.started_at,
     }) catch return status.bad_size("pccl_outcome_t");
 }

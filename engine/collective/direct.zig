@@ -9,19 +9,25 @@
 //! holds the chunk, or one that gets it first, from a holder, the *feeder*.
 //!
 //! Every contributor has slots of its own at every owner and sends in ascending order of pieces, so
-//! the lowest piece that an owner waits for always has a place. Called by executor.zig, which has
-//! the memory. Steps and bytes: docs/ALGORITHMS.md.
+//! the lowest piece that an owner waits for always has a place. Called by movement.zig. Steps and
+//! bytes: docs/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
-const kernels = @import("kernels");
-const Executor = @import("executor.zig").Executor;
+const board_file = @import("board.zig");
+const job_file = @import("job.zig");
+const Answer = job_file.Answer;
+const Board = board_file.Board;
+const Begin = board_file.Begin;
+const Job = job_file.Job;
+const Move = job_file.Move;
 const Partition = @import("partition.zig").Partition;
+const PlaceError = board_file.PlaceError;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
 const assert = std.debug.assert;
-const no_slot = Executor.no_slot;
+const no_slot = job_file.no_slot;
+const nobody = job_file.nobody;
 
 /// Links to all members are there up to this world size.
 pub const members_max = base.limits.full_mesh_max;
@@ -29,17 +35,13 @@ pub const members_max = base.limits.full_mesh_max;
 /// Positions, a bit each.
 const Set = std.meta.Int(.unsigned, members_max);
 
-comptime {
-    assert(members_max <= kernels.reduce_inputs_max);
-}
-
-/// The state of an attempt in a direct schedule. Empty in a world that is too large for one.
-pub const State = struct {
+/// The state of an attempt. Empty in a world that is too large for one.
+pub const Direct = struct {
     hubs: Set = 0,
     /// Per chunk: who has it from the start.
     holders: []Set = &.{},
     /// Per position.
-    lanes: []Lane = &.{},
+    ways: []Way = &.{},
     /// Pieces of which some contributions are there.
     pending: std.ArrayList(Pending) = .empty,
     /// Results for others that can only have them from here, each in the slot of a contribution.
@@ -54,8 +56,9 @@ pub const State = struct {
     }
 
     /// The pieces on their way to one position.
-    const Lane = struct {
-        ready: BitSet = .{},
+    const Way = struct {
+        /// Final bytes.
+        due: BitSet = .{},
         cursor: usize = 0,
         /// The next piece that this peer contributes to there.
         contribute_next: u64 = 0,
@@ -73,55 +76,344 @@ pub const State = struct {
     pub fn init(
         arena: Allocator,
         partition: *const Partition,
-        options: Executor.Options,
+        members: u32,
         slots: usize,
-    ) Allocator.Error!State {
-        const members = options.members_max();
+    ) Allocator.Error!Direct {
         if (members > members_max) return .{};
-        const lanes = try base.unfilled.list(arena, Lane, members);
-        for (lanes) |*lane| lane.* = .{ .ready = try .in_arena(arena, @intCast(partition.pieces)) };
+        const ways = try base.unfilled.list(arena, Way, members);
+        for (ways) |*way| way.* = .{ .due = try .in_arena(arena, @intCast(partition.pieces)) };
         const places = try base.unfilled.list(arena, u16, @intCast(partition.pieces));
         @memset(places, no_place);
         return .{
             .places = places,
             .holders = try base.unfilled.list(arena, Set, partition.chunks),
-            .lanes = lanes,
+            .ways = ways,
             .pending = try .initCapacity(arena, slots),
             .passing = try .initCapacity(arena, slots),
         };
     }
 
-    pub fn reset(state: *State) void {
-        state.hubs = 0;
-        @memset(state.holders, 0);
-        for (state.lanes) |*lane| {
-            lane.ready.clear();
-            lane.cursor = 0;
+    pub fn reset(direct: *Direct) void {
+        direct.hubs = 0;
+        @memset(direct.holders, 0);
+        for (direct.ways) |*way| {
+            way.due.clear();
+            way.cursor = 0;
         }
-        for (state.pending.items) |*pending| state.places[pending.piece] = no_place;
-        state.pending.clearRetainingCapacity();
-        state.passing.clearRetainingCapacity();
+        for (direct.pending.items) |*pending| direct.places[pending.piece] = no_place;
+        direct.pending.clearRetainingCapacity();
+        direct.passing.clearRetainingCapacity();
     }
 
-    fn find(state: *State, piece: usize) ?*Pending {
-        const place = state.places[piece];
-        return if (place == no_place) null else &state.pending.items[place];
+    fn find(direct: *Direct, piece: usize) ?*Pending {
+        const place = direct.places[piece];
+        return if (place == no_place) null else &direct.pending.items[place];
     }
 
-    fn add(state: *State, piece: usize) *Pending {
-        state.places[piece] = @intCast(state.pending.items.len);
-        const new = state.pending.addOneAssumeCapacity(); // each holds a slot at least
+    fn add(direct: *Direct, piece: usize) *Pending {
+        direct.places[piece] = @intCast(direct.pending.items.len);
+        const new = direct.pending.addOneAssumeCapacity(); // each holds a slot at least
         new.* = .{ .piece = piece };
         return new;
     }
 
     /// The last one takes its place.
-    fn remove(state: *State, piece: usize) void {
-        const place = state.places[piece];
-        _ = state.pending.swapRemove(place);
-        state.places[piece] = no_place;
-        if (place == state.pending.items.len) return;
-        state.places[state.pending.items[place].piece] = place;
+    fn remove(direct: *Direct, piece: usize) void {
+        const place = direct.places[piece];
+        _ = direct.pending.swapRemove(place);
+        direct.places[piece] = no_place;
+        if (place == direct.pending.items.len) return;
+        direct.places[direct.pending.items[place].piece] = place;
+    }
+
+    // ---- attempts
+
+    /// A kept chunk, or one of a broadcast.
+    pub fn held_by(
+        direct: *Direct,
+        _: *const Board,
+        chunk: usize,
+        ranks: *const base.Mask,
+        order: *const base.Order,
+    ) void {
+        for (order.slice(), 0..) |rank, position| {
+            if (ranks.has(rank)) direct.holders[chunk] |= bit(position);
+        }
+    }
+
+    pub fn begin(direct: *Direct, b: *Board, options: *const Begin) void {
+        assert(options.order.is_rank_order());
+        for (options.order.slice(), 0..) |rank, position| {
+            if (options.hubs.has(rank)) direct.hubs |= bit(position);
+        }
+        const ledger = &b.ledger;
+        assert(direct.hubs != 0 or ledger.partition.is_uneven);
+        if (ledger.descriptor.kind.carries()) {
+            direct.set_out(b);
+        } else if (!ledger.descriptor.kind.is_private()) for (0..ledger.partition.chunks) |chunk| {
+            if (!ledger.kept.has(chunk) or ledger.reduced[chunk] == 0) continue;
+            const pieces = ledger.pieces_of(@intCast(chunk));
+            for (pieces.first..pieces.end) |piece| direct.forward_final(b, piece);
+        };
+        for (direct.ways[0..b.members], 0..) |*way, to| {
+            way.contribute_next = direct.next_contributed(b, @intCast(to), 0);
+        }
+    }
+
+    /// A chunk that is carried from here goes straight to its audience, if it can.
+    fn set_out(direct: *Direct, b: *const Board) void {
+        for (0..b.ledger.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (b.ledger.is_done(chunk) or b.source_position(chunk) != b.position) continue;
+            const to = b.audience_position(chunk).?;
+            if (to == b.position or direct.relay(b, chunk) != null) continue;
+            const pieces = b.ledger.pieces_of(chunk);
+            for (pieces.first..pieces.end) |piece| direct.ways[to].due.set_bit(piece);
+        }
+    }
+
+    pub fn receives_from(_: *const Direct, _: *const Board, _: u16) bool {
+        return true;
+    }
+
+    pub fn sends_to(_: *const Direct, _: *const Board, _: u16) bool {
+        return true;
+    }
+
+    /// Each neighbour has credits of its own.
+    pub fn classes(_: *const Direct, _: *const Board, neighbour: u16) Board.Classes {
+        return .{ .first = neighbour, .count = 1 };
+    }
+
+    // ---- who gives what to whom
+
+    /// The hub that carries a chunk on, if neither its source nor its audience is one. No hub knows
+    /// enough of an uneven exchange.
+    fn relay(direct: *const Direct, b: *const Board, chunk: usize) ?u16 {
+        if (b.ledger.partition.is_uneven) return null;
+        const source = b.source_position(chunk).?;
+        const audience = b.audience_position(chunk).?;
+        if (source == audience) return null;
+        if (direct.hubs & (bit(source) | bit(audience)) != 0) return null;
+        return at(direct.hubs, chunk);
+    }
+
+    /// Whether a private chunk, which is not void, goes on from here.
+    pub fn passes_here(direct: *const Direct, b: *const Board, chunk: usize) bool {
+        if (b.ledger.wants(chunk))
+            return b.ledger.source(chunk) == null and direct.giver(b, chunk) != b.position;
+        if (b.source_position(chunk)) |source|
+            return source == b.position or direct.relay(b, chunk) == b.position;
+        return true;
+    }
+
+    /// The owner of a chunk, or who gives a kept one to those that lack it. The chunk is not void.
+    fn giver(direct: *const Direct, b: *const Board, chunk: usize) u16 {
+        if (b.ledger.descriptor.kind.carries())
+            return direct.relay(b, chunk) orelse b.source_position(chunk).?;
+        if (b.audience_position(chunk)) |position| {
+            const able = direct.hubs & bit(position) != 0;
+            return if (able) position else at(direct.hubs, chunk);
+        }
+        const able = direct.holders[chunk] & direct.hubs;
+        return at(if (able != 0) able else direct.hubs, chunk);
+    }
+
+    /// From whom the giver of a kept chunk gets it, if it does not hold it.
+    fn feeder(direct: *const Direct, chunk: usize) ?u16 {
+        const holders = direct.holders[chunk];
+        if (holders == 0 or holders & direct.hubs != 0) return null;
+        return @ctz(holders);
+    }
+
+    /// Whether the final bytes of this chunk come here from that position.
+    pub fn gives(direct: *const Direct, b: *const Board, chunk: u32, from: u16) bool {
+        return direct.hands_over(b, chunk, from, b.position);
+    }
+
+    fn hands_over(direct: *const Direct, b: *const Board, chunk: usize, from: u16, to: u16) bool {
+        if (from == to or b.ledger.voided.has(chunk)) return false;
+        if (direct.holders[chunk] & bit(to) != 0) return false;
+        const giving = direct.giver(b, chunk);
+        return from == giving or (to == giving and from == direct.feeder(chunk));
+    }
+
+    /// The first piece at or after `from` to which that position wants this peer's contribution.
+    fn next_contributed(direct: *const Direct, b: *const Board, to: u16, from: u64) u64 {
+        const partition = &b.ledger.partition;
+        if (to == b.position or b.free_slots.len == 0) return partition.pieces;
+        var piece = from;
+        while (piece < partition.pieces) {
+            const chunk = partition.chunk_of(piece);
+            if (direct.contributes(b, chunk, b.position) and direct.giver(b, chunk) == to)
+                return piece;
+            piece = partition.first_piece(@as(u64, chunk) + 1);
+        }
+        return piece;
+    }
+
+    /// Whether the giver of a chunk gets something for it from that position.
+    fn contributes(direct: *const Direct, b: *const Board, chunk: usize, from: u16) bool {
+        if (b.ledger.is_done(chunk)) return false;
+        if (b.ledger.descriptor.kind.reduces()) return true;
+        return b.source_position(chunk) == from and direct.relay(b, chunk) != null;
+    }
+
+    // ---- what comes in
+
+    pub fn place_partial(
+        direct: *Direct,
+        b: *Board,
+        bytes: usize,
+        piece: usize,
+        from: u16,
+    ) PlaceError!u16 {
+        const chunk = b.ledger.partition.chunk_of(piece);
+        if (!direct.contributes(b, chunk, from) or direct.giver(b, chunk) != b.position)
+            return error.WrongPhase;
+        if (b.ledger.final_seen.has(piece)) return error.Twice;
+        const known = direct.find(piece);
+        if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
+        const slot = try b.place_in_slot(bytes, piece, &b.credits[from]);
+        const pending = known orelse direct.add(piece);
+        pending.slots[from] = slot;
+        return slot;
+    }
+
+    /// A contribution is there; with the last one the piece is reduced, in rank order.
+    pub fn arrived(direct: *Direct, b: *Board, piece: usize, _: u16) ?Job {
+        const pending = direct.find(piece).?;
+        pending.arrived += 1;
+        const carries = b.ledger.descriptor.kind.carries();
+        if (pending.arrived < b.members - 1 and !carries) return null;
+        const chunk = b.ledger.partition.chunk_of(piece);
+        const is_mine = b.ledger.wants(chunk);
+        const source = b.source_position(chunk);
+        if (!is_mine and source != null) {
+            direct.pass_on(b, pending, source.?);
+            return null;
+        }
+        var job = b.job_of(if (is_mine) .reduce else .reduce_for_another, piece);
+        job.inputs = pending.slots;
+        if (!is_mine) job.slot = pending.slots[other_than(b.position)];
+        return job;
+    }
+
+    /// A result for another peer that can only have it from here stays in the slot of a
+    /// contribution until it has left.
+    fn pass_on(direct: *Direct, b: *Board, pending: *Pending, from: u16) void {
+        direct.passing.appendAssumeCapacity(.{
+            .piece = pending.piece,
+            .slot = pending.slots[from],
+            .from = from,
+        });
+        pending.slots[from] = no_slot;
+        b.ledger.final_seen.set_bit(pending.piece);
+        direct.let_go(b, pending);
+    }
+
+    fn let_go(direct: *Direct, b: *Board, pending: *Pending) void {
+        for (pending.slots[0..b.members], 0..) |slot, position| {
+            if (slot != no_slot) b.slot_free(&b.credits[position], slot);
+        }
+        direct.remove(pending.piece);
+    }
+
+    /// Whether the piece is finished here.
+    pub fn done(direct: *Direct, b: *Board, job: *const Job) bool {
+        if (job.kind == .contribute) {
+            const chunk = b.ledger.partition.chunk_of(job.piece);
+            const kind: @FieldType(Move, "kind") =
+                if (direct.contributes(b, chunk, b.position)) .partial else .final;
+            b.contributed(job, kind, 0);
+            return false;
+        }
+        const pending = direct.find(job.piece).?;
+        if (job.kind == .reduce_for_another) {
+            direct.pass_on(b, pending, other_than(b.position));
+            return false;
+        }
+        direct.let_go(b, pending);
+        return true;
+    }
+
+    /// The final bytes of a piece are here: all wait for them whom this peer gives them to.
+    pub fn forward_final(direct: *Direct, b: *const Board, piece: usize) void {
+        const chunk = b.ledger.partition.chunk_of(piece);
+        for (direct.ways[0..b.members], 0..) |*way, to| {
+            if (direct.hands_over(b, chunk, b.position, @intCast(to))) way.due.set_bit(piece);
+        }
+    }
+
+    /// Whether something may go out since this piece was finished or passed here. From the owner,
+    /// everybody has had it.
+    pub fn moves_on(_: *const Direct, b: *const Board, piece: usize, is_final: bool) bool {
+        if (is_final) return b.ledger.kept.has(b.ledger.partition.chunk_of(piece));
+        return b.ledger.final_seen.has(piece);
+    }
+
+    /// Whether its final bytes are to go to anybody.
+    pub fn is_due(direct: *const Direct, b: *const Board, piece: usize) bool {
+        for (direct.ways[0..b.members]) |*way| if (way.due.has(piece)) return true;
+        return false;
+    }
+
+    // ---- what goes out
+
+    /// Finished bytes first, then contributions.
+    pub fn next(direct: *Direct, b: *Board, to: u16, is_eager: bool) Answer {
+        const target = &b.targets[to];
+        if (!is_eager) {
+            if (target.ready_count > 0 and target.ready[0].kind == .final)
+                return .{ .move = target.pop().? };
+            switch (direct.next_final(b, to)) {
+                .nothing => {},
+                else => |answer| return answer,
+            }
+            if (direct.next_passing(b, to)) |move| return .{ .move = move };
+        }
+        if (target.pop()) |move| return .{ .move = move };
+        return if (direct.prepare(b, to)) |job| .{ .job = job } else .nothing;
+    }
+
+    fn next_final(direct: *Direct, b: *Board, to: u16) Answer {
+        const way = &direct.ways[to];
+        if (!b.ledger.descriptor.kind.carries()) return b.next_final(&way.due, &way.cursor);
+        const piece = way.due.next(way.cursor) orelse return .nothing;
+        const job = b.contribution(piece, to) orelse return .nothing;
+        way.due.unset_bit(piece);
+        way.cursor = piece + 1;
+        return .{ .job = job };
+    }
+
+    fn next_passing(direct: *Direct, b: *const Board, to: u16) ?Move {
+        for (direct.passing.items, 0..) |item, index| {
+            const chunk = b.ledger.partition.chunk_of(item.piece);
+            if (b.audience_position(chunk) != to) continue;
+            _ = direct.passing.orderedRemove(index);
+            return .{
+                .kind = .final,
+                .piece = item.piece,
+                .reduced_attempt = b.attempt,
+                .place = .slot,
+                .slot = item.slot,
+                .holder = item.from,
+            };
+        }
+        return null;
+    }
+
+    /// The contribution to an owner that sets out next, if there may be one.
+    pub fn prepare(direct: *Direct, b: *Board, to: u16) ?Job {
+        const way = &direct.ways[to];
+        if (way.contribute_next >= b.ledger.partition.pieces) return null;
+        const credit = &b.credits[to];
+        if (!credit.has_left()) return null;
+        const piece: usize = @intCast(way.contribute_next);
+        const job = b.contribution(piece, to) orelse return null;
+        credit.used += 1;
+        way.contribute_next = direct.next_contributed(b, to, piece + 1);
+        return job;
     }
 };
 
@@ -136,265 +428,6 @@ fn at(set: Set, wanted: usize) u16 {
     return @ctz(rest);
 }
 
-// ---- attempts
-
-/// A kept chunk, or one of a broadcast.
-pub fn held_by(
-    x: *Executor,
-    chunk: usize,
-    ranks: *const base.Mask,
-    order: *const base.Order,
-) void {
-    for (order.slice(), 0..) |rank, position| {
-        if (ranks.has(rank)) x.direct.holders[chunk] |= bit(position);
-    }
-}
-
-pub fn begin(x: *Executor, order: *const base.Order, hubs: *const base.Mask) void {
-    assert(order.is_rank_order());
-    for (order.slice(), 0..) |rank, position| {
-        if (hubs.has(rank)) x.direct.hubs |= bit(position);
-    }
-    assert(x.direct.hubs != 0 or x.partition.is_uneven);
-    if (x.descriptor.kind.carries()) {
-        set_out(x);
-    } else if (!x.descriptor.kind.is_private()) for (0..x.partition.chunks) |chunk| {
-        if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) continue;
-        const first: usize = @intCast(x.partition.first_piece(chunk));
-        const count = x.partition.pieces_of(@intCast(chunk));
-        for (first..first + count) |piece| forward_final(x, piece);
-    };
-    for (x.direct.lanes[0..x.members], 0..) |*lane, to| {
-        lane.contribute_next = next_contributed(x, @intCast(to), 0);
-    }
-}
-
-/// A chunk that is carried from here goes straight to its audience, if it can.
-fn set_out(x: *Executor) void {
-    for (0..x.partition.chunks) |index| {
-        const chunk: u32 = @intCast(index);
-        if (x.is_done(chunk) or x.source_position(chunk) != x.position) continue;
-        const to = x.audience_position(chunk).?;
-        if (to == x.position or relay(x, chunk) != null) continue;
-        const first: usize = @intCast(x.partition.first_piece(chunk));
-        const lane = &x.direct.lanes[to];
-        for (first..first + x.partition.pieces_of(chunk)) |piece| lane.ready.set_bit(piece);
-    }
-}
-
-// ---- who gives what to whom
-
-/// The hub that carries a chunk on, if neither its source nor its audience is one. No hub knows
-/// enough of an uneven exchange.
-fn relay(x: *const Executor, chunk: usize) ?u16 {
-    if (x.partition.is_uneven) return null;
-    const source = x.source_position(chunk).?;
-    const audience = x.audience_position(chunk).?;
-    if (source == audience) return null;
-    if (x.direct.hubs & (bit(source) | bit(audience)) != 0) return null;
-    return at(x.direct.hubs, chunk);
-}
-
-/// Whether a private chunk, which is not void, goes on from here.
-pub fn passes_here(x: *const Executor, chunk: usize) bool {
-    if (x.wants(chunk)) return x.source(chunk) == null and giver(x, chunk) != x.position;
-    if (x.source_position(chunk)) |source|
-        return source == x.position or relay(x, chunk) == x.position;
-    return true;
-}
-
-/// The owner of a chunk, or who gives a kept one to those that lack it. The chunk is not void.
-pub fn giver(x: *const Executor, chunk: usize) u16 {
-    if (x.descriptor.kind.carries()) return relay(x, chunk) orelse x.source_position(chunk).?;
-    if (x.audience_position(chunk)) |position| {
-        const able = x.direct.hubs & bit(position) != 0;
-        return if (able) position else at(x.direct.hubs, chunk);
-    }
-    const able = x.direct.holders[chunk] & x.direct.hubs;
-    return at(if (able != 0) able else x.direct.hubs, chunk);
-}
-
-/// From whom the giver of a kept chunk gets it, if it does not hold it.
-fn feeder(x: *const Executor, chunk: usize) ?u16 {
-    const holders = x.direct.holders[chunk];
-    if (holders == 0 or holders & x.direct.hubs != 0) return null;
-    return @ctz(holders);
-}
-
-/// Whether the final bytes of this chunk come here from that position.
-pub fn gives(x: *const Executor, chunk: usize, from: u16) bool {
-    return hands_over(x, chunk, from, x.position);
-}
-
-fn hands_over(x: *const Executor, chunk: usize, from: u16, to: u16) bool {
-    if (from == to or x.voided.has(chunk)) return false;
-    if (x.direct.holders[chunk] & bit(to) != 0) return false;
-    const giving = giver(x, chunk);
-    return from == giving or (to == giving and from == feeder(x, chunk));
-}
-
-/// The first piece at or after `from` to which that position wants this peer's contribution.
-fn next_contributed(x: *const Executor, to: u16, from: u64) u64 {
-    if (to == x.position or x.free_slots.len == 0) return x.partition.pieces;
-    var piece = from;
-    while (piece < x.partition.pieces) {
-        const chunk = x.partition.chunk_of(piece);
-        if (contributes(x, chunk, x.position) and giver(x, chunk) == to) return piece;
-        piece = x.partition.first_piece(@as(u64, chunk) + 1);
-    }
-    return piece;
-}
-
-/// Whether the giver of a chunk gets something for it from that position.
-fn contributes(x: *const Executor, chunk: usize, from: u16) bool {
-    if (x.is_done(chunk)) return false;
-    if (x.descriptor.kind.reduces()) return true;
-    return x.source_position(chunk) == from and relay(x, chunk) != null;
-}
-
-// ---- what comes in
-
-pub fn place_partial(
-    x: *Executor,
-    header: *const wire.frame.Header,
-    piece: usize,
-    from: u16,
-) Executor.PlaceError!Executor.Place {
-    const chunk = x.partition.chunk_of(piece);
-    if (!contributes(x, chunk, from) or giver(x, chunk) != x.position) return error.WrongPhase;
-    if (x.final_seen.has(piece)) return error.Twice;
-    const known = x.direct.find(piece);
-    if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
-    const place = try x.place_in_slot(header, piece, &x.credits[from]);
-    const pending = known orelse x.direct.add(piece);
-    pending.slots[from] = place.slot;
-    return place;
-}
-
-/// A contribution is there; with the last one the piece is reduced, in rank order.
-pub fn arrived(x: *Executor, piece: usize) void {
-    const pending = x.direct.find(piece).?;
-    pending.arrived += 1;
-    if (pending.arrived < x.members - 1 and !x.descriptor.kind.carries()) return;
-    const on_the_way = !x.wants(x.partition.chunk_of(piece));
-    if (on_the_way) pass_on(x, pending) //
-    else if (x.encodes()) {
-        var inputs: [members_max][*]const u8 = undefined;
-        x.reduce_encoded(piece, x.position, encoded_of(x, pending, &inputs));
-    } else reduce_plain(x, pending, x.overwrite(piece).ptr);
-    for (pending.slots[0..x.members], 0..) |slot, position| {
-        if (slot != no_slot) x.slot_free(&x.credits[position], slot);
-    }
-    x.direct.remove(piece);
-    if (!on_the_way) x.finish(piece, x.attempt);
-}
-
-/// A result for another peer that can only have it from here stays in a slot until it has left.
-fn pass_on(x: *Executor, pending: *State.Pending) void {
-    const source = x.source_position(x.partition.chunk_of(pending.piece));
-    const from: u16 = source orelse if (x.position == 0) 1 else 0;
-    const slot = pending.slots[from];
-    if (source == null) {
-        const into = x.slot(slot);
-        if (!x.encodes()) {
-            reduce_plain(x, pending, into.ptr);
-        } else {
-            var inputs: [members_max][*]const u8 = undefined;
-            const bytes = x.aside(pending.piece);
-            x.encode_sum(pending.piece, bytes.ptr, x.position, encoded_of(x, pending, &inputs));
-            @memcpy(into[0..bytes.len], bytes);
-        }
-    }
-    pending.slots[from] = no_slot;
-    x.final_seen.set_bit(pending.piece);
-    x.direct.passing.appendAssumeCapacity(.{ .piece = pending.piece, .slot = slot, .from = from });
-}
-
-fn reduce_plain(x: *Executor, pending: *const State.Pending, out: [*]u8) void {
-    const piece = pending.piece;
-    var inputs: [members_max][*]const u8 = undefined;
-    for (inputs[0..x.members], pending.slots[0..x.members], 0..) |*input, slot, position| {
-        input.* = if (position == x.position) x.own(piece) else x.slot(slot).ptr;
-    }
-    kernels.reduce_k(
-        x.descriptor.op,
-        x.dtype_of(piece),
-        out,
-        inputs[0..x.members],
-        x.members,
-        x.partition.elements(piece),
-    );
-}
-
-fn encoded_of(
-    x: *const Executor,
-    pending: *const State.Pending,
-    inputs: *[members_max][*]const u8,
-) []const [*]const u8 {
-    var count: usize = 0;
-    for (pending.slots[0..x.members]) |slot| {
-        if (slot == no_slot) continue; // this peer's own, which is never encoded
-        inputs[count] = x.slot(slot).ptr;
-        count += 1;
-    }
-    return inputs[0..count];
-}
-
-/// The final bytes of a piece are here: all wait for them whom this peer gives them to.
-pub fn forward_final(x: *Executor, piece: usize) void {
-    const chunk = x.partition.chunk_of(piece);
-    for (x.direct.lanes[0..x.members], 0..) |*lane, to| {
-        if (hands_over(x, chunk, x.position, @intCast(to))) lane.ready.set_bit(piece);
-    }
-}
-
-/// Whether its final bytes are to go to anybody.
-pub fn is_due(x: *const Executor, piece: usize) bool {
-    for (x.direct.lanes[0..x.members]) |*lane| if (lane.ready.has(piece)) return true;
-    return false;
-}
-
-// ---- what goes out
-
-/// Finished bytes first, then contributions.
-pub fn next(x: *Executor, to: u16, is_eager: bool) ?Executor.Out {
-    const lane = &x.direct.lanes[to];
-    if (!is_eager) {
-        if (next_final(x, lane)) |out| return out;
-        if (next_passing(x, to)) |out| return out;
-    }
-    if (lane.contribute_next >= x.partition.pieces) return null;
-    const credit = &x.credits[to];
-    if (!credit.has_left()) return null;
-    const piece: usize = @intCast(lane.contribute_next);
-    const contributed = x.contribution(piece) orelse return null;
-    credit.used += 1;
-    lane.contribute_next = next_contributed(x, to, piece + 1);
-    return Executor.partial_out(piece, 0, contributed);
-}
-
-fn next_final(x: *Executor, lane: *State.Lane) ?Executor.Out {
-    const piece = lane.ready.next(lane.cursor) orelse return null;
-    const out = x.final_out(piece) orelse return null;
-    lane.ready.unset_bit(piece);
-    lane.cursor = piece + 1;
-    return out;
-}
-
-fn next_passing(x: *Executor, to: u16) ?Executor.Out {
-    for (x.direct.passing.items, 0..) |item, index| {
-        const chunk = x.partition.chunk_of(item.piece);
-        if (x.audience_position(chunk) != to) continue;
-        _ = x.direct.passing.orderedRemove(index);
-        return .{
-            .kind = .final,
-            .piece = item.piece,
-            .class = 0,
-            .reduced_attempt = x.attempt,
-            .slot = item.slot,
-            .from = item.from,
-            .payload = x.slot(item.slot)[0..x.partial_piece_bytes(item.piece)],
-        };
-    }
-    return null;
+fn other_than(position: u16) u16 {
+    return if (position == 0) 1 else 0;
 }

@@ -10,15 +10,18 @@ pub const Roles = @import("roles.zig").Roles;
 pub const Exchanged = @import("roles.zig").Exchanged;
 pub const Elements = @import("roles.zig").Elements;
 pub const Sizes = @import("roles.zig").Sizes;
-pub const Executor = @import("executor.zig").Executor;
-pub const Schedule = @import("executor.zig").Schedule;
+pub const Begin = @import("board.zig").Begin;
+pub const Schedule = @import("board.zig").Schedule;
+pub const Movement = @import("movement.zig").Movement;
+pub const Out = Movement.Out;
+pub const no_slot = @import("job.zig").no_slot;
 pub const direct_members_max = @import("direct.zig").members_max;
 pub const Pool = @import("pool.zig").Pool;
 pub const Fetch = @import("fetch.zig").Fetch;
 
 test {
     _ = @import("partition.zig");
-    _ = @import("executor_test.zig");
+    _ = @import("movement_test.zig");
     _ = @import("pool.zig");
     _ = @import("roles.zig");
     _ = @import("fetch.zig");

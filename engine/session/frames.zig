@@ -35,7 +35,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
-    start_along(s, operation, kept, &.between(operation.executor.roles.pair));
+    start_along(s, operation, kept, &.between(operation.movement.board.ledger.roles.pair));
 }
 
 fn start_along(
@@ -45,7 +45,7 @@ fn start_along(
     paths: *const base.Paths,
 ) void {
     const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
-    var begin: collective.Executor.Begin = .{
+    var begin: collective.Begin = .{
         .attempt = epoch.attempt,
         .schedule = schedule_of(operation, paths),
         .order = &paths.order,
@@ -59,8 +59,8 @@ fn start_along(
     start_in(s, operation, &begin);
 }
 
-fn start_in(s: *Session, operation: *Operation, begin: *const collective.Executor.Begin) void {
-    const x = &operation.executor;
+fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) void {
+    const x = &operation.movement;
     const order = begin.order;
     x.begin(begin.*);
     // The coordinator may have been between two attempts when it was told.
@@ -102,9 +102,9 @@ fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective
 /// Data that a neighbour sent before this peer was ready for it.
 fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighbour) void {
     const link = neighbour.link;
-    const x = &operation.executor;
+    const x = &operation.movement;
     if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
-    while (link.recall_data(key_of(operation), x.attempt)) |item| {
+    while (link.recall_data(key_of(operation), x.board.attempt)) |item| {
         defer link.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header, neighbour.position) catch |err| {
@@ -133,7 +133,7 @@ pub fn give_up(s: *Session, operation: *Operation) void {
 /// Nothing goes around a link between the two of a message, or of an uneven exchange.
 pub fn link_down(s: *Session, link: *const Link) void {
     for (s.operations.items) |operation| {
-        if (operation.finished or !operation.needs_every_link()) continue;
+        if (operation.is_over or !operation.needs_every_link()) continue;
         if (operation.neighbour(link) == null) continue;
         operation.withdraw_from(link);
         later(s, operation);
@@ -144,16 +144,18 @@ pub fn link_down(s: *Session, link: *const Link) void {
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
     operation.neighbours = &.{};
-    operation.executor.halt();
+    operation.movement.halt();
     if (operation.sync != null) sync.stop(operation);
 }
 
 /// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
 /// goes on for the others.
-pub fn set_aside(s: *Session, operation: *Operation) void {
+/// Whether that is done (Movement.set_aside).
+pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
-    if (operation.sync != null) return sync.over(operation, false);
-    operation.executor.set_aside();
+    if (operation.sync == null) return operation.movement.set_aside();
+    sync.over(operation, false);
+    return true;
 }
 
 fn detach(s: *Session, operation: *Operation) void {
@@ -171,16 +173,26 @@ fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
     };
 }
 
+/// A runner has done a job of it.
+pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
+    const x = &operation.movement;
+    const settled = x.board.ledger.settled_count;
+    if (x.done(job)) wake_all(s, operation);
+    if (operation.is_over) return;
+    if (x.board.ledger.settled_count != settled) s.fault_point(operation, .all_reduce_settled);
+    check_complete(s, operation);
+}
+
 /// Votes if everything is settled.
 pub fn check_complete(s: *Session, operation: *Operation) void {
-    const x = &operation.executor;
+    const x = &operation.movement;
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
     if (operation.sync != null) return sync.step(s, operation);
-    if (x.members == 0 or !x.complete()) return;
+    if (x.board.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
     operation.op.age_ns = s.age_ns(operation);
-    operation.group.member.completed(&operation.op, x.digest());
+    operation.group.member.completed(&operation.op, x.board.ledger.digest());
     if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
 }
 
@@ -208,7 +220,7 @@ pub fn next(s: *Session, lane: *Lane) void {
     for (0..count) |step| {
         const index = (link.turn + step) % count;
         const operation = s.operations.items[index];
-        if (operation.executor.members < 2) continue;
+        if (operation.movement.board.members < 2) continue;
         if (!next_of(s, lane, link, operation, &room)) continue;
         link.turn = index + 1;
         return;
@@ -224,7 +236,7 @@ fn put_ping(lane: *Lane) void {
 
 /// `room`: of room_ahead, once it is known.
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
-    const x = &operation.executor;
+    const x = &operation.movement;
     if (operation.sync != null) return sync.next(lane, link, operation);
     const neighbour = operation.neighbour(link) orelse return false;
     const position = neighbour.position;
@@ -246,16 +258,16 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
         }
     }
     if (!x.sends_to(position)) return false;
-    if (!x.targets[position].open and x.targets[position].eager_bytes == 0) {
+    if (!x.board.targets[position].open and x.board.targets[position].eager_bytes == 0) {
         if (room.* == null) room.* = has_room_ahead(s, link);
         if (!room.*.?) return false;
     }
     lane.out = x.next(position) orelse return false;
     put(lane, operation, .{
-        .kind = lane.out.kind,
-        .index = x.partition.number(lane.out.piece),
-        .class = lane.out.class,
-        .reduced_attempt = lane.out.reduced_attempt,
+        .kind = lane.out.move.kind,
+        .index = x.board.ledger.partition.number(lane.out.move.piece),
+        .class = lane.out.move.class,
+        .reduced_attempt = lane.out.move.reduced_attempt,
         .payload_bytes = @intCast(lane.out.payload.len),
     }, "");
     lane.out_payload = lane.out.payload;
@@ -268,7 +280,7 @@ fn has_room_ahead(s: *const Session, link: *const Link) bool {
     var ahead: usize = 0;
     for (s.operations.items) |operation| {
         const neighbour = operation.neighbour(link) orelse continue;
-        const target = &operation.executor.targets[neighbour.position];
+        const target = &operation.movement.board.targets[neighbour.position];
         if (!target.open and target.eager_bytes > 0) ahead += 1;
     }
     return ahead < limits.eager_operations_max;
@@ -290,7 +302,7 @@ pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: 
         .tag = operation.op.id.tag,
         .sequence = operation.op.id.sequence,
         .index = what.index,
-        .attempt = operation.executor.attempt,
+        .attempt = operation.movement.board.attempt,
         .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
         .reduced_attempt = what.reduced_attempt,
         .fingerprint = operation.fingerprint,
@@ -311,12 +323,12 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const operation = lane.out_operation orelse return;
     lane.out_operation = null;
     if (operation.sync != null) return sync.sent(s, lane, operation);
-    operation.executor.sent(&lane.out);
-    if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
+    operation.movement.sent(&lane.out);
+    if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.
-    if (lane.out.slot != collective.Executor.no_slot) wake_all(s, operation);
+    if (lane.out.move.slot != collective.no_slot) wake_all(s, operation);
 }
 
 // ---- incoming
@@ -378,7 +390,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         const op = &operation.op;
         if (operation.group != group or op.epoch != header.epoch or op.state == .finished) continue;
         if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
-        return if (operation.executor.members > 0) .{ .current = operation } else .early;
+        return if (operation.movement.board.members > 0) .{ .current = operation } else .early;
     }
     const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
     const is_over = id.sequence < epoch.sequences.next(id.tag) and !epoch.is_queued(id);
@@ -417,7 +429,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 .early, .stale => return true,
             };
             const neighbour = operation.neighbour(lane.link.?) orelse return true;
-            const x = &operation.executor;
+            const x = &operation.movement;
             if (!x.sends_to(neighbour.position)) return true;
             x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
@@ -458,12 +470,12 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
             if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
             lane.early = lane.link.?.reserve_data(header) catch |err|
                 return reject(s, lane, @errorName(err));
-            lane.expect(lane.early, null, collective.Executor.no_slot);
+            lane.expect(lane.early, null, collective.no_slot);
             return true;
         },
     };
     const neighbour = operation.neighbour(lane.link.?) orelse return throw_away(lane, header);
-    const x = &operation.executor;
+    const x = &operation.movement;
     if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = x.place(header, neighbour.position) catch |err|
@@ -482,7 +494,7 @@ fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
         return reject(s, lane, @errorName(err));
     const into = place orelse return throw_away(lane, header);
     if (into.len == 0) return reject(s, lane, "a page of no hashes");
-    lane.expect(into, operation, collective.Executor.no_slot);
+    lane.expect(into, operation, collective.no_slot);
     return true;
 }
 
@@ -490,7 +502,7 @@ fn on_prefetched(s: *Session, lane: *Lane, header: *const Header) bool {
     const place = prefetch.place(s, lane, header) catch |err|
         return reject(s, lane, @errorName(err));
     const into = place orelse return throw_away(lane, header);
-    lane.expect(into, null, collective.Executor.no_slot);
+    lane.expect(into, null, collective.no_slot);
     return true;
 }
 
@@ -519,10 +531,10 @@ fn on_payload(s: *Session, lane: *Lane) bool {
         sync.arrived(s, lane, operation, header);
         return true;
     }
-    const x = &operation.executor;
-    const settled = x.chunks_settled;
+    const x = &operation.movement;
+    const settled = x.board.ledger.settled_count;
     if (x.arrived(header, lane.into_slot)) wake_all(s, operation);
-    if (x.chunks_settled == settled) return true;
+    if (x.board.ledger.settled_count == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);
     return true;
@@ -588,7 +600,7 @@ fn opened(
         const other = neighbour.link.peer;
         return operation.group.member.mismatch(&operation.op, mine, other, descriptor.*);
     }
-    const x = &operation.executor;
+    const x = &operation.movement;
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     wake(s, neighbour.link);

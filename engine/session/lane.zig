@@ -44,7 +44,7 @@ pub const Lane = struct {
     /// Payload bytes to throw away, because nobody wants them any more.
     discard: usize = 0,
     into_operation: ?*Operation = null,
-    into_slot: u16 = collective.Executor.no_slot,
+    into_slot: u16 = collective.no_slot,
     /// The payload is fetched in the background for this state (prefetch.zig).
     into_state: ?*SharedState = null,
     /// The payload that is coming in was sent ahead of time (link.zig).
@@ -56,7 +56,7 @@ pub const Lane = struct {
     out_head_left: []const u8 = "",
     out_payload: []const u8 = "",
     out_operation: ?*Operation = null,
-    out: collective.Executor.Out = undefined,
+    out: collective.Out = undefined,
     /// The payload is this state's, given in the background.
     out_state: ?*SharedState = null,
     /// A frame is under way.

@@ -25,8 +25,8 @@ pub const Operation = struct {
     user: usize = 0,
     group: *Group,
     op: protocol.Op,
-    executor: collective.Executor,
-    /// For a sync of shared state; then the executor has nothing to move.
+    movement: collective.Movement,
+    /// For a sync of shared state; then the movement has nothing to move.
     sync: ?*Sync = null,
     /// Uses of the caller's memory.
     uses: Uses = .{},
@@ -35,6 +35,9 @@ pub const Operation = struct {
     deadline: Instant,
     started_at: Instant,
     finished_at: Instant = 0,
+
+    /// The call has come to its end, but its caller may not have its memory back yet.
+    is_over: bool = false,
 
     // Valid once finished.
     finished: bool = false,
@@ -89,8 +92,8 @@ pub const Operation = struct {
     /// For a message: the peer that has the other part in it.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
-        const x = &operation.executor;
-        return operation.ids[x.roles.pair.other(x.roles.rank)];
+        const x = &operation.movement;
+        return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
     /// Nobody else knows enough of an exchange between two to pass it on.
@@ -112,14 +115,14 @@ pub const Operation = struct {
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
-        const x = &operation.executor;
-        descriptor.count, descriptor.counts = x.exchanged_with(x.rank_at(position));
+        const x = &operation.movement;
+        descriptor.count, descriptor.counts = x.board.ledger.exchanged_with(x.board.rank_at(position));
         return descriptor;
     }
 
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
-        operation.executor.deinit();
+        operation.movement.deinit();
         if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
         operation.uses.deinit(gpa);
@@ -167,7 +170,7 @@ pub const Operation = struct {
                 .is_object = it.operation.form == wire.form_object,
             };
             if (call.kind != .send_recv) return call.format(writer);
-            const roles = &it.operation.executor.roles;
+            const roles = &it.operation.movement.board.ledger.roles;
             const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
             try writer.print("{s} rank {d}", .{ way, roles.pair.other(roles.rank) });
             try call.place(writer);
@@ -178,11 +181,16 @@ pub const Operation = struct {
         return operation.ids;
     }
 
+    /// The caller's memory is as it must be, and it has not been told.
+    pub fn is_back(operation: *const Operation) bool {
+        return operation.is_over and !operation.finished and operation.movement.ending == null;
+    }
+
     /// After a doubt that was committed: the result goes to the caller after all, once. A root's
     /// is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
-        if (!operation.only_reads) operation.executor.hand_over();
+        if (!operation.only_reads) operation.movement.memory.hand_over();
     }
 
     pub fn digest(operation: *const Operation) u128 {
@@ -212,8 +220,8 @@ pub const Operation = struct {
         chunk: u32 = 0,
 
         pub fn next(it: *RangeIterator) ?Range {
-            const x = &it.operation.executor;
-            const partition = &x.partition;
+            const x = &it.operation.movement;
+            const partition = &x.board.ledger.partition;
             while (it.chunk < partition.chunks and !x.has_elements(it.chunk)) it.chunk += 1;
             const first = it.chunk;
             if (first == partition.chunks) return null;
@@ -223,8 +231,8 @@ pub const Operation = struct {
             }
             const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);
             return .{
-                .begin = x.result_first(first),
-                .end = x.result_first(it.chunk - 1) + last,
+                .begin = x.memory.result_first(first),
+                .end = x.memory.result_first(it.chunk - 1) + last,
                 .contributors = who,
             };
         }
@@ -232,10 +240,10 @@ pub const Operation = struct {
 
     fn contributors(operation: *const Operation, chunk: u32) Mask {
         var mask: Mask = .empty;
-        const x = &operation.executor;
-        const reduced = x.chunk_reduced[chunk];
-        if (x.source(chunk)) |rank| {
-            if (reduced != 0 or x.descriptor.kind == .broadcast) mask.set(rank);
+        const x = &operation.movement;
+        const reduced = x.board.ledger.reduced[chunk];
+        if (x.board.ledger.source(chunk)) |rank| {
+            if (reduced != 0 or x.board.ledger.descriptor.kind == .broadcast) mask.set(rank);
             return mask;
         }
         if (reduced == 0) return mask; // not settled

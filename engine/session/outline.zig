@@ -97,16 +97,16 @@ const Own = struct {
     operation: *const Operation,
 
     pub fn len(own: Own) usize {
-        const x = &own.operation.executor;
-        return if (x.arrays.list.len > 1) x.arrays.list.len else own.operation.ids.len;
+        const x = &own.operation.movement;
+        return if (x.memory.arrays.list.len > 1) x.memory.arrays.list.len else own.operation.ids.len;
     }
 
     pub fn at(own: Own, index: usize) Item {
-        const x = &own.operation.executor;
-        const array = if (x.arrays.list.len > 1) index else 0;
+        const x = &own.operation.movement;
+        const array = if (x.memory.arrays.list.len > 1) index else 0;
         return .{
-            .count = x.partition.shards[index].elements,
-            .dtype = x.arrays.list[array].dtype,
+            .count = x.board.ledger.partition.shards[index].elements,
+            .dtype = x.memory.arrays.list[array].dtype,
         };
     }
 };

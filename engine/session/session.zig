@@ -7,7 +7,7 @@
 //! `tick` at or after `next_deadline()`. Host functions must not call back into the session.
 //!
 //! Data moves in frames.zig, links are kept in links.zig, protocol/member.zig decides, and
-//! collective/executor.zig has the arithmetic.
+//! collective/movement.zig has the arithmetic.
 
 const std = @import("std");
 const base = @import("base");
@@ -117,6 +117,7 @@ pub const Session = struct {
     host: Host,
     prng: base.Prng,
     pool: collective.Pool,
+    runner: ?base.Runner,
     now: Instant = 0,
 
     control: wire.Stream,
@@ -185,6 +186,8 @@ pub const Session = struct {
     /// Operations whose data is complete, or that must be given up, and whose member must still be
     /// told.
     deferred: std.ArrayList(*Operation) = .empty,
+    /// Calls that are over, and whose callers do not have their memory back yet.
+    giving_back: usize = 0,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// Fetches in the background that were begun (prefetch.zig).
@@ -224,6 +227,8 @@ pub const Session = struct {
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,
         host: Host,
+        /// Who does large jobs; null: whoever makes them. It lives longer than the session.
+        runner: ?base.Runner = null,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
     };
@@ -238,6 +243,7 @@ pub const Session = struct {
             .host = options.host,
             .prng = .init(options.seed),
             .pool = .init(gpa),
+            .runner = options.runner,
             .control = .init(gpa),
             .instance = undefined,
             .address_key = options.address_key,
@@ -434,6 +440,7 @@ pub const Session = struct {
     pub fn abandon(s: *Session, now: Instant) void {
         s.reach(now);
         if (s.control_state != .lost) s.end_groups("this peer ends");
+        for (s.operations.items) |operation| operation.movement.end_now();
         s.run_deferred();
     }
 
@@ -1319,27 +1326,25 @@ pub const Session = struct {
             .dtype = array.dtype,
             .count = if (call.counts == null) array.count * roles.parts() else count,
         };
-        var executor = try collective.Executor.prepare(s.gpa, &s.pool, .{
+        var movement = try collective.Movement.prepare(s.gpa, &s.pool, .{
             .descriptor = descriptor,
             .arrays = moved,
             .residual = call.residual,
             .elements = if (call.is_even()) null else call.elements(&arrays[0]),
             .operation = number_of(epoch.number, group.member.next_id(tag)),
-            .rank = roles.rank,
-            .root = roles.root,
-            .pair = roles.pair,
-            .world_size = epoch.world_size(),
+            .roles = roles,
             .chunk_bytes = s.settings.chunk_bytes,
             .window_bytes = s.settings.window_bytes,
+            .runner = if (s.runner) |*runner| runner else null,
         });
-        errdefer executor.deinit();
+        errdefer movement.deinit();
         // One that waits for its turn holds no large buffers meanwhile.
-        if (!group.member.is_full(tag)) try executor.reserve();
+        if (!group.member.is_full(tag)) try movement.reserve();
         operation.* = .{
             .gpa = s.gpa,
             .group = group,
-            .op = .{ .descriptor = descriptor, .chunks = executor.partition.chunks },
-            .executor = executor,
+            .op = .{ .descriptor = descriptor, .chunks = movement.board.ledger.partition.chunks },
+            .movement = movement,
             .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
             .neighbours_room = neighbours,
             .schedule = .of(&descriptor),
@@ -1405,7 +1410,7 @@ pub const Session = struct {
     pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
         s.reach(now);
         const group = operation.group;
-        if (operation.finished or !group.member.others_take_part(&operation.op))
+        if (operation.is_over or !group.member.others_take_part(&operation.op))
             return s.cancel(now, operation);
         const why = "it withdrew an operation in which others take part";
         s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
@@ -1456,9 +1461,9 @@ pub const Session = struct {
             .send_recv,
             => {},
         }
-        const x = &operation.executor;
+        const x = &operation.movement;
         const sequence = operation.op.id.sequence;
-        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.chunks_settled, x.chunks_wanted);
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.board.ledger.settled_count, x.board.ledger.wanted_count);
     }
 
     /// `done`: leaves, where that says something.
@@ -1475,6 +1480,7 @@ pub const Session = struct {
                 s.votes_changed = false;
                 for (s.groups.items) |group| vote.go_on(s, group);
             }
+            s.tell_back();
             while (s.deferred.pop()) |operation| {
                 if (operation.op.state == .finished) continue;
                 frames.check_complete(s, operation);
@@ -1528,7 +1534,7 @@ pub const Session = struct {
     }
 
     fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
-        return operation_from(op).executor.chunk_reduced;
+        return operation_from(op).movement.board.ledger.reduced;
     }
 
     fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
@@ -1538,7 +1544,8 @@ pub const Session = struct {
     fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
         const s = group_from(ctx).session;
         const operation = operation_from(op);
-        assert(!operation.finished);
+        assert(!operation.is_over);
+        operation.is_over = true;
         operation.ended_queued = operation.is_queued;
         if (operation.is_queued) queue.leave(s, operation);
         if (failure) |why| {
@@ -1551,20 +1558,42 @@ pub const Session = struct {
             operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
+        var is_back = true;
         if (operation.status == .in_doubt and op.state == .in_doubt) {
-            frames.set_aside(s, operation);
+            is_back = frames.set_aside(s, operation);
         } else {
             frames.stop(s, operation);
             if (operation.sync != null) sync.over(operation, operation.status == .ok) //
-            else if (operation.status != .ok) operation.executor.restore();
+            else if (operation.status != .ok) is_back = operation.movement.restore();
             const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
             for (s.links.items) |link| link.forget(key);
         }
+        if (operation.partner()) |id| links.give_back(s, id);
+        if (is_back) return s.tell_finished(operation);
+        s.giving_back += 1;
+        if (operation.purpose == .data) return;
+        operation.movement.end_now();
+        s.tell_back();
+    }
+
+    /// The caller has its memory back.
+    fn tell_finished(s: *Session, operation: *Operation) void {
         operation.finished = true;
         operation.finished_at = s.now;
-        if (operation.partner()) |id| links.give_back(s, id);
         if (operation.purpose == .safe_point) return vote.note(operation);
         s.host.vtable.operation_finished(s.host.ctx, operation);
+    }
+
+    /// Tells the callers whose memory has been given back meanwhile.
+    fn tell_back(s: *Session) void {
+        if (s.giving_back == 0) return;
+        var index: usize = 0;
+        while (index < s.operations.items.len) : (index += 1) {
+            const operation = s.operations.items[index];
+            if (!operation.is_back()) continue;
+            s.giving_back -= 1;
+            s.tell_finished(operation);
+        }
     }
 
     fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
@@ -1572,6 +1601,8 @@ pub const Session = struct {
         const operation = operation_from(op);
         frames.stop(s, operation);
         if (operation.partner()) |id| links.give_back(s, id);
+        operation.movement.end_now();
+        s.tell_back();
         s.resolve(operation, committed);
     }
 
@@ -1667,6 +1698,19 @@ pub const Session = struct {
         if (lane.sent(count)) frames.sent(s, lane);
     }
 
+    // ---- jobs
+
+    /// For a driver with a runner: a job that it has done, and that no fence has taken back.
+    pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
+        s.reach(now);
+        for (s.operations.items) |operation| {
+            if (@as(*const anyopaque, &operation.movement) != job.owner) continue;
+            frames.job_done(s, operation, job);
+            break;
+        } else unreachable; // an operation waits for its jobs before it goes
+        s.run_deferred();
+    }
+
     // ---- time
 
     /// Not inlined, and rare: its frame is large.
@@ -1694,16 +1738,16 @@ pub const Session = struct {
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
-            if (!operation.finished) waits.say_called(s, operation);
-            if (!operation.finished and operation.deadline <= now) {
+            if (!operation.is_over) waits.say_called(s, operation);
+            if (!operation.is_over and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
-                if (!operation.finished) operation.deadline = now +| s.settings.silence_ns;
+                if (!operation.is_over) operation.deadline = now +| s.settings.silence_ns;
             } else if (operation.sync != null) {
                 sync.tick(s, operation, late);
-            } else if (operation.executor.has_work()) {
-                operation.executor.work();
-                frames.check_complete(s, operation);
+            } else if (operation.movement.has_work()) {
+                operation.movement.work();
+                if (!operation.is_over) frames.check_complete(s, operation);
             }
         }
         queue.tick(s);
@@ -1778,9 +1822,9 @@ pub const Session = struct {
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         next = @min(next, s.queue.deadline, s.reconnect_until());
         for (s.operations.items) |operation| {
-            if (!operation.finished)
+            if (!operation.is_over)
                 next = @min(next, operation.deadline, waits.says_called_at(s, operation));
-            if (operation.executor.has_work()) next = @min(next, s.now);
+            if (operation.movement.has_work() or operation.is_back()) next = @min(next, s.now);
         }
         return @min(next, links.next_deadline(s), rounds.next_deadline(s));
     }

@@ -236,7 +236,7 @@ pub fn stop(operation: *Operation) void {
 pub fn step(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
     const member = &operation.group.member;
-    if (operation.executor.members == 0 or operation.op.state == .finished) return;
+    if (operation.movement.board.members == 0 or operation.op.state == .finished) return;
     switch (sync.phase) {
         .idle => {
             // In doubt it has let go of the state, and offers nothing.
@@ -371,7 +371,7 @@ fn ask_for_hashes(s: *Session, operation: *Operation) void {
 fn ask_another_for_hashes(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
     const count = sync.exchanges.len;
-    const own = operation.executor.position;
+    const own = operation.movement.board.position;
     for (0..count) |distance| {
         const rank: u16 = @intCast((own + distance) % count);
         if (!sync.fetch.is_usable(rank) or sync.exchanges[rank].owes_page) continue;
@@ -498,11 +498,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         .payload_bytes = @intCast(payload.len),
     }, "");
     lane.out = .{
-        .kind = kind,
-        .piece = item.index,
-        .class = item.class,
-        .reduced_attempt = 0,
-        .slot = collective.Executor.no_slot,
+        .move = .{ .kind = kind, .piece = item.index, .class = item.class, .place = .result },
         .payload = payload,
     };
     lane.out_payload = payload;
@@ -513,7 +509,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
 /// A leaf or a page has gone.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.sync.?;
-    if (lane.out.kind != .leaf) {
+    if (lane.out.move.kind != .leaf) {
         sync.hash_bytes_sent += lane.out.payload.len;
         return;
     }

@@ -105,7 +105,7 @@ pub const Known = struct {
     fn of(work: *Work) *Known {
         if (work.record.known) |known| return known;
         const gpa = work.node.world.gpa;
-        const x = &work.op.?.executor;
+        const x = &work.op.?.movement;
         const known = gpa.create(Known) catch @panic("out of memory");
         known.* = .{
             .definition = Definition.init(gpa, .{
@@ -114,17 +114,17 @@ pub const Known = struct {
                 .world_size = work.op.?.member_ids().len,
                 .dtype = work.step.dtype(),
                 .op = work.step.op(),
-                .partition = if (x.partition.is_uneven) whole(work) else x.partition,
-                .operation = x.operation,
+                .partition = if (x.board.ledger.partition.is_uneven) whole(work) else x.board.ledger.partition,
+                .operation = x.memory.operation,
             }) catch @panic("out of memory"),
-            .reduced = gpa.alloc(u32, x.partition.chunks) catch @panic("out of memory"),
+            .reduced = gpa.alloc(u32, x.board.ledger.partition.chunks) catch @panic("out of memory"),
             .lost = gpa.alloc([]f32, work.record.calls.len) catch @panic("out of memory"),
         };
-        // The executor's are gone with it.
+        // The movement's are gone with it.
         const partition = &known.definition.partition;
         partition.shards = gpa.dupe(collective.Shard, partition.shards) catch
             @panic("out of memory");
-        assert(partition.chunks == x.partition.chunks);
+        assert(partition.chunks == x.board.ledger.partition.chunks);
         @memset(known.reduced, 0);
         @memset(known.lost, &.{});
         work.record.known = known;
@@ -149,7 +149,7 @@ fn whole(work: *const Work) collective.Partition {
         .world_size = @intCast(work.op.?.member_ids().len),
         .chunk_bytes_max = settings.chunk_bytes,
         .window_bytes = settings.window_bytes,
-        .codec = work.op.?.executor.partition.codec,
+        .codec = work.op.?.movement.board.ledger.partition.codec,
         .is_uneven = true,
     });
 }
@@ -166,7 +166,7 @@ pub fn take(work: *Work) void {
 /// Checks what a call that has succeeded holds.
 pub fn check(work: *Work) void {
     const world = work.node.world;
-    const x = &work.op.?.executor;
+    const x = &work.op.?.movement;
     const known = Known.of(work);
     const d = &known.definition;
     count(work);
@@ -184,7 +184,7 @@ pub fn check(work: *Work) void {
             check_lost(work, d, chunk, std.mem.sliceAsBytes(lost));
         // Others who succeed are compared with the first.
         if (wanted and (work.record.won == null or work.step.kind.is_private()))
-            check_bits(work, d, chunk, x.chunk_reduced[chunk] != 0);
+            check_bits(work, d, chunk, x.board.ledger.reduced[chunk] != 0);
         if (world.failed()) return;
     }
 }
@@ -195,13 +195,13 @@ fn in_before(work: *const Work) []const u8 {
 
 fn is_alive(work: *const Work, rank: u16) bool {
     const op = work.op.?;
-    return op.history.members(op.executor.attempt).has(rank);
+    return op.history.members(op.movement.board.attempt).has(rank);
 }
 
 /// False if the chunk was reduced in another attempt than another says, or there is none.
 fn learn(work: *Work, known: *Known, chunk: u32) bool {
     const d = &known.definition;
-    const attempt = work.op.?.executor.chunk_reduced[chunk];
+    const attempt = work.op.?.movement.board.ledger.reduced[chunk];
     if (d.source(chunk)) |rank| {
         if (attempt == 0 or known.reduced[chunk] != 0) return true;
         known.reduced[chunk] = 1;

@@ -1166,7 +1166,7 @@ fn holds(world: *const World, until: Until) bool {
         } else true,
         .voted => |work| work.state != .running or work.op.?.op.state == .voted,
         .settled => |body| body.work.state != .running or
-            body.work.op.?.executor.chunks_settled >= body.chunks,
+            body.work.op.?.movement.board.ledger.settled_count >= body.chunks,
         .attempt => |body| if (world.nodes[body.node].users[0].group) |group|
             group.attempt() >= body.attempt
         else

@@ -148,7 +148,9 @@ pub const Node = struct {
     fn worked(node: *const Node) u64 {
         const s = node.session orelse return 0;
         var pieces: u64 = 0;
-        for (s.operations.items) |operation| pieces +%= operation.executor.work_next;
+        for (s.operations.items) |operation| {
+            pieces +%= operation.movement.work_next +% operation.movement.ending_next;
+        }
         return pieces;
     }
 

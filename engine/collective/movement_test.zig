@@ -1,23 +1,24 @@
-//! The promises of executor.zig, with ring.zig and direct.zig: whole operations over perfect links,
+//! The promises of movement.zig, with its movers, ledger and memory: whole operations over perfect links,
 //! with losses, halves of frames, doubts and failures, and values in which every contribution
 //! shows.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const executor_file = @import("executor.zig");
+const board_file = @import("board.zig");
+const movement_file = @import("movement.zig");
 const Pool = @import("pool.zig").Pool;
 const arrays_file = @import("arrays.zig");
 const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
 const Descriptor = wire.control.Descriptor;
-const Executor = executor_file.Executor;
+const Movement = movement_file.Movement;
 const KeptRange = wire.control.KeptRange;
-const Schedule = executor_file.Schedule;
+const Schedule = board_file.Schedule;
 
-/// Drives n executors over perfect links until nothing moves.
+/// Drives n movements over perfect links until nothing moves.
 const Bench = struct {
-    executors: []Executor,
+    movements: []Movement,
     alive: base.Mask,
     /// In the attempt under way.
     order: base.Order = .{},
@@ -30,7 +31,7 @@ const Bench = struct {
     fn step(bench: *Bench) !bool {
         var moved = false;
         const n = bench.order.count;
-        for (bench.executors) |*x| if (x.has_work()) {
+        for (bench.movements) |*x| if (x.has_work()) {
             x.work();
             moved = true;
         };
@@ -42,8 +43,8 @@ const Bench = struct {
     }
 
     fn move(bench: *Bench, from: u16, to: u16) !bool {
-        const x = &bench.executors[bench.order.at(from)];
-        const y = &bench.executors[bench.order.at(to)];
+        const x = &bench.movements[bench.order.at(from)];
+        const y = &bench.movements[bench.order.at(to)];
         try std.testing.expectEqual(x.sends_to(to), y.receives_from(from));
         if (!x.sends_to(to)) return false;
         while (y.next_grant(from)) |grant| try x.credited(to, grant.class, grant.allowed);
@@ -62,7 +63,7 @@ const Bench = struct {
     }
 
     /// A frame that is right but for one number is refused, and leaves nothing behind.
-    fn check_refused(y: *Executor, right: *const wire.frame.Header, from: u16) !void {
+    fn check_refused(y: *Movement, right: *const wire.frame.Header, from: u16) !void {
         var wrong = right.*;
         wrong.payload_bytes += 1;
         try std.testing.expectError(error.WrongLength, y.place(&wrong, from));
@@ -70,7 +71,7 @@ const Bench = struct {
         wrong.index = std.math.maxInt(u64);
         try std.testing.expectError(error.UnknownPiece, y.place(&wrong, from));
         if (right.kind != .final) return;
-        for ([_]u32{ 0, y.attempt + 1 }) |attempt| {
+        for ([_]u32{ 0, y.board.attempt + 1 }) |attempt| {
             wrong = right.*;
             wrong.reduced_attempt = attempt;
             try std.testing.expectError(error.WrongPhase, y.place(&wrong, from));
@@ -79,25 +80,25 @@ const Bench = struct {
 
     /// Only hubs can be sure to reach the others.
     fn check_reach(bench: *const Bench, from: u16, to: u16) !void {
-        const is_uneven = bench.executors[0].partition.is_uneven; // goes where it must
+        const is_uneven = bench.movements[0].board.ledger.partition.is_uneven; // goes where it must
         if (bench.schedule == .ring or is_uneven) return;
         const a = bench.hubs.has(bench.order.at(from));
         const b = bench.hubs.has(bench.order.at(to));
         try std.testing.expect(a or b);
     }
 
-    fn header_of(x: *const Executor, out: *const Executor.Out) wire.frame.Header {
+    fn header_of(x: *const Movement, out: *const Movement.Out) wire.frame.Header {
         return .{
             .epoch = 1,
             .tag = 0,
             .sequence = 0,
-            .index = x.partition.number(out.piece),
-            .attempt = x.attempt,
+            .index = x.board.ledger.partition.number(out.move.piece),
+            .attempt = x.board.attempt,
             .payload_bytes = @intCast(out.payload.len),
-            .reduced_attempt = out.reduced_attempt,
+            .reduced_attempt = out.move.reduced_attempt,
             .group = 0,
-            .class = out.class,
-            .kind = out.kind,
+            .class = out.move.class,
+            .kind = out.move.kind,
         };
     }
 
@@ -105,12 +106,12 @@ const Bench = struct {
     fn step_half(bench: *Bench, from: u16) !void {
         const n = bench.order.count;
         if (from >= n) return;
-        const x = &bench.executors[bench.order.at(from)];
+        const x = &bench.movements[bench.order.at(from)];
         for (0..n) |position| {
             const to: u16 = @intCast(position);
             if (!x.sends_to(to)) continue;
             const out = x.next(to) orelse continue;
-            const spot = try bench.executors[bench.order.at(to)].place(&header_of(x, &out), from);
+            const spot = try bench.movements[bench.order.at(to)].place(&header_of(x, &out), from);
             @memset(spot.bytes[0 .. spot.bytes.len / 2], 0xee);
         }
     }
@@ -118,11 +119,11 @@ const Bench = struct {
     fn begin(bench: *Bench, attempt: u32, kept: []const KeptRange) void {
         bench.order = .of(&bench.alive);
         bench.hubs = bench.alive;
-        if (bench.executors[0].partition.is_uneven) {
+        if (bench.movements[0].board.ledger.partition.is_uneven) {
             bench.schedule = .direct;
             bench.hubs = .empty;
         } else if (bench.draws) |prng| bench.draw(prng);
-        for (bench.order.slice()) |rank| bench.executors[rank].begin(.{
+        for (bench.order.slice()) |rank| bench.movements[rank].begin(.{
             .attempt = attempt,
             .schedule = bench.schedule,
             .order = &bench.order,
@@ -130,10 +131,10 @@ const Bench = struct {
             .kept = kept,
         });
         for (bench.order.slice()) |rank| {
-            const x = &bench.executors[rank];
+            const x = &bench.movements[rank];
             for (bench.order.slice(), 0..) |other, to| {
                 if (x.sends_to(@intCast(to)))
-                    x.opened(@intCast(to), bench.executors[other].initial_credit());
+                    x.opened(@intCast(to), bench.movements[other].initial_credit());
             }
         }
     }
@@ -173,25 +174,28 @@ fn test_array(memory: anytype, dtype: base.DType, count: usize) arrays_file.Arra
 }
 
 /// With values in place, in pieces of eight.
-fn test_executor(
+fn test_movement(
     pool: *Pool,
     descriptor: Descriptor,
     values: []u64,
     world_size: u32,
     rank: u16,
-) !Executor {
-    return Executor.init(std.testing.allocator, pool, .{
+) !Movement {
+    return Movement.init(std.testing.allocator, pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(values.ptr, .u64, values.len)},
-        .world_size = world_size,
+        .roles = .{
+            .kind = descriptor.kind,
+            .world_size = world_size,
+            .rank = rank,
+        },
         .chunk_bytes = 64,
         .window_bytes = 1024,
-        .rank = rank,
     });
 }
 
 /// For rank 0 in a ring.
-fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) Executor.Begin {
+fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) board_file.Begin {
     return .{
         .attempt = attempt,
         .schedule = .ring,
@@ -222,42 +226,45 @@ fn test_case(case: Case) !void {
     defer arena.deinit();
     var pool = Pool.init(gpa);
     defer pool.deinit();
-    var executors: [8]Executor = undefined;
+    var movements: [8]Movement = undefined;
     for (0..n) |rank| {
         const input = try arena.allocator().alloc(u64, count + 1);
         for (input, 0..) |*value, index| value.* = (index % 7 + 1) << @intCast(4 * rank);
-        executors[rank] = try Executor.init(gpa, &pool, .{
+        movements[rank] = try Movement.init(gpa, &pool, .{
             .descriptor = test_descriptor(kind, count),
             .arrays = &.{test_array(input.ptr, .u64, count)},
-            .world_size = n,
+            .roles = .{
+                .kind = kind,
+                .world_size = n,
+                .rank = @intCast(rank),
+            },
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 1024,
-            .rank = @intCast(rank),
         });
     }
-    defer for (executors[0..n]) |*x| x.deinit();
+    defer for (movements[0..n]) |*x| x.deinit();
     var bench: Bench = .{
-        .executors = executors[0..n],
+        .movements = movements[0..n],
         .alive = .full(n),
         .schedule = case.schedule,
     };
     bench.begin(1, &.{});
     if (lose) |rank| {
         for (0..@max(1, count / 16)) |_| _ = try bench.step();
-        for (executors[0..n]) |*x| x.halt();
+        for (movements[0..n]) |*x| x.halt();
         bench.alive.unset(rank);
-        const kept = try kept_by_any(arena.allocator(), executors[0..n], &bench.alive);
+        const kept = try kept_by_any(arena.allocator(), movements[0..n], &bench.alive);
         bench.begin(2, kept);
     }
     while (try bench.step()) {}
     for (0..bench.alive.count()) |position| {
-        const x = &executors[bench.alive.at(position)];
+        const x = &movements[bench.alive.at(position)];
         try std.testing.expect(x.complete());
-        try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
-        const result: [*]align(1) const u64 = @ptrCast(x.arrays.recv(0));
+        try std.testing.expectEqual(movements[bench.alive.at(0)].board.ledger.digest(), x.board.ledger.digest());
+        const result: [*]align(1) const u64 = @ptrCast(x.memory.arrays.recv(0));
         for (result[0..count], 0..) |value, index| {
-            const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
-            const lost_here = x.chunk_reduced[chunk] == 2;
+            const chunk = x.board.ledger.partition.chunk_of(index / x.board.ledger.partition.shards[0].piece_elements);
+            const lost_here = x.board.ledger.reduced[chunk] == 2;
             var expected: u64 = 0;
             for (0..n) |rank| {
                 if (kind == .broadcast and rank > 0) continue;
@@ -302,13 +309,16 @@ test "a large world of one is worked off in steps" {
     const input = try gpa.alloc(u64, window / 4 + 7); // twice the step and more
     defer gpa.free(input);
     for (input, 0..) |*value, index| value.* = index;
-    var x = try Executor.init(gpa, &pool, .{
+    var x = try Movement.init(gpa, &pool, .{
         .descriptor = test_descriptor(.all_reduce, input.len),
         .arrays = &.{test_array(input.ptr, .u64, input.len)},
-        .world_size = 1,
+        .roles = .{
+            .kind = .all_reduce,
+            .world_size = 1,
+            .rank = 0,
+        },
         .chunk_bytes = 256 * 1024,
         .window_bytes = window,
-        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(1));
@@ -329,7 +339,7 @@ test "a source brings its shard to the result in steps, but what it sends as it 
     for (schedules) |schedule| {
         const own: [5 * window / 8]u64 = @splat(7);
         var result: [2 * own.len]u64 = @splat(0);
-        var x = try Executor.init(gpa, &pool, .{
+        var x = try Movement.init(gpa, &pool, .{
             .descriptor = test_descriptor(.all_gather, result.len),
             .arrays = &.{.{
                 .send = @ptrCast(&own),
@@ -337,10 +347,13 @@ test "a source brings its shard to the result in steps, but what it sends as it 
                 .dtype = .u64,
                 .count = result.len,
             }},
-            .world_size = 2,
+            .roles = .{
+                .kind = .all_gather,
+                .world_size = 2,
+                .rank = 0,
+            },
             .chunk_bytes = 16 * 1024,
             .window_bytes = window,
-            .rank = 0,
         });
         defer x.deinit();
         // In the call no more than one step.
@@ -381,7 +394,7 @@ test "what is not sent is brought to the result between other things" {
     const window = 64 * 1024;
     const given: [6 * window / 8]u64 = @splat(7);
     var result: [given.len]u64 = @splat(0);
-    var x = try Executor.init(gpa, &pool, .{
+    var x = try Movement.init(gpa, &pool, .{
         .descriptor = test_descriptor(.all_to_all, 2 * given.len),
         .arrays = &.{.{
             .send = @ptrCast(&given),
@@ -389,10 +402,13 @@ test "what is not sent is brought to the result between other things" {
             .dtype = .u64,
             .count = 2 * given.len,
         }},
-        .world_size = 2,
+        .roles = .{
+            .kind = .all_to_all,
+            .world_size = 2,
+            .rank = 0,
+        },
         .chunk_bytes = 16 * 1024,
         .window_bytes = window,
-        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
@@ -400,7 +416,7 @@ test "what is not sent is brought to the result between other things" {
     const step = window / @sizeOf(u64);
     for (1..given.len / 2 / step + 1) |steps| {
         try expect_filled(&result, steps * step);
-        try std.testing.expectEqual(steps < given.len / 2 / step, x.own_left.count > 0);
+        try std.testing.expectEqual(steps < given.len / 2 / step, x.board.ledger.own_left.count > 0);
         x.work();
     }
     x.work();
@@ -417,16 +433,16 @@ test "a kept range of chunks that the operation does not have is ignored" {
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [300]u64 = @splat(1);
-    var x = try test_executor(&pool, test_descriptor(.all_reduce, 300), &input, 2, 0);
+    var x = try test_movement(&pool, test_descriptor(.all_reduce, 300), &input, 2, 0);
     defer x.deinit();
-    const chunks = x.partition.chunks;
+    const chunks = x.board.ledger.partition.chunks;
     const order: base.Order = .of(&.full(2));
     const kept = [_]KeptRange{
         .{ .begin = chunks - 1, .end = chunks + 5, .reduced_attempt = 1, .holders = .full(2) },
         .{ .begin = chunks + 2, .end = chunks + 3, .reduced_attempt = 1, .holders = .full(2) },
     };
     x.begin(test_begin(2, &order, &kept));
-    try std.testing.expectEqual(1, x.kept.count);
+    try std.testing.expectEqual(1, x.board.ledger.kept.count);
 }
 
 test "what a member holds that is not listed as a holder is taken from those who are" {
@@ -437,28 +453,28 @@ test "what a member holds that is not listed as a holder is taken from those who
         var pool = Pool.init(gpa);
         defer pool.deinit();
         var input: [3][300]u64 = @splat(@splat(1));
-        var executors: [3]Executor = undefined;
-        for (&executors, &input, 0..) |*x, *values, rank| {
+        var movements: [3]Movement = undefined;
+        for (&movements, &input, 0..) |*x, *values, rank| {
             const descriptor = test_descriptor(.all_reduce, values.len);
-            x.* = try test_executor(&pool, descriptor, values, executors.len, @intCast(rank));
+            x.* = try test_movement(&pool, descriptor, values, movements.len, @intCast(rank));
         }
-        defer for (&executors) |*x| x.deinit();
+        defer for (&movements) |*x| x.deinit();
         var bench: Bench = .{
-            .executors = &executors,
-            .alive = .full(executors.len),
+            .movements = &movements,
+            .alive = .full(movements.len),
             .schedule = schedule,
         };
         bench.begin(1, &.{});
         while (try bench.step()) {}
-        for (&executors) |*x| x.halt();
+        for (&movements) |*x| x.halt();
         var holders: base.Mask = .empty;
         holders.set(believed);
-        const all = executors[0].partition.chunks;
+        const all = movements[0].board.ledger.partition.chunks;
         bench.begin(2, &.{
             .{ .begin = 0, .end = all, .reduced_attempt = 1, .holders = holders },
         });
         while (try bench.step()) {}
-        for (&executors, &input) |*x, *values| {
+        for (&movements, &input) |*x, *values| {
             try std.testing.expect(x.complete());
             for (values) |value| try std.testing.expectEqual(3, value);
         }
@@ -473,23 +489,26 @@ test "widened contributions on their way out leave the slots that were promised"
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .i32;
     descriptor.op = .avg;
-    var x = try Executor.init(gpa, &pool, .{
+    var x = try Movement.init(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
-        .world_size = 2,
+        .roles = .{
+            .kind = descriptor.kind,
+            .world_size = 2,
+            .rank = 0,
+        },
         .chunk_bytes = 64,
         .window_bytes = 4096,
-        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
     x.opened(1, x.initial_credit());
-    var out: [8]Executor.Out = undefined;
-    try std.testing.expectEqual(out.len, x.origin_slots);
+    var out: [8]Movement.Out = undefined;
+    try std.testing.expectEqual(out.len, x.board.origin_slots);
     for (&out) |*item| item.* = x.next(1).?;
     try std.testing.expectEqual(null, x.next(1));
-    try std.testing.expect(x.free_count >= x.initial_credit());
+    try std.testing.expect(x.board.free_count >= x.initial_credit());
     x.sent(&out[0]);
     try std.testing.expect(x.next(1) != null);
     // All of them are on their way again. The next attempt knows nothing of that.
@@ -504,14 +523,14 @@ test "a sender fills no more slots than it was promised, though others are free"
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [900]u64 = @splat(1);
-    var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
+    var x = try test_movement(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
     defer x.deinit();
     const order: base.Order = .of(&.full(3));
     x.begin(test_begin(1, &order, &.{}));
     // Sums that this rank owns, none of which has arrived whole.
     var taken: u32 = 0;
     var piece: u64 = 1;
-    while (taken <= x.free_slots.len) : (piece += 3) {
+    while (taken <= x.board.free_slots.len) : (piece += 3) {
         const header: wire.frame.Header = .{
             .epoch = 1,
             .tag = 0,
@@ -530,8 +549,8 @@ test "a sender fills no more slots than it was promised, though others are free"
         };
         taken += 1;
     }
-    try std.testing.expectEqual(x.slots_each, taken);
-    try std.testing.expect(x.free_count > 0);
+    try std.testing.expectEqual(x.board.slots_each, taken);
+    try std.testing.expect(x.board.free_count > 0);
 }
 
 test "of credits that come in any order, before or after the open, the largest counts" {
@@ -539,18 +558,18 @@ test "of credits that come in any order, before or after the open, the largest c
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [900]u64 = @splat(1);
-    var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 2, 0);
+    var x = try test_movement(&pool, test_descriptor(.all_reduce, input.len), &input, 2, 0);
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
     try x.credited(1, 0, 70);
     try x.credited(1, 0, 60);
     x.opened(1, 50);
-    try std.testing.expectEqual(70, x.credits[0].allowed);
-    try std.testing.expectEqual(50, x.credits[1].allowed);
+    try std.testing.expectEqual(70, x.board.credits[0].allowed);
+    try std.testing.expectEqual(50, x.board.credits[1].allowed);
     try x.credited(1, 0, 80);
     try x.credited(1, 0, 75);
-    try std.testing.expectEqual(80, x.credits[0].allowed);
+    try std.testing.expectEqual(80, x.board.credits[0].allowed);
 }
 
 test "a sum is refused where it does not belong" {
@@ -560,7 +579,7 @@ test "a sum is refused where it does not belong" {
     const order: base.Order = .of(&.full(3));
     for (schedules) |schedule| {
         var input: [900]u64 = @splat(1);
-        var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
+        var x = try test_movement(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
         defer x.deinit();
         var begin = test_begin(1, &order, &.{});
         begin.schedule = schedule;
@@ -599,13 +618,16 @@ test "little is sent to a member that has not called, however much it would take
     defer pool.deinit();
     var input: [32 * 1024]u64 = @splat(1);
     for (schedules) |schedule| {
-        var x = try Executor.init(gpa, &pool, .{
+        var x = try Movement.init(gpa, &pool, .{
             .descriptor = test_descriptor(.all_reduce, input.len),
             .arrays = &.{test_array(&input, .u64, input.len)},
-            .world_size = 2,
+            .roles = .{
+                .kind = .all_reduce,
+                .world_size = 2,
+                .rank = 0,
+            },
             .chunk_bytes = 1024,
             .window_bytes = base.limits.MiB,
-            .rank = 0,
         });
         defer x.deinit();
         const order: base.Order = .of(&.full(2));
@@ -631,22 +653,25 @@ test "a call that is in doubt has given its residual back" {
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .f32;
     descriptor.codec = .of(.bf16);
-    var x = try Executor.init(gpa, &pool, .{
+    var x = try Movement.init(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, .f32, input.len)},
         .residual = .{ .in = @ptrCast(&before), .out = @ptrCast(&after) },
-        .world_size = 2,
+        .roles = .{
+            .kind = descriptor.kind,
+            .world_size = 2,
+            .rank = 0,
+        },
         .chunk_bytes = 64,
         .window_bytes = 1024,
-        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
-    try std.testing.expect(x.residual_of(0) != null);
+    try std.testing.expect(x.memory.residual_of(0) != null);
     x.halt();
-    x.set_aside();
-    try std.testing.expectEqual(null, x.residual_of(0));
+    try std.testing.expect(x.set_aside());
+    try std.testing.expectEqual(null, x.memory.residual_of(0));
 }
 
 test "in a large direct schedule no owner waits for what is on its way to another" {
@@ -658,13 +683,16 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .f32;
     descriptor.codec = .of(.int8);
-    var x = try Executor.init(gpa, &pool, .{
+    var x = try Movement.init(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
-        .world_size = n,
+        .roles = .{
+            .kind = descriptor.kind,
+            .world_size = n,
+            .rank = 0,
+        },
         .chunk_bytes = 512,
         .window_bytes = 1 << 16,
-        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(n));
@@ -676,7 +704,7 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
         x.opened(@intCast(to), x.initial_credit());
         try std.testing.expect(x.next(@intCast(to)) != null);
     }
-    try std.testing.expect(x.free_count >= (n - 1) * x.initial_credit());
+    try std.testing.expect(x.board.free_count >= (n - 1) * x.initial_credit());
 }
 
 test "after a loss, kept chunks keep the lost contribution and the others do without" {
@@ -718,7 +746,7 @@ fn Life(comptime T: type) type {
         restart: bool,
         /// Schedule, order and hubs are others in each attempt.
         draws: bool,
-        executors: [5]Executor = undefined,
+        movements: [5]Movement = undefined,
         send: [5][]T = undefined,
         recv: [5][]T = undefined,
         send_before: [5][]T = undefined,
@@ -759,7 +787,7 @@ fn Life(comptime T: type) type {
                     else
                         life.sizes[number] * life.parts(),
                 };
-                life.executors[rank] = try Executor.init(arena, pool, .{
+                life.movements[rank] = try Movement.init(arena, pool, .{
                     .descriptor = life.descriptor(),
                     .arrays = arrays[0..life.arrays],
                     .elements = if (life.is_uneven())
@@ -768,9 +796,12 @@ fn Life(comptime T: type) type {
                         .send = life.sent[rank][0..life.n],
                         .recv = life.received[rank][0..life.n],
                     } } else null,
-                    .rank = @intCast(rank),
-                    .root = life.root,
-                    .world_size = life.n,
+                    .roles = .{
+                        .kind = life.kind,
+                        .world_size = life.n,
+                        .rank = @intCast(rank),
+                        .root = life.root,
+                    },
                     .chunk_bytes = chunk_bytes,
                     .window_bytes = 1024,
                 });
@@ -919,7 +950,7 @@ fn Life(comptime T: type) type {
 
         fn run(life: *Self, arena: Allocator) !void {
             var bench: Bench = .{
-                .executors = life.executors[0..life.n],
+                .movements = life.movements[0..life.n],
                 .alive = .full(life.n),
                 .schedule = if (life.prng.chance(2)) .ring else .direct,
                 .draws = if (life.draws) &life.prng else null,
@@ -942,20 +973,20 @@ fn Life(comptime T: type) type {
                 }
                 if (is_last) return life.check(&bench);
                 for (0..life.prng.below(3)) |position| try bench.step_half(@intCast(position));
-                for (bench.executors) |*x| x.halt();
+                for (bench.movements) |*x| x.halt();
                 life.lose(&bench);
                 kept = try life.kept_by(arena, &bench.alive);
             }
         }
 
         fn votes(life: *Self, bench: *Bench, is_last: bool) !void {
-            for (bench.executors, 0..) |*x, rank| {
+            for (bench.movements, 0..) |*x, rank| {
                 if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
                 life.voted.set(rank);
                 // A private result needs the inputs to be made again: it would be aborted.
                 if (life.kind.is_private() and !is_last) continue;
                 if (!life.prng.chance(3)) continue;
-                x.set_aside();
+                try std.testing.expect(x.set_aside());
                 life.aside.set(rank);
                 // The caller has its memory back, and uses it.
                 try life.returned(rank);
@@ -978,15 +1009,15 @@ fn Life(comptime T: type) type {
             for (0..life.n) |rank| {
                 if (alive.has(rank) and life.voted.has(rank)) any_voted = true;
             }
-            for (0..life.executors[0].partition.chunks) |chunk| {
+            for (0..life.movements[0].board.ledger.partition.chunks) |chunk| {
                 var range: KeptRange = .{
                     .begin = @intCast(chunk),
                     .end = @intCast(chunk + 1),
                     .reduced_attempt = 0,
                     .holders = .empty,
                 };
-                for (life.executors[0..life.n], 0..) |*x, rank| {
-                    const reduced = x.chunk_reduced[chunk];
+                for (life.movements[0..life.n], 0..) |*x, rank| {
+                    const reduced = x.board.ledger.reduced[chunk];
                     if (!alive.has(rank) or reduced == 0) continue;
                     if (range.reduced_attempt != 0 and life.kind.reduces())
                         try std.testing.expectEqual(range.reduced_attempt, reduced);
@@ -1009,11 +1040,11 @@ fn Life(comptime T: type) type {
         }
 
         fn check(life: *Self, bench: *Bench) !void {
-            const first = &life.executors[bench.alive.at(0)];
-            for (life.executors[0..life.n], 0..) |*x, rank| {
+            const first = &life.movements[bench.alive.at(0)];
+            for (life.movements[0..life.n], 0..) |*x, rank| {
                 if (bench.alive.has(rank)) {
                     try std.testing.expect(x.complete());
-                    try std.testing.expectEqual(first.digest(), x.digest());
+                    try std.testing.expectEqual(first.board.ledger.digest(), x.board.ledger.digest());
                     try life.check_values(x);
                 }
                 x.halt();
@@ -1021,7 +1052,7 @@ fn Life(comptime T: type) type {
                     try std.testing.expect(std.mem.allEqual(T, life.send[rank], scribble));
                     try std.testing.expect(std.mem.allEqual(T, life.recv[rank], scribble));
                 } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
-                    x.restore();
+                    try std.testing.expect(x.restore());
                     try life.returned(rank);
                 } else if (life.send[rank].ptr != life.recv[rank].ptr) {
                     const before = life.send_before[rank];
@@ -1030,38 +1061,38 @@ fn Life(comptime T: type) type {
             }
         }
 
-        fn check_values(life: *const Self, x: *const Executor) !void {
-            for (0..@intCast(x.partition.pieces)) |piece| {
-                const chunk = x.partition.chunk_of(piece);
+        fn check_values(life: *const Self, x: *const Movement) !void {
+            for (0..@intCast(x.board.ledger.partition.pieces)) |piece| {
+                const chunk = x.board.ledger.partition.chunk_of(piece);
                 const first = life.first_of(x, piece);
-                if (!x.has_target(chunk)) continue;
-                const lost = !x.wants(chunk);
-                const result: []align(1) const T = @ptrCast(x.target_piece(piece));
+                if (!x.board.ledger.has_target(chunk)) continue;
+                const lost = !x.board.ledger.wants(chunk);
+                const result: []align(1) const T = @ptrCast(x.memory.target_piece(piece));
                 for (result, first..) |*value, index| {
                     const wanted = if (lost) 0 else life.expected(x, chunk, index);
                     try std.testing.expectEqual(wanted, value.*);
-                    if (life.aside.has(x.roles.rank)) continue;
-                    const place = &life.recv[x.roles.rank][life.result_spot(index)];
+                    if (life.aside.has(x.board.ledger.roles.rank)) continue;
+                    const place = &life.recv[x.board.ledger.roles.rank][life.result_spot(index)];
                     try std.testing.expectEqual(@intFromPtr(place), @intFromPtr(value));
                 }
-                if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));
+                if (lost) try std.testing.expect(!life.attempts[x.board.attempt].has(x.board.ledger.source(chunk).?));
             }
         }
 
         /// The first element of a piece, among those of all ranks.
-        fn first_of(life: *const Self, x: *const Executor, piece: usize) usize {
-            const first: usize = @intCast(x.partition.offset(piece));
+        fn first_of(life: *const Self, x: *const Movement, piece: usize) usize {
+            const first: usize = @intCast(x.board.ledger.partition.offset(piece));
             if (!life.exchanged) return first;
-            const part = x.partition.shard_of(piece);
-            const within = first - @as(usize, @intCast(x.partition.shards[part].first));
+            const part = x.board.ledger.partition.shard_of(piece);
+            const within = first - @as(usize, @intCast(x.board.ledger.partition.shards[part].first));
             return life.uneven_start(part) + within;
         }
 
-        fn expected(life: *const Self, x: *const Executor, chunk: u32, index: usize) T {
-            if (x.source(chunk)) |rank| return contribution(rank, index);
+        fn expected(life: *const Self, x: *const Movement, chunk: u32, index: usize) T {
+            if (x.board.ledger.source(chunk)) |rank| return contribution(rank, index);
             var sum: T = 0;
             for (0..life.n) |rank| {
-                const counts = life.attempts[x.chunk_reduced[chunk]].has(rank);
+                const counts = life.attempts[x.board.ledger.reduced[chunk]].has(rank);
                 if (counts) sum += contribution(rank, index);
             }
             return sum;
@@ -1117,59 +1148,62 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
     descriptor.dtype = .f32;
     descriptor.op = op;
     descriptor.codec = codec;
-    var executors: [8]Executor = undefined;
+    var movements: [8]Movement = undefined;
     var inputs: [8][]f32 = undefined;
-    for (executors[0..case.n], inputs[0..case.n], 0..) |*x, *input, rank| {
+    for (movements[0..case.n], inputs[0..case.n], 0..) |*x, *input, rank| {
         input.* = try arena.allocator().alloc(f32, case.count + 1);
         for (input.*, 0..) |*value, index| value.* = @floatFromInt(@intFromBool(
             index % case.n == rank,
         ));
-        x.* = try Executor.init(gpa, &pool, .{
+        x.* = try Movement.init(gpa, &pool, .{
             .descriptor = descriptor,
             .arrays = &.{test_array(input.ptr, descriptor.dtype, case.count)},
-            .world_size = case.n,
+            .roles = .{
+                .kind = descriptor.kind,
+                .world_size = case.n,
+                .rank = @intCast(rank),
+            },
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 4096,
-            .rank = @intCast(rank),
         });
     }
-    defer for (executors[0..case.n]) |*x| x.deinit();
+    defer for (movements[0..case.n]) |*x| x.deinit();
     var bench: Bench = .{
-        .executors = executors[0..case.n],
+        .movements = movements[0..case.n],
         .alive = .full(case.n),
         .schedule = case.schedule,
     };
     bench.begin(1, &.{});
     if (case.lose) |rank| {
         for (0..3) |_| _ = try bench.step();
-        for (executors[0..case.n]) |*x| x.halt();
+        for (movements[0..case.n]) |*x| x.halt();
         bench.alive.unset(rank);
-        const kept = try kept_by_any(arena.allocator(), executors[0..case.n], &bench.alive);
+        const kept = try kept_by_any(arena.allocator(), movements[0..case.n], &bench.alive);
         // Survivors pass on what they hold as they got it.
         bench.schedule = if (case.schedule == .ring) .direct else .ring;
         bench.begin(2, kept);
     }
     while (try bench.step()) {}
 
-    const first = &executors[bench.alive.at(0)];
+    const first = &movements[bench.alive.at(0)];
     for (0..bench.alive.count()) |position| {
-        const x = &executors[bench.alive.at(position)];
+        const x = &movements[bench.alive.at(position)];
         try std.testing.expect(x.complete());
-        try std.testing.expectEqual(first.digest(), x.digest());
+        try std.testing.expectEqual(first.board.ledger.digest(), x.board.ledger.digest());
         const bytes = case.count * @sizeOf(f32);
-        const result: [*]align(1) const f32 = @ptrCast(x.arrays.recv(0));
+        const result: [*]align(1) const f32 = @ptrCast(x.memory.arrays.recv(0));
         try std.testing.expectEqualSlices(
             u8,
-            first.arrays.recv(0)[0..bytes],
-            x.arrays.recv(0)[0..bytes],
+            first.memory.arrays.recv(0)[0..bytes],
+            x.memory.arrays.recv(0)[0..bytes],
         );
         for (result[0..case.count], 0..) |value, index| {
-            const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
+            const chunk = x.board.ledger.partition.chunk_of(index / x.board.ledger.partition.shards[0].piece_elements);
             const from = index % case.n;
-            const counts = x.chunk_reduced[chunk] == 1 or from != case.lose.?;
+            const counts = x.board.ledger.reduced[chunk] == 1 or from != case.lose.?;
             const expected: f32 = @floatFromInt(@intFromBool(counts));
-            const all = x.chunk_reduced[chunk] == 1;
-            const members: f32 = @floatFromInt(if (all) case.n else x.members);
+            const all = x.board.ledger.reduced[chunk] == 1;
+            const members: f32 = @floatFromInt(if (all) case.n else x.board.members);
             const scaled = if (op == .avg) value * members else value;
             try std.testing.expectApproxEqAbs(expected, scaled, 0.49);
         }
@@ -1178,19 +1212,19 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
 
 fn kept_by_any(
     arena: Allocator,
-    executors: []const Executor,
+    movements: []const Movement,
     alive: *const base.Mask,
 ) ![]const KeptRange {
     var kept: std.ArrayList(KeptRange) = .empty;
-    for (0..executors[0].partition.chunks) |chunk| {
+    for (0..movements[0].board.ledger.partition.chunks) |chunk| {
         var range: KeptRange = .{
             .begin = @intCast(chunk),
             .end = @intCast(chunk + 1),
             .reduced_attempt = 1,
             .holders = .empty,
         };
-        for (executors, 0..) |*x, rank| {
-            if (alive.has(rank) and x.chunk_reduced[chunk] > 0) range.holders.set(rank);
+        for (movements, 0..) |*x, rank| {
+            if (alive.has(rank) and x.board.ledger.reduced[chunk] > 0) range.holders.set(rank);
         }
         if (!range.holders.is_empty()) try kept.append(arena, range);
     }
@@ -1207,27 +1241,27 @@ test "without resume the shard of a lost source is there whole, or is zeros" {
         var pool = Pool.init(gpa);
         defer pool.deinit();
         var memory: [3][150]u64 = undefined;
-        var executors: [3]Executor = undefined;
-        for (&executors, &memory, 0..) |*x, *values, rank| {
+        var movements: [3]Movement = undefined;
+        for (&movements, &memory, 0..) |*x, *values, rank| {
             values.* = @splat(rank + 1);
             var descriptor = test_descriptor(.all_gather, values.len);
             descriptor.recovery = .restart;
-            x.* = try test_executor(&pool, descriptor, values, executors.len, @intCast(rank));
+            x.* = try test_movement(&pool, descriptor, values, movements.len, @intCast(rank));
         }
-        defer for (&executors) |*x| x.deinit();
-        var bench: Bench = .{ .executors = &executors, .alive = .full(3), .schedule = schedule };
+        defer for (&movements) |*x| x.deinit();
+        var bench: Bench = .{ .movements = &movements, .alive = .full(3), .schedule = schedule };
         bench.begin(1, &.{});
         for (0..steps) |_| _ = try bench.step();
-        for (&executors) |*x| x.halt();
+        for (&movements) |*x| x.halt();
         bench.alive.unset(2);
-        const kept = try kept_by_any(arena.allocator(), &executors, &bench.alive);
+        const kept = try kept_by_any(arena.allocator(), &movements, &bench.alive);
         bench.begin(2, kept);
         while (try bench.step()) {}
         var held: u32 = 0;
-        const partition = &executors[0].partition;
+        const partition = &movements[0].board.ledger.partition;
         for (kept) |range| held += @intFromBool(partition.shard_of_chunk(range.begin) == 2);
         partly += @intFromBool(held > 0 and held < partition.chunks / 3);
-        for (executors[0..2], memory[0..2]) |*x, *values| {
+        for (movements[0..2], memory[0..2]) |*x, *values| {
             try std.testing.expect(x.complete());
             for (values[100..]) |value| try std.testing.expectEqual(values[100], value);
             try std.testing.expect(values[100] == 3 or values[100] == 0);
@@ -1264,21 +1298,21 @@ test "a source that is there keeps what it has, whoever says that it alone holds
     defer pool.deinit();
     var memory: [3][90]u64 = @splat(@splat(7));
     for (schedules) |schedule| {
-        var x = try test_executor(&pool, test_descriptor(.all_gather, 90), &memory[0], 3, 0);
+        var x = try test_movement(&pool, test_descriptor(.all_gather, 90), &memory[0], 3, 0);
         defer x.deinit();
         var holders: base.Mask = .empty;
         holders.set(2);
         const order: base.Order = .of(&.full(3));
         var begin = test_begin(2, &order, &.{.{
             .begin = 0,
-            .end = x.partition.chunks,
+            .end = x.board.ledger.partition.chunks,
             .reduced_attempt = 2,
             .holders = holders,
         }});
         begin.schedule = schedule;
         begin.hubs = &.full(3);
         x.begin(begin);
-        try std.testing.expect(x.settled.has(0) and x.chunk_reduced[0] == 1);
+        try std.testing.expect(x.board.ledger.settled.has(0) and x.board.ledger.reduced[0] == 1);
         const header: wire.frame.Header = .{
             .epoch = 1,
             .tag = 0,
@@ -1302,17 +1336,17 @@ test "one that is said to hold what it never had, and is alone, waits for it" {
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var memory: [2][90]u64 = @splat(@splat(7));
-    var x = try test_executor(&pool, test_descriptor(.gather, 90), &memory[0], 2, 0);
+    var x = try test_movement(&pool, test_descriptor(.gather, 90), &memory[0], 2, 0);
     defer x.deinit();
     const order: base.Order = .of(&.full(1));
     x.begin(test_begin(2, &order, &.{.{
         .begin = 0,
-        .end = x.partition.chunks,
+        .end = x.board.ledger.partition.chunks,
         .reduced_attempt = 1,
         .holders = .full(1),
     }}));
     while (x.has_work()) x.work();
-    const last: usize = @intCast(x.partition.pieces - 1);
-    try std.testing.expect(x.settled.has(0) and !x.settled.has(last));
+    const last: usize = @intCast(x.board.ledger.partition.pieces - 1);
+    try std.testing.expect(x.board.ledger.settled.has(0) and !x.board.ledger.settled.has(last));
     for (memory) |shard| for (shard) |value| try std.testing.expectEqual(7, value);
 }

@@ -1,0 +1,667 @@
+//! Movement: the data movement of one operation: its ledger, its memory, and the mover of the
+//! attempt under way: round the ring (ring.zig), straight to the owners and back (direct.zig), or
+//! from one to the other (message.zig).
+//!
+//! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
+//! partial sums or contributions travel to the owner, and the final bytes from there to everybody.
+//! Other collectives are a part of that. A chunk may have a *source*, the one rank that contributes
+//! to it, and is then final there from the start, as in a broadcast and an all_gather. It may have
+//! an *audience*, the one rank that wants its result, as in a reduce and a reduce_scatter. A chunk
+//! with both is *carried*, unchanged, from one to the other: in a scatter, a gather, an all_to_all.
+//! A message, a send and its recv, is carried too; only its two ends are members here. After a
+//! loss, chunks that some survivors hold travel on from them in the same way. Chunks whose source
+//! or audience is lost are *void*: nobody waits for them, and they are zeros.
+//!
+//! Movers answer with moves and jobs (job.zig). Small jobs are done at once; others a runner does
+//! meanwhile, as many as there are places for, and `halt` waits for those under way. Called by
+//! session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: movement_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const kernels = @import("kernels");
+const arrays_file = @import("arrays.zig");
+const board_file = @import("board.zig");
+const job_file = @import("job.zig");
+const Arrays = arrays_file.Arrays;
+const Begin = board_file.Begin;
+const Board = board_file.Board;
+const Direct = @import("direct.zig").Direct;
+const Elements = @import("roles.zig").Elements;
+const Job = job_file.Job;
+const Ledger = @import("ledger.zig").Ledger;
+const Memory = @import("memory.zig").Memory;
+const Message = @import("message.zig").Message;
+const Move = job_file.Move;
+const Partition = @import("partition.zig").Partition;
+const Pool = @import("pool.zig").Pool;
+const Ring = @import("ring.zig").Ring;
+const Roles = @import("roles.zig").Roles;
+const Shard = @import("partition.zig").Shard;
+const Allocator = std.mem.Allocator;
+const Descriptor = wire.control.Descriptor;
+const Header = wire.frame.Header;
+const assert = std.debug.assert;
+
+pub const no_slot = job_file.no_slot;
+
+/// What a call is about, as data movement needs it.
+pub const Options = struct {
+    descriptor: Descriptor,
+    arrays: []const arrays_file.Array,
+    residual: ?kernels.Residual = null,
+    /// The sizes of the one array's parts, where they differ.
+    elements: ?Elements = null,
+    /// A number of the operation, the same on all peers.
+    operation: u64 = 0,
+    roles: Roles,
+    chunk_bytes: u32,
+    window_bytes: u64,
+    /// Who does large jobs; null: whoever makes them.
+    runner: ?*const base.Runner = null,
+
+    /// The most members that may have a part in the operation.
+    fn members_max(options: *const Options) u32 {
+        return if (options.descriptor.kind == .send_recv) 2 else options.roles.world_size;
+    }
+
+    fn partition(options: *const Options, arena: Allocator) Allocator.Error!Partition {
+        const descriptor = &options.descriptor;
+        const arrays = options.arrays;
+        assert(arrays.len == 1 or options.elements == null);
+        const parts = options.roles.parts();
+        const shards = try base.unfilled.list(arena, Shard, parts * arrays.len);
+        for (shards, 0..) |*shard, index| {
+            const array = &arrays[index % arrays.len];
+            const elements: Elements = options.elements orelse .{ .each = array.count / parts };
+            shard.* = .{
+                .elements = elements.of(&options.roles, index / arrays.len),
+                .dtype = array.dtype,
+                .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
+            };
+        }
+        return Partition.init(.{
+            .shards = shards,
+            .world_size = options.members_max(),
+            .chunk_bytes_max = options.chunk_bytes,
+            .window_bytes = options.window_bytes,
+            // A peer alone encodes nothing.
+            .codec = if (options.roles.world_size == 1) .none else descriptor.codec,
+            .is_uneven = if (options.elements) |elements| elements == .exchanged else false,
+        });
+    }
+
+    fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
+        if (!descriptor.kind.reduces()) return dtype.size();
+        return base.dtype.partial_size(descriptor.op, dtype);
+    }
+};
+
+pub const Movement = struct {
+    /// Memory of the lists below; all of it is reserved at the start.
+    region: base.Region,
+    board: Board,
+    memory: Memory,
+    mover: enum { ring, direct, message } = .ring,
+    ring: Ring,
+    direct: Direct,
+    message: Message = .{},
+
+    /// With private results: frames that this peer has still to send for others to have theirs.
+    frames_owed: u64 = 0,
+    /// The piece that `work` looks at next, and how much it does in one go.
+    work_next: usize = 0,
+    work_bytes: usize,
+    /// What the caller's arrays are brought back to, while that is not done; and the next piece.
+    ending: ?Job.Kind = null,
+    ending_next: usize = 0,
+
+    runner: ?*const base.Runner,
+    /// Places for jobs that a runner does; those that are free come first.
+    posts: []*Post,
+    posts_free: usize,
+
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+
+    /// A job in the hands of a runner.
+    pub const Post = struct {
+        base: base.Job,
+        movement: *Movement,
+        job: Job,
+        access: Memory.Access,
+        digest: u128 = 0,
+
+        fn run(posted: *base.Job) void {
+            const post: *Post = @alignCast(@fieldParentPtr("base", posted));
+            post.digest = post.movement.memory.run(&post.job, post.access);
+        }
+    };
+
+    pub const work_bytes_max = 2 * base.limits.MiB;
+    const posts_max = 32;
+    const ahead_max = 8;
+
+    /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
+    pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
+        var movement = try prepare(gpa, pool, options);
+        errdefer movement.deinit();
+        try movement.reserve();
+        return movement;
+    }
+
+    /// The bookkeeping alone: it may be long until the operation moves anything.
+    pub fn prepare(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
+        var region: base.Region = .init(gpa);
+        errdefer region.deinit();
+        const arena = region.allocator();
+        const partition = try options.partition(arena);
+        const arrays: Arrays = try .init(arena, &partition, options.arrays, &options.roles);
+        const descriptor = &options.descriptor;
+        const ledger: Ledger =
+            try .init(arena, descriptor, partition, options.roles, options.arrays.len);
+        const posts = try posts_of(arena, &options, partition.pieces);
+        const members = options.members_max();
+        const board: Board = try .init(arena, ledger, &.{
+            .members_max = members,
+            .window_bytes = options.window_bytes,
+            .ahead = if (posts.len > 0) ahead_max else 1,
+            .jobs = @intCast(posts.len),
+        });
+        const slots = board.free_slots.len;
+        var movement: Movement = .{
+            .board = board,
+            .memory = try .init(arena, pool, &ledger, arrays, options.operation, options.residual),
+            // Both, whatever the call asks for: links that break may change the schedule, and then
+            // it must not be memory that is missing.
+            .ring = try .init(arena, &partition, slots),
+            .direct = try .init(arena, &partition, members, slots),
+            .work_bytes = @intCast(@min(options.window_bytes, work_bytes_max)),
+            .runner = options.runner,
+            .posts = posts,
+            .posts_free = 0, // until the movement has its place
+            .region = undefined,
+        };
+        movement.region = region;
+        return movement;
+    }
+
+    fn posts_of(
+        arena: Allocator,
+        options: *const Options,
+        pieces: u64,
+    ) Allocator.Error![]*Post {
+        const runner = options.runner orelse return &.{};
+        if (options.chunk_bytes < runner.bytes_min) return &.{};
+        const places = try base.unfilled.list(arena, Post, @intCast(@min(pieces, posts_max)));
+        const posts = try base.unfilled.list(arena, *Post, places.len);
+        for (posts, places) |*post, *spot| post.* = spot;
+        return posts;
+    }
+
+    /// The large buffers, once, before the first attempt. A failure changes nothing.
+    pub fn reserve(x: *Movement) Allocator.Error!void {
+        try x.memory.reserve(x.board.free_slots.len);
+        x.board.ledger.settle_own();
+        // All that is small, so that it costs no round of the loop.
+        if (x.board.ledger.own_left.count > 0) x.work();
+    }
+
+    pub fn deinit(x: *Movement) void {
+        x.wait();
+        x.memory.release();
+        x.region.deinit();
+        x.* = undefined;
+    }
+
+    // ---- attempts
+
+    /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
+    pub fn begin(x: *Movement, options: Begin) void {
+        assert(x.board.members == 0);
+        x.end_now(); // an operation in doubt goes on from what was set aside
+        x.posts_free = x.posts.len;
+        x.board.begin(&options);
+        x.mover = if (x.kind() == .send_recv) .message else switch (options.schedule) {
+            .ring => .ring,
+            .direct => .direct,
+        };
+        x.ring.reset();
+        x.direct.reset();
+        x.message.reset();
+        const l = &x.board.ledger;
+        const told: Told = .{ .movement = x, .order = options.order };
+        l.begin(options.attempt, x.board.positions, options.kept, told);
+        if (l.voided.count > 0) x.clear_voids();
+        x.frames_owed = 0;
+        const alone = x.board.members == 1;
+        x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
+        if (alone) return x.work();
+        switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).begin(&x.board, &options),
+        }
+        if (x.kind().is_private()) x.frames_owed = x.owed();
+    }
+
+    /// Tells the mover who has a kept chunk.
+    const Told = struct {
+        movement: *Movement,
+        order: *const base.Order,
+
+        pub fn held_by(told: Told, chunk: usize, ranks: *const base.Mask) void {
+            const x = told.movement;
+            switch (x.mover) {
+                inline else => |tag| @field(x, @tagName(tag))
+                    .held_by(&x.board, chunk, ranks, told.order),
+            }
+        }
+    };
+
+    /// They are zeros for everybody who would have received them.
+    fn clear_voids(x: *Movement) void {
+        const l = &x.board.ledger;
+        for (0..l.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (!l.voided.has(chunk)) continue;
+            const pieces = l.pieces_of(chunk);
+            for (pieces.first..pieces.end) |piece| {
+                if (l.has_target(chunk)) x.start(&x.board.job_of(.clear, piece));
+                x.memory.keep_residual(piece);
+            }
+        }
+    }
+
+    /// The frames that others wait for, of private results: one for each piece that goes on.
+    fn owed(x: *const Movement) u64 {
+        const l = &x.board.ledger;
+        var frames: u64 = 0;
+        for (0..l.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (l.is_done(chunk)) continue;
+            const passes = switch (x.mover) {
+                inline else => |tag| @field(x, @tagName(tag)).passes_here(&x.board, chunk),
+            };
+            if (passes) frames += l.partition.pieces_of(chunk);
+        }
+        return frames;
+    }
+
+    /// Ends the attempt: nothing moves until the next begin, and no job is under way. The caller
+    /// has made sure that no lane still reads or writes slots and results.
+    pub fn halt(x: *Movement) void {
+        x.wait();
+        x.board.members = 0;
+        x.board.slots_each = 0;
+    }
+
+    fn kind(x: *const Movement) wire.control.OpKind {
+        return x.board.ledger.descriptor.kind;
+    }
+
+    // ---- jobs
+
+    /// Has a job done: now, or by the runner.
+    fn start(x: *Movement, job: *const Job) void {
+        const access = x.memory.prepare(job);
+        if (access.is_needless) return x.count(job, 0);
+        if (x.posts_free == 0 or access.needs_aside or x.piece_bytes(job.piece) < x.bytes_min())
+            return x.count(job, x.memory.run(job, access));
+        x.posts_free -= 1;
+        const post = x.posts[x.posts_free];
+        post.* = .{
+            .base = .{ .run = Post.run, .owner = x },
+            .movement = x,
+            .job = job.*,
+            .access = access,
+        };
+        x.board.under_way.appendAssumeCapacity(job.piece);
+        x.runner.?.post(&post.base);
+    }
+
+    fn bytes_min(x: *const Movement) usize {
+        return x.runner.?.bytes_min;
+    }
+
+    /// A runner has done a job. Whether there may be more to send now.
+    pub fn done(x: *Movement, posted: *base.Job) bool {
+        const post: *Post = @alignCast(@fieldParentPtr("base", posted));
+        const job = post.job;
+        const digest_part = post.digest;
+        x.free(post);
+        x.count(&job, digest_part);
+        if (x.ending != null) x.end_some();
+        return x.moves_on(job.piece, job.kind == .finish) or job.kind == .contribute or
+            job.kind == .bring;
+    }
+
+    fn free(x: *Movement, post: *Post) void {
+        const under_way = &x.board.under_way;
+        const at = std.mem.indexOfScalar(usize, under_way.items, post.job.piece).?;
+        _ = under_way.swapRemove(at);
+        const taken = x.posts[x.posts_free..];
+        const place_of = std.mem.indexOfScalar(*Post, taken, post).?;
+        std.mem.swap(*Post, &taken[0], &taken[place_of]);
+        x.posts_free += 1;
+    }
+
+    /// Until no job is under way. What they have done counts for nothing.
+    fn wait(x: *Movement) void {
+        if (x.board.under_way.items.len == 0) return;
+        x.runner.?.fence(x);
+        x.board.under_way.clearRetainingCapacity();
+        x.posts_free = x.posts.len;
+    }
+
+    /// What a job that is done makes ready.
+    fn count(x: *Movement, job: *const Job, digest_part: u128) void {
+        const l = &x.board.ledger;
+        const piece = job.piece;
+        switch (job.kind) {
+            .finish => x.finish(piece, job.reduced_attempt, digest_part),
+            .bring => {
+                l.own_left.unset_bit(piece);
+                l.add_digest(piece, digest_part);
+            },
+            .alone => {
+                l.add_digest(piece, digest_part);
+                l.settle(piece, x.board.attempt, x.board.attempt);
+            },
+            .clear, .restore, .set_aside => {},
+            .contribute, .add, .add_last, .reduce, .reduce_for_another, .take => {
+                const is_final = switch (x.mover) {
+                    inline else => |tag| @field(x, @tagName(tag)).done(&x.board, job),
+                };
+                if (is_final) x.finish(piece, x.board.attempt, digest_part);
+            },
+        }
+    }
+
+    /// The final bytes of a piece are in the result: they go on to whoever waits for them here.
+    fn finish(x: *Movement, piece: usize, reduced_attempt: u32, digest_part: u128) void {
+        const l = &x.board.ledger;
+        l.add_digest(piece, digest_part);
+        l.settle(piece, reduced_attempt, x.board.attempt);
+        if (x.kind().is_private()) return;
+        switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).forward_final(&x.board, piece),
+        }
+    }
+
+    /// Something is to be done here that no frame brings about.
+    pub fn has_work(x: *const Movement) bool {
+        if (!x.has_place()) return false; // but when one is free
+        if (x.ending != null) return x.ending_next < x.board.ledger.piece_count();
+        return x.board.members > 0 and x.work_next < x.board.ledger.piece_count();
+    }
+
+    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes: what a world
+    /// of one does, and what this peer is the source of.
+    pub fn work(x: *Movement) void {
+        if (x.ending != null) return x.end_some();
+        const l = &x.board.ledger;
+        const alone = x.board.members == 1;
+        var bytes: usize = 0;
+        while (x.work_next < l.piece_count() and bytes < x.work_bytes and x.has_place()) {
+            const piece = x.work_next;
+            x.work_next += 1;
+            if (l.own_left.has(piece)) {
+                // Just before it is sent, or else now.
+                if (x.is_due(piece) or x.board.is_under_way(piece)) continue;
+                x.start(&x.board.job_of(.bring, piece));
+            } else if (alone and !l.settled.has(piece) and l.is_own_result(piece)) {
+                x.start(&x.board.job_of(.alone, piece));
+            } else continue;
+            bytes += x.piece_bytes(piece);
+        }
+    }
+
+    fn has_place(x: *const Movement) bool {
+        return x.posts_free > 0 or x.board.under_way.items.len == 0;
+    }
+
+    /// Its final bytes will go out from here.
+    fn is_due(x: *const Movement, piece: usize) bool {
+        if (x.board.members < 2) return false;
+        return switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).is_due(&x.board, piece),
+        };
+    }
+
+    pub fn piece_bytes(x: *const Movement, piece: usize) usize {
+        const found = x.board.ledger.partition.place_of(piece);
+        return found.elements * found.dtype.size();
+    }
+
+    // ---- the end
+
+    /// The call has failed: what was in place will be as it was. No lane uses it any more. Whether
+    /// that is done; else `work` goes on with it.
+    pub fn restore(x: *Movement) bool {
+        assert(x.board.members == 0);
+        return x.end(.restore);
+    }
+
+    /// The call returns in doubt: what was in place will be as it was, and the result, which others
+    /// may still need, is in the undo log. No lane uses either. Whether that is done.
+    pub fn set_aside(x: *Movement) bool {
+        return x.end(.set_aside);
+    }
+
+    fn end(x: *Movement, how: Job.Kind) bool {
+        x.settle_jobs();
+        x.ending = how;
+        x.ending_next = 0;
+        x.end_some();
+        return x.ending == null;
+    }
+
+    /// Waits for the jobs under way, and counts them.
+    fn settle_jobs(x: *Movement) void {
+        if (x.board.under_way.items.len == 0) return;
+        x.runner.?.fence(x);
+        while (x.posts_free < x.posts.len) {
+            const post = x.posts[x.posts_free];
+            x.free(post);
+            x.count(&post.job, post.digest);
+        }
+    }
+
+    fn end_some(x: *Movement) void {
+        const how = x.ending.?;
+        var bytes: usize = 0;
+        while (x.ending_next < x.board.ledger.piece_count()) {
+            if (bytes >= work_bytes_max or !x.has_place()) return;
+            const piece = x.ending_next;
+            x.ending_next += 1;
+            const concerned = if (how == .restore)
+                x.memory.is_overwritten(piece)
+            else
+                x.memory.in_target(piece);
+            if (!concerned) continue;
+            x.start(&x.board.job_of(how, piece));
+            bytes += x.piece_bytes(piece);
+        }
+        if (x.board.under_way.items.len > 0) return;
+        x.ending = null;
+        if (how == .restore) x.memory.dirty.clear() else x.memory.is_set_aside();
+    }
+
+    /// All of it, now.
+    pub fn end_now(x: *Movement) void {
+        while (x.ending != null) {
+            x.settle_jobs();
+            x.end_some();
+        }
+    }
+
+    // ---- what comes in
+
+    pub const Place = struct { bytes: []u8, slot: u16 };
+    pub const PlaceError = board_file.PlaceError;
+
+    /// Whether frames of this attempt may come from that position.
+    pub fn receives_from(x: *const Movement, from: u16) bool {
+        if (from >= x.board.members or from == x.board.position) return false;
+        return switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).receives_from(&x.board, from),
+        };
+    }
+
+    /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
+    pub fn place(x: *Movement, header: *const Header, from: u16) PlaceError!Place {
+        assert(x.board.members > 1 and x.receives_from(from));
+        x.end_now();
+        const piece = x.board.ledger.partition.numbered(header.index) orelse return error.UnknownPiece;
+        switch (header.kind) {
+            .partial => {},
+            .final => return x.place_final(header, piece, from),
+            .open, .credit, .ping, .want, .leaf, .hashes, .lack => return error.WrongPhase,
+        }
+        const slot = try switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag))
+                .place_partial(&x.board, header.payload_bytes, piece, from),
+        };
+        return .{ .bytes = x.memory.slot(slot)[0..header.payload_bytes], .slot = slot };
+    }
+
+    fn place_final(x: *Movement, header: *const Header, piece: usize, from: u16) PlaceError!Place {
+        const l = &x.board.ledger;
+        if (l.final_seen.has(piece)) return error.Twice;
+        const chunk = l.partition.chunk_of(piece);
+        if (!l.wants(chunk)) return error.WrongPhase;
+        const expected = switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).gives(&x.board, chunk, from),
+        };
+        if (!expected) return error.WrongPhase;
+        if (header.payload_bytes != x.final_bytes(piece)) return error.WrongLength;
+        if (header.reduced_attempt == 0 or header.reduced_attempt > x.board.attempt)
+            return error.WrongPhase;
+        // Its sum has not gone on from here, so it cannot be final.
+        if (x.board.is_under_way(piece)) return error.WrongPhase;
+        l.final_seen.set_bit(piece);
+        return .{ .bytes = x.memory.receive(piece), .slot = no_slot };
+    }
+
+    fn final_bytes(x: *const Movement, piece: usize) usize {
+        const partition = &x.board.ledger.partition;
+        if (!x.board.ledger.encodes()) return x.piece_bytes(piece);
+        return partition.codec.encoded_bytes(partition.elements(piece));
+    }
+
+    /// The payload of a placed frame is complete. Whether there may be more to send now.
+    pub fn arrived(x: *Movement, header: *const Header, slot: u16) bool {
+        assert(x.board.members > 1);
+        const piece = x.board.ledger.partition.numbered(header.index).?;
+        x.bytes_received += header.payload_bytes;
+        const is_final = header.kind == .final;
+        if (is_final) {
+            var job = x.board.job_of(.finish, piece);
+            job.reduced_attempt = header.reduced_attempt;
+            x.start(&job);
+        } else {
+            const next_job = switch (x.mover) {
+                inline else => |tag| @field(x, @tagName(tag)).arrived(&x.board, piece, slot),
+            };
+            if (next_job) |*job| x.start(job);
+        }
+        return x.moves_on(piece, is_final);
+    }
+
+    fn moves_on(x: *const Movement, piece: usize, is_final: bool) bool {
+        return switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).moves_on(&x.board, piece, is_final),
+        };
+    }
+
+    // ---- credits
+
+    fn classes(x: *const Movement, neighbour: u16) Board.Classes {
+        return switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).classes(&x.board, neighbour),
+        };
+    }
+
+    /// The credit of a sender once it knows that this peer has called: told in the open frame.
+    pub fn initial_credit(x: *const Movement) u64 {
+        return x.board.slots_each;
+    }
+
+    pub fn next_grant(x: *Movement, from: u16) ?Board.Grant {
+        if (x.board.members < 2) return null;
+        return x.board.next_grant(x.classes(from));
+    }
+
+    pub fn opened(x: *Movement, to: u16, credit: u64) void {
+        x.board.opened(to, x.classes(to), credit);
+    }
+
+    pub fn credited(x: *Movement, to: u16, class: u16, allowed: u64) error{UnknownPiece}!void {
+        return x.board.credited(x.classes(to), class, allowed);
+    }
+
+    // ---- what goes out
+
+    pub const Out = struct { move: Move, payload: []const u8 };
+
+    pub fn sends_to(x: *const Movement, to: u16) bool {
+        if (to >= x.board.members or to == x.board.position) return false;
+        return switch (x.mover) {
+            inline else => |tag| @field(x, @tagName(tag)).sends_to(&x.board, to),
+        };
+    }
+
+    /// The next frame for this position; null if nothing can be sent now.
+    pub fn next(x: *Movement, to: u16) ?Out {
+        if (x.board.members < 2 or x.ending != null) return null;
+        const target = &x.board.targets[to];
+        // A peer that, as far as is known, has not called yet is sent only little (limits.zig).
+        const is_eager = !target.open;
+        const most = base.limits.eager_bytes_max;
+        if (is_eager and target.eager_bytes + x.memory.slot_bytes > most) return null;
+        const move = x.next_move(to, is_eager) orelse return null;
+        const payload = switch (move.place) {
+            .slot => x.memory.slot(move.slot)[0..x.board.partial_bytes(move.piece)],
+            .own => x.memory.own_piece(move.piece),
+            .result => x.memory.final_piece(move.piece),
+        };
+        if (is_eager) target.eager_bytes += payload.len;
+        x.bytes_sent += payload.len;
+        return .{ .move = move, .payload = payload };
+    }
+
+    fn next_move(x: *Movement, to: u16, is_eager: bool) ?Move {
+        switch (x.mover) {
+            inline else => |tag| {
+                const mover = &@field(x, @tagName(tag));
+                // With a runner, what sets out later is made ready now.
+                while (x.posts_free > 0) x.start(&(mover.prepare(&x.board, to) orelse break));
+                while (true) switch (mover.next(&x.board, to, is_eager)) {
+                    .nothing => return null,
+                    .move => |move| return move,
+                    .job => |job| x.start(&job),
+                };
+            },
+        }
+    }
+
+    /// A frame of `next` has left: its slot is free again.
+    pub fn sent(x: *Movement, out: *const Out) void {
+        assert(x.board.members > 1);
+        x.frames_owed -|= 1;
+        x.board.slot_left(&out.move);
+    }
+
+    // ---- results
+
+    /// This peer has its result, and others have from it what they need for a private one.
+    pub fn complete(x: *const Movement) bool {
+        if (!x.board.ledger.is_complete() or x.frames_owed > 0) return false;
+        if (x.board.under_way.items.len > 0) return false;
+        // The other side of a message must have called, also where there is nothing to move.
+        return x.kind() != .send_recv or x.board.targets[1 - x.board.position].open;
+    }
+
+    pub fn has_elements(x: *const Movement, chunk: u32) bool {
+        return x.board.ledger.has_target(chunk) and x.board.ledger.partition.pieces_of(chunk) > 0;
+    }
+};
