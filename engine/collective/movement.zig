@@ -19,83 +19,28 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const kernels = @import("kernels");
-const arrays_file = @import("arrays.zig");
 const board_file = @import("board.zig");
 const job_file = @import("job.zig");
-const Arrays = arrays_file.Arrays;
+const posts_file = @import("posts.zig");
+const Arrays = @import("arrays.zig").Arrays;
 const Begin = board_file.Begin;
 const Board = board_file.Board;
 const Direct = @import("direct.zig").Direct;
-const Elements = @import("roles.zig").Elements;
 const Job = job_file.Job;
 const Ledger = @import("ledger.zig").Ledger;
 const Memory = @import("memory.zig").Memory;
 const Message = @import("message.zig").Message;
 const Move = job_file.Move;
-const Partition = @import("partition.zig").Partition;
+const Options = @import("options.zig").Options;
 const Pool = @import("pool.zig").Pool;
+const Post = posts_file.Post;
+const Posts = posts_file.Posts;
 const Ring = @import("ring.zig").Ring;
-const Roles = @import("roles.zig").Roles;
-const Shard = @import("partition.zig").Shard;
 const Allocator = std.mem.Allocator;
-const Descriptor = wire.control.Descriptor;
 const Header = wire.frame.Header;
 const assert = std.debug.assert;
 
 pub const no_slot = job_file.no_slot;
-
-/// What a call is about, as data movement needs it.
-pub const Options = struct {
-    descriptor: Descriptor,
-    arrays: []const arrays_file.Array,
-    residual: ?kernels.Residual = null,
-    /// The sizes of the one array's parts, where they differ.
-    elements: ?Elements = null,
-    /// A number of the operation, the same on all peers.
-    operation: u64 = 0,
-    roles: Roles,
-    chunk_bytes: u32,
-    window_bytes: u64,
-    /// Who does large jobs; null: whoever makes them.
-    runner: ?*const base.Runner = null,
-
-    /// The most members that may have a part in the operation.
-    fn members_max(options: *const Options) u32 {
-        return if (options.descriptor.kind == .send_recv) 2 else options.roles.world_size;
-    }
-
-    fn partition(options: *const Options, arena: Allocator) Allocator.Error!Partition {
-        const descriptor = &options.descriptor;
-        const arrays = options.arrays;
-        assert(arrays.len == 1 or options.elements == null);
-        const parts = options.roles.parts();
-        const shards = try base.unfilled.list(arena, Shard, parts * arrays.len);
-        for (shards, 0..) |*shard, index| {
-            const array = &arrays[index % arrays.len];
-            const elements: Elements = options.elements orelse .{ .each = array.count / parts };
-            shard.* = .{
-                .elements = elements.of(&options.roles, index / arrays.len),
-                .dtype = array.dtype,
-                .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
-            };
-        }
-        return Partition.init(.{
-            .shards = shards,
-            .world_size = options.members_max(),
-            .chunk_bytes_max = options.chunk_bytes,
-            .window_bytes = options.window_bytes,
-            // A peer alone encodes nothing.
-            .codec = if (options.roles.world_size == 1) .none else descriptor.codec,
-            .is_uneven = if (options.elements) |elements| elements == .exchanged else false,
-        });
-    }
-
-    fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
-        if (!descriptor.kind.reduces()) return dtype.size();
-        return base.dtype.partial_size(descriptor.op, dtype);
-    }
-};
 
 pub const Movement = struct {
     /// Memory of the lists below; all of it is reserved at the start.
@@ -116,30 +61,12 @@ pub const Movement = struct {
     ending: ?Job.Kind = null,
     ending_next: usize = 0,
 
-    runner: ?*const base.Runner,
-    /// Places for jobs that a runner does; those that are free come first.
-    posts: []*Post,
-    posts_free: usize,
+    posts: Posts,
 
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
 
-    /// A job in the hands of a runner.
-    pub const Post = struct {
-        base: base.Job,
-        movement: *Movement,
-        job: Job,
-        access: Memory.Access,
-        digest: u128 = 0,
-
-        fn run(posted: *base.Job) void {
-            const post: *Post = @alignCast(@fieldParentPtr("base", posted));
-            post.digest = post.movement.memory.run(&post.job, post.access);
-        }
-    };
-
     pub const work_bytes_max = 2 * base.limits.MiB;
-    const posts_max = 32;
     const ahead_max = 8;
 
     /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
@@ -160,13 +87,14 @@ pub const Movement = struct {
         const descriptor = &options.descriptor;
         const ledger: Ledger =
             try .init(arena, descriptor, partition, options.roles, options.arrays.len);
-        const posts = try posts_of(arena, &options, partition.pieces);
+        const posts: Posts =
+            try .init(arena, options.runner, options.chunk_bytes, partition.pieces);
         const members = options.members_max();
         const board: Board = try .init(arena, ledger, &.{
             .members_max = members,
             .window_bytes = options.window_bytes,
-            .ahead = if (posts.len > 0) ahead_max else 1,
-            .jobs = @intCast(posts.len),
+            .ahead = if (posts.all.len > 0) ahead_max else 1,
+            .jobs = @intCast(posts.all.len),
         });
         const slots = board.free_slots.len;
         var movement: Movement = .{
@@ -177,26 +105,11 @@ pub const Movement = struct {
             .ring = try .init(arena, &partition, slots),
             .direct = try .init(arena, &partition, members, slots),
             .work_bytes = @intCast(@min(options.window_bytes, work_bytes_max)),
-            .runner = options.runner,
             .posts = posts,
-            .posts_free = 0, // until the movement has its place
             .region = undefined,
         };
         movement.region = region;
         return movement;
-    }
-
-    fn posts_of(
-        arena: Allocator,
-        options: *const Options,
-        pieces: u64,
-    ) Allocator.Error![]*Post {
-        const runner = options.runner orelse return &.{};
-        if (options.chunk_bytes < runner.bytes_min) return &.{};
-        const places = try base.unfilled.list(arena, Post, @intCast(@min(pieces, posts_max)));
-        const posts = try base.unfilled.list(arena, *Post, places.len);
-        for (posts, places) |*post, *spot| post.* = spot;
-        return posts;
     }
 
     /// The large buffers, once, before the first attempt. A failure changes nothing.
@@ -220,7 +133,7 @@ pub const Movement = struct {
     pub fn begin(x: *Movement, options: Begin) void {
         assert(x.board.members == 0);
         x.end_now(); // an operation in doubt goes on from what was set aside
-        x.posts_free = x.posts.len;
+        x.posts.open();
         x.board.begin(&options);
         x.mover = if (x.kind() == .send_recv) .message else switch (options.schedule) {
             .ring => .ring,
@@ -237,9 +150,7 @@ pub const Movement = struct {
         const alone = x.board.members == 1;
         x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
         if (alone) return x.work();
-        switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).begin(&x.board, &options),
-        }
+        x.ask(.begin, .{&options});
         if (x.kind().is_private()) x.frames_owed = x.owed();
     }
 
@@ -250,10 +161,7 @@ pub const Movement = struct {
 
         pub fn held_by(told: Told, chunk: usize, ranks: *const base.Mask) void {
             const x = told.movement;
-            switch (x.mover) {
-                inline else => |tag| @field(x, @tagName(tag))
-                    .held_by(&x.board, chunk, ranks, told.order),
-            }
+            x.ask(.held_by, .{ chunk, ranks, told.order });
         }
     };
 
@@ -278,9 +186,7 @@ pub const Movement = struct {
         for (0..l.partition.chunks) |index| {
             const chunk: u32 = @intCast(index);
             if (l.is_done(chunk)) continue;
-            const passes = switch (x.mover) {
-                inline else => |tag| @field(x, @tagName(tag)).passes_here(&x.board, chunk),
-            };
+            const passes = x.ask(.passes_here, .{chunk});
             if (passes) frames += l.partition.pieces_of(chunk);
         }
         return frames;
@@ -298,58 +204,60 @@ pub const Movement = struct {
         return x.board.ledger.descriptor.kind;
     }
 
+    /// What the mover of this attempt says. All have the same functions.
+    inline fn ask(x: anytype, comptime what: @EnumLiteral(), args: anytype) Said(what) {
+        switch (x.mover) {
+            inline else => |tag| {
+                const mover = &@field(x, @tagName(tag));
+                const function = @field(@TypeOf(mover.*), @tagName(what));
+                return @call(.auto, function, .{ mover, &x.board } ++ args);
+            },
+        }
+    }
+
+    fn Said(comptime what: @EnumLiteral()) type {
+        return @typeInfo(@TypeOf(@field(Ring, @tagName(what)))).@"fn".return_type.?;
+    }
+
     // ---- jobs
 
     /// Has a job done: now, or by the runner.
     fn start(x: *Movement, job: *const Job) void {
         const access = x.memory.prepare(job);
         if (access.is_needless) return x.count(job, 0);
-        if (x.posts_free == 0 or access.needs_aside or x.piece_bytes(job.piece) < x.bytes_min())
+        if (access.needs_aside or !x.posts.takes(x.piece_bytes(job.piece)))
             return x.count(job, x.memory.run(job, access));
-        x.posts_free -= 1;
-        const post = x.posts[x.posts_free];
-        post.* = .{
-            .base = .{ .run = Post.run, .owner = x },
-            .movement = x,
-            .job = job.*,
-            .access = access,
-        };
         x.board.under_way.appendAssumeCapacity(job.piece);
-        x.runner.?.post(&post.base);
-    }
-
-    fn bytes_min(x: *const Movement) usize {
-        return x.runner.?.bytes_min;
+        x.posts.give(x, &x.memory, job, access);
     }
 
     /// A runner has done a job. Whether there may be more to send now.
     pub fn done(x: *Movement, posted: *base.Job) bool {
-        const post: *Post = @alignCast(@fieldParentPtr("base", posted));
+        const post: *Post = .of(posted);
         const job = post.job;
-        const digest_part = post.digest;
-        x.free(post);
-        x.count(&job, digest_part);
+        x.take_back(post);
         if (x.ending != null) x.end_some();
         return x.moves_on(job.piece, job.kind == .finish) or job.kind == .contribute or
             job.kind == .bring;
     }
 
-    fn free(x: *Movement, post: *Post) void {
+    /// Its place is free, and it counts.
+    fn take_back(x: *Movement, post: *Post) void {
+        const job = post.job;
+        const digest_part = post.digest;
+        x.posts.take_back(post);
         const under_way = &x.board.under_way;
-        const at = std.mem.indexOfScalar(usize, under_way.items, post.job.piece).?;
+        const at = std.mem.indexOfScalar(usize, under_way.items, job.piece).?;
         _ = under_way.swapRemove(at);
-        const taken = x.posts[x.posts_free..];
-        const place_of = std.mem.indexOfScalar(*Post, taken, post).?;
-        std.mem.swap(*Post, &taken[0], &taken[place_of]);
-        x.posts_free += 1;
+        x.count(&job, digest_part);
     }
 
     /// Until no job is under way. What they have done counts for nothing.
     fn wait(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
-        x.runner.?.fence(x);
+        x.posts.fence(x);
         x.board.under_way.clearRetainingCapacity();
-        x.posts_free = x.posts.len;
+        x.posts.open();
     }
 
     /// What a job that is done makes ready.
@@ -368,9 +276,7 @@ pub const Movement = struct {
             },
             .clear, .restore, .set_aside => {},
             .contribute, .add, .add_last, .reduce, .reduce_for_another, .take => {
-                const is_final = switch (x.mover) {
-                    inline else => |tag| @field(x, @tagName(tag)).done(&x.board, job),
-                };
+                const is_final = x.ask(.done, .{job});
                 if (is_final) x.finish(piece, x.board.attempt, digest_part);
             },
         }
@@ -382,9 +288,7 @@ pub const Movement = struct {
         l.add_digest(piece, digest_part);
         l.settle(piece, reduced_attempt, x.board.attempt);
         if (x.kind().is_private()) return;
-        switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).forward_final(&x.board, piece),
-        }
+        x.ask(.forward_final, .{piece});
     }
 
     /// Something is to be done here that no frame brings about.
@@ -416,15 +320,13 @@ pub const Movement = struct {
     }
 
     fn has_place(x: *const Movement) bool {
-        return x.posts_free > 0 or x.board.under_way.items.len == 0;
+        return x.posts.free > 0 or x.board.under_way.items.len == 0;
     }
 
     /// Its final bytes will go out from here.
     fn is_due(x: *const Movement, piece: usize) bool {
         if (x.board.members < 2) return false;
-        return switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).is_due(&x.board, piece),
-        };
+        return x.ask(.is_due, .{piece});
     }
 
     pub fn piece_bytes(x: *const Movement, piece: usize) usize {
@@ -458,12 +360,9 @@ pub const Movement = struct {
     /// Waits for the jobs under way, and counts them.
     fn settle_jobs(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
-        x.runner.?.fence(x);
-        while (x.posts_free < x.posts.len) {
-            const post = x.posts[x.posts_free];
-            x.free(post);
-            x.count(&post.job, post.digest);
-        }
+        x.posts.fence(x);
+        // Those are told that come of it, too: none, for what ends moves nothing.
+        while (x.posts.free < x.posts.all.len) x.take_back(x.posts.all[x.posts.free]);
     }
 
     fn end_some(x: *Movement) void {
@@ -502,9 +401,7 @@ pub const Movement = struct {
     /// Whether frames of this attempt may come from that position.
     pub fn receives_from(x: *const Movement, from: u16) bool {
         if (from >= x.board.members or from == x.board.position) return false;
-        return switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).receives_from(&x.board, from),
-        };
+        return x.ask(.receives_from, .{from});
     }
 
     /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
@@ -517,10 +414,7 @@ pub const Movement = struct {
             .final => return x.place_final(header, piece, from),
             .open, .credit, .ping, .want, .leaf, .hashes, .lack => return error.WrongPhase,
         }
-        const slot = try switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag))
-                .place_partial(&x.board, header.payload_bytes, piece, from),
-        };
+        const slot = try x.ask(.place_partial, .{ header.payload_bytes, piece, from });
         return .{ .bytes = x.memory.slot(slot)[0..header.payload_bytes], .slot = slot };
     }
 
@@ -529,9 +423,7 @@ pub const Movement = struct {
         if (l.final_seen.has(piece)) return error.Twice;
         const chunk = l.partition.chunk_of(piece);
         if (!l.wants(chunk)) return error.WrongPhase;
-        const expected = switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).gives(&x.board, chunk, from),
-        };
+        const expected = x.ask(.gives, .{ chunk, from });
         if (!expected) return error.WrongPhase;
         if (header.payload_bytes != x.final_bytes(piece)) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.board.attempt)
@@ -559,26 +451,20 @@ pub const Movement = struct {
             job.reduced_attempt = header.reduced_attempt;
             x.start(&job);
         } else {
-            const next_job = switch (x.mover) {
-                inline else => |tag| @field(x, @tagName(tag)).arrived(&x.board, piece, slot),
-            };
+            const next_job = x.ask(.arrived, .{ piece, slot });
             if (next_job) |*job| x.start(job);
         }
         return x.moves_on(piece, is_final);
     }
 
     fn moves_on(x: *const Movement, piece: usize, is_final: bool) bool {
-        return switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).moves_on(&x.board, piece, is_final),
-        };
+        return x.ask(.moves_on, .{ piece, is_final });
     }
 
     // ---- credits
 
     fn classes(x: *const Movement, neighbour: u16) Board.Classes {
-        return switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).classes(&x.board, neighbour),
-        };
+        return x.ask(.classes, .{neighbour});
     }
 
     /// The credit of a sender once it knows that this peer has called: told in the open frame.
@@ -605,9 +491,7 @@ pub const Movement = struct {
 
     pub fn sends_to(x: *const Movement, to: u16) bool {
         if (to >= x.board.members or to == x.board.position) return false;
-        return switch (x.mover) {
-            inline else => |tag| @field(x, @tagName(tag)).sends_to(&x.board, to),
-        };
+        return x.ask(.sends_to, .{to});
     }
 
     /// The next frame for this position; null if nothing can be sent now.
@@ -634,7 +518,7 @@ pub const Movement = struct {
             inline else => |tag| {
                 const mover = &@field(x, @tagName(tag));
                 // With a runner, what sets out later is made ready now.
-                while (x.posts_free > 0) x.start(&(mover.prepare(&x.board, to) orelse break));
+                while (x.posts.free > 0) x.start(&(mover.prepare(&x.board, to) orelse break));
                 while (true) switch (mover.next(&x.board, to, is_eager)) {
                     .nothing => return null,
                     .move => |move| return move,

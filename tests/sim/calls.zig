@@ -11,6 +11,7 @@ const wire = @import("wire");
 const Borrowed = @import("borrowed.zig").Borrowed;
 const checkers_file = @import("checkers.zig");
 const ending = @import("ending.zig");
+const jobs = @import("jobs.zig");
 const excused = @import("excused.zig");
 const faults = @import("faults.zig");
 const floats = @import("floats.zig");
@@ -91,6 +92,11 @@ pub const Work = struct {
 
     fn lent(work: *const Work) bool {
         return work.state == .running;
+    }
+
+    /// It is over, and its caller's memory is given back first, by jobs that take their time.
+    fn gives_back(work: *const Work) bool {
+        return work.node.world.has_workshops() and work.op.?.is_over;
     }
 
     pub fn call(work: *const Work) *checkers_file.Call {
@@ -390,9 +396,15 @@ pub fn cancel(work: *Work) void {
     }
     world.settle(work.node);
     work.user.deserts = false;
-    if (work.state == .running and !world.failed()) {
-        world.checkers.fail(.p7_bounded_wait, "{f}: cancel did not end it", .{work.name()});
-    }
+    if (work.state != .running or world.failed()) return;
+    if (work.gives_back()) return world.after(jobs.all_ns, .{ .given_back = work.index });
+    given_back(work);
+}
+
+pub fn given_back(work: *Work) void {
+    if (work.state != .running) return;
+    const checkers = &work.node.world.checkers;
+    checkers.fail(.p7_bounded_wait, "{f} does not end, though it is over", .{work.name()});
 }
 
 pub fn watchdog(work: *Work) void {
@@ -400,6 +412,7 @@ pub fn watchdog(work: *Work) void {
     const world = work.node.world;
     const due = users.latest_return(work.node, work.deadline);
     if (world.now < due) return world.at(due, .{ .watchdog = work.index });
+    if (work.gives_back()) return world.after(jobs.all_ns, .{ .given_back = work.index });
     world.checkers.fail(.p7_bounded_wait, "p{d}: {f} outlives its deadline", .{
         work.node.index, work.name(),
     });

@@ -20,6 +20,7 @@ const Memory = @import("memory.zig").Memory;
 const Mouth = @import("insider.zig").Mouth;
 const Overheard = @import("overheard.zig").Overheard;
 const Trace = @import("trace.zig").Trace;
+const Workshop = @import("jobs.zig").Workshop;
 const Tap = @import("tap.zig").Tap;
 const Told = @import("told.zig").Told;
 const Units = @import("units.zig").Units;
@@ -113,6 +114,8 @@ pub const Node = struct {
     said_bytes: u64 = 0,
     id: base.PeerId = .none,
     session: ?*Session = null,
+    /// Who does the jobs of its process, if the engine does not.
+    workshop: Workshop = undefined,
     control: ?Ref = null,
     /// The engine has asked for a connection to the coordinator.
     wants_control: bool = false,
@@ -233,6 +236,10 @@ pub const What = union(enum) {
     searched: finder.Search,
     stranger_beats: u32,
     stranger_due: stranger.Due,
+    /// One of a node's jobs is due.
+    job: NodeIndex,
+    /// The memory of a call that was cancelled.
+    given_back: u32,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -242,13 +249,13 @@ pub const What = union(enum) {
             .opened => |index| world.connections.items[index].ends[0].node,
             .accepted => |index| world.connections.items[index].ends[1].node,
             .tick => |body| body.node,
-            .thawed => |index| index,
+            .thawed, .job => |index| index,
             .user => |body| body.node,
             .admit_watchdog => |body| body.node,
             .split_due => |body| body.node,
             .dial_control => |index| index,
             .written => coordinator_index,
-            .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
+            .cancel, .scribble, .watchdog, .given_back => |index| world.works.items[index].node.index,
             .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
             .stranger_beats, .stranger_due => null,
@@ -476,6 +483,10 @@ pub const World = struct {
         if (back_after_ns) |ns| world.after(ns, .start_coordinator);
     }
 
+    pub fn has_workshops(world: *const World) bool {
+        return !world.scripted and Workshop.is_open(&world.config);
+    }
+
     fn budget_bytes(world: *const World) usize {
         const is_small = world.config.processes_max() <= swarm.small_max and !world.scripted;
         return if (is_small) node_bytes_max else node_bytes_max_large;
@@ -585,6 +596,10 @@ pub const World = struct {
             .ended => |ref| world.ended(ref),
             .tick => |body| world.tick(&world.nodes[body.node], body.version),
             .thawed => |index| world.settle(&world.nodes[index]),
+            .job => |index| {
+                world.nodes[index].workshop.step();
+                world.settle(&world.nodes[index]);
+            },
             .dial_control => |index| world.dial_control(&world.nodes[index]),
             .start_coordinator => world.start_coordinator(),
             .written => |incarnation| world.disk.written(incarnation),
@@ -596,6 +611,7 @@ pub const World = struct {
             .cancel => |index| calls.cancel(world.works.items[index]),
             .scribble => |index| syncs.scribble(world.works.items[index]),
             .watchdog => |index| calls.watchdog(world.works.items[index]),
+            .given_back => |index| calls.given_back(world.works.items[index]),
             .admit_watchdog => |body| users.admit_watchdog(
                 &world.nodes[body.node].users[body.user],
                 body.count,
@@ -655,6 +671,7 @@ pub const World = struct {
         node.was_insider = node.was_insider or node.is_insider;
         world.draw_clock(node);
         world.note("p{d} starts, id {s}", .{ node.index, node.id.short() });
+        node.workshop = .init(node, &world.config);
         node.session = Session.create(node.memory.allocator(), .{
             .peer_id = node.id,
             .run_id = run_id,
@@ -662,6 +679,7 @@ pub const World = struct {
             .address_key = @splat(@truncate(prng.next())),
             .label = .shown(&.{ 'p', '0' + @as(u8, @intCast(node.index % 10)) }),
             .in_flight_max = world.config.in_flight_max,
+            .runner = if (world.has_workshops()) node.workshop.runner() else null,
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
         var address: [finder.text_bytes_max]u8 = undefined;
@@ -707,6 +725,7 @@ pub const World = struct {
         }
         node.connections.clearRetainingCapacity();
         s.destroy();
+        node.workshop.close();
         node.session = null;
         node.state = .down;
         users.node_down(node);

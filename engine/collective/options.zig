@@ -1,0 +1,67 @@
+//! Options: what a call is about, as data movement needs it, and the cut that follows from it. Made
+//! by session/call.zig; for movement.zig.
+
+const std = @import("std");
+const base = @import("base");
+const kernels = @import("kernels");
+const wire = @import("wire");
+const Array = @import("arrays.zig").Array;
+const Elements = @import("roles.zig").Elements;
+const Partition = @import("partition.zig").Partition;
+const Roles = @import("roles.zig").Roles;
+const Shard = @import("partition.zig").Shard;
+const Allocator = std.mem.Allocator;
+const Descriptor = wire.control.Descriptor;
+const assert = std.debug.assert;
+
+pub const Options = struct {
+    descriptor: Descriptor,
+    arrays: []const Array,
+    residual: ?kernels.Residual = null,
+    /// The sizes of the one array's parts, where they differ.
+    elements: ?Elements = null,
+    /// A number of the operation, the same on all peers.
+    operation: u64 = 0,
+    roles: Roles,
+    chunk_bytes: u32,
+    window_bytes: u64,
+    /// Who does large jobs; null: whoever makes them.
+    runner: ?*const base.Runner = null,
+
+    /// The most members that may have a part in the operation.
+    pub fn members_max(options: *const Options) u32 {
+        return if (options.descriptor.kind == .send_recv) 2 else options.roles.world_size;
+    }
+
+    /// `arena` keeps the shards.
+    pub fn partition(options: *const Options, arena: Allocator) Allocator.Error!Partition {
+        const descriptor = &options.descriptor;
+        const arrays = options.arrays;
+        assert(arrays.len == 1 or options.elements == null);
+        const parts = options.roles.parts();
+        const shards = try base.unfilled.list(arena, Shard, parts * arrays.len);
+        for (shards, 0..) |*shard, index| {
+            const array = &arrays[index % arrays.len];
+            const elements: Elements = options.elements orelse .{ .each = array.count / parts };
+            shard.* = .{
+                .elements = elements.of(&options.roles, index / arrays.len),
+                .dtype = array.dtype,
+                .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
+            };
+        }
+        return Partition.init(.{
+            .shards = shards,
+            .world_size = options.members_max(),
+            .chunk_bytes_max = options.chunk_bytes,
+            .window_bytes = options.window_bytes,
+            // A peer alone encodes nothing.
+            .codec = if (options.roles.world_size == 1) .none else descriptor.codec,
+            .is_uneven = if (options.elements) |elements| elements == .exchanged else false,
+        });
+    }
+
+    fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
+        if (!descriptor.kind.reduces()) return dtype.size();
+        return base.dtype.partial_size(descriptor.op, dtype);
+    }
+};

@@ -1,0 +1,90 @@
+//! Posts: the jobs of one movement that are in the hands of a runner: places for a few of them, all
+//! reserved at the start. Small jobs, and all where there is no runner, are done at once by
+//! movement.zig.
+
+const std = @import("std");
+const base = @import("base");
+const Job = @import("job.zig").Job;
+const Memory = @import("memory.zig").Memory;
+const Allocator = std.mem.Allocator;
+
+/// A job, and what has come of it.
+pub const Post = struct {
+    base: base.Job,
+    memory: *const Memory,
+    job: Job,
+    access: Memory.Access,
+    digest: u128 = 0,
+
+    fn run(posted: *base.Job) void {
+        const post = of(posted);
+        post.digest = post.memory.run(&post.job, post.access);
+    }
+
+    pub fn of(posted: *base.Job) *Post {
+        return @alignCast(@fieldParentPtr("base", posted));
+    }
+};
+
+pub const Posts = struct {
+    runner: ?*const base.Runner,
+    /// Those that are free come first.
+    all: []*Post = &.{},
+    free: usize = 0,
+
+    const most = 32;
+
+    /// For pieces of so many bytes at most. `open` when the movement has its place in memory.
+    pub fn init(
+        arena: Allocator,
+        runner: ?*const base.Runner,
+        piece_bytes_max: usize,
+        pieces: u64,
+    ) Allocator.Error!Posts {
+        const wanted = if (runner) |one| piece_bytes_max >= one.bytes_min else false;
+        if (!wanted) return .{ .runner = null };
+        const places = try base.unfilled.list(arena, Post, @intCast(@min(pieces, most)));
+        const all = try base.unfilled.list(arena, *Post, places.len);
+        for (all, places) |*post, *place| post.* = place;
+        return .{ .runner = runner, .all = all };
+    }
+
+    pub fn open(posts: *Posts) void {
+        posts.free = posts.all.len;
+    }
+
+    pub fn takes(posts: *const Posts, bytes: usize) bool {
+        return posts.free > 0 and bytes >= posts.runner.?.bytes_min;
+    }
+
+    pub fn give(
+        posts: *Posts,
+        owner: *const anyopaque,
+        memory: *const Memory,
+        job: *const Job,
+        access: Memory.Access,
+    ) void {
+        posts.free -= 1;
+        const post = posts.all[posts.free];
+        post.* = .{
+            .base = .{ .run = Post.run, .owner = owner },
+            .memory = memory,
+            .job = job.*,
+            .access = access,
+        };
+        posts.runner.?.post(&post.base);
+    }
+
+    /// One is done: its place is free.
+    pub fn take_back(posts: *Posts, post: *Post) void {
+        const taken = posts.all[posts.free..];
+        const at = std.mem.indexOfScalar(*Post, taken, post).?;
+        std.mem.swap(*Post, &taken[0], &taken[at]);
+        posts.free += 1;
+    }
+
+    /// Returns when all have been done; each is still to be taken back.
+    pub fn fence(posts: *const Posts, owner: *const anyopaque) void {
+        posts.runner.?.fence(owner);
+    }
+};
