@@ -1463,7 +1463,7 @@ pub const Session = struct {
 
     /// `done`: leaves, where that says something.
     pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
-        const state = operation.sync.?.state orelse return;
+        const state = operation.sync.?.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
     }
