@@ -11,6 +11,7 @@ const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
@@ -33,6 +34,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
+    if (operation.sync != null) return sync.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
@@ -66,7 +68,6 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Executo
     x.begin(begin.*);
     // The coordinator may have been between two attempts when it was told.
     operation.mismatch_told = false;
-    if (operation.sync != null) return sync.start(s, operation);
     const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {
         const position: u16 = @intCast(index);
@@ -342,8 +343,8 @@ fn on_head(s: *Session, lane: *Lane) bool {
         .dialing => reject(s, lane, "it speaks before it is connected"),
         .refusing => reject(s, lane, "it goes on after it was refused"),
         .waiting => reject(s, lane, "it goes on before it is answered"),
-        .stranger => links.greet(s, lane),
-        .greeting => links.answered(s, lane),
+        .stranger => greeting.greet(s, lane),
+        .greeting => greeting.answered(s, lane),
         .open => on_frame(s, lane),
     };
 }
