@@ -2,7 +2,7 @@
 //! elected content is a source. Each source has a few leaves on request and is asked for the next
 //! as soon as one arrives, so a faster source gives more. When nothing is left to ask for, an idle
 //! source is asked once more for leaves that a slow one has not brought yet. It knows ranks and
-//! numbers of leaves, never bytes: those are session/sync.zig's.
+//! numbers of leaves, never bytes: those are session/transfer.zig's.
 
 const std = @import("std");
 const base = @import("base");

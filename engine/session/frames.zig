@@ -11,9 +11,11 @@ const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
+const transfers = @import("transfer.zig");
 const Group = @import("group.zig").Group;
 const Header = wire.frame.Header;
 const limits = base.limits;
@@ -32,6 +34,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
+    if (operation.sync != null) return sync.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
@@ -65,7 +68,6 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     x.begin(begin.*);
     // The coordinator may have been between two attempts when it was told.
     operation.mismatch_told = false;
-    if (operation.sync != null) return sync.start(s, operation);
     const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {
         const position: u16 = @intCast(index);
@@ -168,7 +170,7 @@ fn detach(s: *Session, operation: *Operation) void {
 
 fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
     for (link.lanes) |place| if (place) |lane| {
-        lane.detach(operation);
+        lane.detach(operation.owner());
         if (lane.broken) s.lanes_broken = true;
     };
 }
@@ -220,7 +222,6 @@ pub fn next(s: *Session, lane: *Lane) void {
     for (0..count) |step| {
         const index = (link.turn + step) % count;
         const operation = s.operations.items[index];
-        if (operation.movement.board.members < 2) continue;
         if (!next_of(s, lane, link, operation, &room)) continue;
         link.turn = index + 1;
         return;
@@ -238,6 +239,7 @@ fn put_ping(lane: *Lane) void {
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
     const x = &operation.movement;
     if (operation.sync != null) return sync.next(lane, link, operation);
+    if (x.board.members < 2) return false;
     const neighbour = operation.neighbour(link) orelse return false;
     const position = neighbour.position;
     if (x.receives_from(position)) {
@@ -270,8 +272,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
         .reduced_attempt = lane.out.move.reduced_attempt,
         .payload_bytes = @intCast(lane.out.payload.len),
     }, "");
-    lane.out_payload = lane.out.payload;
-    lane.out_operation = operation;
+    lane.put_payload(lane.out.payload, operation.owner());
     return true;
 }
 
@@ -302,7 +303,7 @@ pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: 
         .tag = operation.op.id.tag,
         .sequence = operation.op.id.sequence,
         .index = what.index,
-        .attempt = operation.movement.board.attempt,
+        .attempt = operation.attempt(),
         .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
         .reduced_attempt = what.reduced_attempt,
         .fingerprint = operation.fingerprint,
@@ -318,10 +319,10 @@ pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: 
 pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
     lane.ping_due = false;
-    lane.out_state = null;
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
-    const operation = lane.out_operation orelse return;
-    lane.out_operation = null;
+    const owner = lane.out_owner orelse return;
+    lane.out_owner = null;
+    const operation = Operation.from_owner(owner) orelse return;
     if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.movement.sent(&lane.out);
     if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
@@ -354,8 +355,8 @@ fn on_head(s: *Session, lane: *Lane) bool {
         .dialing => reject(s, lane, "it speaks before it is connected"),
         .refusing => reject(s, lane, "it goes on after it was refused"),
         .waiting => reject(s, lane, "it goes on before it is answered"),
-        .stranger => links.greet(s, lane),
-        .greeting => links.answered(s, lane),
+        .stranger => greeting.greet(s, lane),
+        .greeting => greeting.answered(s, lane),
         .open => on_frame(s, lane),
     };
 }
@@ -390,7 +391,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         const op = &operation.op;
         if (operation.group != group or op.epoch != header.epoch or op.state == .finished) continue;
         if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
-        return if (operation.movement.board.members > 0) .{ .current = operation } else .early;
+        return if (operation.is_under_way()) .{ .current = operation } else .early;
     }
     const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
     const is_over = id.sequence < epoch.sequences.next(id.tag) and !epoch.is_queued(id);
@@ -480,30 +481,26 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = x.place(header, neighbour.position) catch |err|
         return reject(s, lane, @errorName(err));
-    lane.expect(place.bytes, operation, place.slot);
+    lane.expect(place.bytes, operation.owner(), place.slot);
     return true;
 }
 
 fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
-    if (header.epoch == 0) return on_prefetched(s, lane, header);
-    const operation = switch (route(s, header, lane.link.?.peer)) {
-        .current => |operation| operation,
-        .early, .stale => return throw_away(lane, header), // nobody has asked for it
-    };
-    const place = sync.place(s, lane, operation, header) catch |err|
+    const place = place_of(s, lane, header) catch |err|
         return reject(s, lane, @errorName(err));
-    const into = place orelse return throw_away(lane, header);
+    const into, const owner = place orelse return throw_away(lane, header);
     if (into.len == 0) return reject(s, lane, "a page of no hashes");
-    lane.expect(into, operation, collective.no_slot);
+    lane.expect(into, owner, collective.no_slot);
     return true;
 }
 
-fn on_prefetched(s: *Session, lane: *Lane, header: *const Header) bool {
-    const place = prefetch.place(s, lane, header) catch |err|
-        return reject(s, lane, @errorName(err));
-    const into = place orelse return throw_away(lane, header);
-    lane.expect(into, null, collective.no_slot);
-    return true;
+fn place_of(s: *Session, lane: *Lane, header: *const Header) sync.Error!?transfers.Place {
+    if (header.epoch == 0) return prefetch.place(s, lane, header);
+    const operation = switch (route(s, header, lane.link.?.peer)) {
+        .current => |operation| operation,
+        .early, .stale => return null, // nobody has asked for it
+    };
+    return sync.place(s, lane, operation, header);
 }
 
 /// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
@@ -521,12 +518,12 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     const header = &lane.incoming;
     if (header.kind == .open) return on_open(s, lane, header);
     if (lane.early.len > 0) return on_early(s, lane, header);
-    if (lane.into_state != null) {
+    const owner = lane.into_owner orelse return true;
+    lane.into_owner = null;
+    const operation = Operation.from_owner(owner) orelse {
         prefetch.arrived(s, lane, header);
         return true;
-    }
-    const operation = lane.into_operation orelse return true;
-    lane.into_operation = null;
+    };
     if (operation.sync != null) {
         sync.arrived(s, lane, operation, header);
         return true;

@@ -265,8 +265,8 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     const lane = for (0..10_000) |_| {
         try expect(try w.step());
         const lane = link.lanes[0].?;
-        const sends = lane.out_operation == operation and lane.out_payload.len > 0;
-        const receives = lane.into_operation == operation and lane.incoming.kind == .final;
+        const sends = std.meta.eql(lane.out_owner, operation.owner()) and lane.out_payload.len > 0;
+        const receives = lane.brings(operation.owner()) and lane.incoming.kind == .final;
         if (sends and receives) break lane;
     } else return error.NeverBoth;
     operation.withdraws = .cancelled;

@@ -1,14 +1,13 @@
 //! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
 //! stream: which frame is coming in and where its payload goes, and which frame is going out. The
-//! meaning of frames is session.zig's.
+//! meaning of frames is frames.zig's. A lane does not know whose memory its payloads are in: it
+//! keeps an owner, which it hands back.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
-const Operation = @import("operation.zig").Operation;
-const SharedState = @import("state.zig").State;
 const Allocator = std.mem.Allocator;
 const frame = wire.frame;
 const hello = wire.hello;
@@ -43,10 +42,8 @@ pub const Lane = struct {
     into: ?[]u8 = null,
     /// Payload bytes to throw away, because nobody wants them any more.
     discard: usize = 0,
-    into_operation: ?*Operation = null,
+    into_owner: ?Owner = null,
     into_slot: u16 = collective.no_slot,
-    /// The payload is fetched in the background for this state (prefetch.zig).
-    into_state: ?*SharedState = null,
     /// The payload that is coming in was sent ahead of time (link.zig).
     early: []u8 = &.{},
     descriptor: [wire.control.descriptor_bytes]u8 = undefined,
@@ -55,10 +52,8 @@ pub const Lane = struct {
     out_head: [out_head_bytes]u8 = undefined,
     out_head_left: []const u8 = "",
     out_payload: []const u8 = "",
-    out_operation: ?*Operation = null,
+    out_owner: ?Owner = null,
     out: collective.Out = undefined,
-    /// The payload is this state's, given in the background.
-    out_state: ?*SharedState = null,
     /// A frame is under way.
     out_busy: bool = false,
     bounce: []u8 = &.{},
@@ -85,6 +80,14 @@ pub const Lane = struct {
         /// A refusal is being sent; then it is closed.
         refusing,
         open,
+    };
+
+    /// Whose memory a payload is in.
+    pub const Owner = union(enum) {
+        /// A call's (operation.zig).
+        operation: *anyopaque,
+        /// A shared state's, fetched or given in the background (prefetch.zig).
+        state: *anyopaque,
     };
 
     pub fn dialed(gpa: Allocator, link: ?*Link, number: u8, deadline: base.Instant) Lane {
@@ -179,10 +182,10 @@ pub const Lane = struct {
         lane.head_got = 0;
     }
 
-    pub fn expect(lane: *Lane, into: []u8, operation: ?*Operation, slot: u16) void {
+    pub fn expect(lane: *Lane, into: []u8, owner: ?Owner, slot: u16) void {
         assert(lane.into == null and lane.discard == 0);
         lane.into = into;
-        lane.into_operation = operation;
+        lane.into_owner = owner;
         lane.into_slot = slot;
     }
 
@@ -210,6 +213,17 @@ pub const Lane = struct {
         return room;
     }
 
+    /// What goes out behind the head.
+    pub fn put_payload(lane: *Lane, payload: []const u8, owner: Owner) void {
+        lane.out_payload = payload;
+        lane.out_owner = owner;
+    }
+
+    /// The header that was put last.
+    pub fn outgoing(lane: *const Lane) frame.Header {
+        return frame.decode(lane.out_head[0..frame.header_bytes]) catch unreachable; // made here
+    }
+
     /// True when everything that was put has left.
     pub fn sent(lane: *Lane, count: usize) bool {
         const head = @min(count, lane.out_head_left.len);
@@ -218,32 +232,33 @@ pub const Lane = struct {
         return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
     }
 
-    /// From now on the lane does not touch the memory of this operation: what is left to send is
+    /// Whether something of this owner is coming in.
+    pub fn brings(lane: *const Lane, owner: Owner) bool {
+        return is_same(lane.into_owner, owner);
+    }
+
+    fn is_same(one: ?Owner, other: Owner) bool {
+        return std.meta.eql(one orelse return false, other);
+    }
+
+    /// From now on the lane does not touch the memory of this owner: what is left to send is
     /// copied, what is still to come is thrown away. The stream keeps its place; without memory for
     /// the copy the lane is `broken`. Whoever called this may be in the middle of the lane's bytes,
     /// so it is not closed here.
-    pub fn detach(lane: *Lane, operation: *Operation) void {
-        if (lane.into_operation == operation) lane.drop_into();
-        if (lane.out_operation == operation) lane.bounce_out();
-    }
-
-    /// The same for the memory of a state.
-    pub fn detach_state(lane: *Lane, state: *SharedState) void {
-        if (lane.into_state == state) lane.drop_into();
-        if (lane.out_state == state) lane.bounce_out();
+    pub fn detach(lane: *Lane, owner: Owner) void {
+        if (lane.brings(owner)) lane.drop_into();
+        if (is_same(lane.out_owner, owner)) lane.bounce_out();
     }
 
     /// Throws away what is still to come of the payload.
     pub fn drop_into(lane: *Lane) void {
         if (lane.into) |into| lane.discard = into.len;
         lane.into = null;
-        lane.into_operation = null;
-        lane.into_state = null;
+        lane.into_owner = null;
     }
 
     fn bounce_out(lane: *Lane) void {
-        lane.out_operation = null;
-        lane.out_state = null;
+        lane.out_owner = null;
         if (lane.out_payload.len == 0) return;
         if (lane.bounce.len < lane.out_payload.len) {
             lane.gpa.free(lane.bounce);

@@ -6,9 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Lane = @import("lane.zig").Lane;
-const Operation = @import("operation.zig").Operation;
-const State = @import("state.zig").State;
-const Queue = @import("prefetch.zig").Queue;
+const Requests = @import("requests.zig").Requests;
 const Allocator = std.mem.Allocator;
 const OpId = wire.control.OpId;
 const Header = wire.frame.Header;
@@ -56,7 +54,7 @@ pub const Link = struct {
     /// The memory of the data among them, with that which is still coming in.
     early_bytes: usize = 0,
     /// Requests of the peer, a newcomer, in the background.
-    asked: Queue = .{},
+    asked: Requests = .{},
     /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
     asks_in: ?u16 = null,
 
@@ -216,28 +214,19 @@ pub const Link = struct {
         }
     }
 
-    /// Whether something for this operation is coming in.
-    pub fn brings(link: *const Link, operation: *const Operation) bool {
-        for (link.lanes) |place| if (place) |lane| {
-            if (lane.into_operation == operation) return true;
-        };
+    /// Whether something of this owner is coming in.
+    pub fn brings(link: *const Link, owner: Lane.Owner) bool {
+        for (link.lanes) |place| if (place) |lane| if (lane.brings(owner)) return true;
         return false;
     }
 
     /// The bytes still to come of the payloads that have begun, on all lanes.
-    pub fn bytes_left(link: *const Link, operation: *const Operation) usize {
+    pub fn bytes_left(link: *const Link, owner: Lane.Owner) usize {
         var left: usize = 0;
         for (link.lanes) |place| if (place) |lane| {
-            if (lane.into_operation == operation) left += lane.into.?.len;
+            if (lane.brings(owner)) left += lane.into.?.len;
         };
         return left;
-    }
-
-    pub fn brings_state(link: *const Link, state: *const State) bool {
-        for (link.lanes) |place| if (place) |lane| {
-            if (lane.into_state == state) return true;
-        };
-        return false;
     }
 
     /// Forgets what is of this epoch and those before it; maxInt: the whole group.

@@ -7,6 +7,7 @@ const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
 const collective = @import("collective");
+const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Names = @import("labels.zig").Names;
 const Session = @import("session.zig").Session;
@@ -84,6 +85,29 @@ pub const Operation = struct {
         open_pending: bool,
     };
 
+    /// An attempt is under way, in which this peer exchanges frames with others.
+    pub fn is_under_way(operation: *const Operation) bool {
+        if (operation.sync) |sync| return sync.is_under_way();
+        return operation.movement.board.members > 0;
+    }
+
+    /// The number of that attempt.
+    pub fn attempt(operation: *const Operation) u32 {
+        return if (operation.sync) |sync| sync.attempt else operation.movement.board.attempt;
+    }
+
+    /// As lanes know it.
+    pub fn owner(operation: *Operation) Lane.Owner {
+        return .{ .operation = operation };
+    }
+
+    pub fn from_owner(of: Lane.Owner) ?*Operation {
+        return switch (of) {
+            .operation => |operation| @ptrCast(@alignCast(operation)),
+            .state => null,
+        };
+    }
+
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {
         for (operation.neighbours) |*item| if (item.link == link) return item;
         return null;
@@ -134,7 +158,7 @@ pub const Operation = struct {
     /// Whether a call would write what this operation uses, or use what it writes.
     pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
         if (operation.finished) return false; // the caller has it all back
-        if (operation.sync) |sync| if (sync.state == null) return false;
+        if (operation.sync) |sync| if (sync.transfer.state == null) return false;
         return operation.uses.clash(uses);
     }
 

@@ -44,6 +44,8 @@ test {
     _ = @import("waits_test.zig");
     _ = @import("sync.zig");
     _ = @import("prefetch.zig");
+    _ = @import("requests.zig");
+    _ = @import("transfer.zig");
     _ = @import("sync_test.zig");
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");

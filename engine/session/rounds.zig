@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Session = @import("session.zig").Session;
+const groups = @import("groups.zig");
 const Group = @import("group.zig").Group;
 const links = @import("links.zig");
 const Allocator = std.mem.Allocator;
@@ -37,7 +38,7 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
         group.round_peers.appendAssumeCapacity(entry.id);
         try s.remember_address(entry.id, entry.address.data);
     }
-    s.prune_addresses();
+    groups.prune_addresses(s);
     group.report_at = s.now +| report_ns;
     group.attendance = null; // enough have come
     group.forget_away(); // the coordinator says it again
@@ -52,7 +53,7 @@ pub fn over(s: *Session, group: *Group) void {
     group.round_peers.clearRetainingCapacity();
     group.round_members.clearRetainingCapacity();
     group.forget_away();
-    s.prune_addresses();
+    groups.prune_addresses(s);
     links.review(s);
 }
 

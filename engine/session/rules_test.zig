@@ -10,6 +10,7 @@ const session = @import("root.zig");
 const wire = @import("wire");
 const world = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
+const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const World = world.World;
 const Node = world.Node;
@@ -419,7 +420,7 @@ test "a lane is for the peer and the run that it names" {
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
         const lane = s.accept_lane(w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
-        _ = links.greet(s, lane);
+        _ = greeting.greet(s, lane);
         const is_taken = for (s.links.items) |link| {
             if (std.mem.indexOfScalar(?*session.Lane, &link.lanes, lane) != null) break true;
         } else false;

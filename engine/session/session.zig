@@ -6,8 +6,9 @@
 //! needs from the driver. After any call: if `control.send_slice()` is not empty, send it; call
 //! `tick` at or after `next_deadline()`. Host functions must not call back into the session.
 //!
-//! Data moves in frames.zig, links are kept in links.zig, protocol/member.zig decides, and
-//! collective/movement.zig has the arithmetic.
+//! Data moves in frames.zig, links are kept in links.zig, the coordinator speaks in control.zig,
+//! groups come and go in groups.zig, protocol/member.zig decides, and collective/movement.zig
+//! says what moves.
 
 const std = @import("std");
 const base = @import("base");
@@ -23,9 +24,12 @@ const State = @import("state.zig").State;
 const Span = @import("uses.zig").Span;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
+const connection = @import("control.zig");
 const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
+const groups = @import("groups.zig");
 const labels = @import("labels.zig");
+const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const outline = @import("outline.zig");
 const rounds = @import("rounds.zig");
@@ -209,9 +213,6 @@ pub const Session = struct {
         lost,
     };
 
-    const reconnect_ns_min: u64 = 10 * std.time.ns_per_ms;
-    const reconnect_ns_max: u64 = 400 * std.time.ns_per_ms;
-
     pub const Options = struct {
         peer_id: PeerId,
         run_id: base.RunId,
@@ -261,7 +262,7 @@ pub const Session = struct {
         for (s.operations.items) |operation| operation.destroy();
         queue.destroy(s);
         s.operations.deinit(s.gpa);
-        for (s.groups.items) |group| s.group_free(group);
+        for (s.groups.items) |group| groups.group_free(s, group);
         s.groups.deinit(s.gpa);
         for (s.links.items) |link| links.free(s, link);
         s.links.deinit(s.gpa);
@@ -298,95 +299,16 @@ pub const Session = struct {
 
     /// Time is what some thread read before it had the session to itself: another one may have been
     /// here meanwhile, with a later one. It never goes back.
-    fn reach(s: *Session, now: Instant) void {
+    pub fn reach(s: *Session, now: Instant) void {
         s.now = @max(s.now, now);
     }
 
-    // ---- the coordinator
+    // ---- the coordinator, for the driver
 
-    /// The connection is made; `address` must be set by now.
-    pub fn control_opened(s: *Session, now: Instant) void {
-        s.reach(now);
-        // It was given up while the driver still tried.
-        if (s.control_state == .lost) return s.host.vtable.control_close(s.host.ctx);
-        s.control.reset();
-        s.control_state = .greeting;
-        s.welcomed = false;
-        s.control_failed = false;
-        s.refusal = null;
-        s.last_heard = now;
-        s.last_tick = now;
-        const hello = wire.hello.encode(.{
-            .purpose = .control,
-            .run_id = s.run_id,
-            .from = s.self,
-            .instance = s.instance,
-        });
-        s.control.send_raw(&hello) catch s.hang_up("out of memory");
-    }
-
-    /// Bytes were appended to `control`.
-    pub fn control_received(s: *Session, now: Instant) void {
-        s.reach(now);
-        s.last_heard = now;
-        if (s.control_state == .greeting) s.control_greeted();
-        while (s.control_state == .open) {
-            const message = s.control.take() catch |err| {
-                s.log(.err, "the coordinator sent bytes that make no sense: {t}", .{err});
-                s.hang_up("the coordinator sent bytes that make no sense");
-                break;
-            } orelse break;
-            s.last_message = s.now;
-            s.dispatch(&message) catch |err| {
-                s.log(.err, "the coordinator broke the protocol: {t}", .{err});
-                s.hang_up("the coordinator broke the protocol");
-            };
-        }
-        links.greet_waiting(s);
-        s.run_deferred();
-    }
-
-    /// The connection ended, or could not be made.
-    pub fn control_closed(s: *Session, now: Instant) void {
-        s.reach(now);
-        s.coordinator_away("the connection to the coordinator closed");
-        s.run_deferred();
-    }
-
-    fn control_greeted(s: *Session) void {
-        const bytes = s.control.take_raw(wire.hello.answer_bytes) orelse return;
-        const verdict = wire.hello.decode_answer(bytes) catch |err| {
-            s.not_pccl = err == error.NotPccl;
-            s.refusal = .version_mismatch;
-            return s.hang_up("what answers does not speak this version of PCCL");
-        };
-        if (verdict != .welcome) {
-            s.refusal = verdict;
-            const of_another_run = verdict == .wrong_run or verdict == .version_mismatch;
-            if (s.knows_settings() and of_another_run)
-                return s.lose_coordinator("its address belongs to another run now");
-            if (s.knows_settings()) s.lose_place(verdict);
-            return s.hang_up("the coordinator refused this peer");
-        }
-        s.control_state = .open;
-        s.away_since = base.never;
-        s.reconnects = 0;
-        s.heartbeat_at = s.now;
-        if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
-        for (s.groups.items) |group| s.present(group);
-    }
-
-    /// The coordinator knows another process by the id of this one, so it has removed this one.
-    fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
-        switch (verdict) {
-            .refused, .held => {},
-            .welcome, .version_mismatch, .wrong_run, .wrong_peer, .full => return,
-        }
-        for (s.groups.items) |group| {
-            if (group.state == .left or group.member.current == null) continue;
-            s.lose_membership(group, "another process has taken its place, under its peer_id");
-        }
-    }
+    pub const control_opened = connection.opened;
+    pub const control_received = connection.received;
+    pub const control_closed = connection.closed;
+    pub const abandon = connection.abandon;
 
     pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
@@ -396,192 +318,6 @@ pub const Session = struct {
             s.control_failed = true;
         };
     }
-
-    /// Ends the connection; another one is tried.
-    fn hang_up(s: *Session, why: []const u8) void {
-        s.host.vtable.control_close(s.host.ctx);
-        s.coordinator_away(why);
-    }
-
-    /// Data moves on without the coordinator; only decisions wait.
-    fn coordinator_away(s: *Session, why: []const u8) void {
-        if (s.control_state == .lost or s.control_state == .away) return;
-        const wanted = s.is_in_groups();
-        if (s.control_state == .open) {
-            const blank = if (s.coordinator_at.len > 0) " " else "";
-            // A process may have several peers.
-            const text = "peer {f} has lost the coordinator: {s}; trying{s}{s} again";
-            const self = labels.named(s, s.self);
-            if (wanted) s.log(.warning, text, .{ self, why, blank, s.coordinator_at });
-            for (s.groups.items) |group| group.member.disconnected();
-            s.away_since = s.now;
-        }
-        s.control_state = .away;
-        const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
-        const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
-        // A peer in no group has nothing to say and is let go after a while: it dials to join.
-        s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
-        s.reconnects +|= 1;
-    }
-
-    fn is_in_groups(s: *const Session) bool {
-        for (s.groups.items) |group| if (group.state != .left) return true;
-        return false;
-    }
-
-    /// There will be no other connection.
-    fn lose_coordinator(s: *Session, why: []const u8) void {
-        s.host.vtable.control_close(s.host.ctx);
-        s.log(.warning, "the coordinator is lost: {s}", .{why});
-        s.end_groups(why);
-    }
-
-    /// The driver ends: what still waits for the coordinator waits in vain.
-    pub fn abandon(s: *Session, now: Instant) void {
-        s.reach(now);
-        if (s.control_state != .lost) s.end_groups("this peer ends");
-        for (s.operations.items) |operation| operation.movement.end_now();
-        s.run_deferred();
-    }
-
-    /// When a coordinator that is away is given up.
-    fn reconnect_until(s: *const Session) Instant {
-        if (s.control_state == .lost or s.away_since == base.never) return base.never;
-        return s.away_since +| s.reconnect_timeout_ns;
-    }
-
-    fn end_groups(s: *Session, why: []const u8) void {
-        s.control_state = .lost;
-        const status: Status = .coordinator_unreachable;
-        for (s.groups.items) |group| {
-            group.member.coordinator_lost();
-            s.group_gone(group, status, why);
-        }
-    }
-
-    fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
-        if (group.state == .left) return;
-        group.state = .left;
-        const event: GroupEvent = if (group.ready_told)
-            .{ .gone = status }
-        else
-            .{ .join_failed = .{ .status = status, .why = why } };
-        s.host.vtable.group_event(s.host.ctx, group, event);
-        s.forget_group(group);
-    }
-
-    /// Whatever was kept for the group is not wanted any more.
-    fn forget_group(s: *Session, group: *Group) void {
-        group.admit_waits = false;
-        group.vote.is_wanted = false;
-        for (group.states.items) |state| prefetch.stop(s, state);
-        if (group.id) |id| for (s.links.items) |link| link.prune_epochs(id, std.math.maxInt(u64));
-        s.prune_addresses();
-        links.review(s);
-    }
-
-    fn dispatch(s: *Session, message: *const control.Message) protocol_error!void {
-        // Everything else relies on the settings of the run, which never change.
-        if ((message.* == .welcome) == s.welcomed) return error.Unexpected;
-        switch (message.*) {
-            .welcome => |body| try s.on_welcome(body),
-            .joined => |*body| try s.on_joined(body),
-            .refused => |*body| s.on_refused(body),
-            .heartbeat_ack => |body| s.note_round_trip(body.number),
-            .prepare => |*body| try rounds.on_prepare(s, body),
-            .release => |body| {
-                const group = s.group_of(body.group) orelse return;
-                group.member.on_release(body.round);
-                rounds.over(s, group);
-            },
-            .ask_safe_points => |body| {
-                if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
-            },
-            .activate => |*body| {
-                const group = s.group_of(body.group) orelse return;
-                try group.member.on_activate(body);
-                rounds.over(s, group);
-            },
-            .view => |*body| {
-                const group = s.group_of(body.group) orelse return;
-                try group.member.on_view(body);
-                for (s.links.items) |link| link.prune(body.group, body.epoch, body.attempt);
-                links.review(s);
-            },
-            .resume_op => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_resume_op(body);
-            },
-            .resume_all => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_resume(body);
-            },
-            .commit => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_commit(body);
-            },
-            .abort => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_abort(body);
-                for (s.links.items) |link| {
-                    link.forget(.of_operation(body.group, body.epoch, body.op));
-                }
-            },
-            .expelled => |*body| s.on_expelled(body),
-            .address_told => |*body| try links.on_address(s, &body.peer),
-            .labels => |*body| try labels.on_labels(s, body),
-            .state_elected => |*body| if (s.group_of(body.group)) |group| {
-                const op = try group.member.on_elected(body) orelse return;
-                sync.elected(s, operation_from(op), body);
-            },
-            .state_ask => |*body| if (s.group_of(body.group)) |group| {
-                const op = group.member.find_sync(body.epoch, body.op) orelse return;
-                try sync.describe(operation_from(op), body.first);
-            },
-            .state_differs => |*body| if (s.group_of(body.group)) |group| {
-                const op = group.member.find_sync(body.epoch, body.op) orelse return;
-                operation_from(op).sync.?.note_differs(body.text.data);
-            },
-            .stalled => |*body| try waits.on_stalled(s, body),
-            .waiting => |*body| waits.on_waiting(s, body),
-            .awaited => |*body| try waits.on_awaited(s, body),
-            .entered => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_entered(body);
-            },
-            .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
-                s,
-                .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
-            ),
-            .dial_back => |*body| try dial_back.begin(s, body),
-            // Messages that only a peer sends.
-            .join,
-            .epoch_report,
-            .knows_commit,
-            .knows_abort,
-            .join_end,
-            .leave,
-            .heartbeat,
-            .prepared,
-            .safe_points,
-            .activated,
-            .epoch_closed,
-            .done,
-            .gave_up,
-            .mismatch_seen,
-            .report_op,
-            .report_end,
-            .decisions_seen,
-            .link_lost,
-            .link_told,
-            .status_request,
-            .status_reply,
-            .state_offer,
-            .state_tensors,
-            .ask_address,
-            .called,
-            .traffic,
-            .dialed_back,
-            => return error.Unexpected,
-        }
-    }
-
-    const protocol_error = error{ OutOfMemory, Unexpected };
 
     /// The group that the coordinator has given this number on this connection. One from before
     /// means nothing: another coordinator may number them anew.
@@ -593,91 +329,9 @@ pub const Session = struct {
         return null;
     }
 
-    fn on_welcome(s: *Session, body: control.Welcome) protocol_error!void {
-        // Decoding has bounded them from above.
-        const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
-            body.heartbeat_ns >= limits.heartbeat_ns_min and
-            body.silence_ns / 3 >= body.heartbeat_ns and
-            body.stall_warning_ns >= body.heartbeat_ns;
-        if (!sane) return error.Unexpected;
-        s.welcomed = true;
-        if (s.knows_settings() and !std.meta.eql(s.settings, body))
-            return s.lose_coordinator("it has other settings than before");
-        s.settings = body;
-    }
-
     /// A coordinator has been there.
     pub fn knows_settings(s: *const Session) bool {
         return s.settings.heartbeat_ns > 0;
-    }
-
-    fn on_joined(s: *Session, body: *const control.Joined) protocol_error!void {
-        for (s.groups.items) |group| {
-            if (group.state == .left or !std.mem.eql(u8, group.name, body.name.data)) continue;
-            s.renumbered(body.group, group);
-            group.state = .joined;
-            group.id = body.group;
-            group.member.welcomed(body.group);
-            if (group.member.current == null) {
-                group.member.forget_round();
-                rounds.over(s, group);
-            }
-            return links.report_closed(s, group);
-        }
-        // The user left before the answer came, when the number to leave was not known yet.
-        s.send(.{ .leave = .{ .group = body.group } });
-    }
-
-    /// A coordinator never gives the number of a group to another while a member of the first is in
-    /// it: this peer is a member of that one no more, or the coordinator is a new one. Frames must
-    /// not be taken for its.
-    fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
-        for (s.groups.items) |group| {
-            if (group == now_of or group.state != .joined or group.id != number) continue;
-            s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
-            const why = "the coordinator has started without its journal";
-            s.lose_membership(group, why);
-        }
-    }
-
-    /// This peer is not a member any more, and finds out without being told.
-    fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
-        group.removed(why);
-        group.member.on_expelled(false);
-        s.group_gone(group, .expelled, why);
-    }
-
-    fn on_refused(s: *Session, body: *const control.Refused) void {
-        for (s.groups.items) |group| {
-            if (!std.mem.eql(u8, group.name, body.name.data)) continue;
-            if (group.state == .joining) {
-                group.state = .left;
-                s.host.vtable.group_event(s.host.ctx, group, .{ .join_failed = .{
-                    .status = .cancelled,
-                    .why = body.why.data,
-                } });
-            } else if (group.state == .joined and group.member.newest() == 0) {
-                // It waited, and has asked anew on another connection.
-                return s.lose_membership(group, body.why.data);
-            }
-        }
-    }
-
-    /// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
-    /// from which nothing is fetched; and their labels.
-    pub fn prune_addresses(s: *Session) void {
-        labels.prune(s);
-        var index = s.addresses.count();
-        while (index > 0) {
-            index -= 1;
-            const id: PeerId = .{ .bytes = s.addresses.keys()[index] };
-            const wanted = for (s.groups.items) |group| {
-                if (group.state == .joined and group.needs(id)) break true;
-            } else false;
-            if (wanted) continue;
-            s.gpa.free(s.addresses.values()[index]);
-            s.addresses.swapRemoveAt(index);
-        }
     }
 
     pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
@@ -691,233 +345,19 @@ pub const Session = struct {
         entry.value_ptr.* = copy;
     }
 
-    fn on_expelled(s: *Session, body: *const control.Expelled) void {
-        const everywhere = body.group == std.math.maxInt(u16);
-        s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
-        for (s.groups.items) |group| {
-            if (group.state != .joined) continue;
-            if (!everywhere and group != s.group_of(body.group)) continue;
-            group.removed(body.why.data);
-            if (body.refused and !body.peer.eql(.none)) group.wanted = .{
-                .op = body.op,
-                .peer = body.peer,
-                .descriptor = body.descriptor,
-            };
-            group.member.on_expelled(body.refused);
-            // The last that is said of it: then the number may be that of another group.
-            if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
-            // A newcomer that has called nothing differs in what it has named (founding.zig).
-            const named_others = body.refused and !group.ready_told;
-            s.group_gone(group, if (named_others) .mismatch else .expelled, body.why.data);
-        }
-    }
-
     // ---- groups
 
-    pub const JoinError = error{ OutOfMemory, AlreadyJoined };
-
-    /// Asks to join a group; `ready` or `join_failed` follows. The name has been checked.
-    pub fn join(
-        s: *Session,
-        now: Instant,
-        name: []const u8,
-        initial_world_size: u32,
-    ) JoinError!*Group {
-        s.reach(now);
-        return s.open(name, initial_world_size, null);
-    }
-
-    pub const FoundError = JoinError || error{
-        /// This peer is in no epoch of the parent.
-        NotReady,
-        /// Not all founders are members of the epoch, or one is named twice, or this peer is none.
-        BadFounders,
-    };
-
-    /// Asks for a group that is made of these members of the parent's epoch, in this order, and of
-    /// nobody else; they must all ask. `ready` or `join_failed` follows when all of them have that
-    /// are not lost.
-    pub fn found(
-        s: *Session,
-        now: Instant,
-        name: []const u8,
-        parent: *const Group,
-        founders: []const PeerId,
-    ) FoundError!*Group {
-        s.reach(now);
-        const epoch = parent.member.current orelse return error.NotReady;
-        if (parent.state != .joined) return error.NotReady;
-        var named: base.Mask = .empty;
-        for (founders) |id| {
-            const rank = epoch.rank_of(id) orelse return error.BadFounders;
-            if (named.has(rank)) return error.BadFounders;
-            named.set(rank);
-        }
-        if (!named.has(epoch.rank)) return error.BadFounders;
-        const members = try s.gpa.dupe(PeerId, founders);
-        errdefer s.gpa.free(members);
-        const parent_name = try s.gpa.dupe(u8, parent.name);
-        errdefer s.gpa.free(parent_name);
-        return s.open(name, 0, .{
-            .parent = parent_name,
-            .epoch = epoch.number,
-            .members = members,
-        });
-    }
-
-    fn open(
-        s: *Session,
-        name: []const u8,
-        initial_world_size: u32,
-        founding: ?Group.Founding,
-    ) JoinError!*Group {
-        for (s.groups.items) |group| {
-            if (group.state != .left and std.mem.eql(u8, group.name, name))
-                return error.AlreadyJoined;
-        }
-        try s.groups.ensureUnusedCapacity(s.gpa, 1);
-        const group = try s.gpa.create(Group);
-        errdefer s.gpa.destroy(group);
-        group.* = .{
-            .session = s,
-            .name = try s.gpa.dupe(u8, name),
-            .initial_world_size = initial_world_size,
-            .founding = founding,
-            .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
-        };
-        group.member.in_flight_max = s.in_flight_max;
-        s.groups.appendAssumeCapacity(group);
-        if (s.control_state == .open) s.present(group);
-        if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
-        return group;
-    }
-
-    /// Opens a group on a connection: a newcomer's wish, or all that a member knows.
-    fn present(s: *Session, group: *Group) void {
-        if (group.state == .left) return;
-        const member = &group.member;
-        s.send(.{ .join = .{
-            .name = .of(group.name),
-            .address = .of(s.address),
-            .address_key = s.address_key,
-            .advertised = s.advertised,
-            .initial_world_size = group.initial_world_size,
-            .round = if (member.round != 0) member.round else member.linked_round,
-            .stop_round = member.stop_round,
-            .label = .of(s.label.slice()),
-            .founders = group.founders(),
-        } });
-        member.present();
-    }
-
-    /// Leaves gracefully: the others go on without this peer, operations in flight here are
-    /// cancelled.
-    pub fn leave(s: *Session, now: Instant, group: *Group) void {
-        s.reach(now);
-        if (group.state == .joined) group.member.leave();
-        group.state = .left;
-        s.forget_group(group);
-        s.run_deferred();
-    }
-
-    /// Frees a group that was left. No operation of it may be held any more; `leave` has let go of
-    /// those of vote.zig.
-    pub fn group_release(s: *Session, group: *Group) void {
-        assert(group.state == .left);
-        for (s.groups.items, 0..) |item, index| if (item == group) {
-            _ = s.groups.orderedRemove(index);
-            break;
-        };
-        s.group_free(group);
-    }
-
-    fn group_free(s: *Session, group: *Group) void {
-        group.member.deinit();
-        group.round_members.deinit(s.gpa);
-        group.round_peers.deinit(s.gpa);
-        group.missing_told.deinit(s.gpa);
-        for (group.states.items) |state| prefetch.forget(state);
-        group.states.deinit(s.gpa);
-        if (group.founding) |*founding| {
-            s.gpa.free(founding.parent);
-            s.gpa.free(founding.members);
-        }
-        s.gpa.free(group.name);
-        s.gpa.destroy(group);
-    }
-
-    pub const AdmitError = error{ Left, NotReady, Busy };
-
-    /// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
-    pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
-        s.reach(now);
-        try may_admit(group);
-        group.admit_deadline = deadline;
-        if (group.vote.is_open()) {
-            vote.resume_call(s, group);
-        } else s.admit_alone(group, .alone);
-        s.run_deferred();
-    }
-
-    /// The same together with all members, which must all call this: it is over when all have, and
-    /// all enter a new epoch, or none does. On an error nothing was begun.
-    pub fn admit_together(
-        s: *Session,
-        now: Instant,
-        group: *Group,
-        deadline: Instant,
-    ) (AdmitError || CallError)!void {
-        s.reach(now);
-        try may_admit(group);
-        if (group.member.current == null) {
-            group.admit_deadline = deadline;
-            s.admit_alone(group, .together);
-        } else {
-            try vote.begin(s, group, deadline);
-            if (group.is_admitting()) group.admit_deadline = deadline;
-        }
-        s.run_deferred();
-    }
-
-    fn may_admit(group: *const Group) AdmitError!void {
-        if (group.state != .joined) return error.Left;
-        if (!group.ready_told) return error.NotReady;
-        if (group.is_admitting()) return error.Busy;
-    }
-
-    /// A newcomer enters when it has fetched what it can: from then on the others wait for it.
-    fn admit_alone(_: *Session, group: *Group, how: protocol.Member.How) void {
-        group.member.how = how;
-        if (group.member.current == null and group.is_fetching()) {
-            group.admit_waits = true;
-        } else group.member.admit();
-    }
-
-    /// Asks how many newcomers wait for the next safe point that all members pass together.
-    /// The answer, in `pending`, is the same for all; they must all ask.
-    pub fn ask_pending(
-        s: *Session,
-        now: Instant,
-        group: *Group,
-        pending: *u32,
-        deadline: Instant,
-    ) CallError!*Operation {
-        pending.* = group.member.newcomers_waiting_together();
-        s.reach(now);
-        return vote.agree(s, group, .pending, pending, pending, deadline);
-    }
-
-    /// The user does not wait for its admit any more; the safe point was not passed.
-    pub fn admit_withdraw(
-        _: *Session,
-        group: *Group,
-        reason: control.AbortReason,
-    ) void {
-        group.admit_deadline = base.never;
-        group.admit_waits = false;
-        vote.withdraw(group, reason);
-        group.member.admit_give_up();
-    }
+    pub const JoinError = groups.JoinError;
+    pub const FoundError = groups.FoundError;
+    pub const AdmitError = groups.AdmitError;
+    pub const join = groups.join;
+    pub const found = groups.found;
+    pub const leave = groups.leave;
+    pub const group_release = groups.group_release;
+    pub const admit = groups.admit;
+    pub const admit_together = groups.admit_together;
+    pub const admit_withdraw = groups.admit_withdraw;
+    pub const ask_pending = groups.ask_pending;
 
     // ---- operations
 
@@ -1416,7 +856,7 @@ pub const Session = struct {
         s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
         group.removed(why);
         group.member.leave();
-        s.group_gone(group, .expelled, why);
+        groups.group_gone(s, group, .expelled, why);
         s.run_deferred();
     }
 
@@ -1440,7 +880,7 @@ pub const Session = struct {
         operation.destroy();
     }
 
-    fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
+    pub fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
         operation.committed = committed;
         if (operation.purpose == .safe_point and !operation.released) return vote.note(operation);
         if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
@@ -1468,7 +908,7 @@ pub const Session = struct {
 
     /// `done`: leaves, where that says something.
     pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
-        const state = operation.sync.?.state orelse return;
+        const state = operation.sync.?.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
     }
@@ -1497,12 +937,12 @@ pub const Session = struct {
         }
         if (!s.places_freed) return;
         s.places_freed = false;
-        links.greet_waiting(s);
+        greeting.greet_waiting(s);
     }
 
     // ---- what members want done
 
-    const member_actions: protocol.Member.ActionsTable = .{
+    pub const member_actions: protocol.Member.ActionsTable = .{
         .send = action_send,
         .stop = action_stop,
         .chunks = action_chunks,
@@ -1624,7 +1064,7 @@ pub const Session = struct {
     fn action_closed(ctx: *anyopaque, epoch: u64) void {
         const group = group_from(ctx);
         for (group.session.links.items) |link| link.prune_epochs(group.id.?, epoch);
-        group.session.prune_addresses();
+        groups.prune_addresses(group.session);
         links.review(group.session);
     }
 
@@ -1633,13 +1073,13 @@ pub const Session = struct {
     /// An inbound connection. Null: no memory or place for it; the driver closes it.
     pub fn accept_lane(s: *Session, now: Instant, source: base.Source) ?*Lane {
         s.reach(now);
-        return links.accept(s, source);
+        return greeting.accept(s, source);
     }
 
     /// A dialed connection is up.
     pub fn lane_opened(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
-        links.dialed(s, lane);
+        greeting.dialed(s, lane);
     }
 
     /// A connection ended, or could not be made. The lane is invalid afterwards.
@@ -1720,10 +1160,10 @@ pub const Session = struct {
         // first.
         const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
-        if (now >= s.reconnect_until())
-            s.lose_coordinator("it was away for longer than reconnect_timeout");
+        if (now >= connection.reconnect_until(s))
+            connection.lose_coordinator(s, "it was away for longer than reconnect_timeout");
         switch (s.control_state) {
-            .greeting, .open => s.tick_control(late),
+            .greeting, .open => connection.tick(s, late),
             .away => if (now >= s.reconnect_at) {
                 s.control_state = .dialing;
                 s.host.vtable.control_dial(s.host.ctx);
@@ -1732,7 +1172,7 @@ pub const Session = struct {
         }
         for (s.groups.items) |group| {
             if (group.admit_deadline > now) continue;
-            s.admit_withdraw(group, .deadline);
+            groups.admit_withdraw(s, group, .deadline);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
         var index: usize = 0;
@@ -1757,31 +1197,6 @@ pub const Session = struct {
         s.run_deferred();
     }
 
-    fn tick_control(s: *Session, late: bool) void {
-        if (late) s.last_heard = s.now;
-        if (s.control_failed) return s.hang_up("out of memory for a control message");
-        if (s.now >= s.silent_at()) return s.hang_up("the coordinator was silent for too long");
-        if (!s.is_welcome() or s.now < s.heartbeat_at) return;
-        s.heartbeats += 1;
-        s.heartbeat_at = s.now +| s.settings.heartbeat_ns;
-        s.send(.{ .heartbeat = .{
-            .number = s.heartbeats,
-            .bytes_sent = s.bytes_sent,
-            .bytes_received = s.bytes_received,
-        } });
-        s.beat_at = s.now;
-        traffic.tell(s);
-    }
-
-    /// The way to the coordinator and back. A machine that is busy answers later, so the shortest
-    /// counts, and is forgotten slowly: the way may have become longer.
-    fn note_round_trip(s: *Session, number: u64) void {
-        if (number != s.heartbeats) return;
-        const taken_ns = s.now -| s.beat_at;
-        const known_ns = s.round_trip_ns;
-        s.round_trip_ns = if (known_ns == 0) taken_ns else @min(taken_ns, known_ns + known_ns / 8);
-    }
-
     /// How long ago an operation was called, when the coordinator hears of it.
     pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
         const here_ns = s.now -| operation.started_at;
@@ -1794,33 +1209,20 @@ pub const Session = struct {
         return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
     }
 
-    /// Whether the coordinator has said how this run beats.
-    fn is_welcome(s: *const Session) bool {
-        return s.control_state == .open and s.welcomed;
-    }
-
-    /// When a coordinator that says nothing more is given up.
-    fn silent_at(s: *const Session) Instant {
-        if (!s.knows_settings()) return s.last_heard +| limits.stranger_ns_max;
-        // Early enough to come back, on another connection, before the coordinator gives this peer
-        // up: if one that both believe in swallows what is said, both hear nothing.
-        const patience_ns = @max(s.settings.silence_ns / 2, 2 *| s.settings.heartbeat_ns);
-        return s.last_heard +| patience_ns;
-    }
-
     /// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick
     /// that is later than that means something.
     pub fn next_deadline(s: *const Session) Instant {
         var next: Instant = switch (s.control_state) {
             .closed, .dialing, .lost => base.never,
             .away => s.reconnect_at,
-            .greeting => s.silent_at(),
-            .open => if (s.is_welcome()) @max(s.heartbeat_at, s.last_tick) else s.silent_at(),
+            .greeting => connection.silent_at(s),
+            .open => if (connection.is_welcome(s)) @max(s.heartbeat_at, s.last_tick) //
+            else connection.silent_at(s),
         };
         if (s.knows_settings() and s.control_state != .lost)
             next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
-        next = @min(next, s.queue.deadline, s.reconnect_until());
+        next = @min(next, s.queue.deadline, connection.reconnect_until(s));
         for (s.operations.items) |operation| {
             if (!operation.is_over)
                 next = @min(next, operation.deadline, waits.says_called_at(s, operation));

@@ -2,8 +2,7 @@
 //! peer holds. If another content is elected, it fetches the leaves that differ from all members
 //! that hold that content, while those serve from the user's memory. Fetched leaves wait in the
 //! state (state.zig) until the commit, so a failed call has changed nothing. The election:
-//! protocol/election.zig; which leaf is asked of whom: collective/fetch.zig; other operations:
-//! frames.zig.
+//! protocol/election.zig; how leaves come in: transfer.zig; other operations: frames.zig.
 //!
 //! A member asks for the hashes of all leaves first and compares them with the elected root, so
 //! each leaf is checked as it arrives, no matter which peer sends it.
@@ -13,31 +12,31 @@ const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
 const protocol = @import("protocol");
-const collective = @import("collective");
 const frames = @import("frames.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
-const prefetch = @import("prefetch.zig");
+const transfers = @import("transfer.zig");
 const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const State = @import("state.zig").State;
-const Queue = prefetch.Queue;
+const Place = transfers.Place;
+const Transfer = transfers.Transfer;
 const Allocator = std.mem.Allocator;
 const Header = wire.frame.Header;
 const Hash = wire.control.Hash;
 const Mask = base.Mask;
 const control = wire.control;
 const limits = base.limits;
-const assert = std.debug.assert;
 
 pub const Sync = struct {
     gpa: Allocator,
-    /// Until the call returns.
-    state: ?*State,
+    /// With the state, until the call returns. Ranks are those of the epoch.
+    transfer: Transfer,
     strategy: control.Strategy,
-    phase: Phase = .idle,
+    /// The number of the attempt under way, or of the last one.
+    attempt: u32 = 0,
     /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
     revision: u64,
     root: Hash,
@@ -48,18 +47,10 @@ pub const Sync = struct {
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
     holders: Mask = .empty,
-    fetch: collective.Fetch,
-    /// The rank that was asked last for the hashes of the leaves, and the next page.
-    hashes_from: ?u16 = null,
-    pages_got: u32 = 0,
-    /// When that page was asked for, or something of it came.
-    page_moved_at: base.Instant = 0,
-    /// Still to come of what is coming in, at the last tick.
+    /// Still to come of the page of hashes that is coming in, at the last tick.
     page_bytes_left: usize = 0,
     /// How long to wait for something of it, until another one is asked.
     page_patience_ns: u64 = 0,
-    /// By rank.
-    exchanges: []Exchange,
 
     /// In all attempts: those of leaves, and those of their hashes.
     bytes_sent: u64 = 0,
@@ -74,40 +65,6 @@ pub const Sync = struct {
     differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
     differs_length: usize = 0,
 
-    const Phase = enum {
-        /// Stopped, or not begun in this attempt.
-        idle,
-        offered,
-        /// Something else was elected; the hashes of its leaves are asked for.
-        hashes,
-        leaves,
-        /// This peer has what was elected.
-        complete,
-    };
-
-    /// The traffic between this peer and another in an attempt.
-    const Exchange = struct {
-        link: ?*Link = null,
-        /// To be asked of it.
-        wants: Queue = .{},
-        /// Asked for by it.
-        asked: Queue = .{},
-        /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
-        /// a lane that the other has left already is the only one to notice that it is lost.
-        used: bool = false,
-        /// It has been asked for a page of hashes, and nothing has come.
-        owes_page: bool = false,
-        /// It says that it has everything.
-        gives: bool = false,
-        /// It is to be told that this peer has everything.
-        tell: bool = false,
-        /// When it last gave something that it had been asked for, or was not asked for anything.
-        gave_at: base.Instant = 0,
-    };
-
-    const class_leaf = prefetch.class_leaf;
-    const class_hashes = prefetch.class_hashes;
-
     /// Reserves all that it needs but the leaves that will come in. `revision`: that of the state's
     /// content, unless it is the state's own.
     pub fn create(
@@ -119,28 +76,26 @@ pub const Sync = struct {
     ) Allocator.Error!*Sync {
         const sync = try gpa.create(Sync);
         errdefer gpa.destroy(sync);
-        var fetch = try collective.Fetch.init(gpa, state.leaf_count(), ranks);
-        errdefer fetch.deinit();
-        const exchanges = try gpa.alloc(Exchange, ranks);
-        @memset(exchanges, .{});
         sync.* = .{
             .gpa = gpa,
-            .state = state,
+            .transfer = try .init(gpa, state, ranks),
             .strategy = strategy,
             .revision = revision orelse state.revision,
             .root = state.root,
             .expected = state.expected(),
-            .fetch = fetch,
-            .exchanges = exchanges,
         };
         return sync;
     }
 
     pub fn destroy(sync: *Sync) void {
-        if (sync.state) |state| state.operation = null;
-        sync.fetch.deinit();
-        sync.gpa.free(sync.exchanges);
+        if (sync.transfer.state) |state| state.operation = null;
+        sync.transfer.deinit();
         sync.gpa.destroy(sync);
+    }
+
+    /// Between the begin of an attempt and its stop.
+    pub fn is_under_way(sync: *const Sync) bool {
+        return sync.transfer.phase != .stopped;
     }
 
     fn digest_of(root: *const Hash, revision: u64) u128 {
@@ -176,21 +131,13 @@ pub const Sync = struct {
 
     /// Whether a broken lane of this link costs the attempt.
     pub fn uses(sync: *const Sync, link: *const Link) bool {
-        if (sync.phase == .idle) return false;
-        const rank = sync.rank_of(link) orelse return false;
-        return sync.exchanges[rank].used;
-    }
-
-    pub fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
-        for (sync.exchanges, 0..) |*exchange, rank| {
-            if (exchange.link == link) return @intCast(rank);
-        }
-        return null;
+        const rank = sync.transfer.find(link.peer) orelse return false;
+        return sync.transfer.peers[rank].used;
     }
 
     /// This peer's offer rests on what it has staged, not on the user's memory alone.
     fn offers_staged(sync: *const Sync) bool {
-        const state = sync.state orelse return false; // it gives nothing any more
+        const state = sync.transfer.state orelse return false; // it gives nothing any more
         return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };
@@ -200,14 +147,19 @@ pub const Sync = struct {
 /// An attempt begins; the offer follows in `step`.
 pub fn start(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
+    const t = &sync.transfer;
     const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
-    sync.phase = .idle;
-    sync.hashes_from = null;
+    sync.attempt = epoch.attempt;
     sync.page_patience_ns = s.settings.silence_ns / 4;
-    for (sync.exchanges, 0..) |*exchange, rank| {
-        exchange.* = .{ .gave_at = s.now };
-        if (rank == epoch.rank or !epoch.alive.has(rank)) continue;
-        exchange.link = links.find(s, epoch.ids[rank]);
+    t.owner = operation.owner();
+    t.phase = .begun;
+    t.hashes_from = null;
+    // Members spread over the sources: each begins behind itself.
+    t.first = epoch.paths.order.position(epoch.rank);
+    for (t.peers, epoch.ids, 0..) |*peer, id, rank| {
+        const is_other = rank != epoch.rank and epoch.alive.has(rank);
+        const is_linked = is_other and links.find(s, id) != null;
+        peer.* = .{ .id = id, .is_linked = is_linked, .gave_at = s.now };
     }
 }
 
@@ -215,63 +167,66 @@ pub fn start(s: *Session, operation: *Operation) void {
 /// while it was still there for a message, or for an order of another epoch.
 pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     const sync = operation.sync orelse return;
-    const rank = sync.rank_of(link) orelse return;
-    sync.exchanges[rank] = .{};
-    if (sync.hashes_from == rank) sync.hashes_from = null;
-    switch (sync.phase) {
-        .hashes, .leaves => sync.fetch.forget(rank),
-        .idle, .offered, .complete => {},
-    }
+    const t = &sync.transfer;
+    const rank = t.find(link.peer) orelse return;
+    t.peers[rank] = .{};
+    if (t.hashes_from == rank) t.hashes_from = null;
+    if (t.is_fetching()) t.fetch.forget(rank);
     frames.later(s, operation);
 }
 
 /// No lane reads or writes memory of the state any more.
 pub fn stop(operation: *Operation) void {
-    const sync = operation.sync.?;
-    sync.phase = .idle;
-    for (sync.exchanges) |*exchange| exchange.* = .{};
+    const t = &operation.sync.?.transfer;
+    t.phase = .stopped;
+    for (t.peers) |*peer| peer.* = .{};
 }
 
 /// Sends what is due and can only be said outside of the member.
 pub fn step(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
-    const member = &operation.group.member;
-    if (operation.movement.board.members == 0 or operation.op.state == .finished) return;
-    switch (sync.phase) {
-        .idle => {
-            // In doubt it has let go of the state, and offers nothing.
-            const structure = if (sync.state) |state| state.structure() else sync.root;
-            sync.phase = .offered;
-            sync.holders = .empty;
-            member.offer(&operation.op, .{
-                .digest = Sync.digest_of(&sync.root, sync.revision),
-                .revision = sync.revision,
-                .expected = sync.expected,
-                .structure = structure,
-                .root = sync.root,
-                .strategy = sync.strategy,
-                .voted = sync.voted,
-                .name = if (sync.state) |state| .shown(state.name) else .{},
-            });
-            s.sync_point(operation, .sync_offered, 0);
-        },
-        .offered => {},
+    if (operation.op.state == .finished) return;
+    switch (sync.transfer.phase) {
+        .stopped, .offered => {},
+        .begun => offer(s, operation),
         .hashes, .leaves => fetch_more(s, operation),
         .complete => {
             const digest = Sync.digest_of(&sync.root, sync.revision);
             const voted = operation.op.voted_attempt;
-            member.completed(&operation.op, digest);
+            operation.group.member.completed(&operation.op, digest);
             if (operation.op.voted_attempt != voted) s.sync_point(operation, .sync_voted, 0);
         },
     }
 }
 
-/// The call returns, committed or not: the caller has its memory back.
-pub fn over(operation: *Operation, committed: bool) void {
-    stop(operation);
+fn offer(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
-    const state = sync.state orelse return;
-    sync.state = null;
+    sync.transfer.phase = .offered;
+    sync.holders = .empty;
+    // In doubt it has let go of the state, and offers nothing.
+    const state = sync.transfer.state;
+    operation.group.member.offer(&operation.op, .{
+        .digest = Sync.digest_of(&sync.root, sync.revision),
+        .revision = sync.revision,
+        .expected = sync.expected,
+        .structure = if (state) |it| it.structure() else sync.root,
+        .root = sync.root,
+        .strategy = sync.strategy,
+        .voted = sync.voted,
+        .name = if (state) |it| .shown(it.name) else .{},
+    });
+    s.sync_point(operation, .sync_offered, 0);
+}
+
+/// The call returns, committed or not: the caller has its memory back. An attempt that is under way
+/// goes on without.
+pub fn over(operation: *Operation, committed: bool) void {
+    const sync = operation.sync.?;
+    const is_under_way = sync.is_under_way();
+    stop(operation);
+    if (is_under_way) sync.transfer.phase = .begun;
+    const state = sync.transfer.state orelse return;
+    sync.transfer.state = null;
     state.operation = null;
     if (!committed) return; // what is staged serves the next call
     state.revision = sync.revision_after();
@@ -283,8 +238,9 @@ pub fn over(operation: *Operation, committed: bool) void {
 /// Offers differ, and this was elected.
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
     const sync = operation.sync.?;
-    const state = sync.state orelse return;
-    if (sync.phase != .offered) return; // the offer of this attempt is still to be sent
+    const t = &sync.transfer;
+    const state = t.state orelse return;
+    if (t.phase != .offered) return; // the offer of this attempt is still to be sent
     sync.elected_revision = message.revision;
     sync.elected_root = message.root;
     sync.holders = message.holders;
@@ -292,24 +248,21 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
         completed(s, operation);
         return step(s, operation);
     }
-    var sources = message.holders;
-    for (sync.exchanges, 0..) |*exchange, rank| {
-        if (exchange.gives) sources.set(rank);
-        if (exchange.link == null) sources.unset(rank);
-    }
-    for (sync.exchanges.len..limits.peers_max) |rank| sources.unset(rank);
     // Links may be broken while the members are well: then the others give. If all are broken, what
     // is asked for waits for the first that is open again.
-    var working = sources;
-    for (sync.exchanges, 0..) |*exchange, rank| {
-        const link = exchange.link orelse continue;
-        if (link.open_count == 0) working.unset(rank);
+    var sources: Mask = .empty;
+    var working: Mask = .empty;
+    for (t.peers, 0..) |*peer, rank| {
+        const link = t.link_to(s, rank) orelse continue;
+        if (!peer.gives and !message.holders.has(rank)) continue;
+        sources.set(rank);
+        if (link.open_count > 0) working.set(rank);
     }
-    sync.fetch.begin(if (working.is_empty()) &sources else &working);
+    t.fetch.begin(if (working.is_empty()) &sources else &working);
     const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
     if (known) begin_leaves(operation) else {
         state.wanted_root = null;
-        sync.phase = .hashes;
+        t.phase = .hashes;
     }
     step(s, operation);
 }
@@ -318,13 +271,14 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
 /// link to any who had it before.
 fn completed(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
+    const t = &sync.transfer;
     const held = std.mem.eql(u8, &sync.root, &sync.elected_root);
-    if (!held) for (sync.exchanges, 0..) |*exchange, rank| {
-        const link = exchange.link orelse continue;
-        exchange.tell = !sync.holders.has(rank);
+    if (!held) for (t.peers, 0..) |*peer, rank| {
+        const link = t.link_to(s, rank) orelse continue;
+        peer.tell = !sync.holders.has(rank);
         frames.wake(s, link);
     };
-    sync.phase = .complete;
+    t.phase = .complete;
     sync.revision = sync.elected_revision;
     sync.root = sync.elected_root;
     sync.voted = true;
@@ -332,129 +286,68 @@ fn completed(s: *Session, operation: *Operation) void {
 
 fn begin_leaves(operation: *Operation) void {
     const sync = operation.sync.?;
-    const state = sync.state.?;
-    sync.phase = .leaves;
+    const state = sync.transfer.state.?;
+    sync.transfer.begin_leaves();
     var differ: u32 = 0;
-    for (0..state.leaf_count()) |index| {
-        if (state.lacks(@intCast(index))) sync.fetch.need(@intCast(index));
-        const same = std.mem.eql(u8, &state.wanted[index + 1], &state.hashes[index + 1]);
-        differ += @intFromBool(!same);
+    for (state.wanted[1..], state.hashes[1..]) |*wanted, *own| {
+        differ += @intFromBool(!std.mem.eql(u8, wanted, own));
     }
-    sync.leaves_early = differ -| sync.fetch.left -| sync.leaves_moved;
+    sync.leaves_early = differ -| sync.transfer.fetch.left -| sync.leaves_moved;
 }
 
 fn fetch_more(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
-    if (sync.phase == .leaves and sync.fetch.left == 0) {
+    const t = &operation.sync.?.transfer;
+    if (t.phase == .leaves and t.fetch.left == 0) {
         completed(s, operation);
         return step(s, operation);
     }
-    if (!sync.fetch.has_sources()) {
+    if (!t.fetch.has_sources()) {
         // It has no link to those who hold it: in a large group only to neighbours, who will.
-        if (sync.fetch.may_wait()) return;
-        s.log(.err, "no member gives the elected content of {f}", .{Of{ .sync = sync }});
+        if (t.fetch.may_wait()) return;
+        s.log(.err, "no member gives the elected content of shared state \"{s}\"", .{
+            t.state.?.name,
+        });
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
-    if (sync.phase == .hashes) return ask_for_hashes(s, operation);
-    while (sync.fetch.next()) |request| {
-        ask(s, sync, request.rank, .{ .class = Sync.class_leaf, .index = request.leaf });
-    }
-}
-
-fn ask_for_hashes(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
-    if (sync.hashes_from == null) ask_another_for_hashes(s, operation);
-}
-
-/// Asks a source that owes none already. Members spread over the sources, each begins behind
-/// itself.
-fn ask_another_for_hashes(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
-    const count = sync.exchanges.len;
-    const own = operation.movement.board.position;
-    for (0..count) |distance| {
-        const rank: u16 = @intCast((own + distance) % count);
-        if (!sync.fetch.is_usable(rank) or sync.exchanges[rank].owes_page) continue;
-        sync.hashes_from = rank;
-        sync.pages_got = 0;
-        return ask_for_page(s, sync, rank);
-    }
-}
-
-fn ask_for_page(s: *Session, sync: *Sync, rank: u16) void {
-    sync.exchanges[rank].owes_page = true;
-    sync.page_moved_at = s.now;
-    ask(s, sync, rank, .{ .class = Sync.class_hashes, .index = sync.pages_got });
-}
-
-/// "shared state "weights""
-const Of = struct {
-    sync: *const Sync,
-
-    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const state = it.sync.state orelse return writer.writeAll("a shared state");
-        try writer.print("shared state \"{s}\"", .{state.name});
-    }
-};
-
-fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
-    const exchange = &sync.exchanges[rank];
-    // At most a page and the leaves that Fetch allows are on request.
-    assert(exchange.wants.push(item));
-    exchange.used = true;
-    frames.wake(s, exchange.link.?);
+    if (t.phase == .leaves) return t.ask_for_leaves(s);
+    if (t.hashes_from == null) t.ask_another_for_hashes(s);
 }
 
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
-    const sync = operation.sync.?;
-    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
-        Of{ .sync = sync }, labels.named(s, operation.ids[rank]), why,
+    const t = &operation.sync.?.transfer;
+    s.log(.warning, "nothing more of shared state \"{s}\" is asked of peer {f}: {s}", .{
+        t.state.?.name, labels.named(s, operation.ids[rank]), why,
     });
-    sync.fetch.discard(rank);
-    sync.exchanges[rank].wants = .{};
-    sync.exchanges[rank].owes_page = false;
-    if (sync.hashes_from == rank) sync.hashes_from = null;
+    t.discard(rank);
     frames.later(s, operation);
 }
 
 const not_elected = "what it sent is not the elected content";
 
-/// How long a source may give nothing of what it was asked for: a lane that is not well, or on
-/// which the request was lost, is closed before.
-pub fn patience(s: *const Session) u64 {
-    return 2 *| s.settings.silence_ns;
-}
-
-/// A source whose lanes are well and that gives nothing is not waited for. Slow data counts as
-/// well, and whether a lane still moves is its own affair.
 pub fn tick(s: *Session, operation: *Operation, late: bool) void {
-    const sync = operation.sync.?;
-    for (sync.exchanges, 0..) |*exchange, index| {
+    const t = &operation.sync.?.transfer;
+    for (0..t.peers.len) |index| {
         const rank: u16 = @intCast(index);
-        const link = exchange.link orelse continue;
-        const owes = sync.fetch.owes(rank) or exchange.owes_page;
-        const waits = owes and exchange.wants.count == 0 and link.open_count > 0;
-        if (late or !waits or link.brings(operation)) exchange.gave_at = s.now;
-        if (s.now -| exchange.gave_at < patience(s)) continue;
-        discard(s, operation, rank, "it gives nothing");
+        if (t.is_mute(s, rank, late)) discard(s, operation, rank, "it gives nothing");
     }
-    if (sync.phase == .hashes) tick_hashes(s, operation, late);
+    if (t.phase == .hashes) tick_hashes(s, operation, late);
 }
 
 /// Nothing can be asked for without the hashes, so another one is asked for them long before that:
 /// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
 fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.sync.?;
+    const t = &sync.transfer;
     // All who are left owe one already, or did so before.
-    const rank = sync.hashes_from orelse return ask_another_for_hashes(s, operation);
+    const rank = t.hashes_from orelse return t.ask_another_for_hashes(s);
     // Slow data counts, but not data that has begun and stands still.
-    const left = if (sync.exchanges[rank].link) |link| link.bytes_left(operation) else 0;
-    if (late or left != sync.page_bytes_left) sync.page_moved_at = s.now;
+    const left = if (t.link_to(s, rank)) |link| link.bytes_left(t.owner) else 0;
+    if (late or left != sync.page_bytes_left) t.page_moved_at = s.now;
     sync.page_bytes_left = left;
-    if (s.now -| sync.page_moved_at < sync.page_patience_ns) return;
-    ask_another_for_hashes(s, operation);
-    if (sync.hashes_from != rank) sync.page_patience_ns *|= 2;
+    if (s.now -| t.page_moved_at < sync.page_patience_ns) return;
+    t.ask_another_for_hashes(s);
+    if (t.hashes_from != rank) sync.page_patience_ns *|= 2;
 }
 
 // ---- outgoing
@@ -462,18 +355,18 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
 /// Puts the next frame of a sync on a lane that is idle, if there is one.
 pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.sync.?;
-    if (sync.phase == .idle) return false;
-    const exchange = for (sync.exchanges) |*exchange| {
-        if (exchange.link == link) break exchange;
-    } else return false;
-    if (exchange.tell) {
-        exchange.tell = false;
-        exchange.used = true;
+    const t = &sync.transfer;
+    if (t.phase == .begun) return false; // it has offered nothing
+    const rank = t.find(link.peer) orelse return false;
+    const peer = &t.peers[rank];
+    if (peer.tell) {
+        peer.tell = false;
+        peer.used = true;
         const descriptor = control.encode_descriptor(operation.op.descriptor);
         frames.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
         return true;
     }
-    if (exchange.wants.pop()) |item| {
+    if (peer.wants.pop()) |item| {
         frames.put(lane, operation, .{
             .kind = .want,
             .index = item.index,
@@ -484,128 +377,63 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const staged = sync.offers_staged();
     // Members lie about votes if another content is elected than the one that this peer has voted
     // for. While that comes in, what is staged is neither the one nor the other.
-    if (staged and (sync.phase == .hashes or sync.phase == .leaves)) return false;
-    const item = exchange.asked.pop() orelse return false;
-    const state = sync.state.?;
-    const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;
-    const payload = switch (item.class) {
-        Sync.class_leaf => if (staged) state.wanted_leaf(item.index) else state.leaf(item.index),
-        else => State.page_of(if (staged) state.wanted else state.hashes, item.index),
-    };
+    if (staged and t.is_fetching()) return false;
+    const item = peer.asked.pop() orelse return false;
+    const payload = transfers.payload_of(t.state.?, item, staged);
     frames.put(lane, operation, .{
-        .kind = kind,
+        .kind = transfers.kind_of(item),
         .index = item.index,
         .payload_bytes = @intCast(payload.len),
     }, "");
-    lane.out = .{
-        .move = .{ .kind = kind, .piece = item.index, .class = item.class, .place = .result },
-        .payload = payload,
-    };
-    lane.out_payload = payload;
-    lane.out_operation = operation;
+    lane.put_payload(payload, t.owner);
     return true;
 }
 
 /// A leaf or a page has gone.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.sync.?;
-    if (lane.out.move.kind != .leaf) {
-        sync.hash_bytes_sent += lane.out.payload.len;
+    const header = lane.outgoing();
+    if (header.kind != .leaf) {
+        sync.hash_bytes_sent += header.payload_bytes;
         return;
     }
-    sync.bytes_sent += lane.out.payload.len;
+    sync.bytes_sent += header.payload_bytes;
     sync.leaves_given += 1;
     s.sync_point(operation, .sync_given, sync.leaves_given);
 }
 
 // ---- incoming
 
-pub const Error = error{
-    UnknownLeaf,
-    UnknownPage,
-    WrongLength,
-    TooManyRequests,
-    NotAsked,
-    WrongPhase,
-};
+pub const Error = transfers.Error || error{ TooManyRequests, WrongPhase };
 
 /// Another member has everything by now.
 pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
-    const sync = operation.sync.?;
-    const rank = sync.rank_of(link) orelse return;
-    sync.exchanges[rank].gives = true;
-    switch (sync.phase) {
-        .hashes, .leaves => {},
-        .idle, .offered, .complete => return, // `elected` looks at it
-    }
-    sync.fetch.add_source(rank);
+    const t = &operation.sync.?.transfer;
+    const rank = t.find(link.peer) orelse return;
+    t.peers[rank].gives = true;
+    if (!t.is_fetching()) return; // `elected` looks at it
+    t.fetch.add_source(rank);
     frames.later(s, operation);
 }
 
 /// Another member wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
     const sync = operation.sync orelse return error.WrongPhase;
-    const state = sync.state orelse return; // in doubt: it gives nothing any more
-    const rank = sync.rank_of(link) orelse return;
-    const known = switch (header.class) {
-        Sync.class_leaf => header.index < state.leaf_count(),
-        Sync.class_hashes => header.index < state.page_count(),
-        else => false,
-    };
-    if (!known) return error.UnknownLeaf;
-    const item: Queue.Item = .{ .class = header.class, .index = @intCast(header.index) };
-    if (!sync.exchanges[rank].asked.push(item)) return error.TooManyRequests;
-    sync.exchanges[rank].used = true;
+    const state = sync.transfer.state orelse return; // in doubt: it gives nothing any more
+    const rank = sync.transfer.find(link.peer) orelse return;
+    const peer = &sync.transfer.peers[rank];
+    if (!transfers.has(state, header.class, header.index)) return error.UnknownLeaf;
+    if (!peer.asked.push(.{ .class = header.class, .index = @intCast(header.index) }))
+        return error.TooManyRequests;
+    peer.used = true;
     frames.wake(s, link);
 }
 
 /// Where the payload of a leaf or a page goes; null: it is not wanted any more.
-pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?[]u8 {
+pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
     const sync = operation.sync orelse return error.WrongPhase;
-    const state = sync.state orelse return null;
-    const rank = sync.rank_of(lane.link.?) orelse return null;
-    const class: u16 = if (header.kind == .leaf) Sync.class_leaf else Sync.class_hashes;
-    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
-    if (sync.exchanges[rank].wants.has(class, index))
-        return error.NotAsked; // it is still to be asked for
-    if (header.kind == .hashes) {
-        if (header.index >= state.page_count()) return error.UnknownPage;
-        if (sync.exchanges[rank].wants.asks_for_page()) return error.NotAsked;
-        if (sync.phase != .hashes or sync.hashes_from != rank) {
-            sync.exchanges[rank].owes_page = false;
-            return null;
-        }
-        if (header.index != sync.pages_got) return error.UnknownPage;
-        const page = State.page_of(state.wanted, @intCast(header.index));
-        if (header.payload_bytes != page.len) return error.WrongLength;
-        // One at a time: nobody may write to a page that has been checked.
-        for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
-            const same = other != lane and other.into_operation == operation and
-                other.incoming.kind == .hashes;
-            if (!same) continue;
-            other.detach(operation);
-            if (sync.rank_of(link)) |slower| sync.exchanges[slower].owes_page = false;
-        };
-        return page;
-    }
-    if (index >= state.leaf_count()) return error.UnknownLeaf;
-    const leaf = index;
-    if (header.payload_bytes != state.leaf(leaf).len) return error.WrongLength;
-    if (sync.phase != .leaves or !sync.fetch.wants(rank, leaf)) {
-        sync.exchanges[rank].gave_at = s.now;
-        if (sync.phase == .leaves) sync.fetch.delivered(rank, leaf);
-        return null;
-    }
-    // Asked of two, and the other one is still sending: whoever began later is faster.
-    for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
-        const same = other != lane and other.into_operation == operation and
-            other.incoming.kind == .leaf and other.incoming.index == leaf;
-        if (!same) continue;
-        other.detach(operation);
-        const slower = sync.rank_of(link) orelse continue;
-        if (slower != rank) sync.fetch.cancel(slower, leaf); // else it sends the same twice
-    };
-    return state.stage(leaf) catch {
+    return sync.transfer.place(s, lane, header) catch |err| {
+        if (err != error.OutOfMemory) return err;
         frames.give_up(s, operation);
         frames.later(s, operation);
         return null;
@@ -615,20 +443,16 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
 /// The payload of a placed frame is complete.
 pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
     const sync = operation.sync.?;
-    const state = sync.state orelse return;
-    const rank = sync.rank_of(lane.link.?) orelse return;
-    sync.exchanges[rank].gave_at = s.now;
+    const t = &sync.transfer;
+    const rank = t.arrived(s, lane) orelse return;
     if (header.kind == .hashes) {
         sync.hash_bytes_received += header.payload_bytes;
-        sync.exchanges[rank].owes_page = false;
-        const wanted = sync.phase == .hashes and sync.hashes_from == rank and
-            header.index == sync.pages_got;
-        if (wanted) page_arrived(s, operation, rank);
+        if (t.page_arrived(s, rank, header)) hashes_arrived(s, operation, rank);
     } else {
         sync.bytes_received += header.payload_bytes;
         const leaf: u32 = @intCast(header.index);
-        if (!state.check_staged(leaf)) return discard(s, operation, rank, not_elected);
-        sync.fetch.delivered(rank, leaf);
+        if (!t.state.?.check_staged(leaf)) return discard(s, operation, rank, not_elected);
+        t.fetch.delivered(rank, leaf);
         sync.leaves_moved += 1;
         sync.sources.set(rank);
         s.sync_point(operation, .sync_taken, sync.leaves_moved);
@@ -636,11 +460,9 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     frames.later(s, operation);
 }
 
-fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
+fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
     const sync = operation.sync.?;
-    const state = sync.state.?;
-    sync.pages_got += 1;
-    if (sync.pages_got < state.page_count()) return ask_for_page(s, sync, rank);
+    const state = sync.transfer.state.?;
     const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
     if (!std.mem.eql(u8, &root, &sync.elected_root))
         return discard(s, operation, rank, not_elected);
@@ -653,7 +475,7 @@ fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
 /// The coordinator asks what this state is made of, from some tensor on.
 pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
     const sync = operation.sync.?;
-    const state = sync.state orelse return;
+    const state = sync.transfer.state orelse return;
     if (first > state.entries.len) return error.Unexpected;
     var tensors: std.ArrayList(control.StateTensor) = .empty;
     defer tensors.deinit(sync.gpa);

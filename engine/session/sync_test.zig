@@ -120,7 +120,7 @@ const Held = struct {
 
     /// Whatever is asked of it in this attempt, it does not answer; its lanes are well.
     fn hear_nothing(held: *Held) void {
-        for (held.operation.?.sync.?.exchanges) |*exchange| exchange.link = null;
+        for (held.operation.?.sync.?.transfer.peers) |*peer| peer.is_linked = false;
     }
 
     fn expect_value(held: *const Held, value: u8, revision: u64) !void {
@@ -603,8 +603,8 @@ test "a member without a link to any holder gets it from one that has got it bef
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     // As in a group of more than 32: links only to neighbours.
     for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 }, .{ 1, 3 } }) |pair| {
-        case.held[pair[0]].operation.?.sync.?.exchanges[pair[1]].link = null;
-        case.held[pair[1]].operation.?.sync.?.exchanges[pair[0]].link = null;
+        case.held[pair[0]].operation.?.sync.?.transfer.peers[pair[1]].is_linked = false;
+        case.held[pair[1]].operation.?.sync.?.transfer.peers[pair[0]].is_linked = false;
     }
     try case.world.settle();
     for (case.held[1..4], 0..) |*held, before| {
@@ -626,16 +626,16 @@ test "a link that ends beside a sync ends nothing, whether or not anybody was as
     defer case.deinit();
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 } }) |pair| {
-        case.held[pair[0]].operation.?.sync.?.exchanges[pair[1]].link = null;
-        case.held[pair[1]].operation.?.sync.?.exchanges[pair[0]].link = null;
+        case.held[pair[0]].operation.?.sync.?.transfer.peers[pair[1]].is_linked = false;
+        case.held[pair[1]].operation.?.sync.?.transfer.peers[pair[0]].is_linked = false;
     }
     const last = &case.held[3];
     const sync = last.operation.?.sync.?;
-    while (sync.phase != .hashes) try expect(try case.world.step());
-    try expect(!sync.fetch.has_sources());
+    while (sync.transfer.phase != .hashes) try expect(try case.world.step());
+    try expect(!sync.transfer.fetch.has_sources());
     const link = hostile_test.link_to(last.node, case.held[1].node);
     sync_file.link_gone(last.node.s, last.operation.?, link);
-    case.held[1].operation.?.sync.?.exchanges[3].link = null;
+    case.held[1].operation.?.sync.?.transfer.peers[3].is_linked = false;
     try case.world.settle();
     var source: base.Mask = .empty;
     source.set(2);
@@ -655,7 +655,7 @@ test "a holder that answers pings and gives nothing is not waited for" {
     const late = &case.held[2];
     const patience_ns = 2 * late.node.s.settings.silence_ns;
     try case.world.pass(patience_ns - std.time.ns_per_s);
-    try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
+    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from.?);
     try expect(!late.operation.?.finished);
     try case.world.pass(2 * std.time.ns_per_s);
     for (case.all()) |*held| try held.end(.state_unavailable);
@@ -677,7 +677,7 @@ test "one who is slow with the hashes is asked again when another one has lied" 
     @memset(&liar.weights, 9);
     liar.state.hash_leaves(0, liar.state.leaf_count());
     try case.world.pass(late.node.s.settings.silence_ns / 4 + std.time.ns_per_s / 2);
-    try expectEqual(null, late.operation.?.sync.?.hashes_from);
+    try expectEqual(null, late.operation.?.sync.?.transfer.hashes_from);
     try expect(!late.operation.?.finished);
     for (slow.lanes) |place| if (place) |lane| {
         case.world.pipe_of(lane).stuck = null;
@@ -704,22 +704,22 @@ test "who asks for what there is not, or brings a page that is not its turn, bre
     header.index = held.state.page_count();
     try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
 
-    sync.phase = .hashes;
-    sync.hashes_from = sync.rank_of(link);
+    sync.transfer.phase = .hashes;
+    sync.transfer.hashes_from = sync.transfer.find(link.peer);
     header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .hashes });
     header.payload_bytes = @intCast(State.page_of(held.state.wanted, 0).len);
-    sync.pages_got = 1;
+    sync.transfer.pages_got = 1;
     const lane = link.lanes[0].?;
     try expectError(error.UnknownPage, sync_file.place(s, lane, operation, &header));
-    sync.pages_got = 0;
+    sync.transfer.pages_got = 0;
     try expect(try sync_file.place(s, lane, operation, &header) != null);
 
     // That another has everything by now may come before it is known what was elected.
-    sync.phase = .offered;
+    sync.transfer.phase = .offered;
     sync_file.on_open(s, link, operation);
-    try expect(sync.exchanges[sync.rank_of(link).?].gives);
-    sync.hashes_from = null;
-    sync.exchanges[sync.rank_of(link).?].gives = false;
+    try expect(sync.transfer.peers[sync.transfer.find(link.peer).?].gives);
+    sync.transfer.hashes_from = null;
+    sync.transfer.peers[sync.transfer.find(link.peer).?].gives = false;
     try case.held[0].sync(.popular, deadline_never);
     try case.world.settle();
     for (case.all()) |*each| try each.end(.ok);
@@ -732,15 +732,15 @@ test "what is elected counts when the offer of this attempt has been made" {
     const held = &case.held[0];
     try held.sync(.popular, deadline_never);
     const sync = held.operation.?.sync.?;
-    const offered = sync.phase;
-    sync.phase = .idle;
+    const offered = sync.transfer.phase;
+    sync.transfer.phase = .begun;
     sync_file.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
         .revision = sync.revision,
         .root = sync.root,
         .holders = base.Mask.full(2),
     }));
-    try expectEqual(.idle, sync.phase);
-    sync.phase = offered;
+    try expectEqual(.begun, sync.transfer.phase);
+    sync.transfer.phase = offered;
     try case.held[1].sync(.popular, deadline_never);
     try case.world.settle();
     for (case.all()) |*each| try each.end(.ok);
@@ -757,12 +757,12 @@ test "hashes that do not come are asked of another before their source can be lo
     const silence_ns = late.node.s.settings.silence_ns;
     const second_ns = std.time.ns_per_s;
     try case.world.pass(silence_ns / 4 - second_ns / 2);
-    try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
+    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from.?);
     try case.world.pass(second_ns);
-    try expectEqual(1, late.operation.?.sync.?.hashes_from.?);
+    try expectEqual(1, late.operation.?.sync.?.transfer.hashes_from.?);
     // The second one is given twice the time.
     try case.world.pass(silence_ns / 2 - second_ns);
-    try expectEqual(1, late.operation.?.sync.?.hashes_from.?);
+    try expectEqual(1, late.operation.?.sync.?.transfer.hashes_from.?);
     try case.world.pass(second_ns);
     for (case.all()) |*held| {
         try held.end(.ok);
@@ -776,12 +776,13 @@ test "a newcomer does not wait to enter for members that answer pings and give n
         var case: Case = undefined;
         const late = try newcomer_case(&case);
         defer case.deinit();
-        const fetching = late.state.prefetch.?;
-        if (all) for (fetching.sources, 0..) |_, source| {
-            if (source != fetching.hashes_from.?) fetching.fetch.discard(@intCast(source));
+        const fetching = &late.state.prefetch.?.transfer;
+        const first = fetching.hashes_from.?;
+        if (all) for (0..fetching.peers.len) |source| {
+            if (source != first) fetching.fetch.discard(@intCast(source));
         };
         // The first request is lost: what it asked for never comes.
-        fetching.sources[fetching.hashes_from.?].wants = .{};
+        fetching.peers[first].wants = .{};
         try late.node.s.admit(case.world.now, late.node.group, deadline_never);
         const patience_ns = 2 * late.node.s.settings.silence_ns;
         try case.world.pass(patience_ns - std.time.ns_per_s);
@@ -858,8 +859,8 @@ test "a page of hashes that is not that of the elected root is asked of another"
     const liar = &case.held[0];
     @memset(&liar.weights, 9);
     liar.state.hash_leaves(0, liar.state.leaf_count());
-    while (late.operation.?.sync.?.hashes_from == null) try expect(try case.world.step());
-    try expectEqual(0, late.operation.?.sync.?.hashes_from);
+    while (late.operation.?.sync.?.transfer.hashes_from == null) try expect(try case.world.step());
+    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from);
     try case.world.settle();
     try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved);
     try expect(!late.operation.?.sync.?.sources.has(0));
@@ -884,12 +885,12 @@ test "who lies about a vote does not get leaves that are on their way to another
     lie.root = liar.state.root;
     const first = honest.operation.?.op.attempts;
     const sync = honest.operation.?.sync.?;
-    while (honest.operation.?.op.attempts == first or sync.phase != .leaves or
-        sync.exchanges[0].wants.count > 0) try expect(try case.world.step());
+    while (honest.operation.?.op.attempts == first or sync.transfer.phase != .leaves or
+        sync.transfer.peers[0].wants.count > 0) try expect(try case.world.step());
     try expectEqual(null, honest.state.staged[leaves]);
     const link = hostile_test.link_to(honest.node, liar.node);
     // It was asked for before.
-    try expect(sync.exchanges[0].asked.push(.{ .class = 0, .index = leaves }));
+    try expect(sync.transfer.peers[0].asked.push(.{ .class = 0, .index = leaves }));
     var slices: [2][]const u8 = undefined;
     for (link.lanes) |place| if (place) |lane| {
         _ = honest.node.s.lane_send_slices(case.world.now, lane, &slices);
@@ -1112,8 +1113,8 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     last.state.hash_leaves(0, last.state.leaf_count());
     try node.s.prefetch_begin(case.world.now, last.state);
     const under_way = last.state.prefetch.?;
-    while (under_way.hashes_from != null) try expect(try case.world.step());
-    try expectEqual(3, under_way.fetch.left);
+    while (under_way.transfer.hashes_from != null) try expect(try case.world.step());
+    try expectEqual(3, under_way.transfer.fetch.left);
     try case.world.settle();
     try admit_all(&case);
 }
@@ -1198,20 +1199,20 @@ test "requests that were lost with a lane are made again; answers to a fetch bef
     const late = try newcomer_case(&case);
     defer case.deinit();
     const fetching = late.state.prefetch.?;
-    const only = fetching.hashes_from.?;
-    fetching.fetch.discard(1 - only);
-    const source = &fetching.sources[only];
-    while (!fetching.fetch.owes(only) or source.wants.count == 0)
+    const only = fetching.transfer.hashes_from.?;
+    fetching.transfer.fetch.discard(1 - only);
+    const source = &fetching.transfer.peers[only];
+    while (!fetching.transfer.fetch.owes(only) or source.wants.count == 0)
         try expect(try case.world.step());
-    const link = links.find(late.node.s, source.peer).?;
+    const link = links.find(late.node.s, source.id).?;
     prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
         .kind = .lack,
         .tag = late.state.tag,
         .group = late.node.group.id.?,
         .attempt = fetching.number -% 1,
     }));
-    try expect(fetching.fetch.is_usable(only));
-    prefetch.lane_back(late.node.s, source.peer);
+    try expect(fetching.transfer.fetch.is_usable(only));
+    prefetch.lane_back(late.node.s, source.id);
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
     for (late.state.staged) |place| try expectEqual(1, place.?[0]);

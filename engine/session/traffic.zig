@@ -5,7 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Session = @import("session.zig").Session;
+const Link = @import("link.zig").Link;
 const Traffic = wire.control.LinkTraffic;
 const most = base.limits.links_told_max;
 
@@ -20,46 +20,57 @@ pub const Told = struct {
     received: u64 = 0,
 };
 
-/// At a heartbeat.
-pub fn tell(s: *Session) void {
-    const told = &s.traffic;
-    const span_ns = s.now -| told.at;
-    if (span_ns < every_ns) return;
-    var found: [most]Traffic = undefined;
+pub const Moved = struct { sent: u64, received: u64 };
+
+/// The links of an account that is told.
+pub const Room = [most]Traffic;
+
+/// At a heartbeat: the account since the last one, if there is something to tell. `moved`: what has
+/// moved on all links since there are any.
+pub fn account(
+    told: *Told,
+    now: base.Instant,
+    links: []const *Link,
+    moved: Moved,
+    room: *Room,
+) ?wire.control.Traffic {
+    const span_ns = now -| told.at;
+    if (span_ns < every_ns) return null;
     var count: usize = 0;
-    for (s.links.items) |link| {
-        const moved: Traffic = .{
+    for (links) |link| {
+        const on_link: Traffic = .{
             .peer = link.peer,
             .sent = per_second(link.sent - link.sent_told, span_ns),
             .received = per_second(link.received - link.received_told, span_ns),
         };
         link.sent_told = link.sent;
         link.received_told = link.received;
-        if (moved.sent + moved.received == 0) continue;
+        if (on_link.sent + on_link.received == 0) continue;
         if (count < most) {
-            found[count] = moved;
+            room[count] = on_link;
             count += 1;
-        } else if (weaker(&moved, &found)) |place| place.* = moved;
+        } else if (weaker(&on_link, room)) |place| place.* = on_link;
     }
     const before = told.*;
     told.* = .{
-        .at = s.now,
-        .any = count > 0 and told.at > 0,
-        .sent = s.bytes_sent,
-        .received = s.bytes_received,
+        .at = now,
+        .any = count > 0 and before.at > 0,
+        .sent = moved.sent,
+        .received = moved.received,
     };
-    if (before.at == 0) return; // nobody knows since when it has moved
+    if (before.at == 0) return null; // nobody knows since when it has moved
     // That nothing moves any more is told once.
-    if (told.any or before.any) s.send(.{ .traffic = .{
+    if (!told.any and !before.any) return null;
+    return .{
         .span_ns = span_ns,
-        .sent = per_second(s.bytes_sent - before.sent, span_ns),
-        .received = per_second(s.bytes_received - before.received, span_ns),
-        .links = .of(found[0..count]),
-    } });
+        .sent = per_second(moved.sent - before.sent, span_ns),
+        .received = per_second(moved.received - before.received, span_ns),
+        .links = .of(room[0..count]),
+    };
 }
 
 /// The weakest, where it is weaker than this one: the busiest are told.
-fn weaker(than: *const Traffic, found: *[most]Traffic) ?*Traffic {
+fn weaker(than: *const Traffic, found: *Room) ?*Traffic {
     var weakest = &found[0];
     for (found[1..]) |*item| if (sum(item) < sum(weakest)) {
         weakest = item;

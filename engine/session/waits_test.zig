@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const session = @import("root.zig");
+const groups = @import("groups.zig");
 const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
 const labels = session.labels;
@@ -40,7 +41,7 @@ test "labels are known of members, of those who have left last, and of nobody el
     }
     first.leave(w.now, w.nodes[0].group);
     first.group_release(w.nodes[0].group);
-    first.prune_addresses();
+    groups.prune_addresses(first);
     try expectEqual(0, first.labels.of_others.count());
     w.nodes[0].group = undefined;
 }

@@ -3,7 +3,9 @@
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("root.zig");
+
+/// Peers and coordinator must agree on it exactly; it is in every hello.
+pub const version: u16 = 1;
 
 pub const hello_bytes = 96;
 pub const answer_bytes = 32;
@@ -74,7 +76,7 @@ pub const Error = error{ NotPccl, VersionMismatch, BadValue };
 pub fn encode(hello: Hello) [hello_bytes]u8 {
     var bytes: [hello_bytes]u8 = @splat(0);
     bytes[0..8].* = magic.*;
-    std.mem.writeInt(u16, bytes[8..10], wire.version, .little);
+    std.mem.writeInt(u16, bytes[8..10], version, .little);
     bytes[10] = @intFromEnum(hello.purpose);
     bytes[11] = hello.lane;
     bytes[16..32].* = hello.run_id;
@@ -87,7 +89,7 @@ pub fn encode(hello: Hello) [hello_bytes]u8 {
 
 pub fn decode(bytes: *const [hello_bytes]u8) Error!Hello {
     if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
-    if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
+    if (std.mem.readInt(u16, bytes[8..10], .little) != version) return error.VersionMismatch;
     for (bytes[12..16]) |byte| if (byte != 0) return error.BadValue;
     const purpose = std.enums.fromInt(Purpose, bytes[10]) orelse return error.BadValue;
     const nonce: Nonce = bytes[72..88].*;
@@ -107,7 +109,7 @@ pub fn decode(bytes: *const [hello_bytes]u8) Error!Hello {
 pub fn encode_answer(verdict: Verdict) [answer_bytes]u8 {
     var bytes: [answer_bytes]u8 = @splat(0);
     bytes[0..8].* = magic.*;
-    std.mem.writeInt(u16, bytes[8..10], wire.version, .little);
+    std.mem.writeInt(u16, bytes[8..10], version, .little);
     bytes[10] = @intFromEnum(verdict);
     return bytes;
 }
@@ -135,7 +137,7 @@ pub fn is_proof(bytes: *const [answer_bytes]u8, expected: Proof) bool {
 pub fn decode_answer(bytes: *const [answer_bytes]u8) Error!Verdict {
     if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
     const verdict = std.enums.fromInt(Verdict, bytes[10]) orelse return error.BadValue;
-    if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
+    if (std.mem.readInt(u16, bytes[8..10], .little) != version) return error.VersionMismatch;
     for (bytes[11..]) |byte| if (byte != 0) return error.BadValue;
     return verdict;
 }

@@ -23,8 +23,7 @@ pub const Stream = @import("stream.zig").Stream;
 pub const Budget = @import("queue.zig").Budget;
 pub const Queue = @import("queue.zig").Queue;
 
-/// Peers and coordinator must agree on it exactly; it is in every hello.
-pub const version: u16 = 1;
+pub const version = hello.version;
 
 test {
     std.testing.refAllDecls(@This());

@@ -1,0 +1,68 @@
+"""No files of a layer of the engine import each other in a circle, but for those that are listed.
+
+The list only gets shorter: a file that is in no circle any more leaves it. Where two files need
+each other, what both need goes to a third that imports neither. How circles are found:
+tests/python/circles.py.
+"""
+
+from __future__ import annotations
+
+import circles
+import pytest
+
+# Circles that are left, each with the reason that holds it together.
+ALLOWED: dict[str, list[str]] = {
+    "protocol": [
+        # The parts of a group take Coordinator or Group, and these have the parts.
+        "addresses.zig asked.zig attempts.zig attendance.zig awaited.zig broken.zig "
+        "coordinator.zig dial_back.zig elsewhere.zig entering.zig epoch.zig founding.zig group.zig "
+        "labels.zig late.zig lobby.zig misfit.zig owed.zig queues.zig recovery.zig refusals.zig "
+        "roster.zig stall.zig status.zig unreached.zig unseen.zig",
+    ],
+    "collective": [
+        # The ways of data are told what arrived by the executor, and call its kernels.
+        "direct.zig executor.zig ring.zig",
+    ],
+    "session": [
+        # All take Session, whose functions for drivers call all of them.
+        "control.zig dial_back.zig frames.zig group.zig groups.zig labels.zig links.zig "
+        "operation.zig outline.zig prefetch.zig queue.zig rounds.zig session.zig state.zig "
+        "sync.zig transfer.zig vote.zig waits.zig",
+        # A lane knows its link, and a link its lanes.
+        "lane.zig link.zig",
+    ],
+    "net": [
+        # The engine keeps memberships and works, which take its lock.
+        "membership.zig peer_engine.zig work.zig",
+    ],
+    "abi": [
+        # Words of failures name the coordinator's directory, whose errors are failures.
+        "coordinator.zig failure.zig state_dir.zig",
+    ],
+}
+
+
+@pytest.mark.parametrize("layer", circles.LAYERS)
+def test_no_files_of_a_layer_import_each_other_in_a_circle(layer: str) -> None:
+    edges = circles.graph(layer)
+    assert "root.zig" in edges, "there is no such layer"
+    found = circles.circles(edges)
+    allowed = [listed.split() for listed in ALLOWED.get(layer, [])]
+    for circle in found:
+        homes = [listed for listed in allowed if set(circle) <= set(listed)]
+        assert homes, f"engine/{layer}: these import each other in a circle: {', '.join(circle)}"
+    free = {name for listed in allowed for name in listed} - {n for c in found for n in c}
+    assert not free, f"engine/{layer}: in no circle any more, take from ALLOWED: {sorted(free)}"
+
+
+def test_a_circle_is_seen_and_what_only_tests_import_is_not() -> None:
+    code = (
+        'const a = @import("a.zig");\nconst b = @import("b.zig").B;\nconst c = @import("c.zig");\n'
+        "const unused = b.x;\n\npub fn f() void {\n    helper();\n}\n\n"
+        "fn helper() void {\n    a.g(); // unused\n}\n\n"
+        'fn test_helper() void {\n    c.g();\n}\n\ntest "b" {\n    test_helper();\n}\n'
+    )
+    assert circles.imports(code) == {"a.zig"}
+    assert circles.imports(code.replace("a.g()", "unused.g()")) == {"b.zig"}
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f"}}
+    assert circles.circles(edges) == [["a", "b", "c"], ["f"]]
