@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const collective = @import("collective");
 const wire = @import("wire");
 const net = @import("net");
 const protocol = @import("protocol");
@@ -844,7 +845,7 @@ pub fn operation(op: *const session.Operation) Error {
             "{s}: " ++ removed ++ "{s}. {s}. Close this communicator and connect again",
             .{ name, op.group.why_removed(), kept(op) },
         ),
-        .in_doubt => if (op.sync != null) fail(
+        .in_doubt => if (op.sync() != null) fail(
             .in_doubt,
             "{s} ended without an answer of the coordinator{f}, so the others may have " ++
                 "committed it. The tensors are as they were; sync again, which brings this peer " ++
@@ -909,7 +910,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
 
 /// The state of the memory that the caller gave (docs/PROMISE.md, P3).
 fn kept(op: *const session.Operation) []const u8 {
-    const arrays = &op.movement.memory.arrays;
+    const arrays = &op.work.movement.memory.arrays;
     if (!arrays.has_apart()) return "The input is as it was";
     if (op.op.descriptor.kind == .send_recv) return "Its array may hold a part of the message";
     if (!arrays.has_input()) return "The output may hold a part of the result";
@@ -1003,7 +1004,8 @@ const WaitedFor = struct {
 
 /// This peer's part in a message.
 fn part_of(op: *const session.Operation) Part {
-    return if (op.movement.board.ledger.roles.rank == op.movement.board.ledger.roles.pair.src) .send else .recv;
+    const roles = &op.work.movement.board.ledger.roles;
+    return if (roles.rank == roles.pair.src) .send else .recv;
 }
 
 const Part = session.Session.Call.Part;
@@ -1112,7 +1114,7 @@ const OutOfRule = struct {
     pub fn format(it: OutOfRule, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (!it.op.op.descriptor.rules.successive) return;
         try writer.writeAll(", or none brings the revision that is expected (rule successive)");
-        const moved = it.op.sync orelse return;
+        const moved = it.op.sync() orelse return;
         if (moved.expected == 0) return;
         try writer.print("; this peer brought {d} and expected {d}", .{
             moved.revision,
@@ -1143,7 +1145,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .mismatch,
         "{s}: the shared states of the members differ in structure: {s}. All members must share " ++
             "the same names, shapes and dtypes",
-        .{ name, if (op.sync) |moved| moved.differs() else "" },
+        .{ name, if (op.sync()) |moved| moved.differs() else "" },
     );
     if (op.failure.reason == .state_conflict) return fail(
         .mismatch,
@@ -1275,7 +1277,7 @@ fn expect_words_of_both_languages(err: Error) !void {
 }
 
 /// For an operation in a test, which has no memory.
-const no_arrays: @FieldType(@FieldType(session.Operation, "movement"), "arrays") = .{
+const no_arrays: collective.Arrays = .{
     .list = &.{},
     .places = &.{},
     .is_kept = &.{},
@@ -1290,9 +1292,9 @@ test "no sentence about a group or an operation has a word that only C knows" {
         try expect_words_of_both_languages(membership(value, "it was away"));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
-        op.sync = null;
+        op.work = .{ .movement = undefined };
         op.names = .{};
-        op.movement.memory.arrays = no_arrays;
+        op.work.movement.memory.arrays = no_arrays;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
         op.status = value;
@@ -1313,9 +1315,9 @@ test "an operation and a safe point say the same of why the coordinator removed 
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
@@ -1335,9 +1337,9 @@ test "a call of a newcomer that was refused says what it called, and what the me
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_gather;
     op.status = .mismatch;
@@ -1352,9 +1354,9 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 5 * std.time.ns_per_s;
@@ -1396,8 +1398,8 @@ test "a call whose deadline passed says what those it waited for waited in thems
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.sync = null;
-    op.movement.memory.arrays = no_arrays;
+    op.work = .{ .movement = undefined };
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 0;
@@ -1425,9 +1427,9 @@ test "a call whose deadline passed says what those it waited for waited in thems
 
 test "with the coordinator gone, no member is blamed, and the error says since when" {
     var op: session.Operation = undefined;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     const second = std.time.ns_per_s;
@@ -1468,8 +1470,8 @@ test "a sync is named by its state, also where others wait in one" {
     var ids: [2]base.PeerId = .{ .from_int(1 << 120), .from_int(2 << 120) };
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.sync = null;
-    op.movement.memory.arrays = no_arrays;
+    op.work = .{ .movement = undefined };
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.id = .{ .tag = 7, .sequence = 2 };
     op.op.descriptor.kind = .sync;
@@ -1500,9 +1502,9 @@ test "a sync is named by its state, also where others wait in one" {
 
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
     op.status = .mismatch;
@@ -1521,9 +1523,9 @@ test "a contradiction about chunks names both peers" {
 
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,
@@ -1553,9 +1555,9 @@ test "a mismatch names both peers and both calls" {
 
 test "a mismatch tells bool arrays from those of u8, and says no more where that is all" {
     var op: session.Operation = undefined;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{};
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .broadcast,
         .dtype = .u8,
@@ -1585,9 +1587,9 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
 
 test "a mismatch of objects names the call that their user made, and none of its bytes" {
     var op: session.Operation = undefined;
-    op.sync = null;
+    op.work = .{ .movement = undefined };
     op.names = .{ .ranks = 2 };
-    op.movement.memory.arrays = no_arrays;
+    op.work.movement.memory.arrays = no_arrays;
     op.form = wire.form_object;
     var descriptor: Descriptor = .{
         .kind = .broadcast,

@@ -181,8 +181,8 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
         .attempts = operation.op.attempts,
         .range_count = operation.range_count(),
         .digest = digest,
-        .bytes_sent = operation.movement.bytes_sent,
-        .bytes_received = operation.movement.bytes_received,
+        .bytes_sent = if (operation.moves()) |x| x.bytes_sent else 0,
+        .bytes_received = if (operation.moves()) |x| x.bytes_received else 0,
         .duration_ns = operation.finished_at - operation.started_at,
     }) catch return status.bad_size("pccl_outcome_t");
 }

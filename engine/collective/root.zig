@@ -6,12 +6,14 @@
 pub const Partition = @import("partition.zig").Partition;
 pub const Shard = @import("partition.zig").Shard;
 pub const Array = @import("arrays.zig").Array;
+pub const Arrays = @import("arrays.zig").Arrays;
 pub const Roles = @import("roles.zig").Roles;
 pub const Exchanged = @import("roles.zig").Exchanged;
 pub const Elements = @import("roles.zig").Elements;
 pub const Sizes = @import("roles.zig").Sizes;
 pub const Begin = @import("board.zig").Begin;
 pub const Schedule = @import("board.zig").Schedule;
+pub const Options = @import("options.zig").Options;
 pub const Movement = @import("movement.zig").Movement;
 pub const Out = Movement.Out;
 pub const no_slot = @import("job.zig").no_slot;

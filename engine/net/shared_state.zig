@@ -205,7 +205,7 @@ pub const SharedState = struct {
 
     fn outcome_of(shared: *SharedState, work: *Work, began: Instant, hash_ns: u64) Outcome {
         const operation = work.operation;
-        const moved = operation.sync.?;
+        const moved = operation.work.sync;
         return .{
             .revision = moved.revision_after(),
             .elected_revision = moved.revision,

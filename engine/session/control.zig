@@ -153,7 +153,7 @@ pub fn lose_coordinator(s: *Session, why: []const u8) void {
 pub fn abandon(s: *Session, now: Instant) void {
     s.reach(now);
     if (s.control_state != .lost) end_groups(s, "this peer ends");
-    for (s.operations.items) |operation| operation.movement.end_now();
+    for (s.operations.items) |operation| if (operation.moves()) |x| x.end_now();
     s.run_deferred();
 }
 
@@ -228,7 +228,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         },
         .state_differs => |*body| if (s.group_of(body.group)) |group| {
             const op = group.member.find_sync(body.epoch, body.op) orelse return;
-            Session.operation_from(op).sync.?.note_differs(body.text.data);
+            Session.operation_from(op).work.sync.note_differs(body.text.data);
         },
         .stalled => |*body| try waits.on_stalled(s, body),
         .waiting => |*body| waits.on_waiting(s, body),

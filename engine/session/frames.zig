@@ -34,11 +34,11 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
-    if (operation.sync != null) return sync.start(s, operation);
+    if (operation.sync() != null) return sync.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
-    start_along(s, operation, kept, &.between(operation.movement.board.ledger.roles.pair));
+    start_along(s, operation, kept, &.between(operation.work.movement.board.ledger.roles.pair));
 }
 
 fn start_along(
@@ -63,7 +63,7 @@ fn start_along(
 }
 
 fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) void {
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     const order = begin.order;
     x.begin(begin.*);
     // The coordinator may have been between two attempts when it was told.
@@ -104,7 +104,7 @@ fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective
 /// Data that a neighbour sent before this peer was ready for it.
 fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighbour) void {
     const link = neighbour.link;
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
     while (link.recall_data(key_of(operation), x.board.attempt)) |item| {
         defer link.forget_data(item.payload);
@@ -146,8 +146,10 @@ pub fn link_down(s: *Session, link: *const Link) void {
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
     operation.neighbours = &.{};
-    operation.movement.halt();
-    if (operation.sync != null) sync.stop(operation);
+    switch (operation.work) {
+        .movement => |*x| x.halt(),
+        .sync => sync.stop(operation),
+    }
 }
 
 /// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
@@ -155,13 +157,13 @@ pub fn stop(s: *Session, operation: *Operation) void {
 /// Whether that is done (Movement.set_aside).
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
-    if (operation.sync == null) return operation.movement.set_aside();
+    if (operation.sync() == null) return operation.work.movement.set_aside();
     sync.over(operation, false);
     return true;
 }
 
 fn detach(s: *Session, operation: *Operation) void {
-    if (operation.sync != null) {
+    if (operation.sync() != null) {
         for (s.links.items) |link| detach_link(s, link, operation);
         return;
     }
@@ -177,7 +179,7 @@ fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
 
 /// A runner has done a job of it.
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.done(job)) wake_all(s, operation);
     if (operation.is_over) return;
@@ -187,10 +189,10 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
 
 /// Votes if everything is settled.
 pub fn check_complete(s: *Session, operation: *Operation) void {
-    const x = &operation.movement;
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
-    if (operation.sync != null) return sync.step(s, operation);
+    if (operation.sync() != null) return sync.step(s, operation);
+    const x = &operation.work.movement;
     if (x.board.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
     operation.op.age_ns = s.age_ns(operation);
@@ -237,8 +239,8 @@ fn put_ping(lane: *Lane) void {
 
 /// `room`: of room_ahead, once it is known.
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
-    const x = &operation.movement;
-    if (operation.sync != null) return sync.next(lane, link, operation);
+    if (operation.sync() != null) return sync.next(lane, link, operation);
+    const x = &operation.work.movement;
     if (x.board.members < 2) return false;
     const neighbour = operation.neighbour(link) orelse return false;
     const position = neighbour.position;
@@ -281,7 +283,7 @@ fn has_room_ahead(s: *const Session, link: *const Link) bool {
     var ahead: usize = 0;
     for (s.operations.items) |operation| {
         const neighbour = operation.neighbour(link) orelse continue;
-        const target = &operation.movement.board.targets[neighbour.position];
+        const target = &operation.work.movement.board.targets[neighbour.position];
         if (!target.open and target.eager_bytes > 0) ahead += 1;
     }
     return ahead < limits.eager_operations_max;
@@ -323,8 +325,8 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const owner = lane.out_owner orelse return;
     lane.out_owner = null;
     const operation = Operation.from_owner(owner) orelse return;
-    if (operation.sync != null) return sync.sent(s, lane, operation);
-    operation.movement.sent(&lane.out);
+    if (operation.sync() != null) return sync.sent(s, lane, operation);
+    operation.work.movement.sent(&lane.out);
     if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) check_complete(s, operation);
@@ -430,7 +432,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 .early, .stale => return true,
             };
             const neighbour = operation.neighbour(lane.link.?) orelse return true;
-            const x = &operation.movement;
+            const x = &operation.work.movement;
             if (!x.sends_to(neighbour.position)) return true;
             x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
@@ -476,7 +478,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
         },
     };
     const neighbour = operation.neighbour(lane.link.?) orelse return throw_away(lane, header);
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = x.place(header, neighbour.position) catch |err|
@@ -524,11 +526,11 @@ fn on_payload(s: *Session, lane: *Lane) bool {
         prefetch.arrived(s, lane, header);
         return true;
     };
-    if (operation.sync != null) {
+    if (operation.sync() != null) {
         sync.arrived(s, lane, operation, header);
         return true;
     }
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.arrived(header, lane.into_slot)) wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
@@ -569,7 +571,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
         return reject(s, lane, @errorName(err));
     switch (route(s, header, lane.link.?.peer)) {
         .stale => {},
-        .current => |operation| if (operation.sync != null) {
+        .current => |operation| if (operation.sync() != null) {
             sync.on_open(s, lane.link.?, operation);
         } else if (operation.neighbour(lane.link.?)) |neighbour| {
             opened(s, operation, neighbour, header.index, &descriptor);
@@ -597,7 +599,7 @@ fn opened(
         const other = neighbour.link.peer;
         return operation.group.member.mismatch(&operation.op, mine, other, descriptor.*);
     }
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     wake(s, neighbour.link);

@@ -322,7 +322,7 @@ fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64)
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
         if (operation.neighbour(link) != null) return true;
-        if (operation.sync) |shared| if (shared.uses(link)) return true;
+        if (operation.sync()) |shared| if (shared.uses(link)) return true;
     }
     return false;
 }

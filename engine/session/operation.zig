@@ -26,9 +26,7 @@ pub const Operation = struct {
     user: usize = 0,
     group: *Group,
     op: protocol.Op,
-    movement: collective.Movement,
-    /// For a sync of shared state; then the movement has nothing to move.
-    sync: ?*Sync = null,
+    work: Work,
     /// Uses of the caller's memory.
     uses: Uses = .{},
     /// The root of a broadcast: nothing of the caller's is written.
@@ -78,6 +76,13 @@ pub const Operation = struct {
     /// Members of the attempts this operation took part in, with room for all from the start.
     history: protocol.History,
 
+    /// What it does. A barrier is a movement of nothing.
+    pub const Work = union(enum) {
+        movement: collective.Movement,
+        /// The leaves of a shared state.
+        sync: *Sync,
+    };
+
     pub const Neighbour = struct {
         link: *Link,
         position: u16,
@@ -87,13 +92,41 @@ pub const Operation = struct {
 
     /// An attempt is under way, in which this peer exchanges frames with others.
     pub fn is_under_way(operation: *const Operation) bool {
-        if (operation.sync) |sync| return sync.is_under_way();
-        return operation.movement.board.members > 0;
+        return switch (operation.work) {
+            .movement => |*x| x.board.members > 0,
+            .sync => |it| it.is_under_way(),
+        };
+    }
+
+    /// Something is to be done for it at the next tick.
+    pub fn has_work(operation: *const Operation) bool {
+        return switch (operation.work) {
+            .movement => |*x| x.has_work(),
+            .sync => false,
+        };
+    }
+
+    pub fn sync(operation: *const Operation) ?*Sync {
+        return switch (operation.work) {
+            .movement => null,
+            .sync => |it| it,
+        };
+    }
+
+    /// Its data movement; null for a sync.
+    pub fn moves(operation: *Operation) ?*collective.Movement {
+        return switch (operation.work) {
+            .movement => |*x| x,
+            .sync => null,
+        };
     }
 
     /// The number of that attempt.
     pub fn attempt(operation: *const Operation) u32 {
-        return if (operation.sync) |sync| sync.attempt else operation.movement.board.attempt;
+        return switch (operation.work) {
+            .movement => |*x| x.board.attempt,
+            .sync => |it| it.attempt,
+        };
     }
 
     /// As lanes know it.
@@ -116,7 +149,7 @@ pub const Operation = struct {
     /// For a message: the peer that has the other part in it.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
-        const x = &operation.movement;
+        const x = &operation.work.movement;
         return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
@@ -139,15 +172,17 @@ pub const Operation = struct {
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
-        const x = &operation.movement;
+        const x = &operation.work.movement;
         descriptor.count, descriptor.counts = x.board.ledger.exchanged_with(x.board.rank_at(position));
         return descriptor;
     }
 
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
-        operation.movement.deinit();
-        if (operation.sync) |sync| sync.destroy();
+        switch (operation.work) {
+            .movement => |*x| x.deinit(),
+            .sync => |it| it.destroy(),
+        }
         operation.history.deinit(gpa);
         operation.uses.deinit(gpa);
         base.unfilled.free_list(gpa, base.PeerId, operation.ids);
@@ -158,7 +193,7 @@ pub const Operation = struct {
     /// Whether a call would write what this operation uses, or use what it writes.
     pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
         if (operation.finished) return false; // the caller has it all back
-        if (operation.sync) |sync| if (sync.transfer.state == null) return false;
+        if (operation.sync()) |it| if (it.transfer.state == null) return false;
         return operation.uses.clash(uses);
     }
 
@@ -194,7 +229,7 @@ pub const Operation = struct {
                 .is_object = it.operation.form == wire.form_object,
             };
             if (call.kind != .send_recv) return call.format(writer);
-            const roles = &it.operation.movement.board.ledger.roles;
+            const roles = &it.operation.work.movement.board.ledger.roles;
             const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
             try writer.print("{s} rank {d}", .{ way, roles.pair.other(roles.rank) });
             try call.place(writer);
@@ -207,14 +242,18 @@ pub const Operation = struct {
 
     /// The caller's memory is as it must be, and it has not been told.
     pub fn is_back(operation: *const Operation) bool {
-        return operation.is_over and !operation.finished and operation.movement.ending == null;
+        if (!operation.is_over or operation.finished) return false;
+        return switch (operation.work) {
+            .movement => |*x| x.ending == null,
+            .sync => true,
+        };
     }
 
     /// After a doubt that was committed: the result goes to the caller after all, once. A root's
     /// is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
-        if (!operation.only_reads) operation.movement.memory.hand_over();
+        if (!operation.only_reads) operation.work.movement.memory.hand_over();
     }
 
     pub fn digest(operation: *const Operation) u128 {
@@ -244,7 +283,8 @@ pub const Operation = struct {
         chunk: u32 = 0,
 
         pub fn next(it: *RangeIterator) ?Range {
-            const x = &it.operation.movement;
+            if (it.operation.work != .movement) return null;
+            const x = &it.operation.work.movement;
             const partition = &x.board.ledger.partition;
             while (it.chunk < partition.chunks and !x.has_elements(it.chunk)) it.chunk += 1;
             const first = it.chunk;
@@ -264,7 +304,7 @@ pub const Operation = struct {
 
     fn contributors(operation: *const Operation, chunk: u32) Mask {
         var mask: Mask = .empty;
-        const x = &operation.movement;
+        const x = &operation.work.movement;
         const reduced = x.board.ledger.reduced[chunk];
         if (x.board.ledger.source(chunk)) |rank| {
             if (reduced != 0 or x.board.ledger.descriptor.kind == .broadcast) mask.set(rank);

@@ -97,12 +97,12 @@ const Own = struct {
     operation: *const Operation,
 
     pub fn len(own: Own) usize {
-        const x = &own.operation.movement;
+        const x = &own.operation.work.movement;
         return if (x.memory.arrays.list.len > 1) x.memory.arrays.list.len else own.operation.ids.len;
     }
 
     pub fn at(own: Own, index: usize) Item {
-        const x = &own.operation.movement;
+        const x = &own.operation.work.movement;
         const array = if (x.memory.arrays.list.len > 1) index else 0;
         return .{
             .count = x.board.ledger.partition.shards[index].elements,

@@ -53,7 +53,7 @@ pub fn step(s: *Session) bool {
     for (s.groups.items) |group| while (group.member.next_queued()) |op| {
         any = true;
         const operation = Session.operation_from(op);
-        operation.movement.reserve() catch {
+        if (operation.moves()) |x| x.reserve() catch {
             s.log(.err, "no memory for {f}, which has waited for its turn: it is withdrawn", .{
                 operation.named(&operation.names),
             });

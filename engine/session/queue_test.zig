@@ -103,7 +103,7 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
     try expectEqual(200, first.node.group.in_flight());
     for (first.operations[0..200], 0..) |operation, tag| {
         try expectEqual(tag < at_once, operation.op.state == .running);
-        try expectEqual(tag < at_once, operation.movement.memory.shadow.len > 0);
+        try expectEqual(tag < at_once, operation.work.movement.memory.shadow.len > 0);
     }
     // One after the other the places become free.
     for (0..200) |tag| {

@@ -181,11 +181,11 @@ test "operations take turns on a link, also where one has much to send" {
     }
     var compared: u32 = 0;
     const root = for (&operations) |*both| {
-        if (both[0].movement.board.ledger.roles.rank == 0) break both;
+        if (both[0].work.movement.board.ledger.roles.rank == 0) break both;
     } else unreachable;
     while (try w.step()) {
-        const first = root[0].movement.bytes_sent;
-        const second = root[1].movement.bytes_sent;
+        const first = root[0].work.movement.bytes_sent;
+        const second = root[1].work.movement.bytes_sent;
         // A frame on each lane, and what was sent before the other had called.
         if (first > 1000 and first < 2500) {
             try expect(second > 0 and @max(first, second) - @min(first, second) <= 512);
@@ -706,7 +706,7 @@ test "data of a call that differs is thrown away as it comes in" {
         .dtype = .u64,
         .deadline = base.never,
     });
-    const x = &operation.movement;
+    const x = &operation.work.movement;
     const lane = hostile_test.link_to(node, &w.nodes[1]).lanes[0].?;
     for (0..@intCast(x.board.ledger.partition.pieces)) |piece| {
         var header = hostile_test.data(node.group, 0, @intCast(x.board.partial_bytes(piece)));

@@ -21,17 +21,17 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const State = @import("state.zig").State;
-const Span = @import("uses.zig").Span;
+const Built = call_file.Built;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const connection = @import("control.zig");
+const call_file = @import("call.zig");
 const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
 const groups = @import("groups.zig");
 const labels = @import("labels.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
-const outline = @import("outline.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const queue = @import("queue.zig");
@@ -361,140 +361,25 @@ pub const Session = struct {
 
     // ---- operations
 
-    pub const Array = struct {
-        /// Null where nothing is sent, or received.
-        send: ?[*]const u8 = null,
-        recv: ?[*]u8 = null,
-        /// Where ranks have shards: of one shard.
-        count: u64 = 0,
-        dtype: base.DType = .u8,
-    };
-
-    pub const Call = struct {
-        kind: control.OpKind,
-        /// For the one array, as in Array.
-        send: ?[*]const u8 = null,
-        recv: ?[*]u8 = null,
-        count: u64 = 0,
-        /// For each rank's shard of the one array, where they differ.
-        counts: ?[]const u64 = null,
-        /// For an all_to_all whose shards differ: those for each rank, and from each rank.
-        exchanged: ?collective.Exchanged = null,
-        dtype: base.DType = .u8,
-        /// Several arrays, instead of the one.
-        arrays: []const Array = &.{},
-        /// 0, or a hash of what the arrays are to the caller, in which all members must agree. A
-        /// message and an exchange of shards that differ have none.
-        form: u64 = 0,
-        op: base.ReduceOp = .sum,
-        root_rank: u32 = 0,
-        /// In a message: which part of it this is, and the rank that has the other.
-        part: Part = .send,
-        partner_rank: u32 = 0,
-        recovery: ?control.Recovery = null,
-        codec: base.Codec = .none,
-        residual: ?kernels.Residual = null,
-        plan: base.Plan = .auto,
-        /// The rules of the state, in a sync.
-        rules: control.StateRules = .{},
-        tag: u64 = 0,
-        purpose: Purpose = .data,
-        deadline: Instant,
-
-        /// The user's data, or an agreement of the members (vote.zig).
-        pub const Purpose = enum { data, safe_point, pending };
-        pub const Part = enum { send, recv };
-
-        fn list(call: *const Call, one: *Array) []const Array {
-            if (call.arrays.len > 0) return call.arrays;
-            one.* = .{
-                .send = call.send,
-                .recv = call.recv,
-                .count = call.count,
-                .dtype = call.dtype,
-            };
-            return one[0..1];
-        }
-
-        fn is_even(call: *const Call) bool {
-            return call.counts == null and call.exchanged == null;
-        }
-
-        fn elements(call: *const Call, array: *const Array) collective.Elements {
-            if (call.counts) |counts| return .{ .of_ranks = counts };
-            if (call.exchanged) |exchanged| return .{ .exchanged = exchanged };
-            return .{ .each = array.count };
-        }
-
-        /// For a message whose partner_rank has been checked.
-        fn pair(call: *const Call, own: u16) base.Pair {
-            const other: u16 = @intCast(call.partner_rank);
-            return switch (call.part) {
-                .send => .{ .src = own, .dst = other },
-                .recv => .{ .src = other, .dst = own },
-            };
-        }
-    };
-
-    pub const CallError = protocol.Member.StartError || error{
-        Left,
-        RootOutOfRange,
-        /// In a message.
-        PartnerOutOfRange,
-        PartnerIsSelf,
-        /// In a message, whose tag has less room.
-        TagTooLarge,
-        /// Not one count for each rank.
-        CountsOfAnotherWorld,
-        /// An all_to_all has a shard for each two ranks, and no more shards than chunks.
-        TooManyRanks,
-        /// An all_to_all has one number for what this rank sends itself, and another for what it
-        /// receives.
-        OwnCountsDiffer,
-        /// All shards together have more elements than an operation may have.
-        TooManyElements,
-        /// No more shards, of all arrays and ranks, than chunks.
-        TooManyArrays,
-        /// This rank needs a buffer that is not there.
-        SendMissing,
-        RecvMissing,
-        BeyondMemory,
-        /// The sent and received elements are neither apart nor the same.
-        BuffersOverlap,
-        /// One array's place is that of another, and written.
-        ArraysOverlap,
-        /// The residual to come lies in another buffer.
-        ResidualOverlaps,
-        /// The residual of before lies where the result is written.
-        ResidualInWritten,
-        /// Tags from limits.pair_tags_first on are those of messages and of shared states.
-        TagReserved,
-        /// An operation in flight writes a buffer of this call, or uses one that it would write.
-        BufferInUse,
-    };
+    pub const Array = call_file.Array;
+    pub const Call = call_file.Call;
+    pub const all_to_all_ranks_max = call_file.all_to_all_ranks_max;
+    pub const CallError = call_file.CallError;
 
     /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
     /// have been checked, except for what depends on the membership.
     pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
         s.reach(now);
         if (group.state != .joined) return error.Left;
-        const tag = try tag_of(group, &call);
-        try group.member.check_start(tag);
-        const epoch = group.member.current.?;
-        if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
-        var one: Array = undefined;
-        const arrays = call.list(&one);
-        const roles = roles_of(epoch, &call);
-        assert(call.codec.kind == .none or call.kind.has_codecs());
-        if (call.kind.reduces()) for (arrays) |*array| assert(call.op.takes(array.dtype));
-        assert(call.residual == null or (call.codec.kind != .none and call.kind.reduces()));
-        const count = try count_of(&call, &roles, arrays);
-        var uses = try s.uses_of(&call, &roles, arrays, count);
-        errdefer uses.deinit(s.gpa);
-        if (s.is_in_use(&uses)) return error.BufferInUse;
-        if (uses.clashes_itself()) return error.ArraysOverlap;
-        const operation = try s.operation_create(group, epoch, &call, tag, arrays, count);
-        operation.uses = uses;
+        const member = &group.member;
+        const tag = try call_file.tag_of(member, &call);
+        try member.check_start(tag);
+        var one: call_file.Array = undefined;
+        var built: Built = try .init(s.gpa, member, &call, tag, &one);
+        errdefer built.uses.deinit(s.gpa);
+        if (s.is_in_use(&built.uses)) return error.BufferInUse;
+        if (built.uses.clashes_itself()) return error.ArraysOverlap;
+        const operation = try s.operation_create(group, &built, null);
         s.start(operation, tag);
         s.fault_point(operation, .all_reduce_called);
         s.run_deferred();
@@ -512,123 +397,6 @@ pub const Session = struct {
         if (member.is_full(tag)) queue.put(s, operation) //
         else s.operations.appendAssumeCapacity(operation);
         member.start(&operation.op, tag);
-    }
-
-    /// The tag that the operation is numbered under.
-    fn tag_of(group: *const Group, call: *const Call) CallError!u64 {
-        switch (call.purpose) {
-            .data => {},
-            .safe_point => return limits.admit_tag,
-            .pending => return limits.pending_tag,
-        }
-        if (call.kind != .send_recv) {
-            if (call.tag >= limits.pair_tags_first) return error.TagReserved;
-            return call.tag;
-        }
-        if (call.tag >= limits.pair_user_tags) return error.TagTooLarge;
-        const epoch = group.member.current orelse return error.NotAdmitted;
-        if (call.partner_rank >= epoch.world_size()) return error.PartnerOutOfRange;
-        if (call.partner_rank == epoch.rank) return error.PartnerIsSelf;
-        return call.pair(epoch.rank).tag(call.tag);
-    }
-
-    /// As many chunks are wanted as there are pairs; and what is uneven goes straight to its rank.
-    pub fn all_to_all_ranks_max(uneven: bool) u32 {
-        return if (uneven) collective.direct_members_max else std.math.sqrt(limits.chunks_max);
-    }
-
-    fn roles_of(epoch: anytype, call: *const Call) collective.Roles {
-        return .{
-            .kind = call.kind,
-            .world_size = epoch.world_size(),
-            .rank = epoch.rank,
-            .root = @intCast(call.root_rank),
-            .pair = if (call.kind == .send_recv) call.pair(epoch.rank) else .{ .src = 0, .dst = 0 },
-        };
-    }
-
-    /// Elements of all arrays, if they are not too many.
-    fn count_of(
-        call: *const Call,
-        roles: *const collective.Roles,
-        arrays: []const Array,
-    ) CallError!u64 {
-        if (call.counts) |counts| try check_counts(counts, roles);
-        if (call.exchanged) |*exchanged| {
-            try check_counts(exchanged.send, roles);
-            try check_counts(exchanged.recv, roles);
-            if (exchanged.send[roles.rank] != exchanged.recv[roles.rank])
-                return error.OwnCountsDiffer;
-        }
-        assert(call.counts == null or (call.kind != .all_to_all and arrays.len == 1));
-        assert(call.exchanged == null or (call.kind == .all_to_all and arrays.len == 1));
-        const ranks_max = all_to_all_ranks_max(call.exchanged != null);
-        if (call.kind == .all_to_all and roles.world_size > ranks_max) return error.TooManyRanks;
-        if (arrays.len * roles.parts() > limits.chunks_max) return error.TooManyArrays;
-        var total: u64 = 0;
-        for (arrays) |*array| total +|= call.elements(array).total(roles);
-        if (total > limits.elements_max) return error.TooManyElements;
-        return total;
-    }
-
-    fn check_counts(counts: []const u64, roles: *const collective.Roles) CallError!void {
-        if (counts.len != roles.world_size) return error.CountsOfAnotherWorld;
-    }
-
-    /// The memory that a call reads and writes, array by array.
-    fn uses_of(
-        s: *Session,
-        call: *const Call,
-        roles: *const collective.Roles,
-        arrays: []const Array,
-        count: u64,
-    ) CallError!Uses {
-        var uses: Uses = .{};
-        errdefer uses.deinit(s.gpa);
-        try uses.reserve(s.gpa, 3 * arrays.len + 2);
-        var before: Span = .{};
-        var after: Span = .{};
-        if (call.residual) |residual| {
-            const bytes: usize = @intCast(count * @sizeOf(f32));
-            before = .{ .start = @intFromPtr(residual.in), .bytes = bytes };
-            after = .{ .start = @intFromPtr(residual.out), .bytes = bytes };
-            for ([_]Span{ before, after }) |span|
-                _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
-            if (before.meets(after)) return error.ResidualOverlaps;
-        }
-        for (arrays) |*array| {
-            const elements = call.elements(array);
-            const sizes: collective.Sizes = .of(&elements, roles);
-            const width = array.dtype.size();
-            const send_bytes: usize = @intCast(sizes.send * width);
-            const recv_bytes: usize = @intCast(sizes.recv * width);
-            if (sizes.send > 0 and array.send == null) return error.SendMissing;
-            if (sizes.recv > 0 and array.recv == null) return error.RecvMissing;
-            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = send_bytes };
-            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = recv_bytes };
-            for ([_]Span{ from, to }) |span|
-                _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
-            if (after.meets(from) or after.meets(to)) return error.ResidualOverlaps;
-            if (before.meets(to)) return error.ResidualInWritten;
-            const from_both = from.start +% @as(usize, @intCast(sizes.send_skip * width));
-            const to_both = to.start +% @as(usize, @intCast(sizes.recv_skip * width));
-            const same = from_both == to_both;
-            const is_in_place = same and call.kind != .all_to_all and to.bytes > 0;
-            if (!is_in_place and from.meets(to)) return error.BuffersOverlap;
-            const only_reads = call.kind == .broadcast and roles.root == roles.rank;
-            if (only_reads or !is_in_place) {
-                uses.reads(from);
-            } else if (from.bytes > to.bytes) {
-                // The result takes the place of a part of what is sent.
-                uses.reads(.{ .start = from.start, .bytes = to.start - from.start });
-                uses.reads(.{ .start = to.end(), .bytes = from.end() - to.end() });
-            }
-            if (!only_reads) uses.writes(to);
-        }
-        uses.reads(before);
-        uses.writes(after);
-        uses.sort();
-        return uses;
     }
 
     // ---- shared states
@@ -704,44 +472,23 @@ pub const Session = struct {
             .tag = state.tag,
             .deadline = sync_call.deadline,
         };
-        const operation = try s.operation_create(group, epoch, &call, state.tag, &.{.{}}, 0);
-        operation.uses = uses;
-        operation.sync = made;
+        const operation =
+            try s.operation_create(group, &.sync(&group.member, &call, uses), made);
         state.operation = operation;
         s.start(operation, state.tag);
         s.run_deferred();
         return operation;
     }
 
+    /// Takes over what is built. `sync`: what it does, if it moves the leaves of a state.
     fn operation_create(
         s: *Session,
         group: *Group,
-        epoch: anytype,
-        call: *const Call,
-        tag: u64,
-        arrays: []const Array,
-        count: u64,
+        built: *const Built,
+        made: ?*Sync,
     ) Allocator.Error!*Operation {
-        const listed = Listed.of(call, arrays);
-        const descriptor: control.Descriptor = .{
-            .kind = call.kind,
-            .dtype = arrays[0].dtype,
-            .op = call.op,
-            .recovery = call.recovery orelse .default(call.kind, call.op),
-            .codec = call.codec,
-            .plan = call.plan,
-            .uneven = call.exchanged != null,
-            .count = if (call.exchanged == null) count else 0,
-            .arrays = if (arrays.len > 1) @intCast(arrays.len) else 0,
-            .counts = if (listed) |items|
-                outline.hash(items, call.form, &.{})
-            else
-                outline.hash_alone(call.form),
-            .outline = if (listed) |items| items.sums().outline else .{},
-            .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
-            .rules = call.rules,
-            .safe_points = group.member.safe_points,
-        };
+        const epoch = group.member.current.?;
+        const call = built.call;
         const waiting = s.queue.count;
         try s.operations.ensureUnusedCapacity(s.gpa, waiting + 1);
         try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + waiting + 1);
@@ -756,84 +503,43 @@ pub const Session = struct {
         const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
         const neighbours = try base.unfilled.list(s.gpa, Operation.Neighbour, room);
         errdefer base.unfilled.free_list(s.gpa, Operation.Neighbour, neighbours);
-        const moved = try base.unfilled.list(s.gpa, collective.Array, arrays.len);
-        defer base.unfilled.free_list(s.gpa, collective.Array, moved);
-        const roles = roles_of(epoch, call);
-        const nothing: [*]u8 = &s.sink;
-        for (moved, arrays) |*to, *array| to.* = .{
-            .send = array.send orelse nothing,
-            .recv = array.recv orelse nothing,
-            .dtype = array.dtype,
-            .count = if (call.counts == null) array.count * roles.parts() else count,
-        };
-        var movement = try collective.Movement.prepare(s.gpa, &s.pool, .{
-            .descriptor = descriptor,
-            .arrays = moved,
-            .residual = call.residual,
-            .elements = if (call.is_even()) null else call.elements(&arrays[0]),
-            .operation = number_of(epoch.number, group.member.next_id(tag)),
-            .roles = roles,
-            .chunk_bytes = s.settings.chunk_bytes,
-            .window_bytes = s.settings.window_bytes,
-            .runner = if (s.runner) |*runner| runner else null,
-        });
-        errdefer movement.deinit();
-        // One that waits for its turn holds no large buffers meanwhile.
-        if (!group.member.is_full(tag)) try movement.reserve();
         operation.* = .{
             .gpa = s.gpa,
             .group = group,
-            .op = .{ .descriptor = descriptor, .chunks = movement.board.ledger.partition.chunks },
-            .movement = movement,
+            .op = .{ .descriptor = built.descriptor, .chunks = 0 },
+            .work = if (made) |sync_made| .{ .sync = sync_made } else .{ .movement = undefined },
+            .uses = built.uses,
             .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
             .neighbours_room = neighbours,
-            .schedule = .of(&descriptor),
+            .schedule = .of(&built.descriptor),
             .deadline = call.deadline,
             .started_at = s.now,
-            .fingerprint = descriptor.fingerprint(),
+            .fingerprint = built.descriptor.fingerprint(),
             .form = call.form,
             .purpose = call.purpose,
             .ids = ids,
             .history = history,
         };
+        if (operation.moves()) |movement| try s.movement_create(group, built, movement);
+        if (operation.moves()) |x| operation.op.chunks = x.board.ledger.partition.chunks;
         return operation;
     }
 
-    /// The same on all members, and another one for each operation.
-    fn number_of(epoch: u64, id: control.OpId) u64 {
-        const words = [_]u64{ epoch, id.tag, id.sequence };
-        return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
+    fn movement_create(
+        s: *Session,
+        group: *const Group,
+        built: *const Built,
+        movement: *collective.Movement,
+    ) Allocator.Error!void {
+        const arrays = try base.unfilled.list(s.gpa, collective.Array, built.arrays.len);
+        defer base.unfilled.free_list(s.gpa, collective.Array, arrays);
+        var options = built.options(&group.member, &s.settings, arrays, &s.sink);
+        if (s.runner) |*runner| options.runner = runner;
+        movement.* = try .prepare(s.gpa, &s.pool, options);
+        errdefer movement.deinit();
+        // One that waits for its turn holds no large buffers meanwhile.
+        if (!group.member.is_full(built.tag)) try movement.reserve();
     }
-
-    /// The part of a call that only a hash tells the others: several arrays, or shards that differ.
-    const Listed = struct {
-        arrays: []const Array,
-        counts: ?[]const u64,
-
-        fn of(call: *const Call, arrays: []const Array) ?Listed {
-            if (arrays.len > 1) return .{ .arrays = arrays, .counts = null };
-            const counts = call.counts orelse return null;
-            // As if there were one count.
-            if (std.mem.allEqual(u64, counts, counts[0])) return null;
-            return .{ .arrays = arrays, .counts = counts };
-        }
-
-        pub fn len(listed: Listed) usize {
-            return if (listed.counts) |counts| counts.len else listed.arrays.len;
-        }
-
-        pub fn at(listed: Listed, index: usize) outline.Item {
-            const array = &listed.arrays[if (listed.counts == null) index else 0];
-            const count = if (listed.counts) |counts| counts[index] else array.count;
-            return .{ .count = count, .dtype = array.dtype };
-        }
-
-        fn sums(listed: Listed) outline.Sums {
-            var result: outline.Sums = .{};
-            for (0..listed.len()) |index| result.add(listed.at(index));
-            return result;
-        }
-    };
 
     /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
     /// it either.
@@ -901,14 +607,14 @@ pub const Session = struct {
             .send_recv,
             => {},
         }
-        const x = &operation.movement;
+        const x = &operation.work.movement;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, x.board.ledger.settled_count, x.board.ledger.wanted_count);
     }
 
     /// `done`: leaves, where that says something.
     pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
-        const state = operation.sync.?.transfer.state orelse return;
+        const state = operation.work.sync.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
     }
@@ -974,7 +680,8 @@ pub const Session = struct {
     }
 
     fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
-        return operation_from(op).movement.board.ledger.reduced;
+        const x = operation_from(op).moves() orelse return &.{};
+        return x.board.ledger.reduced;
     }
 
     fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
@@ -996,15 +703,15 @@ pub const Session = struct {
             operation.status = why.status;
             operation.note_wanted();
             operation.names = .of_failure(s, operation);
-        } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
+        } else if (operation.sync() != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
         var is_back = true;
         if (operation.status == .in_doubt and op.state == .in_doubt) {
             is_back = frames.set_aside(s, operation);
         } else {
             frames.stop(s, operation);
-            if (operation.sync != null) sync.over(operation, operation.status == .ok) //
-            else if (operation.status != .ok) is_back = operation.movement.restore();
+            if (operation.sync() != null) sync.over(operation, operation.status == .ok) //
+            else if (operation.status != .ok) is_back = operation.work.movement.restore();
             const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
             for (s.links.items) |link| link.forget(key);
         }
@@ -1012,7 +719,7 @@ pub const Session = struct {
         if (is_back) return s.tell_finished(operation);
         s.giving_back += 1;
         if (operation.purpose == .data) return;
-        operation.movement.end_now();
+        operation.work.movement.end_now();
         s.tell_back();
     }
 
@@ -1041,7 +748,7 @@ pub const Session = struct {
         const operation = operation_from(op);
         frames.stop(s, operation);
         if (operation.partner()) |id| links.give_back(s, id);
-        operation.movement.end_now();
+        if (operation.moves()) |x| x.end_now();
         s.tell_back();
         s.resolve(operation, committed);
     }
@@ -1144,7 +851,8 @@ pub const Session = struct {
     pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
         s.reach(now);
         for (s.operations.items) |operation| {
-            if (@as(*const anyopaque, &operation.movement) != job.owner) continue;
+            const x = operation.moves() orelse continue;
+            if (@as(*const anyopaque, x) != job.owner) continue;
             frames.job_done(s, operation, job);
             break;
         } else unreachable; // an operation waits for its jobs before it goes
@@ -1183,10 +891,10 @@ pub const Session = struct {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
                 if (!operation.is_over) operation.deadline = now +| s.settings.silence_ns;
-            } else if (operation.sync != null) {
+            } else if (operation.sync() != null) {
                 sync.tick(s, operation, late);
-            } else if (operation.movement.has_work()) {
-                operation.movement.work();
+            } else if (operation.has_work()) {
+                operation.work.movement.work();
                 if (!operation.is_over) frames.check_complete(s, operation);
             }
         }
@@ -1226,7 +934,7 @@ pub const Session = struct {
         for (s.operations.items) |operation| {
             if (!operation.is_over)
                 next = @min(next, operation.deadline, waits.says_called_at(s, operation));
-            if (operation.movement.has_work() or operation.is_back()) next = @min(next, s.now);
+            if (operation.has_work() or operation.is_back()) next = @min(next, s.now);
         }
         return @min(next, links.next_deadline(s), rounds.next_deadline(s));
     }

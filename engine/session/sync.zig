@@ -114,7 +114,7 @@ pub const Sync = struct {
 
     /// The contributors that held the content when it was elected.
     pub fn holders_of(operation: *const Operation) *const Mask {
-        const sync = operation.sync.?;
+        const sync = operation.work.sync;
         return if (sync.holders.is_empty()) contributors(operation) else &sync.holders;
     }
 
@@ -146,7 +146,7 @@ pub const Sync = struct {
 
 /// An attempt begins; the offer follows in `step`.
 pub fn start(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
     sync.attempt = epoch.attempt;
@@ -166,7 +166,7 @@ pub fn start(s: *Session, operation: *Operation) void {
 /// The link ends, because nobody has wanted it for a while: in a large group a sync may have begun
 /// while it was still there for a message, or for an order of another epoch.
 pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
-    const sync = operation.sync orelse return;
+    const sync = operation.sync() orelse return;
     const t = &sync.transfer;
     const rank = t.find(link.peer) orelse return;
     t.peers[rank] = .{};
@@ -177,14 +177,14 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
 
 /// No lane reads or writes memory of the state any more.
 pub fn stop(operation: *Operation) void {
-    const t = &operation.sync.?.transfer;
+    const t = &operation.work.sync.transfer;
     t.phase = .stopped;
     for (t.peers) |*peer| peer.* = .{};
 }
 
 /// Sends what is due and can only be said outside of the member.
 pub fn step(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     if (operation.op.state == .finished) return;
     switch (sync.transfer.phase) {
         .stopped, .offered => {},
@@ -200,7 +200,7 @@ pub fn step(s: *Session, operation: *Operation) void {
 }
 
 fn offer(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     sync.transfer.phase = .offered;
     sync.holders = .empty;
     // In doubt it has let go of the state, and offers nothing.
@@ -221,7 +221,7 @@ fn offer(s: *Session, operation: *Operation) void {
 /// The call returns, committed or not: the caller has its memory back. An attempt that is under way
 /// goes on without.
 pub fn over(operation: *Operation, committed: bool) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const is_under_way = sync.is_under_way();
     stop(operation);
     if (is_under_way) sync.transfer.phase = .begun;
@@ -237,7 +237,7 @@ pub fn over(operation: *Operation, committed: bool) void {
 
 /// Offers differ, and this was elected.
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     const state = t.state orelse return;
     if (t.phase != .offered) return; // the offer of this attempt is still to be sent
@@ -270,7 +270,7 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
 /// This peer has what was elected: from now on it offers that, and nothing else. Others may have no
 /// link to any who had it before.
 fn completed(s: *Session, operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     const held = std.mem.eql(u8, &sync.root, &sync.elected_root);
     if (!held) for (t.peers, 0..) |*peer, rank| {
@@ -285,7 +285,7 @@ fn completed(s: *Session, operation: *Operation) void {
 }
 
 fn begin_leaves(operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const state = sync.transfer.state.?;
     sync.transfer.begin_leaves();
     var differ: u32 = 0;
@@ -296,7 +296,7 @@ fn begin_leaves(operation: *Operation) void {
 }
 
 fn fetch_more(s: *Session, operation: *Operation) void {
-    const t = &operation.sync.?.transfer;
+    const t = &operation.work.sync.transfer;
     if (t.phase == .leaves and t.fetch.left == 0) {
         completed(s, operation);
         return step(s, operation);
@@ -315,7 +315,7 @@ fn fetch_more(s: *Session, operation: *Operation) void {
 
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
-    const t = &operation.sync.?.transfer;
+    const t = &operation.work.sync.transfer;
     s.log(.warning, "nothing more of shared state \"{s}\" is asked of peer {f}: {s}", .{
         t.state.?.name, labels.named(s, operation.ids[rank]), why,
     });
@@ -326,7 +326,7 @@ fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void 
 const not_elected = "what it sent is not the elected content";
 
 pub fn tick(s: *Session, operation: *Operation, late: bool) void {
-    const t = &operation.sync.?.transfer;
+    const t = &operation.work.sync.transfer;
     for (0..t.peers.len) |index| {
         const rank: u16 = @intCast(index);
         if (t.is_mute(s, rank, late)) discard(s, operation, rank, "it gives nothing");
@@ -337,7 +337,7 @@ pub fn tick(s: *Session, operation: *Operation, late: bool) void {
 /// Nothing can be asked for without the hashes, so another one is asked for them long before that:
 /// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
 fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     // All who are left owe one already, or did so before.
     const rank = t.hashes_from orelse return t.ask_another_for_hashes(s);
@@ -354,7 +354,7 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
 
 /// Puts the next frame of a sync on a lane that is idle, if there is one.
 pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     if (t.phase == .begun) return false; // it has offered nothing
     const rank = t.find(link.peer) orelse return false;
@@ -391,7 +391,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
 
 /// A leaf or a page has gone.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const header = lane.outgoing();
     if (header.kind != .leaf) {
         sync.hash_bytes_sent += header.payload_bytes;
@@ -408,7 +408,7 @@ pub const Error = transfers.Error || error{ TooManyRequests, WrongPhase };
 
 /// Another member has everything by now.
 pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
-    const t = &operation.sync.?.transfer;
+    const t = &operation.work.sync.transfer;
     const rank = t.find(link.peer) orelse return;
     t.peers[rank].gives = true;
     if (!t.is_fetching()) return; // `elected` looks at it
@@ -418,7 +418,7 @@ pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
 
 /// Another member wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
-    const sync = operation.sync orelse return error.WrongPhase;
+    const sync = operation.sync() orelse return error.WrongPhase;
     const state = sync.transfer.state orelse return; // in doubt: it gives nothing any more
     const rank = sync.transfer.find(link.peer) orelse return;
     const peer = &sync.transfer.peers[rank];
@@ -431,7 +431,7 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
 
 /// Where the payload of a leaf or a page goes; null: it is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
-    const sync = operation.sync orelse return error.WrongPhase;
+    const sync = operation.sync() orelse return error.WrongPhase;
     return sync.transfer.place(s, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
         frames.give_up(s, operation);
@@ -442,7 +442,7 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
 
 /// The payload of a placed frame is complete.
 pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const t = &sync.transfer;
     const rank = t.arrived(s, lane) orelse return;
     if (header.kind == .hashes) {
@@ -461,7 +461,7 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
 }
 
 fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const state = sync.transfer.state.?;
     const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
     if (!std.mem.eql(u8, &root, &sync.elected_root))
@@ -474,7 +474,7 @@ fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
 
 /// The coordinator asks what this state is made of, from some tensor on.
 pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const state = sync.transfer.state orelse return;
     if (first > state.entries.len) return error.Unexpected;
     var tensors: std.ArrayList(control.StateTensor) = .empty;

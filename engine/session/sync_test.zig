@@ -120,7 +120,7 @@ const Held = struct {
 
     /// Whatever is asked of it in this attempt, it does not answer; its lanes are well.
     fn hear_nothing(held: *Held) void {
-        for (held.operation.?.sync.?.transfer.peers) |*peer| peer.is_linked = false;
+        for (held.operation.?.work.sync.transfer.peers) |*peer| peer.is_linked = false;
     }
 
     fn expect_value(held: *const Held, value: u8, revision: u64) !void {
@@ -171,7 +171,7 @@ test "all equal: committed by the offers, and nothing moves" {
     defer case.deinit();
     try case.sync_all();
     for (case.all()) |*held| {
-        const moved = held.operation.?.sync.?;
+        const moved = held.operation.?.work.sync;
         try expectEqual(0, moved.bytes_sent + moved.bytes_received);
         try expectEqual(1, held.operation.?.op.attempts);
         try held.end(.ok);
@@ -199,7 +199,7 @@ test "equal contents of different revisions move nothing, and agree on the highe
     defer case.deinit();
     try case.sync_all();
     for (case.all()) |*held| {
-        try expectEqual(0, held.operation.?.sync.?.leaves_moved);
+        try expectEqual(0, held.operation.?.work.sync.leaves_moved);
         try held.end(.ok);
         try held.expect_value(7, 10);
     }
@@ -215,11 +215,11 @@ test "only leaves that differ move, from all who hold the elected content" {
         @memset(late.weights[leaf * leaf_bytes ..][0..leaf_bytes], 1);
     };
     try case.sync_all();
-    const moved = late.operation.?.sync.?;
+    const moved = late.operation.?.work.sync;
     try expectEqual(leaves / 2 + 1, moved.leaves_moved);
     try expectEqual(3, moved.sources.count());
     var sent: u64 = 0;
-    for (case.all()) |*held| sent += held.operation.?.sync.?.bytes_sent;
+    for (case.all()) |*held| sent += held.operation.?.work.sync.bytes_sent;
     // The last ones may have been asked of two.
     try expect(moved.bytes_received <= sent and sent <= moved.bytes_received + 8 * leaf_bytes);
     for (case.all()) |*held| {
@@ -279,7 +279,7 @@ test "structures that differ are listed to everybody" {
     }, 0);
     try case.sync_all();
     for (case.all()) |*held| {
-        const text = held.operation.?.sync.?.differs();
+        const text = held.operation.?.work.sync.differs();
         const only = "rank 0 (n0, 00000000) against rank 1 (n1, 00000000): \"bias\" is only " ++
             "on rank 0";
         for ([_][]const u8{ only, "\"gain\"", "u8[40, 16]", "u8[7]" }) |part| {
@@ -343,7 +343,7 @@ test "a revision that the caller gives is that of this call, and an outcome name
     try case.world.settle();
     for (case.all()) |*held| {
         const operation = held.operation.?;
-        try expectEqual(70, operation.sync.?.revision);
+        try expectEqual(70, operation.work.sync.revision);
         try expect(session.Sync.contributors(operation).eql(&.full(3)));
         try expect(session.Sync.holders_of(operation).eql(&.full(1)));
         try held.end(.ok);
@@ -357,7 +357,7 @@ test "a revision that the caller gives is that of this call, and an outcome name
     for (case.all()) |*held| try held.end(.state_unavailable);
     try case.sync_all();
     for (case.all()) |*held| {
-        try expectEqual(71, held.operation.?.sync.?.revision);
+        try expectEqual(71, held.operation.?.work.sync.revision);
         try expect(session.Sync.holders_of(held.operation.?).eql(&.full(3)));
         try held.end(.ok);
         try held.expect_value(1, 72);
@@ -372,7 +372,7 @@ test "hashes are counted apart from what they are of" {
     const bytes = leaves * leaf_bytes + 5;
     const hashes = (leaves + 1) * @sizeOf(wire.control.Hash);
     for (case.all(), [_][2]u64{ .{ bytes, hashes }, .{ 0, 0 } }, 0..) |*held, sent, index| {
-        const moved = held.operation.?.sync.?;
+        const moved = held.operation.?.work.sync;
         try expectEqual(sent[0], moved.bytes_sent);
         try expectEqual(sent[1], moved.hash_bytes_sent);
         try expectEqual(bytes * index, moved.bytes_received);
@@ -512,7 +512,7 @@ test "one_sender: all hear of two that give, and nothing is written" {
 
 /// Steps until the peer has so many leaves.
 fn run_until_moved(case: *Case, held: *Held, count: u32) !void {
-    while (held.operation.?.sync.?.leaves_moved < count) try expect(try case.world.step());
+    while (held.operation.?.work.sync.leaves_moved < count) try expect(try case.world.step());
 }
 
 test "a source that dies is replaced, and what it gave is kept" {
@@ -525,7 +525,7 @@ test "a source that dies is replaced, and what it gave is kept" {
     case.world.kill(case.held[0].node);
     try case.world.settle();
     try expectEqual(2, late.operation.?.op.attempts);
-    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved); // none of them twice
+    try expectEqual(leaves + 1, late.operation.?.work.sync.leaves_moved); // none of them twice
     for (case.held[1..3]) |*held| {
         try held.end(.ok);
         try held.expect_value(1, 4);
@@ -539,9 +539,9 @@ test "what a member has fetched and voted for outlives the last one who held it"
     @memset(&case.held[1].bias, 2);
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     // The second has everything and has voted, the third has not, when the first dies.
-    while (!case.held[1].operation.?.sync.?.voted) try expect(try case.world.step());
+    while (!case.held[1].operation.?.work.sync.voted) try expect(try case.world.step());
     const last = &case.held[2];
-    try expect(!last.operation.?.sync.?.voted);
+    try expect(!last.operation.?.work.sync.voted);
     case.world.kill(case.held[0].node);
     try case.world.settle();
     for (case.held[1..3]) |*held| {
@@ -603,14 +603,14 @@ test "a member without a link to any holder gets it from one that has got it bef
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     // As in a group of more than 32: links only to neighbours.
     for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 }, .{ 1, 3 } }) |pair| {
-        case.held[pair[0]].operation.?.sync.?.transfer.peers[pair[1]].is_linked = false;
-        case.held[pair[1]].operation.?.sync.?.transfer.peers[pair[0]].is_linked = false;
+        case.held[pair[0]].operation.?.work.sync.transfer.peers[pair[1]].is_linked = false;
+        case.held[pair[1]].operation.?.work.sync.transfer.peers[pair[0]].is_linked = false;
     }
     try case.world.settle();
     for (case.held[1..4], 0..) |*held, before| {
         var source: base.Mask = .empty;
         source.set(before);
-        try expect(held.operation.?.sync.?.sources.eql(&source));
+        try expect(held.operation.?.work.sync.sources.eql(&source));
     }
     for (case.all()) |*held| {
         try held.end(.ok);
@@ -626,16 +626,16 @@ test "a link that ends beside a sync ends nothing, whether or not anybody was as
     defer case.deinit();
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 } }) |pair| {
-        case.held[pair[0]].operation.?.sync.?.transfer.peers[pair[1]].is_linked = false;
-        case.held[pair[1]].operation.?.sync.?.transfer.peers[pair[0]].is_linked = false;
+        case.held[pair[0]].operation.?.work.sync.transfer.peers[pair[1]].is_linked = false;
+        case.held[pair[1]].operation.?.work.sync.transfer.peers[pair[0]].is_linked = false;
     }
     const last = &case.held[3];
-    const sync = last.operation.?.sync.?;
+    const sync = last.operation.?.work.sync;
     while (sync.transfer.phase != .hashes) try expect(try case.world.step());
     try expect(!sync.transfer.fetch.has_sources());
     const link = hostile_test.link_to(last.node, case.held[1].node);
     sync_file.link_gone(last.node.s, last.operation.?, link);
-    case.held[1].operation.?.sync.?.transfer.peers[3].is_linked = false;
+    case.held[1].operation.?.work.sync.transfer.peers[3].is_linked = false;
     try case.world.settle();
     var source: base.Mask = .empty;
     source.set(2);
@@ -655,7 +655,7 @@ test "a holder that answers pings and gives nothing is not waited for" {
     const late = &case.held[2];
     const patience_ns = 2 * late.node.s.settings.silence_ns;
     try case.world.pass(patience_ns - std.time.ns_per_s);
-    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from.?);
+    try expectEqual(0, late.operation.?.work.sync.transfer.hashes_from.?);
     try expect(!late.operation.?.finished);
     try case.world.pass(2 * std.time.ns_per_s);
     for (case.all()) |*held| try held.end(.state_unavailable);
@@ -677,7 +677,7 @@ test "one who is slow with the hashes is asked again when another one has lied" 
     @memset(&liar.weights, 9);
     liar.state.hash_leaves(0, liar.state.leaf_count());
     try case.world.pass(late.node.s.settings.silence_ns / 4 + std.time.ns_per_s / 2);
-    try expectEqual(null, late.operation.?.sync.?.transfer.hashes_from);
+    try expectEqual(null, late.operation.?.work.sync.transfer.hashes_from);
     try expect(!late.operation.?.finished);
     for (slow.lanes) |place| if (place) |lane| {
         case.world.pipe_of(lane).stuck = null;
@@ -695,7 +695,7 @@ test "who asks for what there is not, or brings a page that is not its turn, bre
     try held.sync(.popular, deadline_never);
     const s = held.node.s;
     const operation = held.operation.?;
-    const sync = operation.sync.?;
+    const sync = operation.work.sync;
     const link = hostile_test.link_to(held.node, case.held[0].node);
     var header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
     header.index = held.state.leaf_count();
@@ -731,7 +731,7 @@ test "what is elected counts when the offer of this attempt has been made" {
     defer case.deinit();
     const held = &case.held[0];
     try held.sync(.popular, deadline_never);
-    const sync = held.operation.?.sync.?;
+    const sync = held.operation.?.work.sync;
     const offered = sync.transfer.phase;
     sync.transfer.phase = .begun;
     sync_file.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
@@ -757,12 +757,12 @@ test "hashes that do not come are asked of another before their source can be lo
     const silence_ns = late.node.s.settings.silence_ns;
     const second_ns = std.time.ns_per_s;
     try case.world.pass(silence_ns / 4 - second_ns / 2);
-    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from.?);
+    try expectEqual(0, late.operation.?.work.sync.transfer.hashes_from.?);
     try case.world.pass(second_ns);
-    try expectEqual(1, late.operation.?.sync.?.transfer.hashes_from.?);
+    try expectEqual(1, late.operation.?.work.sync.transfer.hashes_from.?);
     // The second one is given twice the time.
     try case.world.pass(silence_ns / 2 - second_ns);
-    try expectEqual(1, late.operation.?.sync.?.transfer.hashes_from.?);
+    try expectEqual(1, late.operation.?.work.sync.transfer.hashes_from.?);
     try case.world.pass(second_ns);
     for (case.all()) |*held| {
         try held.end(.ok);
@@ -842,7 +842,7 @@ test "leaves that are not what they should be are asked of another" {
     @memset(&case.held[0].weights, 9);
     try case.world.settle();
     const late = &case.held[2];
-    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved);
+    try expectEqual(leaves + 1, late.operation.?.work.sync.leaves_moved);
     for (case.all()) |*held| try held.end(.ok);
     try late.expect_value(1, 4);
     try case.held[1].expect_value(1, 4);
@@ -859,11 +859,11 @@ test "a page of hashes that is not that of the elected root is asked of another"
     const liar = &case.held[0];
     @memset(&liar.weights, 9);
     liar.state.hash_leaves(0, liar.state.leaf_count());
-    while (late.operation.?.sync.?.transfer.hashes_from == null) try expect(try case.world.step());
-    try expectEqual(0, late.operation.?.sync.?.transfer.hashes_from);
+    while (late.operation.?.work.sync.transfer.hashes_from == null) try expect(try case.world.step());
+    try expectEqual(0, late.operation.?.work.sync.transfer.hashes_from);
     try case.world.settle();
-    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved);
-    try expect(!late.operation.?.sync.?.sources.has(0));
+    try expectEqual(leaves + 1, late.operation.?.work.sync.leaves_moved);
+    try expect(!late.operation.?.work.sync.sources.has(0));
     for (case.all()) |*held| try held.end(.ok);
     try late.expect_value(1, 4);
     try case.held[1].expect_value(1, 4);
@@ -878,13 +878,13 @@ test "who lies about a vote does not get leaves that are on their way to another
     // A leaf that it need not fetch, and so does not stage.
     @memset(honest.weights[(leaves - 1) * leaf_bytes ..], 2);
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
-    while (!honest.operation.?.sync.?.voted) try expect(try case.world.step());
+    while (!honest.operation.?.work.sync.voted) try expect(try case.world.step());
     case.world.kill(case.held[3].node);
-    const lie = liar.operation.?.sync.?;
+    const lie = liar.operation.?.work.sync;
     lie.voted = true;
     lie.root = liar.state.root;
     const first = honest.operation.?.op.attempts;
-    const sync = honest.operation.?.sync.?;
+    const sync = honest.operation.?.work.sync;
     while (honest.operation.?.op.attempts == first or sync.transfer.phase != .leaves or
         sync.transfer.peers[0].wants.count > 0) try expect(try case.world.step());
     try expectEqual(null, honest.state.staged[leaves]);
@@ -1069,7 +1069,7 @@ test "what a newcomer has fetched before it enters does not move again, but what
     try expect(!late.node.group.is_fetching());
     try admit_all(&case);
     try case.sync_all();
-    const moved = late.operation.?.sync.?.leaves_moved;
+    const moved = late.operation.?.work.sync.leaves_moved;
     try expect(moved > 0 and moved <= 7);
     for (case.all()) |*held| {
         try held.end(.ok);
@@ -1095,8 +1095,8 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     try case.world.settle();
     try expectEqual(1, late.node.admitted);
     try case.sync_all();
-    try expectEqual(0, late.operation.?.sync.?.leaves_moved);
-    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_early);
+    try expectEqual(0, late.operation.?.work.sync.leaves_moved);
+    try expectEqual(leaves + 1, late.operation.?.work.sync.leaves_early);
     for (case.all()) |*held| {
         try held.end(.ok);
         try held.expect_value(1, 2);

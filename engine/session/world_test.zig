@@ -139,7 +139,7 @@ pub const World = struct {
         w.now += 1;
         for (w.nodes[0..w.count]) |*node| {
             if (!node.alive) continue;
-            for (node.s.operations.items) |operation| if (operation.movement.has_work()) {
+            for (node.s.operations.items) |operation| if (operation.has_work()) {
                 moved = true;
                 break node.s.tick(w.now);
             };
@@ -393,7 +393,7 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
 
 pub fn check_sum(operation: *Operation) !void {
     try expectEqual(.ok, operation.status);
-    const result: [*]const u64 = @ptrCast(&buffers[operation.movement.board.ledger.roles.rank]);
+    const result: [*]const u64 = @ptrCast(&buffers[operation.work.movement.board.ledger.roles.rank]);
     var it = operation.ranges();
     while (it.next()) |range| for (range.begin..range.end) |index| {
         var expected: u64 = 0;

@@ -105,7 +105,7 @@ pub const Known = struct {
     fn of(work: *Work) *Known {
         if (work.record.known) |known| return known;
         const gpa = work.node.world.gpa;
-        const x = &work.op.?.movement;
+        const x = &work.op.?.work.movement;
         const known = gpa.create(Known) catch @panic("out of memory");
         known.* = .{
             .definition = Definition.init(gpa, .{
@@ -149,7 +149,7 @@ fn whole(work: *const Work) collective.Partition {
         .world_size = @intCast(work.op.?.member_ids().len),
         .chunk_bytes_max = settings.chunk_bytes,
         .window_bytes = settings.window_bytes,
-        .codec = work.op.?.movement.board.ledger.partition.codec,
+        .codec = work.op.?.work.movement.board.ledger.partition.codec,
         .is_uneven = true,
     });
 }
@@ -166,7 +166,7 @@ pub fn take(work: *Work) void {
 /// Checks what a call that has succeeded holds.
 pub fn check(work: *Work) void {
     const world = work.node.world;
-    const x = &work.op.?.movement;
+    const x = &work.op.?.work.movement;
     const known = Known.of(work);
     const d = &known.definition;
     count(work);
@@ -195,13 +195,13 @@ fn in_before(work: *const Work) []const u8 {
 
 fn is_alive(work: *const Work, rank: u16) bool {
     const op = work.op.?;
-    return op.history.members(op.movement.board.attempt).has(rank);
+    return op.history.members(op.work.movement.board.attempt).has(rank);
 }
 
 /// False if the chunk was reduced in another attempt than another says, or there is none.
 fn learn(work: *Work, known: *Known, chunk: u32) bool {
     const d = &known.definition;
-    const attempt = work.op.?.movement.board.ledger.reduced[chunk];
+    const attempt = work.op.?.work.movement.board.ledger.reduced[chunk];
     if (d.source(chunk)) |rank| {
         if (attempt == 0 or known.reduced[chunk] != 0) return true;
         known.reduced[chunk] = 1;

@@ -1151,6 +1151,12 @@ fn run_until(script: *Script, most_ns: u64, until: Until) Error!void {
     }
 }
 
+/// Chunks of an operation that are settled at its peer.
+fn settled(operation: *session_layer.Operation) u32 {
+    const x = operation.moves() orelse return 0;
+    return x.board.ledger.settled_count;
+}
+
 fn holds(world: *const World, until: Until) bool {
     return switch (until) {
         .all_between => for (world.nodes[1 .. 1 + world.peers_started]) |*node| {
@@ -1166,7 +1172,7 @@ fn holds(world: *const World, until: Until) bool {
         } else true,
         .voted => |work| work.state != .running or work.op.?.op.state == .voted,
         .settled => |body| body.work.state != .running or
-            body.work.op.?.movement.board.ledger.settled_count >= body.chunks,
+            settled(body.work.op.?) >= body.chunks,
         .attempt => |body| if (world.nodes[body.node].users[0].group) |group|
             group.attempt() >= body.attempt
         else

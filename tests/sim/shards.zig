@@ -239,7 +239,7 @@ pub fn check_gathered(work: *const Work) void {
         "p{d}: ranges of {f} end at {d} of {d}",
         .{ work.node.index, fmt_key(key), at, work.layout.recv.count },
     );
-    const alive = work.op.?.history.members(work.op.?.movement.board.attempt);
+    const alive = work.op.?.history.members(work.op.?.work.movement.board.attempt);
     for (seen[0..ids.len], 0..) |*shard, rank| {
         if (!shard.missing) continue;
         const whole = !shard.there or work.step.recovery == .resume_chunks;

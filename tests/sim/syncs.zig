@@ -262,9 +262,9 @@ pub fn take(work: *Work) void {
     const statistics = work.node.world.statistics;
     const op = work.op.?;
     statistics.syncs += 1;
-    statistics.leaves_moved += op.sync.?.leaves_moved;
-    statistics.leaves_early += op.sync.?.leaves_early;
-    if (op.sync.?.leaves_moved > 0) {
+    statistics.leaves_moved += op.work.sync.leaves_moved;
+    statistics.leaves_early += op.work.sync.leaves_early;
+    if (op.work.sync.leaves_moved > 0) {
         statistics.syncs_fetched += 1;
         if (op.op.attempts > 1) statistics.syncs_retried += 1;
     }

@@ -152,7 +152,8 @@ pub const Node = struct {
         const s = node.session orelse return 0;
         var pieces: u64 = 0;
         for (s.operations.items) |operation| {
-            pieces +%= operation.movement.work_next +% operation.movement.ending_next;
+            const x = operation.moves() orelse continue;
+            pieces +%= x.work_next +% x.ending_next;
         }
         return pieces;
     }
