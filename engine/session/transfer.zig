@@ -70,7 +70,7 @@ pub const Transfer = struct {
     page_moved_at: base.Instant = 0,
 
     // In the background alone.
-    /// What was lost with a lane is asked for again, so an answer may be one to the request before.
+    /// Requests that are lost with a lane are made again, so an answer may be one to the first.
     repeats: bool = false,
     /// Tells answers to this fetch from those to one before.
     number: u32 = 0,
