@@ -163,16 +163,18 @@ pub fn set_aside(s: *Session, operation: *Operation) bool {
 }
 
 fn detach(s: *Session, operation: *Operation) void {
-    if (operation.sync() != null) {
-        for (s.links.items) |link| detach_link(s, link, operation);
-        return;
-    }
-    for (operation.neighbours) |*neighbour| detach_link(s, neighbour.link, operation);
+    if (operation.sync() != null) return detach_all(s, operation.owner());
+    for (operation.neighbours) |*neighbour| detach_link(s, neighbour.link, operation.owner());
 }
 
-fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
+/// No lane reads or writes memory of this owner any more.
+pub fn detach_all(s: *Session, owner: Lane.Owner) void {
+    for (s.links.items) |link| detach_link(s, link, owner);
+}
+
+fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
     for (link.lanes) |place| if (place) |lane| {
-        lane.detach(operation.owner());
+        lane.detach(owner);
         if (lane.broken) s.lanes_broken = true;
     };
 }

@@ -108,7 +108,7 @@ pub const Group = struct {
     pub fn needs(group: *const Group, id: PeerId) bool {
         if (group.knows(id)) return true;
         for (group.states.items) |item| if (item.prefetch) |fetching| {
-            if (fetching.transfer.find(id) != null) return true;
+            if (fetching.find(id) != null) return true;
         };
         return false;
     }

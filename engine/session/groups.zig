@@ -1,6 +1,6 @@
 //! groups: those of this peer, as they come and go: asked for, joined, admitted to, left, and lost.
-//! Free functions on Session. What a group is to the user: group.zig; who may enter when:
-//! protocol/member.zig; safe points that all pass together: vote.zig.
+//! Free functions on Session. The user's view of a group: group.zig; its members, and when they
+//! enter: protocol/member.zig; safe points that all pass together: vote.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -213,7 +213,7 @@ pub const Lane = struct {
         return room;
     }
 
-    /// What goes out behind the head.
+    /// The payload goes out behind the head.
     pub fn put_payload(lane: *Lane, payload: []const u8, owner: Owner) void {
         lane.out_payload = payload;
         lane.out_owner = owner;

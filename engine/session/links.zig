@@ -74,7 +74,7 @@ pub fn review(s: *Session) void {
         for (group.round_peers.items) |id| want(s, id);
         for (group.states.items) |state| {
             const fetching = state.prefetch orelse continue;
-            for (fetching.transfer.peers) |*peer| want(s, peer.id);
+            for (fetching.peers) |*peer| want(s, peer.id);
         }
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;

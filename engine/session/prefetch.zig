@@ -27,21 +27,6 @@ const Header = wire.frame.Header;
 const PeerId = base.PeerId;
 const Transfer = transfers.Transfer;
 
-/// For one state of this peer, which is not a member yet.
-pub const Prefetch = struct {
-    /// From members that are linked with this peer.
-    transfer: Transfer,
-    /// Tells answers to this fetch from those to one before.
-    number: u32,
-    leaves_kept: u32 = 0,
-
-    fn destroy(prefetch: *Prefetch) void {
-        const gpa = prefetch.transfer.gpa;
-        prefetch.transfer.deinit();
-        gpa.destroy(prefetch);
-    }
-};
-
 /// Answers of another structure are of no use.
 fn fingerprint(state: *const State) u32 {
     return std.mem.readInt(u32, state.structure()[0..4], .little);
@@ -57,11 +42,11 @@ pub fn begin(s: *Session, state: *State) Allocator.Error!void {
     var count: usize = 0;
     for (s.links.items) |link| count += @intFromBool(may_give(group, link));
     if (count == 0) return;
-    const prefetch = try s.gpa.create(Prefetch);
-    errdefer s.gpa.destroy(prefetch);
-    prefetch.* = .{ .transfer = try .init(s.gpa, state, count), .number = s.prefetches +% 1 };
-    s.prefetches = prefetch.number;
-    const t = &prefetch.transfer;
+    const t = try s.gpa.create(Transfer);
+    errdefer s.gpa.destroy(t);
+    t.* = try .init(s.gpa, state, count);
+    s.prefetches +%= 1;
+    t.number = s.prefetches;
     count = 0;
     for (s.links.items) |link| if (may_give(group, link)) {
         t.peers[count] = .{ .id = link.peer, .is_linked = true, .gave_at = s.now };
@@ -70,7 +55,7 @@ pub fn begin(s: *Session, state: *State) Allocator.Error!void {
     t.repeats = true;
     t.phase = .hashes;
     t.fetch.begin(&.full(count));
-    state.prefetch = prefetch;
+    state.prefetch = t;
     state.wanted_root = null;
     // Newcomers spread over the members.
     t.ask_for_hashes(s, @intCast(s.prng.below(count)));
@@ -82,27 +67,20 @@ fn may_give(group: *const Group, link: *const Link) bool {
 
 /// Whatever is still on its way is not wanted; what has come stays.
 pub fn stop(s: *Session, state: *State) void {
-    const prefetch = state.prefetch orelse return;
-    state.prefetch = null;
-    detach(s, state);
-    prefetch.destroy();
+    if (state.prefetch == null) return;
+    frames.detach_all(s, state.owner());
+    forget(state);
     s.links_stale = true; // perhaps nothing else wants those to the sources
     entry_may_go_on(state.group);
 }
 
 /// The process ends.
 pub fn forget(state: *State) void {
-    const prefetch = state.prefetch orelse return;
+    const t = state.prefetch orelse return;
     state.prefetch = null;
-    prefetch.destroy();
-}
-
-/// No lane reads or writes memory of this state any more.
-pub fn detach(s: *Session, state: *State) void {
-    for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |lane| {
-        lane.detach(state.owner());
-        if (lane.broken) s.lanes_broken = true;
-    };
+    const gpa = t.gpa;
+    t.deinit();
+    gpa.destroy(t);
 }
 
 /// A newcomer that asked to be admitted waits for its fetches.
@@ -112,35 +90,33 @@ fn entry_may_go_on(group: *Group) void {
     group.member.admit();
 }
 
-fn ask_more(s: *Session, prefetch: *Prefetch) void {
-    const t = &prefetch.transfer;
+fn ask_more(s: *Session, t: *Transfer) void {
     if (t.hashes_from != null) return;
-    if (t.fetch.left == 0 or !t.fetch.has_sources()) return over(s, prefetch);
+    if (t.fetch.left == 0 or !t.fetch.has_sources()) return over(s, t);
     t.ask_for_leaves(s);
 }
 
-fn over(s: *Session, prefetch: *Prefetch) void {
-    const state = prefetch.transfer.state.?;
+fn over(s: *Session, t: *Transfer) void {
+    const state = t.state.?;
     s.log(.info, "shared state \"{s}\": {d} leaves fetched in the background, {d} missing", .{
-        state.name, prefetch.leaves_kept, prefetch.transfer.fetch.left,
+        state.name, t.leaves_kept, t.fetch.left,
     });
     stop(s, state);
 }
 
 /// This source gives nothing any more.
-fn discard(s: *Session, prefetch: *Prefetch, source: u16) void {
-    const t = &prefetch.transfer;
+fn discard(s: *Session, t: *Transfer, source: u16) void {
     const gives_hashes = t.hashes_from == source;
     t.discard(source);
     if (gives_hashes) t.ask_another_for_hashes(s);
-    ask_more(s, prefetch); // perhaps nobody is left
+    ask_more(s, t); // perhaps nobody is left
 }
 
 /// A lane to this peer is gone, with whatever was on it.
 pub fn lane_gone(s: *Session, peer: PeerId) void {
     for (s.groups.items) |group| for (group.states.items) |state| {
-        const prefetch = state.prefetch orelse continue;
-        discard(s, prefetch, prefetch.transfer.find(peer) orelse continue);
+        const t = state.prefetch orelse continue;
+        discard(s, t, t.find(peer) orelse continue);
     };
 }
 
@@ -148,21 +124,19 @@ pub fn lane_gone(s: *Session, peer: PeerId) void {
 /// answer may have been lost.
 pub fn lane_back(s: *Session, peer: PeerId) void {
     for (s.groups.items) |group| for (group.states.items) |state| {
-        const prefetch = state.prefetch orelse continue;
-        const t = &prefetch.transfer;
+        const t = state.prefetch orelse continue;
         const source = t.find(peer) orelse continue;
         t.peers[source].wants = .{};
         t.fetch.take_back(source);
         if (t.hashes_from == source) t.ask_for_hashes(s, source);
-        ask_more(s, prefetch);
+        ask_more(s, t);
     };
 }
 
 /// As in a sync: whoever gives nothing is not waited for.
 pub fn tick(s: *Session, late: bool) void {
     for (s.groups.items) |group| for (group.states.items) |state| {
-        const prefetch = state.prefetch orelse continue;
-        const t = &prefetch.transfer;
+        const t = state.prefetch orelse continue;
         var mute: ?u16 = null;
         for (0..t.peers.len) |index| {
             if (t.is_mute(s, @intCast(index), late)) mute = @intCast(index);
@@ -171,7 +145,7 @@ pub fn tick(s: *Session, late: bool) void {
         s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
             labels.named(s, t.peers[source].id), state.name,
         });
-        discard(s, prefetch, source);
+        discard(s, t, source);
     };
 }
 
@@ -183,45 +157,44 @@ fn find_state(s: *const Session, group_id: u16, tag: u64) ?*State {
     return null;
 }
 
-fn find_fetch(s: *const Session, header: *const Header) ?*Prefetch {
+fn find_fetch(s: *const Session, header: *const Header) ?*Transfer {
     const state = find_state(s, header.group, header.tag) orelse return null;
-    const prefetch = state.prefetch orelse return null;
-    return if (prefetch.number == header.attempt) prefetch else null;
+    const t = state.prefetch orelse return null;
+    return if (t.number == header.attempt) t else null;
 }
 
 /// Where the payload of an answer goes; null: it is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, header: *const Header) transfers.Error!?transfers.Place {
-    const prefetch = find_fetch(s, header) orelse return null;
-    return prefetch.transfer.place(s, lane, header) catch |err| {
+    const t = find_fetch(s, header) orelse return null;
+    return t.place(s, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
-        over(s, prefetch); // what there is memory for
+        over(s, t); // what there is memory for
         return null;
     };
 }
 
 /// The payload of a placed frame is complete.
 pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
-    const prefetch = find_fetch(s, header) orelse return;
-    const t = &prefetch.transfer;
+    const t = find_fetch(s, header) orelse return;
     const source = t.arrived(s, lane) orelse return;
     if (header.kind == .leaf) {
         const leaf: u32 = @intCast(header.index);
         t.state.?.staged_hashes[leaf] = kernels.blake3(t.state.?.staged[leaf].?);
         t.fetch.delivered(source, leaf);
-        prefetch.leaves_kept += 1;
+        t.leaves_kept += 1;
     } else {
         if (!t.page_arrived(s, source, header)) return;
         // Leaves that this peer has as the members had them after their last sync are not worth
         // fetching.
         t.begin_leaves();
     }
-    ask_more(s, prefetch);
+    ask_more(s, t);
 }
 
 /// The other has nothing to give.
 pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
-    const prefetch = find_fetch(s, header) orelse return;
-    discard(s, prefetch, prefetch.transfer.find(link.peer) orelse return);
+    const t = find_fetch(s, header) orelse return;
+    discard(s, t, t.find(link.peer) orelse return);
 }
 
 // ---- the members
@@ -251,12 +224,12 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
 /// Puts the next frame on a lane that is idle and that no operation needs, if there is one.
 pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
     for (s.groups.items) |group| for (group.states.items) |state| {
-        const prefetch = state.prefetch orelse continue;
-        const source = prefetch.transfer.find(link.peer) orelse continue;
-        var item = prefetch.transfer.peers[source].wants.pop() orelse continue;
+        const t = state.prefetch orelse continue;
+        const source = t.find(link.peer) orelse continue;
+        var item = t.peers[source].wants.pop() orelse continue;
         item.group = group.id.?;
         item.tag = state.tag;
-        item.number = prefetch.number;
+        item.number = t.number;
         item.fingerprint = fingerprint(state);
         put(lane, .want, item, 0);
         return true;

@@ -1,11 +1,11 @@
 //! Requests: what one peer asks another for of a shared state: leaves and pages of their hashes,
-//! from when they are wanted until they are sent, or answered, first in first out. Who asks, and
-//! where the answers go: transfer.zig.
+//! from when they are wanted until they are sent, or answered, first in first out. How they are
+//! made, and where the answers go: transfer.zig.
 
 const std = @import("std");
 const limits = @import("base").limits;
 
-/// What `index` of a request counts, as it travels.
+/// Classes of requests, as they travel: `index` is a leaf, or a page of hashes.
 pub const class_leaf = 0;
 pub const class_hashes = 1;
 

@@ -14,7 +14,7 @@ const Lane = @import("lane.zig").Lane;
 const Operation = @import("operation.zig").Operation;
 const Span = @import("uses.zig").Span;
 const Group = @import("group.zig").Group;
-const Prefetch = @import("prefetch.zig").Prefetch;
+const Transfer = @import("transfer.zig").Transfer;
 const Allocator = std.mem.Allocator;
 const Hash = wire.control.Hash;
 const limits = base.limits;
@@ -57,7 +57,7 @@ pub const State = struct {
     /// The sync under way.
     operation: ?*Operation = null,
     /// The fetch of this peer before it enters (prefetch.zig).
-    prefetch: ?*Prefetch = null,
+    prefetch: ?*Transfer = null,
     /// Newcomers may read the user's memory at any time.
     serves: bool,
 

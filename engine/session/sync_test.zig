@@ -776,7 +776,7 @@ test "a newcomer does not wait to enter for members that answer pings and give n
         var case: Case = undefined;
         const late = try newcomer_case(&case);
         defer case.deinit();
-        const fetching = &late.state.prefetch.?.transfer;
+        const fetching = late.state.prefetch.?;
         const first = fetching.hashes_from.?;
         if (all) for (0..fetching.peers.len) |source| {
             if (source != first) fetching.fetch.discard(@intCast(source));
@@ -1113,8 +1113,8 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     last.state.hash_leaves(0, last.state.leaf_count());
     try node.s.prefetch_begin(case.world.now, last.state);
     const under_way = last.state.prefetch.?;
-    while (under_way.transfer.hashes_from != null) try expect(try case.world.step());
-    try expectEqual(3, under_way.transfer.fetch.left);
+    while (under_way.hashes_from != null) try expect(try case.world.step());
+    try expectEqual(3, under_way.fetch.left);
     try case.world.settle();
     try admit_all(&case);
 }
@@ -1199,10 +1199,10 @@ test "requests that were lost with a lane are made again; answers to a fetch bef
     const late = try newcomer_case(&case);
     defer case.deinit();
     const fetching = late.state.prefetch.?;
-    const only = fetching.transfer.hashes_from.?;
-    fetching.transfer.fetch.discard(1 - only);
-    const source = &fetching.transfer.peers[only];
-    while (!fetching.transfer.fetch.owes(only) or source.wants.count == 0)
+    const only = fetching.hashes_from.?;
+    fetching.fetch.discard(1 - only);
+    const source = &fetching.peers[only];
+    while (!fetching.fetch.owes(only) or source.wants.count == 0)
         try expect(try case.world.step());
     const link = links.find(late.node.s, source.id).?;
     prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
@@ -1211,7 +1211,7 @@ test "requests that were lost with a lane are made again; answers to a fetch bef
         .group = late.node.group.id.?,
         .attempt = fetching.number -% 1,
     }));
-    try expect(fetching.transfer.fetch.is_usable(only));
+    try expect(fetching.fetch.is_usable(only));
     prefetch.lane_back(late.node.s, source.id);
     try case.world.settle();
     try expect(!late.node.group.is_fetching());

@@ -68,8 +68,13 @@ pub const Transfer = struct {
     pages_got: u32 = 0,
     /// When that page was asked for, or something of it came.
     page_moved_at: base.Instant = 0,
-    /// What was lost with a lane is asked for again, so an answer may be one to the request before.
+
+    // In the background alone.
+    /// Requests that are lost with a lane are made again, so an answer may be one to the first.
     repeats: bool = false,
+    /// Tells answers to this fetch from those to one before.
+    number: u32 = 0,
+    leaves_kept: u32 = 0,
 
     pub const Phase = enum {
         /// No attempt is under way.
