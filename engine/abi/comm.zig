@@ -225,7 +225,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
     return comm;
 }
 
-export fn pccl_comm_join(
+pub export fn pccl_comm_join(
     handle: ?*Comm,
     options: ?*const CommOptions,
     joined: ?**Comm,
@@ -295,7 +295,7 @@ fn make_subgroup(
 
 // ---- leaving
 
-export fn pccl_comm_close(handle: ?*Comm) Status {
+pub export fn pccl_comm_close(handle: ?*Comm) Status {
     return status.code(close(handle));
 }
 
@@ -363,7 +363,7 @@ fn admit(
     }) catch unreachable; // it was checked
 }
 
-export fn pccl_comm_pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) Status {
+pub export fn pccl_comm_pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) Status {
     return status.code(pending_agreed(handle, deadline_ns, pending));
 }
 
@@ -412,19 +412,19 @@ pub export fn pccl_comm_members(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: 
     return list(handle, .members, ids, capacity);
 }
 
-export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+pub export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .joined, ids, capacity);
 }
 
-export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+pub export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .left, ids, capacity);
 }
 
-export fn pccl_comm_not_entered(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+pub export fn pccl_comm_not_entered(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .not_entered, ids, capacity);
 }
 
-export fn pccl_comm_label(
+pub export fn pccl_comm_label(
     handle: ?*Comm,
     peer: ?*const PeerIdBytes,
     to: ?[*]u8,

@@ -193,11 +193,11 @@ fn within(
     );
 }
 
-export fn pccl_coordinator_token(coordinator: ?*const Coordinator) ?[*:0]const u8 {
+pub export fn pccl_coordinator_token(coordinator: ?*const Coordinator) ?[*:0]const u8 {
     return if (coordinator) |self| &self.token else null;
 }
 
-export fn pccl_coordinator_port(coordinator: ?*const Coordinator) u16 {
+pub export fn pccl_coordinator_port(coordinator: ?*const Coordinator) u16 {
     return if (coordinator) |self| self.engine.port else 0;
 }
 
@@ -211,7 +211,7 @@ pub export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
 
 // ---- status
 
-export fn pccl_run_status(
+pub export fn pccl_run_status(
     token_text: ?[*:0]const u8,
     timeout_ns: u64,
     json: ?[*]u8,
@@ -221,7 +221,7 @@ export fn pccl_run_status(
     return status.code(ask(token_text, .none, timeout_ns, json, capacity, length));
 }
 
-export fn pccl_run_dial_back(
+pub export fn pccl_run_dial_back(
     token_text: ?[*:0]const u8,
     peer: ?*const [16]u8,
     timeout_ns: u64,

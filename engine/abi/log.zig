@@ -6,7 +6,7 @@ const net = @import("net");
 const status = @import("status.zig");
 const Status = status.Status;
 
-export fn pccl_log_next(level: ?*c_int, message: ?[*]u8, capacity: usize) Status {
+pub export fn pccl_log_next(level: ?*c_int, message: ?[*]u8, capacity: usize) Status {
     return status.code(next(level, message, capacity));
 }
 

@@ -46,6 +46,7 @@ comptime {
 
 test {
     _ = @import("failure.zig");
+    _ = @import("header_test.zig");
     _ = @import("sized.zig");
     _ = @import("text.zig");
     _ = @import("threads_test.zig");

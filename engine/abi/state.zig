@@ -7,6 +7,7 @@ const session = @import("session");
 const wire = @import("wire");
 const comm_file = @import("comm.zig");
 const failure = @import("failure.zig");
+const number = @import("number.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -190,7 +191,7 @@ pub export fn pccl_state_destroy(handle: ?*State) void {
     gpa.destroy(state);
 }
 
-export fn pccl_state_close(handle: ?*State) Status {
+pub export fn pccl_state_close(handle: ?*State) Status {
     return status.code(close(handle));
 }
 
@@ -198,7 +199,7 @@ fn close(handle: ?*State) status.Error!void {
     (try usable(handle)).shared.close();
 }
 
-export fn pccl_state_revision(handle: ?*State, revision: ?*u64) Status {
+pub export fn pccl_state_revision(handle: ?*State, revision: ?*u64) Status {
     return status.code(read_revision(handle, revision));
 }
 
@@ -226,14 +227,9 @@ fn sync(
     const state = try usable(handle);
     const given = sized.read(SyncOptions, options) catch
         return status.bad_size("pccl_sync_options_t");
-    const strategy = std.enums.fromInt(
-        wire.control.Strategy,
-        std.math.cast(u8, given.strategy) orelse 255,
-    ) orelse return status.fail(
-        .invalid_argument,
-        "strategy {d} is unknown; see pccl_strategy_t",
-        .{given.strategy},
-    );
+    const wanted = given.strategy;
+    const strategy =
+        try number.known(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
     const at_revision = given.flags & SyncOptions.at_revision != 0;
     if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
         return status.fail(

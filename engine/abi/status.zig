@@ -89,7 +89,7 @@ pub fn bad_size(comptime name: []const u8) Error {
         "not know; initialise it with the _INIT macro of pccl.h", .{});
 }
 
-export fn pccl_status_name(number: c_int) [*:0]const u8 {
+pub export fn pccl_status_name(number: c_int) [*:0]const u8 {
     const status = std.enums.fromInt(Status, number) orelse return "PCCL_UNKNOWN";
     return status.name();
 }

@@ -58,7 +58,7 @@ fn bad_address(address: []const u8) status.Error {
     );
 }
 
-export fn pccl_token_parse(token: ?[*:0]const u8, info: ?*TokenInfo) Status {
+pub export fn pccl_token_parse(token: ?[*:0]const u8, info: ?*TokenInfo) Status {
     return status.code(parse(token, info));
 }
 

@@ -53,7 +53,7 @@ fn wait(handle: ?*Work, timeout_ns: u64) status.Error!void {
     if (outcome != .ok) return failure.operation(work.operation);
 }
 
-export fn pccl_work_poll(work: ?*Work, finished: ?*c_int) Status {
+pub export fn pccl_work_poll(work: ?*Work, finished: ?*c_int) Status {
     return status.code(poll(work, finished));
 }
 
@@ -63,7 +63,7 @@ fn poll(handle: ?*Work, finished: ?*c_int) status.Error!void {
     to.* = @intFromBool(work.finished.is_set());
 }
 
-export fn pccl_work_notify(
+pub export fn pccl_work_notify(
     work: ?*Work,
     finished: ?*const fn (?*anyopaque) callconv(.c) void,
     context: ?*anyopaque,
@@ -81,7 +81,7 @@ fn notify(
     work.notify(.{ .function = function, .context = context });
 }
 
-export fn pccl_work_fd(work: ?*Work, fd: ?*c_int) Status {
+pub export fn pccl_work_fd(work: ?*Work, fd: ?*c_int) Status {
     return status.code(descriptor(work, fd));
 }
 
@@ -93,7 +93,7 @@ fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
     };
 }
 
-export fn pccl_work_cancel(work: ?*Work) Status {
+pub export fn pccl_work_cancel(work: ?*Work) Status {
     return status.code(cancel(work));
 }
 

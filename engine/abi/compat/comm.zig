@@ -21,6 +21,8 @@ const Error = words.Error;
 const Group = comm_file.Comm;
 const PeerIdBytes = comm_file.PeerIdBytes;
 const Result = words.Result;
+const pccl_all_gather_async = collective.Named("pccl_all_gather_async").function;
+const pccl_all_reduce_async = collective.Named("pccl_all_reduce_async").function;
 
 const gpa = std.heap.c_allocator;
 /// Where nothing else is said, peers listen where those of PCCL 1.0 do.
@@ -283,7 +285,7 @@ fn ask(run: *Group, own: *const Said, said: []Said, lost: Error) Error!work_file
     options.recovery = reduce.recovery_restart;
     const dtype = @intFromEnum(base.DType.u64);
     var begun: ?*net.Work = null;
-    try words.check(collective.pccl_all_gather_async(
+    try words.check(pccl_all_gather_async(
         run,
         @ptrCast(own),
         @ptrCast(said.ptr),
@@ -359,7 +361,7 @@ fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     const dtype = @intFromEnum(base.DType.u8);
     var work: ?*net.Work = null;
     try words.check(
-        collective.pccl_all_reduce_async(run, &flag, &flag, 1, dtype, &options, &work),
+        pccl_all_reduce_async(run, &flag, &flag, 1, dtype, &options, &work),
         lost,
     );
     defer work_file.pccl_work_destroy(work);

@@ -15,6 +15,7 @@ const Error = words.Error;
 const Result = words.Result;
 const Status = status.Status;
 const Work = net.Work;
+const pccl_all_reduce_async = collective.Named("pccl_all_reduce_async").function;
 
 const gpa = std.heap.c_allocator;
 /// PCCL_RECOVERY_RESTART: one set of contributors for the whole result.
@@ -254,7 +255,7 @@ fn begin(
     options.codec = @intFromEnum(try given.codec());
     const dtype = try words.dtype_of(given.datatype);
     var work: ?*Work = null;
-    try words.check(collective.pccl_all_reduce_async(
+    try words.check(pccl_all_reduce_async(
         comm.group,
         send,
         recv,
