@@ -226,3 +226,42 @@ fn read_range(
         written += 1;
     }
 }
+
+// ---- all in one
+
+pub export fn pccl_work_finish(
+    work: ?*?*Work,
+    timeout_ns: u64,
+    outcome: ?*Outcome,
+    range: ?*OutcomeRange,
+    contributors: ?[*]PeerIdBytes,
+    capacity: u32,
+) Status {
+    return status.code(finish(work, timeout_ns, outcome, range, contributors, capacity));
+}
+
+fn finish(
+    handle: ?*?*Work,
+    timeout_ns: u64,
+    outcome: ?*Outcome,
+    range: ?*OutcomeRange,
+    contributors: ?[*]PeerIdBytes,
+    capacity: u32,
+) status.Error!void {
+    const to = handle orelse return status.is_null("work");
+    const work = try usable(to.*);
+    const part = range orelse return status.is_null("range");
+    try wait(work, timeout_ns);
+    try read_outcome(work, outcome);
+    const count = work.operation.range_count();
+    if (count == 0) {
+        sized.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
+            return status.bad_size("pccl_outcome_range_t");
+    } else {
+        try read_range(work, 0, part, contributors, capacity);
+        const all = work.operation.range(0).?.contributors.count();
+        if (count > 1 or all > capacity) return; // the caller has more to ask
+    }
+    pccl_work_destroy(work);
+    to.* = null;
+}
