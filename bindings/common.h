@@ -117,7 +117,7 @@ struct Ending {
 
   // On PCCL_OK all is read, the work is freed, and *work is null.
   pccl_status_t finish(pccl_work_t **work, uint64_t timeout_ns);
-  // Of a work that has committed, which stays.
+  // The work has committed, and stays.
   pccl_status_t read(pccl_work_t *work);
   nb::tuple to_tuple() const;
 };

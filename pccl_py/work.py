@@ -356,8 +356,8 @@ class Call:
             made(work)
         carried = self._carried
         try:
-            # A Work that others know, by `made` or by the losses that it carries on, is begun before
-            # anybody waits for it.
+            # A Work that others know, by `made` or by the losses that it carries on, has begun
+            # before anybody waits for it.
             block = not async_op and carried is None and made is None
             if self._begin(work._native, *self._arguments, block):
                 return work._read_result()

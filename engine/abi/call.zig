@@ -109,8 +109,7 @@ pub fn begin(
         call.plan = .auto;
     }
     work.begin(comm.membership, call) catch |err| {
-        if (err == error.Left) if (comm.membership.lost()) |why|
-            return failure.membership(why, comm.membership.why_removed());
+        if (err == error.Left) if (comm.lost()) |failed| return failed;
         return failure.begin(err, &call);
     };
 }

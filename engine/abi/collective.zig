@@ -1,13 +1,13 @@
-//! collective: the calls that move data. The table has a row for each function of the header, which
-//! says what its arguments are; a shape (below it) has their order and types. What they ask for is
-//! checked in call.zig, before anything is sent. A call that has begun is a work: work.zig.
+//! collective: the calls that move data. The table has a row for each function of the header: its
+//! name, the operation, and its shape, which has the arguments in their order. call.zig checks them
+//! before anything is sent. A call that has begun is a work: work.zig.
 
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const call = @import("call.zig");
 const comm_file = @import("comm.zig");
-const failure = @import("failure.zig");
+const failure_operation = @import("failure_operation.zig");
 const status = @import("status.zig");
 const Array = call.ArrayOfCaller;
 const Call = call.Call;
@@ -24,7 +24,8 @@ pub const CollectiveOptions = Options;
 
 // ---- the table
 
-const Row = struct { name: []const u8, kind: OpKind, shape: fn (comptime OpKind, comptime Run) type };
+const Shape = fn (comptime OpKind, comptime Run) type;
+const Row = struct { name: []const u8, kind: OpKind, shape: Shape };
 
 /// Each row is two exported functions: pccl_NAME blocks, pccl_NAME_async returns at once.
 const table = [_]Row{
@@ -83,7 +84,8 @@ fn SendRecv(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options, .dtype = dtype }, of(kind, send, recv, count, 0)));
+            const asked = of(kind, send, recv, count, 0);
+            return status.code(run(comm, work, even(options, dtype), asked));
         }
     };
 }
@@ -100,7 +102,8 @@ fn SendRecvRoot(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options, .dtype = dtype }, of(kind, send, recv, count, root)));
+            const asked = of(kind, send, recv, count, root);
+            return status.code(run(comm, work, even(options, dtype), asked));
         }
     };
 }
@@ -116,7 +119,8 @@ fn BufferRoot(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options, .dtype = dtype }, of(kind, buffer, buffer, count, root)));
+            const asked = of(kind, buffer, buffer, count, root);
+            return status.code(run(comm, work, even(options, dtype), asked));
         }
     };
 }
@@ -133,12 +137,8 @@ fn SendRecvCounts(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{
-                .options = options,
-                .dtype = dtype,
-                .counts = .{ .each = counts },
-                .ranks = ranks,
-            }, of(kind, send, recv, 0, 0)));
+            const given = uneven(options, dtype, counts, ranks);
+            return status.code(run(comm, work, given, of(kind, send, recv, 0, 0)));
         }
     };
 }
@@ -156,12 +156,8 @@ fn SendRecvCountsRoot(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{
-                .options = options,
-                .dtype = dtype,
-                .counts = .{ .each = counts },
-                .ranks = ranks,
-            }, of(kind, send, recv, 0, root)));
+            const given = uneven(options, dtype, counts, ranks);
+            return status.code(run(comm, work, given, of(kind, send, recv, 0, root)));
         }
     };
 }
@@ -220,7 +216,8 @@ fn BufferDst(comptime _: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options, .dtype = dtype }, message(.send, buffer, null, count, dst)));
+            const asked = message(.send, buffer, null, count, dst);
+            return status.code(run(comm, work, even(options, dtype), asked));
         }
     };
 }
@@ -236,7 +233,8 @@ fn BufferSrc(comptime _: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options, .dtype = dtype }, message(.recv, null, buffer, count, src)));
+            const asked = message(.recv, null, buffer, count, src);
+            return status.code(run(comm, work, even(options, dtype), asked));
         }
     };
 }
@@ -248,7 +246,8 @@ fn Nothing(comptime kind: OpKind, comptime run: Run) type {
             options: ?*const Options,
             work: ?*?*Work,
         ) callconv(.c) Status {
-            return status.code(run(comm, work, .{ .options = options }, of(kind, null, null, 0, 0)));
+            const asked = of(kind, null, null, 0, 0);
+            return status.code(run(comm, work, .{ .options = options }, asked));
         }
     };
 }
@@ -262,6 +261,19 @@ fn of(kind: OpKind, send: Sent, recv: Received, count: u64, root: u32) Call {
         .count = count,
         .root_rank = root,
         .deadline = undefined,
+    };
+}
+
+fn even(options: ?*const Options, dtype: c_uint) Given {
+    return .{ .options = options, .dtype = dtype };
+}
+
+fn uneven(options: ?*const Options, dtype: c_uint, counts: Counts, ranks: u32) Given {
+    return .{
+        .options = options,
+        .dtype = dtype,
+        .counts = .{ .each = counts },
+        .ranks = ranks,
     };
 }
 
@@ -282,7 +294,7 @@ fn block(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!
         return err;
     };
     const outcome = work.wait(base.never).?; // the session keeps the deadline
-    const result = if (outcome == .ok) {} else failure.operation(work.operation);
+    const result = if (outcome == .ok) {} else failure_operation.operation(work.operation);
     if (out != null and (outcome == .ok or outcome == .in_doubt)) {
         out.?.* = work;
         return result;

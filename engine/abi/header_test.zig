@@ -1,22 +1,12 @@
 //! header_test: include/pccl.h against the functions that are exported: for each one the same
 //! number of arguments, and of each the same kind, size and const. `header` is what Zig's own
-//! translation makes of the file (build.zig). What the functions do is tested in tests/abi.
+//! translation makes of the file (build.zig). tests/abi tests what the functions do.
 
 const std = @import("std");
 const header = @import("header");
 const collective = @import("collective.zig");
 
-const files = .{
-    @import("status.zig"),
-    @import("version.zig"),
-    @import("token.zig"),
-    @import("coordinator.zig"),
-    @import("comm.zig"),
-    @import("work.zig"),
-    @import("state.zig"),
-    @import("log.zig"),
-    @import("kernels.zig"),
-};
+const files = @import("root.zig").files;
 
 /// The type of the function that is exported under this name.
 fn Exported(comptime name: []const u8) type {

@@ -1,4 +1,4 @@
-//! number: numbers of callers that stand for a word of the header, as the words that the engine has.
+//! number: a number of a caller that stands for a word of the header becomes a word of the engine.
 
 const std = @import("std");
 const status = @import("status.zig");

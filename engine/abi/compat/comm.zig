@@ -109,7 +109,7 @@ const Said = packed struct(u64) {
 
 var is_initialized: std.atomic.Value(bool) = .init(false);
 
-pub export fn pcclInit() Result {
+pub fn pcclInit() callconv(.c) Result {
     is_initialized.store(true, .release);
     return .success;
 }
@@ -135,9 +135,7 @@ pub fn connected(handle: ?*Comm) Error!*Comm {
 
 // ---- create and destroy
 
-export fn pcclCreateCommunicator(params: ?*const CreateParams, comm_out: ?**Comm) Result {
-    return words.code(create(params, comm_out));
-}
+pub const pcclCreateCommunicator = words.C(create).call;
 
 fn create(params: ?*const CreateParams, comm_out: ?**Comm) Error!void {
     if (!is_initialized.load(.acquire))
@@ -161,9 +159,7 @@ fn create(params: ?*const CreateParams, comm_out: ?**Comm) Error!void {
     out.* = comm;
 }
 
-export fn pcclDestroyCommunicator(communicator: ?*Comm) Result {
-    return words.code(destroy(communicator));
-}
+pub const pcclDestroyCommunicator = words.C(destroy).call;
 
 fn destroy(handle: ?*Comm) Error!void {
     const comm = try usable(handle);
@@ -175,9 +171,7 @@ fn destroy(handle: ?*Comm) Error!void {
 
 // ---- the run
 
-export fn pcclConnect(communicator: ?*Comm) Result {
-    return words.code(connect(communicator));
-}
+pub const pcclConnect = words.C(connect).call;
 
 fn connect(handle: ?*Comm) Error!void {
     const lost = error.MasterConnectionFailed;
@@ -199,9 +193,7 @@ fn connect(handle: ?*Comm) Error!void {
     comm.run = run;
 }
 
-export fn pcclUpdateTopology(communicator: ?*Comm) Result {
-    return words.code(update(communicator));
-}
+pub const pcclUpdateTopology = words.C(update).call;
 
 fn update(handle: ?*Comm) Error!void {
     const lost = error.UpdateTopologyFailed;
@@ -318,9 +310,7 @@ pub fn sized(comptime T: type) T {
 
 // ---- looking
 
-export fn pcclGetAttribute(communicator: ?*Comm, attribute: c_uint, out: ?*c_int) Result {
-    return words.code(get(communicator, attribute, out));
-}
+pub const pcclGetAttribute = words.C(get).call;
 
 fn get(handle: ?*Comm, attribute: c_uint, out: ?*c_int) Error!void {
     const comm = try usable(handle);
@@ -342,9 +332,7 @@ fn get(handle: ?*Comm, attribute: c_uint, out: ?*c_int) Error!void {
     });
 }
 
-export fn pcclArePeersPending(communicator: ?*Comm, pending_out: ?*bool) Result {
-    return words.code(ask_pending(communicator, pending_out));
-}
+pub const pcclArePeersPending = words.C(ask_pending).call;
 
 fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     const lost = error.RankConnectionLost;
@@ -369,9 +357,7 @@ fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     to.* = flag[0] != 0;
 }
 
-export fn pcclOptimizeTopology(communicator: ?*Comm) Result {
-    return words.code(optimize(communicator));
-}
+pub const pcclOptimizeTopology = words.C(optimize).call;
 
 /// Nothing moves: the ring is that of the ranks until there are others.
 fn optimize(handle: ?*Comm) Error!void {
@@ -385,7 +371,7 @@ fn optimize(handle: ?*Comm) Error!void {
 /// pcclBuildInfo_t
 const BuildInfo = extern struct { has_cuda_support: bool, has_hip_support: bool };
 
-export fn pcclGetBuildInfo(info: ?*BuildInfo) Result {
+pub fn pcclGetBuildInfo(info: ?*BuildInfo) callconv(.c) Result {
     const to = info orelse return words.code(words.is_null("info"));
     to.* = .{ .has_cuda_support = false, .has_hip_support = false };
     return .success;
