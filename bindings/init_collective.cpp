@@ -6,7 +6,6 @@
 
 #include <nanobind/stl/vector.h>
 
-
 namespace pccl_binding {
 
 namespace {

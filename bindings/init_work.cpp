@@ -113,7 +113,7 @@ pccl_status_t read_part(pccl_work_t *work, uint32_t index, Ending::Part &part) {
 }  // namespace
 
 pccl_status_t Ending::finish(pccl_work_t **work, uint64_t timeout_ns) {
-  constexpr uint32_t few = 16;  // without a second call for each
+  constexpr uint32_t few = 16;  // `read` has room for more
   pccl_peer_id_t ids[few];
   pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
   pccl_status_t status = pccl_work_finish(work, timeout_ns, &outcome, &range, ids, few);

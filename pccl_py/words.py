@@ -6,6 +6,7 @@ caller needs: seconds to nanoseconds, and small unsigned integers with a range c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import operator
@@ -261,15 +262,20 @@ def parse(words: type[WordType], value: object, name: str) -> WordType:
     if isinstance(value, words):
         return value
     if isinstance(value, str):
-        for word in words:
-            if value == word.name.lower():
-                return word
+        named: WordType | None = _by_name(words).get(value)
+        if named is not None:
+            return named
     elif isinstance(value, int) and not isinstance(value, (bool, IntEnum)):
         for word in words:
             if value == word.value:
                 return word
     known = ", ".join(repr(word.name.lower()) for word in words)
     raise InvalidArgument(f"unknown {name} {value!r}; expected one of {known}")
+
+
+@functools.cache
+def _by_name(words: type[WordType]) -> dict[str, WordType]:
+    return {word.name.lower(): word for word in words}
 
 
 def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:
