@@ -383,6 +383,7 @@ fn add_layer_tests(
 ) void {
     for (layers) |layer| {
         const module = test_layers.get(layer.name);
+        if (std.mem.eql(u8, layer.name, "abi")) add_translated_header(b, module);
         const unit_test = b.addTest(.{
             .name = b.fmt("test-{s}", .{layer.name}),
             .root_module = module,
@@ -415,6 +416,16 @@ fn add_layer_tests(
         });
         check_step.dependOn(&compile_only.step);
     }
+}
+
+/// pccl.h in Zig, with which engine/abi/header_test.zig compares what is exported.
+fn add_translated_header(b: *std.Build, module: *std.Build.Module) void {
+    const translated = b.addTranslateC(.{
+        .root_source_file = header_file(b, "pccl.h"),
+        .target = module.resolved_target.?,
+        .optimize = module.optimize.?,
+    });
+    module.addImport("header", translated.createModule());
 }
 
 /// The control of the sanitizer: a program with a race in the engine, which it must report.

@@ -104,17 +104,37 @@ struct Comm {
   Comm &operator=(const Comm &) = delete;
 };
 
+// How an operation ended, read without the GIL.
+struct Ending {
+  struct Part {
+    uint64_t begin;
+    uint64_t end;
+    std::vector<pccl_peer_id_t> contributors;
+  };
+
+  pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
+  std::vector<Part> parts;
+
+  // On PCCL_OK all is read, the work is freed, and *work is null.
+  pccl_status_t finish(pccl_work_t **work, uint64_t timeout_ns);
+  // The work has committed, and stays.
+  pccl_status_t read(pccl_work_t *work);
+  nb::tuple to_tuple() const;
+};
+
 // One operation, or none yet: Python makes a Work before the operation begins (init_collective.cpp).
 struct Work {
   pccl_work_t *native = nullptr;
   std::shared_ptr<CommHandle> comm;
   nb::object buffers;  // keeps the memory alive while the native side may touch it
+  nb::object ending;   // of a blocking call that has committed: then nothing native is left
 
   Work() = default;
   ~Work() { destroy(); }
   Work(const Work &) = delete;
   Work &operator=(const Work &) = delete;
 
+  bool has_ended() const { return ending.is_valid(); }
   void begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept);
   // Cancels if unfinished, frees, and only then lets go of the buffers. Idempotent.
   void destroy();

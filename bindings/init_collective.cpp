@@ -1,10 +1,10 @@
 // init_collective.cpp: the collectives. Each begins the asynchronous form in a Work that the caller
-// has made; with block it also waits, in slices, so that Ctrl-C works, whatever the status: the
-// caller reads that with Work.wait. Buffers come as checked addresses.
+// has made. With block it also waits, in slices, so that Ctrl-C works, and answers true if the
+// operation has committed; whatever else becomes of it, Work.wait tells. Buffers come as checked
+// addresses.
 #include "common.h"
 
 #include <nanobind/stl/vector.h>
-
 
 namespace pccl_binding {
 
@@ -13,25 +13,39 @@ namespace {
 // The caller holds the work from before the operation begins, so that an exception of a signal
 // handler, whenever it comes, leaves somebody to ask what became of it. One that comes while this
 // waits withdraws the operation, and the buffers are free before it leaves.
+//
+// While a blocking call waits, nobody else has its work. So the GIL, for which other threads of the
+// program may make this one wait, is given away once: for the call, its end and its outcome.
 template <class Begin>
-void run(Work &work, Comm &comm, nb::object buffers, bool block, Begin begin) {
-  if (work.native != nullptr) throw nb::value_error("this Work has begun an operation already");
+bool run(Work &work, Comm &comm, nb::object buffers, bool block, Begin begin) {
+  if (work.native != nullptr || work.has_ended())
+    throw nb::value_error("this Work has begun an operation already");
   std::shared_ptr<CommHandle> handle = comm.handle;
   pccl_work_t *native = nullptr;
+  Ending ending;
   pccl_status_t status;
   {
     Unlocked unlocked;
     status = begin(handle->native, &native);
+    if (status == PCCL_OK && block) status = ending.finish(&native, slice_ns);
+  }
+  while (block && status == PCCL_TIMEOUT) {
+    if (PyErr_CheckSignals() != 0) {
+      nb::python_error raised;
+      work.begin(native, std::move(handle), std::move(buffers));
+      work.withdraw();
+      throw raised;
+    }
+    Unlocked unlocked;
+    status = ending.finish(&native, slice_ns);
+  }
+  if (native != nullptr) {
+    work.begin(native, std::move(handle), std::move(buffers));
+    return false;
   }
   check(status);
-  work.begin(native, std::move(handle), std::move(buffers));
-  if (!block) return;
-  try {
-    work.wait(UINT64_MAX);
-  } catch (nb::python_error &) {
-    work.withdraw();
-    throw;
-  }
+  work.ending = ending.to_tuple();
+  return true;
 }
 
 pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int recovery) {
@@ -77,20 +91,20 @@ pccl_array_t make_array(const Array &from) {
   return array;
 }
 
-void coalesced(Work &work, Comm &comm, int collective, const std::vector<Array> &arrays,
+bool coalesced(Work &work, Comm &comm, int collective, const std::vector<Array> &arrays,
                uint32_t root, const Options &from, nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(from);
   std::vector<pccl_array_t> list;
   list.reserve(arrays.size());
   for (const Array &array : arrays) list.push_back(make_array(array));
-  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+  return run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_coalesced_async(native, static_cast<pccl_collective_t>(collective), list.data(),
                                 list.size(), root, &options, begun);
   });
 }
 
 // With a list of the elements of each rank's shard.
-void uneven(Work &work, Comm &comm, int collective, const Array &from,
+bool uneven(Work &work, Comm &comm, int collective, const Array &from,
             const std::vector<uint64_t> &counts, uint32_t root, const Options &given,
             nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(given);
@@ -98,7 +112,7 @@ void uneven(Work &work, Comm &comm, int collective, const Array &from,
   const void *send = array.send_buffer;
   void *recv = array.recv_buffer;
   auto ranks = static_cast<uint32_t>(counts.size());
-  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+  return run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     switch (collective) {
       case PCCL_REDUCE_SCATTER:
         return pccl_reduce_scatter_v_async(native, send, recv, counts.data(), ranks, array.dtype,
@@ -118,13 +132,13 @@ void uneven(Work &work, Comm &comm, int collective, const Array &from,
   });
 }
 
-void all_to_all_v(Work &work, Comm &comm, const Array &from,
+bool all_to_all_v(Work &work, Comm &comm, const Array &from,
                   const std::vector<uint64_t> &send_counts,
                   const std::vector<uint64_t> &recv_counts, const Options &given,
                   nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(given);
   pccl_array_t array = make_array(from);
-  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+  return run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_all_to_all_v_async(native, array.send_buffer, array.recv_buffer,
                                    send_counts.data(), recv_counts.data(),
                                    static_cast<uint32_t>(send_counts.size()), array.dtype,
@@ -134,18 +148,18 @@ void all_to_all_v(Work &work, Comm &comm, const Array &from,
 
 // One part of a message; the other rank calls the other one.
 template <auto begin, class Address>
-void message(Work &work, Comm &comm, uintptr_t address, uint64_t count, int dtype, uint32_t rank,
+bool message(Work &work, Comm &comm, uintptr_t address, uint64_t count, int dtype, uint32_t rank,
              uint64_t tag, uint64_t deadline_ns, nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
-  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+  return run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return begin(native, reinterpret_cast<Address>(address), count,
                  static_cast<pccl_dtype_t>(dtype), rank, &options, begun);
   });
 }
 
-void barrier(Work &work, Comm &comm, uint64_t tag, uint64_t deadline_ns, int recovery, bool block) {
+bool barrier(Work &work, Comm &comm, uint64_t tag, uint64_t deadline_ns, int recovery, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
-  run(work, comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+  return run(work, comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_barrier_async(native, &options, begun);
   });
 }

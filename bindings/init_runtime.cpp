@@ -41,12 +41,6 @@ std::chrono::nanoseconds as_duration(uint64_t ns) {
   return std::chrono::nanoseconds(ns < day_ns ? ns : day_ns);
 }
 
-void on_finished(void *context) {
-  std::lock_guard<std::mutex> lock(runtime->mutex);
-  runtime->completed.push_back(reinterpret_cast<uintptr_t>(context));
-  runtime->completed_changed.notify_one();
-}
-
 std::vector<uint64_t> completions_take(uint64_t timeout_ns) {
   Unlocked unlocked;
   std::unique_lock<std::mutex> lock(runtime->mutex);
@@ -71,11 +65,18 @@ void completions_wake() {
   runtime->completed_changed.notify_one();
 }
 
+void on_finished(void *context) {
+  std::lock_guard<std::mutex> lock(runtime->mutex);
+  runtime->completed.push_back(reinterpret_cast<uintptr_t>(context));
+  runtime->completed_changed.notify_one();
+}
+
 void notify(Work &work, uint64_t key) {
+  void *context = reinterpret_cast<void *>(static_cast<uintptr_t>(key));
+  if (work.has_ended()) return on_finished(context);
   pccl_status_t status;
   {
     Unlocked unlocked;
-    void *context = reinterpret_cast<void *>(static_cast<uintptr_t>(key));
     status = pccl_work_notify(work.native, on_finished, context);
   }
   check(status);

@@ -41,12 +41,14 @@ void let_go(Work &work, pccl_status_t status) {
 }
 
 void wait(Work &work, uint64_t timeout_ns) {
+  if (work.has_ended()) return;
   pccl_status_t status = work.wait(timeout_ns);
   let_go(work, status);
   check(status);
 }
 
 bool poll(Work &work) {
+  if (work.has_ended()) return true;
   int finished = 0;
   check(pccl_work_poll(work.native, &finished));
   return finished != 0;
@@ -54,11 +56,14 @@ bool poll(Work &work) {
 
 // False also in a forked child, where nothing of the parent's is in flight.
 bool in_flight(Work &work) {
+  if (work.has_ended()) return false;
   int finished = 0;
   return pccl_work_poll(work.native, &finished) == PCCL_OK && finished == 0;
 }
 
+// -1: no descriptor is left, because the operation has committed.
 int fileno(Work &work) {
+  if (work.has_ended()) return -1;
   int fd = -1;
   pccl_status_t status;
   {
@@ -70,6 +75,7 @@ int fileno(Work &work) {
 }
 
 void cancel(Work &work) {
+  if (work.has_ended()) return;
   pccl_status_t status;
   {
     Unlocked unlocked;
@@ -79,6 +85,7 @@ void cancel(Work &work) {
 }
 
 void resolve(Work &work, uint64_t timeout_ns, bool copy) {
+  if (work.has_ended()) return;
   pccl_status_t status = sliced(timeout_ns, [&](uint64_t slice) {
     return pccl_work_resolve(work.native, slice, copy ? 1 : 0);
   });
@@ -87,28 +94,64 @@ void resolve(Work &work, uint64_t timeout_ns, bool copy) {
   check(status);
 }
 
-nb::list ranges(Work &work, uint32_t range_count) {
-  nb::list result;
-  for (uint32_t index = 0; index < range_count; index += 1) {
-    pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
-    check(pccl_work_range(work.native, index, &range, nullptr, 0));
-    std::vector<pccl_peer_id_t> ids(range.contributor_count);
-    check(pccl_work_range(work.native, index, &range, ids.data(), ids.size()));
-    result.append(nb::make_tuple(range.begin, range.end, to_list(ids.data(), ids.size())));
-  }
-  return result;
+nb::object outcome(Work &work) {
+  if (work.has_ended()) return work.ending;
+  Ending ending;
+  check(ending.read(work.native));
+  return ending.to_tuple();
 }
 
-nb::tuple outcome(Work &work) {
-  pccl_outcome_t native = PCCL_OUTCOME_INIT;
-  check(pccl_work_outcome(work.native, &native));
-  nb::bytes digest(reinterpret_cast<const char *>(native.digest), sizeof native.digest);
-  return nb::make_tuple(native.epoch, native.tag, native.sequence, native.attempts, digest,
-                        native.bytes_sent, native.bytes_received, native.duration_ns,
-                        ranges(work, native.range_count));
+pccl_status_t read_part(pccl_work_t *work, uint32_t index, Ending::Part &part) {
+  pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
+  pccl_status_t status = pccl_work_range(work, index, &range, nullptr, 0);
+  if (status != PCCL_OK) return status;
+  part = {range.begin, range.end, std::vector<pccl_peer_id_t>(range.contributor_count)};
+  return pccl_work_range(work, index, &range, part.contributors.data(),
+                         part.contributors.size());
 }
 
 }  // namespace
+
+pccl_status_t Ending::finish(pccl_work_t **work, uint64_t timeout_ns) {
+  constexpr uint32_t few = 16;  // `read` has room for more
+  pccl_peer_id_t ids[few];
+  pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
+  pccl_status_t status = pccl_work_finish(work, timeout_ns, &outcome, &range, ids, few);
+  if (status != PCCL_OK) return status;
+  if (*work == nullptr) {
+    if (outcome.range_count == 1)
+      parts.push_back({range.begin, range.end, {ids, ids + range.contributor_count}});
+    return status;
+  }
+  status = read(*work);
+  pccl_work_destroy(*work);
+  *work = nullptr;
+  return status;
+}
+
+pccl_status_t Ending::read(pccl_work_t *work) {
+  pccl_status_t status = pccl_work_outcome(work, &outcome);
+  if (status != PCCL_OK) return status;
+  parts.resize(outcome.range_count);
+  uint32_t index = 0;
+  for (Part &part : parts) {
+    status = read_part(work, index, part);
+    if (status != PCCL_OK) return status;
+    index += 1;
+  }
+  return PCCL_OK;
+}
+
+nb::tuple Ending::to_tuple() const {
+  nb::list ranges;
+  for (const Part &part : parts) {
+    const auto &ids = part.contributors;
+    ranges.append(nb::make_tuple(part.begin, part.end, to_list(ids.data(), ids.size())));
+  }
+  nb::bytes digest(reinterpret_cast<const char *>(outcome.digest), sizeof outcome.digest);
+  return nb::make_tuple(outcome.epoch, outcome.tag, outcome.sequence, outcome.attempts, digest,
+                        outcome.bytes_sent, outcome.bytes_received, outcome.duration_ns, ranges);
+}
 
 void Work::begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept) {
   native = work;
@@ -117,6 +160,7 @@ void Work::begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::obje
 }
 
 void Work::withdraw() {
+  if (has_ended()) return;
   pccl_status_t status;
   {
     Unlocked unlocked;
@@ -134,6 +178,7 @@ void Work::destroy() {
     comm.reset();
   }
   buffers.reset();
+  ending.reset();
 }
 
 pccl_status_t Work::wait(uint64_t timeout_ns) {
@@ -147,10 +192,12 @@ void init_work(nb::module_ &module) {
       .def("wait", &wait, nb::arg("timeout_ns"), "Raises unless the operation has committed.")
       .def("poll", &poll, "True if wait would not block.")
       .def("in_flight", &in_flight, "The contrary of poll; never raises.")
-      .def("fileno", &fileno, "Readable once wait would not block.")
+      .def("fileno", &fileno,
+           "Readable once wait would not block; -1 of a blocking call that has committed.")
       .def("cancel", &cancel)
       .def("withdraw", &Work::withdraw, "Cancels, and waits until it is done.")
-      .def_prop_ro("begun", [](const Work &work) { return work.native != nullptr; })
+      .def_prop_ro("begun",
+                   [](const Work &work) { return work.native != nullptr || work.has_ended(); })
       .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))
       .def("outcome", &outcome,
            nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, "

@@ -640,6 +640,13 @@ PCCL_API pccl_status_t pccl_work_outcome(pccl_work_t *work, pccl_outcome_t *outc
 PCCL_API pccl_status_t pccl_work_range(pccl_work_t *work, uint32_t index, pccl_outcome_range_t *range,
                                        pccl_peer_id_t *contributors, uint32_t capacity);
 
+/* pccl_work_wait, pccl_work_outcome, pccl_work_range of the first range (zeros if there is none) and pccl_work_destroy,
+ * in one call. On PCCL_OK the work is freed and *work is NULL, unless there is more to read: further ranges, or more
+ * contributors than capacity. Otherwise it stays; on any other status as pccl_work_wait leaves it. No other thread may
+ * use a work that this call may free. */
+PCCL_API pccl_status_t pccl_work_finish(pccl_work_t **work, uint64_t timeout_ns, pccl_outcome_t *outcome,
+                                        pccl_outcome_range_t *range, pccl_peer_id_t *contributors, uint32_t capacity);
+
 /* ---- Shared state ---------------------------------------------------------------------------------------- */
 
 typedef struct pccl_state pccl_state_t; /* opaque: tensors that all members of a group want to be equal */

@@ -61,11 +61,10 @@ def run(steps: Steps, origin: Origin, turns: set[Turn], tag: int, async_op: bool
 class InTurn(Work[Any]):
     """Result and outcome are those of the second operation; an error of the first is of both."""
 
-    __slots__ = ("_pipe", "_turn")
+    __slots__ = ("_turn",)
 
     def __init__(self, turn: Turn, origin: Origin) -> None:
         super().__init__(None, None, origin)
-        self._pipe: int | None = None
         self._turn = turn
 
     def wait(self, timeout: float | None = None) -> Any:

@@ -113,7 +113,9 @@ class Work:
         """The contrary of poll; never raises."""
 
     def fileno(self) -> int:
-        """Readable once wait would not block."""
+        """
+        Readable once wait would not block; -1 of a blocking call that has committed.
+        """
 
     def cancel(self) -> None: ...
     def withdraw(self) -> None:
@@ -183,7 +185,7 @@ def coalesced(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
-) -> None: ...
+) -> bool: ...
 def uneven(
     work: Work,
     comm: Comm,
@@ -194,7 +196,7 @@ def uneven(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
-) -> None: ...
+) -> bool: ...
 def all_to_all_v(
     work: Work,
     comm: Comm,
@@ -204,7 +206,7 @@ def all_to_all_v(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
-) -> None: ...
+) -> bool: ...
 def send(
     work: Work,
     comm: Comm,
@@ -216,7 +218,7 @@ def send(
     deadline_ns: int,
     buffers: object | None,
     block: bool,
-) -> None: ...
+) -> bool: ...
 def recv(
     work: Work,
     comm: Comm,
@@ -228,10 +230,10 @@ def recv(
     deadline_ns: int,
     buffers: object | None,
     block: bool,
-) -> None: ...
+) -> bool: ...
 def barrier(
     work: Work, comm: Comm, tag: int, deadline_ns: int, recovery: int, block: bool
-) -> None: ...
+) -> bool: ...
 
 FORM_BOOL: int = 1819242339
 

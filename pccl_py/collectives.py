@@ -551,7 +551,7 @@ class Collectives(Closing):
             carried = _Carried(feedback, given, kept)
         listed = [array.native() for array in arrays]
         rest = root, asked.native(residuals), (arrays, carried)
-        begin: Callable[..., None] = _pccl.coalesced
+        begin: Callable[..., bool] = _pccl.coalesced
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)

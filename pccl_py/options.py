@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
-from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
+from pccl_py.codec import NONE, Codec, CodecKind, CodecName, parse_codec
 from pccl_py.many import IN_FLIGHT, IN_FLIGHT_MAX, RETRY
 from pccl_py.words import (
     OpName,
@@ -206,7 +206,7 @@ class Asked:
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
         get = options.get
-        self.codec = parse_codec(get("codec", CodecKind.NONE))
+        self.codec = parse_codec(get("codec", NONE))
         self.tag = unsigned(get("tag", 0), "tag", 64)
         self.op = parse_op(get("op", ReduceOp.SUM))
         self._plan = parse_plan(get("plan", Plan.AUTO))

@@ -6,6 +6,7 @@ caller needs: seconds to nanoseconds, and small unsigned integers with a range c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import operator
@@ -16,7 +17,7 @@ from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from pccl_py.errors import InvalidArgument
 
 SECONDS_MAX = 10.0 * 365 * 86_400
-# As engine/abi/failure.zig says it.
+# As engine/abi/failure_operation.zig says it.
 DIFFER_IN_FORM = (
     "The arrays of these two differ in name, in structure or in the kind of their elements"
 )
@@ -261,15 +262,20 @@ def parse(words: type[WordType], value: object, name: str) -> WordType:
     if isinstance(value, words):
         return value
     if isinstance(value, str):
-        for word in words:
-            if value == word.name.lower():
-                return word
+        named: WordType | None = _by_name(words).get(value)
+        if named is not None:
+            return named
     elif isinstance(value, int) and not isinstance(value, (bool, IntEnum)):
         for word in words:
             if value == word.value:
                 return word
     known = ", ".join(repr(word.name.lower()) for word in words)
     raise InvalidArgument(f"unknown {name} {value!r}; expected one of {known}")
+
+
+@functools.cache
+def _by_name(words: type[WordType]) -> dict[str, WordType]:
+    return {word.name.lower(): word for word in words}
 
 
 def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:

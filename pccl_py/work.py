@@ -8,12 +8,14 @@ leaves behind. Completions reach asyncio through _watcher.py, without a thread p
 from __future__ import annotations
 
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
 
 from pccl_py import _lifecycle, _pccl, _watcher
-from pccl_py.errors import InDoubt, InvalidUsage, PcclError
+from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
 from pccl_py.outcome import Origin, Outcome, Range, Rosters
 from pccl_py.words import PeerId, wait_nanoseconds
 
@@ -55,6 +57,7 @@ class Work(Generic[ResultType]):
         "_native",
         "_origin",
         "_outcome",
+        "_pipe",
         "_result",
         "_result_lock",
         "_reword",
@@ -73,6 +76,7 @@ class Work(Generic[ResultType]):
         # Says what a sentence of the library says in the words of a frontend.
         self._reword = reword
         self._outcome: Outcome | None = None
+        self._pipe: int | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
         # One thread makes the result, with code of the program: that may ask for the Work, too.
@@ -102,7 +106,20 @@ class Work(Generic[ResultType]):
         closed with the Work: take it out of a selector first. Each Work has its own.
         Raises SystemRefused if there are too many open files.
         """
-        return self._native.fileno()
+        native = self._native.fileno()
+        return self._readable() if native < 0 else native
+
+    def _readable(self) -> int:
+        """The same for an operation of which the library keeps nothing: it has committed."""
+        with self._lock:
+            if self._pipe is None:
+                try:
+                    self._pipe, end = os.pipe()
+                except OSError as error:
+                    raise SystemRefused(str(error)) from error
+                os.close(end)
+                weakref.finalize(self, os.close, self._pipe)
+            return self._pipe
 
     def add_done_callback(self, callback: Callable[[Work[ResultType]], object]) -> None:
         """Calls `callback(work)` once the operation is done, also if it has failed or is in doubt.
@@ -295,7 +312,7 @@ class Call:
     def __init__(
         self,
         origin: Origin,
-        begin: Callable[..., None],
+        begin: Callable[..., bool],
         *arguments: object,
         carried: Carried | None = None,
         reword: Callable[[str], str] | None = None,
@@ -339,8 +356,11 @@ class Call:
             made(work)
         carried = self._carried
         try:
-            # The Work that carries losses on is known before anybody waits for it.
-            self._begin(work._native, *self._arguments, not async_op and carried is None)
+            # A Work that others know, by `made` or by the losses that it carries on, has begun
+            # before anybody waits for it.
+            block = not async_op and carried is None and made is None
+            if self._begin(work._native, *self._arguments, block):
+                return work._read_result()
             if carried is not None:
                 carried.begun(work)
             return work if async_op else work.wait()

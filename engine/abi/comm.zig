@@ -6,6 +6,8 @@ const base = @import("base");
 const net = @import("net");
 const session = @import("session");
 const failure = @import("failure.zig");
+const failure_coordinator = @import("failure_coordinator.zig");
+const failure_operation = @import("failure_operation.zig");
 const label = @import("label.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
@@ -71,6 +73,12 @@ pub const Comm = struct {
     pub fn deadline(comm: *const Comm, deadline_ns: u64) base.Instant {
         return net.clock.after(if (deadline_ns == 0) comm.deadline_ns else deadline_ns);
     }
+
+    /// Null: this peer is a member, or has closed the communicator itself.
+    pub fn lost(comm: *const Comm) ?status.Error {
+        const why = comm.membership.lost() orelse return null;
+        return failure.membership(why, comm.membership.why_removed());
+    }
 };
 
 /// The handle of a call; a forked child may not use it.
@@ -82,13 +90,7 @@ pub fn usable(handle: ?*Comm) status.Error!*Comm {
 
 // ---- create and join
 
-pub export fn pccl_comm_create(
-    token_text: ?[*:0]const u8,
-    options: ?*const CommOptions,
-    comm: ?**Comm,
-) Status {
-    return status.code(create(token_text, options, comm));
-}
+pub const pccl_comm_create = status.C(create).call;
 
 fn create(
     token_text: ?[*:0]const u8,
@@ -109,7 +111,7 @@ fn create(
         .context = given.interrupted_context,
     };
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
-    const place: failure.Place = .{
+    const place: failure_coordinator.Place = .{
         .address = value.address(),
         .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
@@ -120,7 +122,7 @@ fn create(
         .peer_id = try peer_id(&given),
         .label = try label.of_peer(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
-            return failure.create(error.BadAddress, place) else null,
+            return failure_coordinator.create(error.BadAddress, place) else null,
         .ports = ports,
         .reconnect_timeout_ns = switch (given.reconnect_timeout_ns) {
             0 => base.never,
@@ -130,7 +132,7 @@ fn create(
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
         .fault = net.fault.Fault.from_environment() catch unreachable, // environment() has
-    }) catch |err| return failure.create(err, place);
+    }) catch |err| return failure_coordinator.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
         .group = group,
@@ -225,13 +227,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
     return comm;
 }
 
-export fn pccl_comm_join(
-    handle: ?*Comm,
-    options: ?*const CommOptions,
-    joined: ?**Comm,
-) Status {
-    return status.code(join(handle, options, joined));
-}
+pub const pccl_comm_join = status.C(join).call;
 
 fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Error!void {
     const parent = try usable(handle);
@@ -260,15 +256,7 @@ fn join_beside(
     });
 }
 
-pub export fn pccl_comm_subgroup(
-    handle: ?*Comm,
-    founders: ?[*]const PeerIdBytes,
-    count: u32,
-    options: ?*const CommOptions,
-    subgroup: ?**Comm,
-) Status {
-    return status.code(make_subgroup(handle, founders, count, options, subgroup));
-}
+pub const pccl_comm_subgroup = status.C(make_subgroup).call;
 
 fn make_subgroup(
     handle: ?*Comm,
@@ -295,16 +283,14 @@ fn make_subgroup(
 
 // ---- leaving
 
-export fn pccl_comm_close(handle: ?*Comm) Status {
-    return status.code(close(handle));
-}
+pub const pccl_comm_close = status.C(close).call;
 
 fn close(handle: ?*Comm) status.Error!void {
     const comm = try usable(handle);
     comm.membership.leave();
 }
 
-pub export fn pccl_comm_destroy(handle: ?*Comm) void {
+pub fn pccl_comm_destroy(handle: ?*Comm) callconv(.c) void {
     const comm = handle orelse return;
     // A forked child has no thread and no connections to close: the memory is left to the end of
     // the process.
@@ -315,15 +301,19 @@ pub export fn pccl_comm_destroy(handle: ?*Comm) void {
 
 // ---- safe points
 
-pub export fn pccl_comm_admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) Status {
-    return status.code(admit(handle, .alone, deadline_ns, admission));
-}
-
-pub export fn pccl_comm_admit_together(
+pub fn pccl_comm_admit(
     handle: ?*Comm,
     deadline_ns: u64,
     admission: ?*Admission,
-) Status {
+) callconv(.c) Status {
+    return status.code(admit(handle, .alone, deadline_ns, admission));
+}
+
+pub fn pccl_comm_admit_together(
+    handle: ?*Comm,
+    deadline_ns: u64,
+    admission: ?*Admission,
+) callconv(.c) Status {
     return status.code(admit(handle, .together, deadline_ns, admission));
 }
 
@@ -363,9 +353,7 @@ fn admit(
     }) catch unreachable; // it was checked
 }
 
-export fn pccl_comm_pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) Status {
-    return status.code(pending_agreed(handle, deadline_ns, pending));
-}
+pub const pccl_comm_pending_agreed = status.C(pending_agreed).call;
 
 fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error!void {
     const comm = try usable(handle);
@@ -377,15 +365,13 @@ fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error
     defer work.deinit();
     // The session keeps the deadline.
     _ = comm.interrupt.wait(&work.finished, base.never) catch work.withdraw();
-    if (work.operation.status != .ok) return failure.operation(work.operation);
+    if (work.operation.status != .ok) return failure_operation.operation(work.operation);
     to.* = answer;
 }
 
 // ---- looking
 
-pub export fn pccl_comm_info(handle: ?*Comm, info: ?*CommInfo) Status {
-    return status.code(look(handle, info));
-}
+pub const pccl_comm_info = status.C(look).call;
 
 fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     const comm = try usable(handle);
@@ -408,30 +394,11 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     }) catch return status.bad_size("pccl_comm_info_t");
 }
 
-pub export fn pccl_comm_members(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
-    return list(handle, .members, ids, capacity);
-}
-
-export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
-    return list(handle, .joined, ids, capacity);
-}
-
-export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
-    return list(handle, .left, ids, capacity);
-}
-
-export fn pccl_comm_not_entered(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
-    return list(handle, .not_entered, ids, capacity);
-}
-
-export fn pccl_comm_label(
-    handle: ?*Comm,
-    peer: ?*const PeerIdBytes,
-    to: ?[*]u8,
-    capacity: usize,
-) Status {
-    return status.code(name_of(handle, peer, to, capacity));
-}
+pub const pccl_comm_members = Listed(.members).call;
+pub const pccl_comm_joined = Listed(.joined).call;
+pub const pccl_comm_left = Listed(.left).call;
+pub const pccl_comm_not_entered = Listed(.not_entered).call;
+pub const pccl_comm_label = status.C(name_of).call;
 
 fn name_of(
     handle: ?*Comm,
@@ -453,16 +420,15 @@ fn name_of(
 /// pccl_peer_id_t
 pub const PeerIdBytes = extern struct { bytes: [16]u8 };
 
-fn list(
-    handle: ?*Comm,
-    which: net.Membership.List,
-    ids: ?[*]PeerIdBytes,
-    capacity: u32,
-) u32 {
-    const comm = usable(handle) catch return 0;
-    const room = if (ids == null) 0 else capacity;
-    var found: [base.limits.peers_max]PeerId = undefined;
-    const total = comm.membership.list(which, &found);
-    for (found[0..@min(total, room)], 0..) |id, index| ids.?[index].bytes = id.bytes;
-    return @intCast(total);
+fn Listed(comptime which: net.Membership.List) type {
+    return struct {
+        fn call(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) callconv(.c) u32 {
+            const comm = usable(handle) catch return 0;
+            const room = if (ids == null) 0 else capacity;
+            var found: [base.limits.peers_max]PeerId = undefined;
+            const total = comm.membership.list(which, &found);
+            for (found[0..@min(total, room)], 0..) |id, index| ids.?[index].bytes = id.bytes;
+            return @intCast(total);
+        }
+    };
 }

@@ -5,7 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
-const failure = @import("failure.zig");
+const failure_coordinator = @import("failure_coordinator.zig");
 const sized = @import("sized.zig");
 const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
@@ -44,12 +44,7 @@ pub const Coordinator = struct {
     const token_bytes_max = 512;
 };
 
-pub export fn pccl_coordinator_create(
-    options: ?*const CoordinatorOptions,
-    coordinator: ?**Coordinator,
-) Status {
-    return status.code(create(options, coordinator));
-}
+pub const pccl_coordinator_create = status.C(create).call;
 
 fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) status.Error!void {
     const out = coordinator orelse return status.is_null("coordinator");
@@ -57,9 +52,9 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
         return status.bad_size("pccl_coordinator_options_t");
     const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
-    var place: failure.Start = .{ .own = .{ .bind = bind, .advertise = advertise } };
+    var place: failure_coordinator.Start = .{ .own = .{ .bind = bind, .advertise = advertise } };
     var endpoint = net.address.Endpoint.parse(bind) catch
-        return failure.start_coordinator(error.BadAddress, &place);
+        return failure_coordinator.start_coordinator(error.BadAddress, &place);
     const state = try StateDir.open(given.state_dir);
     // The engine takes it over.
     var journal: ?*net.JournalFile = if (state) |*dir| dir.file else null;
@@ -86,7 +81,7 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
             .{std.mem.span(std.c.getenv("PCCL_FAULT_DISK").?)},
         ),
         .protocol = try protocol_options(&given, run_id),
-    }) catch |err| return failure.start_coordinator(err, &place);
+    }) catch |err| return failure_coordinator.start_coordinator(err, &place);
     journal = null;
     errdefer self.engine.destroy();
     try token.put(run_id, self.engine.reached_at(), &self.token, self.token.len);
@@ -193,15 +188,15 @@ fn within(
     );
 }
 
-export fn pccl_coordinator_token(coordinator: ?*const Coordinator) ?[*:0]const u8 {
+pub fn pccl_coordinator_token(coordinator: ?*const Coordinator) callconv(.c) ?[*:0]const u8 {
     return if (coordinator) |self| &self.token else null;
 }
 
-export fn pccl_coordinator_port(coordinator: ?*const Coordinator) u16 {
+pub fn pccl_coordinator_port(coordinator: ?*const Coordinator) callconv(.c) u16 {
     return if (coordinator) |self| self.engine.port else 0;
 }
 
-pub export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
+pub fn pccl_coordinator_destroy(coordinator: ?*Coordinator) callconv(.c) void {
     const self = coordinator orelse return;
     // In a forked child the thread does not exist: the memory is left to the end of the process.
     if (self.pid != std.c.getpid()) return;
@@ -211,24 +206,24 @@ pub export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
 
 // ---- status
 
-export fn pccl_run_status(
+pub fn pccl_run_status(
     token_text: ?[*:0]const u8,
     timeout_ns: u64,
     json: ?[*]u8,
     capacity: usize,
     length: ?*usize,
-) Status {
+) callconv(.c) Status {
     return status.code(ask(token_text, .none, timeout_ns, json, capacity, length));
 }
 
-export fn pccl_run_dial_back(
+pub fn pccl_run_dial_back(
     token_text: ?[*:0]const u8,
     peer: ?*const [16]u8,
     timeout_ns: u64,
     json: ?[*]u8,
     capacity: usize,
     length: ?*usize,
-) Status {
+) callconv(.c) Status {
     const id = peer orelse return status.code(status.fail(.invalid_argument, "peer is NULL", .{}));
     return status.code(ask(token_text, .{ .bytes = id.* }, timeout_ns, json, capacity, length));
 }
@@ -249,7 +244,7 @@ fn ask(
         .deadline = net.clock.after(if (timeout_ns == 0) default_ns else timeout_ns),
         .seed = net.random.seed(),
         .dial_back = dial_back,
-    }) catch |err| return failure.ask_status(err, value.address());
+    }) catch |err| return failure_coordinator.ask_status(err, value.address());
     defer gpa.free(answer);
     if (length) |to| to.* = answer.len;
     const fits = if (json) |to| text.copy(answer, to, capacity) else false;

@@ -19,11 +19,11 @@ const names: [measure.cases.len][:0]const u8 = blk: {
     break :blk list;
 };
 
-export fn pccl_kernel_name(index: usize) ?[*:0]const u8 {
+pub fn pccl_kernel_name(index: usize) callconv(.c) ?[*:0]const u8 {
     return if (index < names.len) names[index] else null;
 }
 
-export fn pccl_kernel_memory(count: usize) usize {
+pub fn pccl_kernel_memory(count: usize) callconv(.c) usize {
     if (count == 0 or count % measure.granule != 0 or count > count_max) return 0;
     return measure.memory_bytes(count);
 }
@@ -31,16 +31,7 @@ export fn pccl_kernel_memory(count: usize) usize {
 /// 4 GiB of f32.
 const count_max = 1 << 30;
 
-export fn pccl_kernel_run(
-    name: ?[*:0]const u8,
-    what: c_int,
-    memory: ?[*]u8,
-    count: usize,
-    repeats: u32,
-    duration_ns: ?*u64,
-) Status {
-    return status.code(run(name, what, memory, count, repeats, duration_ns));
-}
+pub const pccl_kernel_run = status.C(run).call;
 
 fn run(
     name: ?[*:0]const u8,

@@ -4,11 +4,8 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const status = @import("status.zig");
-const Status = status.Status;
 
-export fn pccl_log_next(level: ?*c_int, message: ?[*]u8, capacity: usize) Status {
-    return status.code(next(level, message, capacity));
-}
+pub const pccl_log_next = status.C(next).call;
 
 fn next(level: ?*c_int, message: ?[*]u8, capacity: usize) status.Error!void {
     const level_to = level orelse return status.is_null("level");

@@ -7,11 +7,12 @@ const session = @import("session");
 const wire = @import("wire");
 const comm_file = @import("comm.zig");
 const failure = @import("failure.zig");
+const failure_operation = @import("failure_operation.zig");
+const number = @import("number.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
 const Comm = comm_file.Comm;
-const Status = status.Status;
 
 const gpa = std.heap.c_allocator;
 
@@ -92,13 +93,7 @@ fn usable(handle: ?*State) status.Error!*State {
 
 // ---- create and destroy
 
-pub export fn pccl_state_create(
-    comm: ?*Comm,
-    options: ?*const StateOptions,
-    state: ?**State,
-) Status {
-    return status.code(create(comm, options, state));
-}
+pub const pccl_state_create = status.C(create).call;
 
 fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.Error!void {
     const comm = try comm_file.usable(handle);
@@ -135,8 +130,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
         .prefetch = given.flags & StateOptions.prefetch != 0,
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
-        if (err == error.Closed) if (comm.membership.lost()) |why|
-            return failure.membership(why, comm.membership.why_removed());
+        if (err == error.Closed) if (comm.lost()) |failed| return failed;
         return failure.state(err, if (err == error.NameInUse) name else about, tensors.len);
     };
     state.* = .{ .comm = comm, .shared = shared };
@@ -182,7 +176,7 @@ fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
     };
 }
 
-pub export fn pccl_state_destroy(handle: ?*State) void {
+pub fn pccl_state_destroy(handle: ?*State) callconv(.c) void {
     const state = handle orelse return;
     // A forked child has no engine: the memory is left to the end of the process.
     if (state.comm.membership.engine.forked()) return;
@@ -190,17 +184,13 @@ pub export fn pccl_state_destroy(handle: ?*State) void {
     gpa.destroy(state);
 }
 
-export fn pccl_state_close(handle: ?*State) Status {
-    return status.code(close(handle));
-}
+pub const pccl_state_close = status.C(close).call;
 
 fn close(handle: ?*State) status.Error!void {
     (try usable(handle)).shared.close();
 }
 
-export fn pccl_state_revision(handle: ?*State, revision: ?*u64) Status {
-    return status.code(read_revision(handle, revision));
-}
+pub const pccl_state_revision = status.C(read_revision).call;
 
 fn read_revision(handle: ?*State, revision: ?*u64) status.Error!void {
     const state = try usable(handle);
@@ -210,13 +200,7 @@ fn read_revision(handle: ?*State, revision: ?*u64) status.Error!void {
 
 // ---- sync
 
-pub export fn pccl_state_sync(
-    state: ?*State,
-    options: ?*const SyncOptions,
-    outcome: ?*SyncOutcome,
-) Status {
-    return status.code(sync(state, options, outcome));
-}
+pub const pccl_state_sync = status.C(sync).call;
 
 fn sync(
     handle: ?*State,
@@ -226,14 +210,9 @@ fn sync(
     const state = try usable(handle);
     const given = sized.read(SyncOptions, options) catch
         return status.bad_size("pccl_sync_options_t");
-    const strategy = std.enums.fromInt(
-        wire.control.Strategy,
-        std.math.cast(u8, given.strategy) orelse 255,
-    ) orelse return status.fail(
-        .invalid_argument,
-        "strategy {d} is unknown; see pccl_strategy_t",
-        .{given.strategy},
-    );
+    const wanted = given.strategy;
+    const strategy =
+        try number.known(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
     const at_revision = given.flags & SyncOptions.at_revision != 0;
     if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
         return status.fail(
@@ -254,8 +233,7 @@ fn sync(
         .interrupt = comm.interrupt,
         .ids = &ids,
     }, tell) catch |err| {
-        if (err == error.Left) if (comm.membership.lost()) |why|
-            return failure.membership(why, comm.membership.why_removed());
+        if (err == error.Left) if (comm.lost()) |failed| return failed;
         return failure.sync(err);
     };
     put_contributors(&given, &done, &ids);
@@ -297,5 +275,5 @@ fn put_contributors(
 
 /// Keeps status and sentence of a sync that failed, which `failure.sync` finds again.
 fn tell(operation: *const session.Operation) void {
-    failure.operation(operation) catch {};
+    failure_operation.operation(operation) catch {};
 }

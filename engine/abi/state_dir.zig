@@ -8,6 +8,7 @@ const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
 const failure = @import("failure.zig");
+const failure_coordinator = @import("failure_coordinator.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
 const CoordinatorOptions = @import("coordinator.zig").CoordinatorOptions;
@@ -27,7 +28,7 @@ pub const StateDir = struct {
         const dir = try text.optional_path(path, "state_dir") orelse return null;
         var trouble: net.journal_file.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
-            return failure.open_journal(err, dir, &trouble);
+            return failure_coordinator.open_journal(err, dir, &trouble);
         return .{
             .path = dir,
             .file = file,

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
+const exported = @import("exported.zig");
 
 pub const Status = enum(c_int) {
     ok = 0,
@@ -73,6 +74,11 @@ pub fn code(result: Error!void) Status {
     return .ok;
 }
 
+/// The function of the C ABI that does what `function` does.
+pub fn C(comptime function: anytype) type {
+    return exported.Function(code, function);
+}
+
 pub fn out_of_memory() Error {
     return fail(.out_of_memory, "there is not enough memory for this call; nothing was sent", .{});
 }
@@ -89,12 +95,12 @@ pub fn bad_size(comptime name: []const u8) Error {
         "not know; initialise it with the _INIT macro of pccl.h", .{});
 }
 
-export fn pccl_status_name(number: c_int) [*:0]const u8 {
+pub fn pccl_status_name(number: c_int) callconv(.c) [*:0]const u8 {
     const status = std.enums.fromInt(Status, number) orelse return "PCCL_UNKNOWN";
     return status.name();
 }
 
-pub export fn pccl_last_error() [*:0]const u8 {
+pub fn pccl_last_error() callconv(.c) [*:0]const u8 {
     return &sentence;
 }
 

@@ -14,14 +14,7 @@ pub const TokenInfo = extern struct {
     run_id: [16]u8,
 };
 
-pub export fn pccl_token_create(
-    address: ?[*:0]const u8,
-    run_id: ?*const [16]u8,
-    token: ?[*]u8,
-    capacity: usize,
-) Status {
-    return status.code(create(address, run_id, token, capacity));
-}
+pub const pccl_token_create = status.C(create).call;
 
 fn create(
     address: ?[*:0]const u8,
@@ -58,9 +51,7 @@ fn bad_address(address: []const u8) status.Error {
     );
 }
 
-export fn pccl_token_parse(token: ?[*:0]const u8, info: ?*TokenInfo) Status {
-    return status.code(parse(token, info));
-}
+pub const pccl_token_parse = status.C(parse).call;
 
 fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
     const to = info orelse return status.is_null("info");

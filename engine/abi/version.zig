@@ -10,19 +10,19 @@ const major = 0;
 const minor = 1;
 const patch = 0;
 
-export fn pccl_version() u32 {
+pub fn pccl_version() callconv(.c) u32 {
     return major * 10000 + minor * 100 + patch;
 }
 
-export fn pccl_version_string() [*:0]const u8 {
+pub fn pccl_version_string() callconv(.c) [*:0]const u8 {
     return std.fmt.comptimePrint("{d}.{d}.{d}", .{ major, minor, patch });
 }
 
-export fn pccl_wire_version() u32 {
+pub fn pccl_wire_version() callconv(.c) u32 {
     return wire.version;
 }
 
-export fn pccl_cpu_level() [*:0]const u8 {
+pub fn pccl_cpu_level() callconv(.c) [*:0]const u8 {
     // A forced level counts from the first look; a bad one is reported by the first create.
     choose_cpu_level() catch {};
     return kernels.level_name();
@@ -36,7 +36,7 @@ pub fn choose_cpu_level() LevelError!void {
     if (wanted.len > 0 and !kernels.force(wanted)) return error.BadCpuLevel;
 }
 
-export fn pccl_dtype_size(number: c_int) usize {
+pub fn pccl_dtype_size(number: c_int) callconv(.c) usize {
     const small = std.math.cast(u8, number) orelse return 0;
     const dtype = base.DType.from_int(small) orelse return 0;
     return dtype.size();

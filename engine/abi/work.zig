@@ -5,10 +5,10 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const failure = @import("failure.zig");
+const failure_operation = @import("failure_operation.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const PeerIdBytes = @import("comm.zig").PeerIdBytes;
-const Status = status.Status;
 const Work = net.Work;
 
 const gpa = std.heap.c_allocator;
@@ -41,21 +41,17 @@ fn usable(handle: ?*Work) status.Error!*Work {
 
 // ---- waiting
 
-pub export fn pccl_work_wait(work: ?*Work, timeout_ns: u64) Status {
-    return status.code(wait(work, timeout_ns));
-}
+pub const pccl_work_wait = status.C(wait).call;
 
 fn wait(handle: ?*Work, timeout_ns: u64) status.Error!void {
     const work = try usable(handle);
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     const outcome = work.wait(deadline) orelse
         return status.fail(.timeout, "the operation is not finished; it goes on", .{});
-    if (outcome != .ok) return failure.operation(work.operation);
+    if (outcome != .ok) return failure_operation.operation(work.operation);
 }
 
-export fn pccl_work_poll(work: ?*Work, finished: ?*c_int) Status {
-    return status.code(poll(work, finished));
-}
+pub const pccl_work_poll = status.C(poll).call;
 
 fn poll(handle: ?*Work, finished: ?*c_int) status.Error!void {
     const work = try usable(handle);
@@ -63,13 +59,7 @@ fn poll(handle: ?*Work, finished: ?*c_int) status.Error!void {
     to.* = @intFromBool(work.finished.is_set());
 }
 
-export fn pccl_work_notify(
-    work: ?*Work,
-    finished: ?*const fn (?*anyopaque) callconv(.c) void,
-    context: ?*anyopaque,
-) Status {
-    return status.code(notify(work, finished, context));
-}
+pub const pccl_work_notify = status.C(notify).call;
 
 fn notify(
     handle: ?*Work,
@@ -81,9 +71,7 @@ fn notify(
     work.notify(.{ .function = function, .context = context });
 }
 
-export fn pccl_work_fd(work: ?*Work, fd: ?*c_int) Status {
-    return status.code(descriptor(work, fd));
-}
+pub const pccl_work_fd = status.C(descriptor).call;
 
 fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
     const work = try usable(handle);
@@ -93,17 +81,13 @@ fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
     };
 }
 
-export fn pccl_work_cancel(work: ?*Work) Status {
-    return status.code(cancel(work));
-}
+pub const pccl_work_cancel = status.C(cancel).call;
 
 fn cancel(handle: ?*Work) status.Error!void {
     (try usable(handle)).cancel();
 }
 
-pub export fn pccl_work_resolve(work: ?*Work, timeout_ns: u64, copy: c_int) Status {
-    return status.code(resolve(work, timeout_ns, copy));
-}
+pub const pccl_work_resolve = status.C(resolve).call;
 
 fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     const work = try usable(handle);
@@ -115,7 +99,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     switch (work.operation.status) {
         .in_doubt => {},
         .ok => return,
-        else => return failure.operation(work.operation),
+        else => return failure_operation.operation(work.operation),
     }
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     return switch (work.resolve(deadline, copy != 0)) {
@@ -139,7 +123,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     };
 }
 
-pub export fn pccl_work_destroy(handle: ?*Work) void {
+pub fn pccl_work_destroy(handle: ?*Work) callconv(.c) void {
     const work = handle orelse return;
     // A forked child has no engine: the memory is left to the end of the process.
     if (work.engine.forked()) return;
@@ -164,9 +148,7 @@ fn committed(handle: ?*Work) status.Error!*Work {
     );
 }
 
-pub export fn pccl_work_outcome(work: ?*Work, outcome: ?*Outcome) Status {
-    return status.code(read_outcome(work, outcome));
-}
+pub const pccl_work_outcome = status.C(read_outcome).call;
 
 fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     const operation = (try committed(handle)).operation;
@@ -187,15 +169,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     }) catch return status.bad_size("pccl_outcome_t");
 }
 
-pub export fn pccl_work_range(
-    work: ?*Work,
-    index: u32,
-    range: ?*OutcomeRange,
-    contributors: ?[*]PeerIdBytes,
-    capacity: u32,
-) Status {
-    return status.code(read_range(work, index, range, contributors, capacity));
-}
+pub const pccl_work_range = status.C(read_range).call;
 
 fn read_range(
     handle: ?*Work,
@@ -225,4 +199,34 @@ fn read_range(
         contributors.?[written].bytes = id.bytes;
         written += 1;
     }
+}
+
+// ---- all in one
+
+pub const pccl_work_finish = status.C(finish).call;
+
+fn finish(
+    handle: ?*?*Work,
+    timeout_ns: u64,
+    outcome: ?*Outcome,
+    range: ?*OutcomeRange,
+    contributors: ?[*]PeerIdBytes,
+    capacity: u32,
+) status.Error!void {
+    const to = handle orelse return status.is_null("work");
+    const work = try usable(to.*);
+    const part = range orelse return status.is_null("range");
+    try wait(work, timeout_ns);
+    try read_outcome(work, outcome);
+    const count = work.operation.range_count();
+    if (count == 0) {
+        sized.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
+            return status.bad_size("pccl_outcome_range_t");
+    } else {
+        try read_range(work, 0, part, contributors, capacity);
+        const all = work.operation.range(0).?.contributors.count();
+        if (count > 1 or all > capacity) return; // the caller has more to ask
+    }
+    pccl_work_destroy(work);
+    to.* = null;
 }

@@ -116,6 +116,7 @@ def null_calls() -> dict[str, Any]:
     one_array = ffi.new("pccl_array_t[1]", [(data, data, 4, 0, 0)])
     no_send = ffi.new("pccl_array_t[1]", [(null, data, 4, 0, 0)])
     good["arrays"] = (one_array, no_send)
+    no_work, ended, part = ffi.new("pccl_work_t **"), options("outcome"), options("outcome_range")
     return {
         "token_create address": lambda c: lib.pccl_token_create(null, null, out, 600),
         "token_create token": lambda c: lib.pccl_token_create(b"h:1", null, null, 600),
@@ -306,6 +307,8 @@ def null_calls() -> dict[str, Any]:
         "work_resolve": lambda c: lib.pccl_work_resolve(null, 0, 0),
         "work_outcome": lambda c: lib.pccl_work_outcome(null, options("outcome")),
         "work_range": lambda c: lib.pccl_work_range(null, 0, options("outcome_range"), null, 0),
+        "work_finish handle": lambda c: lib.pccl_work_finish(null, 0, ended, part, null, 0),
+        "work_finish work": lambda c: lib.pccl_work_finish(no_work, 0, ended, part, null, 0),
         "state_create comm": lambda c: lib.pccl_state_create(null, null, state),
         "state_create state": lambda c: lib.pccl_state_create(c, null, null),
         "state_create tensors": lambda c: lib.pccl_state_create(
@@ -1284,6 +1287,57 @@ def test_ranges_list_their_contributors(pair: tuple[Any, Any]) -> None:
             assert "range" in refused(lib.pccl_work_range(work, index, part, ids, 2))
 
 
+def test_a_work_is_finished_in_one_call(pair: tuple[Any, Any]) -> None:
+    """Goal: it tells what wait, outcome and range tell, and is freed when it has told all."""
+    members, ids = ffi.new("pccl_peer_id_t[2]"), ffi.new("pccl_peer_id_t[2]")
+    assert lib.pccl_comm_members(pair[0], members, 2) == 2
+    outcome, part = options("outcome"), options("outcome_range")
+    works, data = [ffi.new("pccl_work_t **") for _ in pair], ffi.new("float[2][8]")
+
+    def begin(rank: int, count: int) -> None:
+        mine, tag = data[rank], options("collective_options", tag=90)
+        check(lib.pccl_all_reduce_async(pair[rank], mine, mine, count, 0, tag, works[rank]))
+
+    def finish(rank: int, capacity: int, timeout_ns: int = FOREVER) -> int:
+        work = works[rank]
+        return int(lib.pccl_work_finish(work, timeout_ns, outcome, part, ids, capacity))
+
+    begin(0, 4)
+    refused(finish(0, 2, 0), "PCCL_TIMEOUT")
+    assert works[0][0] != ffi.NULL
+    begin(1, 4)
+    for null in ((ffi.NULL, part), (outcome, ffi.NULL)):
+        assert "NULL" in refused(lib.pccl_work_finish(works[0], FOREVER, *null, ids, 2))
+    check(finish(0, 2))
+    assert (works[0][0], outcome.tag, outcome.range_count) == (ffi.NULL, 90, 1)
+    assert (part.begin, part.end, part.contributor_count) == (0, 4, 2)
+    assert bytes(ffi.buffer(ids)) == bytes(ffi.buffer(members))
+    # One contributor has no room.
+    ffi.memmove(ids, b"\xa5" * 32, 32)
+    check(finish(1, 1))
+    assert bytes(ffi.buffer(ids))[16:] == b"\xa5" * 16
+    check(lib.pccl_work_range(works[1][0], 0, part, ids, 2))
+    check(finish(1, 2))
+    assert works[1][0] == ffi.NULL
+    # Nothing to contribute to.
+    for rank in range(2):
+        begin(rank, 0)
+    for rank in range(2):
+        check(finish(rank, 0))
+        assert (works[rank][0], outcome.range_count) == (ffi.NULL, 0)
+        assert (part.begin, part.end, part.contributor_count) == (0, 0, 0)
+    # A range for each shard: the first alone is told.
+    for rank in range(2):
+        sent = data[rank] + rank
+        check(lib.pccl_all_gather_async(pair[rank], sent, data[rank], 1, 0, ffi.NULL, works[rank]))
+    for rank in range(2):
+        check(finish(rank, 2))
+        assert (outcome.range_count, part.end, part.contributor_count) == (2, 1, 1)
+        check(lib.pccl_work_range(works[rank][0], 1, part, ids, 2))
+        assert (part.begin, part.end) == (1, 2)
+        lib.pccl_work_destroy(works[rank][0])
+
+
 def test_a_work_in_flight_says_so_and_can_be_withdrawn() -> None:
     """Its peer leaves the group with it, so these two are of no further use."""
     with two_ranks() as pair:
@@ -1306,6 +1360,9 @@ def withdraw_one_in_flight(pair: tuple[Any, Any]) -> None:
     assert "50" in said
     check(lib.pccl_work_cancel(work[0]))
     refused(lib.pccl_work_wait(work[0], FOREVER), "PCCL_CANCELLED")
+    ended = FOREVER, options("outcome"), options("outcome_range"), ffi.NULL, 0
+    refused(lib.pccl_work_finish(work, *ended), "PCCL_CANCELLED")
+    assert work[0] != ffi.NULL
     check(lib.pccl_work_cancel(work[0]))
     refused(lib.pccl_work_outcome(work[0], options("outcome")), "PCCL_INVALID_USAGE")
     lib.pccl_work_destroy(work[0])

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -53,6 +54,48 @@ def test_waiting_is_not_giving_up(pair: list[pccl.Communicator]) -> None:
     assert outcome.digest in repr(work)
     assert np.array_equal(arrays, np.full((2, 1000), 2.0))
     assert pair[0].info().operations_in_flight == 0
+
+
+def test_the_work_of_a_blocking_call_answers_like_any_other(
+    pair: list[pccl.Communicator],
+) -> None:
+    """The library keeps nothing of it; an exception that comes after the commit carries it."""
+
+    def finish(outcome: pccl.Outcome) -> None:
+        outcomes.append(outcome)
+        raise ZeroDivisionError
+
+    outcomes: list[pccl.Outcome] = []
+    others, all_reduce = begin(pair[1], np.ones(3)), cast("Any", pair[0].all_reduce)
+    with pytest.raises(ZeroDivisionError) as caught:
+        all_reduce(np.ones(3), _finish=finish)
+    others.wait()
+    work = caught.value.work  # type: ignore[attr-defined]
+    assert work.done() and work.exception(0) is None
+    assert work.outcome is outcomes[0]
+    assert work.resolve(copy=False) is outcomes[0]
+    work.cancel()  # nothing happens
+    with selectors.DefaultSelector() as selector:
+        selector.register(work, selectors.EVENT_READ)
+        assert [key.fileobj for key, _ in selector.select(0)] == [work]
+    called: list[pccl.Work] = []
+    work.add_done_callback(called.append)
+    assert called == [work]
+    for ask in (work.wait, work.resolve):
+        with pytest.raises(ZeroDivisionError):
+            ask()
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(awaited(work))
+    fd = work.fileno()
+    assert fd == work.fileno()
+    del work, ask, caught, called
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+async def awaited(work: pccl.Work) -> object:
+    return await work
 
 
 def test_a_work_that_failed_says_so_every_time(pair: list[pccl.Communicator]) -> None:

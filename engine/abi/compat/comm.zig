@@ -21,6 +21,8 @@ const Error = words.Error;
 const Group = comm_file.Comm;
 const PeerIdBytes = comm_file.PeerIdBytes;
 const Result = words.Result;
+const pccl_all_gather_async = collective.Named("pccl_all_gather_async").function;
+const pccl_all_reduce_async = collective.Named("pccl_all_reduce_async").function;
 
 const gpa = std.heap.c_allocator;
 /// Where nothing else is said, peers listen where those of PCCL 1.0 do.
@@ -107,7 +109,7 @@ const Said = packed struct(u64) {
 
 var is_initialized: std.atomic.Value(bool) = .init(false);
 
-pub export fn pcclInit() Result {
+pub fn pcclInit() callconv(.c) Result {
     is_initialized.store(true, .release);
     return .success;
 }
@@ -133,9 +135,7 @@ pub fn connected(handle: ?*Comm) Error!*Comm {
 
 // ---- create and destroy
 
-export fn pcclCreateCommunicator(params: ?*const CreateParams, comm_out: ?**Comm) Result {
-    return words.code(create(params, comm_out));
-}
+pub const pcclCreateCommunicator = words.C(create).call;
 
 fn create(params: ?*const CreateParams, comm_out: ?**Comm) Error!void {
     if (!is_initialized.load(.acquire))
@@ -159,9 +159,7 @@ fn create(params: ?*const CreateParams, comm_out: ?**Comm) Error!void {
     out.* = comm;
 }
 
-export fn pcclDestroyCommunicator(communicator: ?*Comm) Result {
-    return words.code(destroy(communicator));
-}
+pub const pcclDestroyCommunicator = words.C(destroy).call;
 
 fn destroy(handle: ?*Comm) Error!void {
     const comm = try usable(handle);
@@ -173,9 +171,7 @@ fn destroy(handle: ?*Comm) Error!void {
 
 // ---- the run
 
-export fn pcclConnect(communicator: ?*Comm) Result {
-    return words.code(connect(communicator));
-}
+pub const pcclConnect = words.C(connect).call;
 
 fn connect(handle: ?*Comm) Error!void {
     const lost = error.MasterConnectionFailed;
@@ -197,9 +193,7 @@ fn connect(handle: ?*Comm) Error!void {
     comm.run = run;
 }
 
-export fn pcclUpdateTopology(communicator: ?*Comm) Result {
-    return words.code(update(communicator));
-}
+pub const pcclUpdateTopology = words.C(update).call;
 
 fn update(handle: ?*Comm) Error!void {
     const lost = error.UpdateTopologyFailed;
@@ -283,7 +277,7 @@ fn ask(run: *Group, own: *const Said, said: []Said, lost: Error) Error!work_file
     options.recovery = reduce.recovery_restart;
     const dtype = @intFromEnum(base.DType.u64);
     var begun: ?*net.Work = null;
-    try words.check(collective.pccl_all_gather_async(
+    try words.check(pccl_all_gather_async(
         run,
         @ptrCast(own),
         @ptrCast(said.ptr),
@@ -316,9 +310,7 @@ pub fn sized(comptime T: type) T {
 
 // ---- looking
 
-export fn pcclGetAttribute(communicator: ?*Comm, attribute: c_uint, out: ?*c_int) Result {
-    return words.code(get(communicator, attribute, out));
-}
+pub const pcclGetAttribute = words.C(get).call;
 
 fn get(handle: ?*Comm, attribute: c_uint, out: ?*c_int) Error!void {
     const comm = try usable(handle);
@@ -340,9 +332,7 @@ fn get(handle: ?*Comm, attribute: c_uint, out: ?*c_int) Error!void {
     });
 }
 
-export fn pcclArePeersPending(communicator: ?*Comm, pending_out: ?*bool) Result {
-    return words.code(ask_pending(communicator, pending_out));
-}
+pub const pcclArePeersPending = words.C(ask_pending).call;
 
 fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     const lost = error.RankConnectionLost;
@@ -359,7 +349,7 @@ fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     const dtype = @intFromEnum(base.DType.u8);
     var work: ?*net.Work = null;
     try words.check(
-        collective.pccl_all_reduce_async(run, &flag, &flag, 1, dtype, &options, &work),
+        pccl_all_reduce_async(run, &flag, &flag, 1, dtype, &options, &work),
         lost,
     );
     defer work_file.pccl_work_destroy(work);
@@ -367,9 +357,7 @@ fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
     to.* = flag[0] != 0;
 }
 
-export fn pcclOptimizeTopology(communicator: ?*Comm) Result {
-    return words.code(optimize(communicator));
-}
+pub const pcclOptimizeTopology = words.C(optimize).call;
 
 /// Nothing moves: the ring is that of the ranks until there are others.
 fn optimize(handle: ?*Comm) Error!void {
@@ -383,7 +371,7 @@ fn optimize(handle: ?*Comm) Error!void {
 /// pcclBuildInfo_t
 const BuildInfo = extern struct { has_cuda_support: bool, has_hip_support: bool };
 
-export fn pcclGetBuildInfo(info: ?*BuildInfo) Result {
+pub fn pcclGetBuildInfo(info: ?*BuildInfo) callconv(.c) Result {
     const to = info orelse return words.code(words.is_null("info"));
     to.* = .{ .has_cuda_support = false, .has_hip_support = false };
     return .success;

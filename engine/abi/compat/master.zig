@@ -67,9 +67,7 @@ const Master = struct {
     }
 };
 
-export fn pcclCreateMaster(address: SocketAddress, master_out: ?**Master) Result {
-    return words.code(create(address, master_out));
-}
+pub const pcclCreateMaster = words.C(create).call;
 
 fn create(address: SocketAddress, master_out: ?**Master) Error!void {
     const out = master_out orelse return words.is_null("p_master_handle_out");
@@ -80,9 +78,7 @@ fn create(address: SocketAddress, master_out: ?**Master) Error!void {
     out.* = master;
 }
 
-export fn pcclRunMaster(master: ?*Master) Result {
-    return words.code(run(master));
-}
+pub const pcclRunMaster = words.C(run).call;
 
 fn run(handle: ?*Master) Error!void {
     const master = handle orelse return words.is_null("master_instance");
@@ -109,9 +105,7 @@ fn run(handle: ?*Master) Error!void {
     master.is_started.store(true, .release);
 }
 
-export fn pcclInterruptMaster(master: ?*Master) Result {
-    return words.code(interrupt(master));
-}
+pub const pcclInterruptMaster = words.C(interrupt).call;
 
 /// Nothing that a signal handler may not do.
 fn interrupt(handle: ?*Master) Error!void {
@@ -120,9 +114,7 @@ fn interrupt(handle: ?*Master) Error!void {
     master.interrupted.set();
 }
 
-export fn pcclMasterAwaitTermination(master: ?*Master) Result {
-    return words.code(await_end(master));
-}
+pub const pcclMasterAwaitTermination = words.C(await_end).call;
 
 fn await_end(handle: ?*Master) Error!void {
     const master = handle orelse return words.is_null("master_instance");
@@ -131,9 +123,7 @@ fn await_end(handle: ?*Master) Error!void {
     master.end();
 }
 
-export fn pcclDestroyMaster(master: ?*Master) Result {
-    return words.code(destroy(master));
-}
+pub const pcclDestroyMaster = words.C(destroy).call;
 
 fn destroy(handle: ?*Master) Error!void {
     const master = handle orelse return words.is_null("master_instance");

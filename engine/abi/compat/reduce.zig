@@ -15,6 +15,7 @@ const Error = words.Error;
 const Result = words.Result;
 const Status = status.Status;
 const Work = net.Work;
+const pccl_all_reduce_async = collective.Named("pccl_all_reduce_async").function;
 
 const gpa = std.heap.c_allocator;
 /// PCCL_RECOVERY_RESTART: one set of contributors for the whole result.
@@ -77,15 +78,7 @@ pub const Flying = struct {
 
 // ---- one
 
-export fn pcclAllReduce(
-    send: ?[*]const u8,
-    recv: ?[*]u8,
-    descriptor: ?*const Descriptor,
-    communicator: ?*Comm,
-    info_out: ?*Info,
-) Result {
-    return words.code(block(send, recv, descriptor, communicator, info_out));
-}
+pub const pcclAllReduce = words.C(block).call;
 
 fn block(
     send: ?[*]const u8,
@@ -101,15 +94,7 @@ fn block(
     if (info_out) |to| to.* = info;
 }
 
-export fn pcclAllReduceAsync(
-    send: ?[*]const u8,
-    recv: ?[*]u8,
-    descriptor: ?*const Descriptor,
-    communicator: ?*Comm,
-    handle_out: ?*Handle,
-) Result {
-    return words.code(start(send, recv, descriptor, communicator, handle_out));
-}
+pub const pcclAllReduceAsync = words.C(start).call;
 
 fn start(
     send: ?[*]const u8,
@@ -135,9 +120,7 @@ fn start(
     out.* = .{ .comm = comm, .tag = given.tag };
 }
 
-export fn pcclAwaitAsyncReduce(reduce_handle: ?*const Handle, info_out: ?*Info) Result {
-    return words.code(await_one(reduce_handle, info_out));
-}
+pub const pcclAwaitAsyncReduce = words.C(await_one).call;
 
 fn await_one(reduce_handle: ?*const Handle, info_out: ?*Info) Error!void {
     const given = reduce_handle orelse return words.is_null("reduce_handle");
@@ -159,15 +142,7 @@ fn await_one(reduce_handle: ?*const Handle, info_out: ?*Info) Error!void {
 
 // ---- many
 
-export fn pcclAllReduceMultipleWithRetry(
-    descriptors: ?[*]const OpDescriptor,
-    count: usize,
-    communicator: ?*Comm,
-    info_out: ?*Info,
-    max_in_flight: c_int,
-) Result {
-    return words.code(make_many(descriptors, count, communicator, info_out, max_in_flight));
-}
+pub const pcclAllReduceMultipleWithRetry = words.C(make_many).call;
 
 fn make_many(
     descriptors: ?[*]const OpDescriptor,
@@ -254,7 +229,7 @@ fn begin(
     options.codec = @intFromEnum(try given.codec());
     const dtype = try words.dtype_of(given.datatype);
     var work: ?*Work = null;
-    try words.check(collective.pccl_all_reduce_async(
+    try words.check(pccl_all_reduce_async(
         comm.group,
         send,
         recv,

@@ -35,12 +35,12 @@ const SyncInfo = extern struct { tx_bytes: u64, rx_bytes: u64 };
 /// pccl_strategy_t of a pcclSharedStateSyncStrategy_t: popular, receive only, send only.
 const strategies = [_]c_uint{ 0, 2, 1 };
 
-export fn pcclSynchronizeSharedState(
+pub fn pcclSynchronizeSharedState(
     communicator: ?*Comm,
     shared_state: ?*SharedState,
     strategy: c_uint,
     info_out: ?*SyncInfo,
-) words.Result {
+) callconv(.c) words.Result {
     return words.code(sync(communicator, shared_state, strategy, info_out));
 }
 

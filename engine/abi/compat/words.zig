@@ -3,6 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const exported = @import("../exported.zig");
 const status = @import("../status.zig");
 
 /// pcclResult_t
@@ -50,6 +51,11 @@ pub fn code(done: Error!void) Result {
         error.UpdateTopologyFailed => .update_topology_failed,
     };
     return .success;
+}
+
+/// The function of PCCL 1.0 that does what `function` does.
+pub fn C(comptime function: anytype) type {
+    return exported.Function(code, function);
 }
 
 /// The error of a status, whose sentence is there already. `lost` stands for the loss of peers and

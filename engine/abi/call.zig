@@ -1,0 +1,282 @@
+//! call: what a program in C asks of a collective, checked: the numbers, pointers and options that
+//! it may get wrong, before anything is sent. The session checks those that depend on the
+//! membership. Which functions there are is in collective.zig.
+
+const std = @import("std");
+const base = @import("base");
+const kernels = @import("kernels");
+const net = @import("net");
+const session = @import("session");
+const wire = @import("wire");
+const comm_file = @import("comm.zig");
+const failure = @import("failure.zig");
+const number = @import("number.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const Work = net.Work;
+
+pub const Call = session.Session.Call;
+pub const OpKind = wire.control.OpKind;
+
+const gpa = std.heap.c_allocator;
+
+pub const CollectiveOptions = extern struct {
+    size: usize,
+    tag: u64,
+    deadline_ns: u64,
+    op: c_uint,
+    recovery: c_uint,
+    plan: c_uint,
+    codec: c_uint,
+    codec_block: u32,
+    codec_rotate: c_uint,
+    codec_rounding: c_uint,
+    reserved: u32,
+    residual_in: ?[*]const u8,
+    residual_out: ?[*]u8,
+    form: u64,
+};
+
+pub const ArrayOfCaller = extern struct {
+    send_buffer: ?[*]const u8,
+    recv_buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    reserved: u32,
+};
+
+/// The arguments of C that a Call has in other types; the others are in the Call from the start.
+pub const Given = struct {
+    options: ?*const CollectiveOptions,
+    dtype: c_uint = 0,
+    /// Elements of each rank's shard, where they differ, and how many ranks the caller counts.
+    counts: Counts = .alike,
+    ranks: u32 = 0,
+    /// Several arrays, instead of the one.
+    arrays: ?struct { first: ?[*]const ArrayOfCaller, count: u64 } = null,
+
+    const Counts = union(enum) {
+        alike,
+        each: ?[*]const u64,
+        exchanged: struct { send: ?[*]const u64, recv: ?[*]const u64 },
+    };
+};
+
+/// Starts a call of which collective.zig has filled in what needs no check.
+pub fn begin(
+    work: *Work,
+    handle: ?*comm_file.Comm,
+    given: Given,
+    asked: Call,
+) status.Error!void {
+    const comm = try comm_file.usable(handle);
+    var call = asked;
+    const options = sized.read(CollectiveOptions, given.options) catch
+        return status.bad_size("pccl_collective_options_t");
+    call.op = try number.known(base.ReduceOp, options.op, "op", "pccl_reduce_op_t");
+    call.dtype = try dtype_of(given.dtype);
+    call.arrays = try arrays_of(call.kind, &given);
+    defer gpa.free(call.arrays);
+    switch (given.counts) {
+        .alike, .exchanged => {},
+        .each => |counts| call.counts = try counts_of(counts, given.ranks, "counts"),
+    }
+    const dtype = if (call.arrays.len > 0) call.arrays[0].dtype else call.dtype;
+    call.codec = try codec_of(&options, &call, dtype);
+    try check_op(&call, dtype);
+    for (call.arrays) |*array| {
+        _ = try codec_of(&options, &call, array.dtype);
+        try check_op(&call, array.dtype);
+    }
+    switch (given.counts) {
+        .alike, .each => {},
+        .exchanged => |counts| call.exchanged = .{
+            .send = try counts_of(counts.send, given.ranks, "send_counts"),
+            .recv = try counts_of(counts.recv, given.ranks, "recv_counts"),
+        },
+    }
+    call.recovery = try recovery(options.recovery);
+    call.plan = try number.known(base.Plan, options.plan, "plan", "pccl_plan_t");
+    call.residual = try residual_of(&options, &call);
+    call.form = options.form;
+    call.tag = options.tag;
+    call.deadline = comm.deadline(options.deadline_ns);
+    if (call.exchanged != null or call.kind == .send_recv or call.kind == .barrier) call.form = 0;
+    // A message has no choice of these.
+    if (call.kind == .send_recv) {
+        call.op = .sum;
+        call.recovery = null;
+        call.plan = .auto;
+    }
+    work.begin(comm.membership, call) catch |err| {
+        if (err == error.Left) if (comm.lost()) |failed| return failed;
+        return failure.begin(err, &call);
+    };
+}
+
+/// The collective of a coalesced call.
+pub fn kind_of(value: c_uint) status.Error!OpKind {
+    for (std.enums.values(OpKind)) |kind| if (@intFromEnum(kind) == value) switch (kind) {
+        .barrier, .sync, .send_recv => break,
+        else => return kind,
+    };
+    return status.fail(
+        .invalid_argument,
+        "collective {d} is unknown; see pccl_collective_t",
+        .{value},
+    );
+}
+
+fn dtype_of(value: c_uint) status.Error!base.DType {
+    return number.known(base.DType, value, "dtype", "pccl_dtype_t");
+}
+
+/// The caller frees them.
+fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Session.Array {
+    const list = given.arrays orelse return &.{};
+    if (list.count == 0) return status.fail(
+        .invalid_argument,
+        "array_count is 0: a coalesced call has at least one array",
+        .{},
+    );
+    const first = list.first orelse return status.is_null("arrays");
+    if (list.count > base.limits.chunks_max) return status.fail(
+        .invalid_argument,
+        "{d} arrays are too many for one operation, which has at most {d}",
+        .{ list.count, base.limits.chunks_max },
+    );
+    const arrays = gpa.alloc(session.Session.Array, @intCast(list.count)) catch
+        return status.out_of_memory();
+    errdefer gpa.free(arrays);
+    for (arrays, first[0..arrays.len], 0..) |*array, *from, index| {
+        if (from.reserved != 0) return status.fail(
+            .invalid_argument,
+            "the reserved field of array {d} is {d}: zero the struct first",
+            .{ index, from.reserved },
+        );
+        array.* = .{
+            .send = if (kind == .broadcast) from.recv_buffer else from.send_buffer,
+            .recv = from.recv_buffer,
+            .count = from.count,
+            .dtype = try dtype_of(from.dtype),
+        };
+    }
+    return arrays;
+}
+
+/// Null: the default.
+fn recovery(value: c_uint) status.Error!?wire.control.Recovery {
+    return switch (value) {
+        0 => null,
+        1 => .resume_chunks,
+        2 => .restart,
+        3 => .raise,
+        4 => .complete,
+        else => status.fail(
+            .invalid_argument,
+            "recovery {d} is unknown; see pccl_recovery_t",
+            .{value},
+        ),
+    };
+}
+
+fn check_op(call: *const Call, dtype: base.DType) status.Error!void {
+    const op = call.op;
+    if (!call.kind.reduces() or op.takes(dtype)) return;
+    return status.fail(
+        .invalid_argument,
+        "op {s} is of integers, and dtype is {s}: floats have no {s}",
+        .{ op.name(), dtype.name(), op.name() },
+    );
+}
+
+fn codec_of(
+    options: *const CollectiveOptions,
+    call: *const Call,
+    dtype: base.DType,
+) status.Error!base.Codec {
+    if (options.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_collective_options_t is {d}: begin with " ++
+            "PCCL_COLLECTIVE_OPTIONS_INIT",
+        .{options.reserved},
+    );
+    const kind = try number.known(base.codec.Kind, options.codec, "codec", "pccl_codec_t");
+    var codec: base.Codec = .of(kind);
+    if (options.codec_block != 0) codec.block =
+        base.codec.Block.from_elements(options.codec_block) orelse
+        return status.fail(
+            .invalid_argument,
+            "codec_block is {d}; it must be 32, 64, 128 or 256",
+            .{options.codec_block},
+        );
+    switch (options.codec_rotate) {
+        0 => {},
+        1 => codec.rotate = true,
+        2 => codec.rotate = false,
+        else => return status.fail(
+            .invalid_argument,
+            "codec_rotate {d} is unknown; see pccl_rotate_t",
+            .{options.codec_rotate},
+        ),
+    }
+    const rounding = options.codec_rounding;
+    codec.rounding =
+        try number.known(base.codec.Rounding, rounding, "codec_rounding", "pccl_rounding_t");
+    if (codec.problem()) |why|
+        return status.fail(.invalid_argument, "codec {s}: {s}", .{ kind.name(), why });
+    if (kind == .none) return codec;
+    if (!call.kind.has_codecs()) return status.fail(
+        .invalid_argument,
+        "codec {s}: {s}",
+        .{ kind.name(), switch (call.kind) {
+            .broadcast => "a broadcast has none, because the root's buffer is only read and " ++
+                "would differ from what the others decode",
+            .send_recv => "a message travels as it is",
+            else => "nothing travels that could be encoded",
+        } },
+    );
+    if (!dtype.is_float()) return status.fail(
+        .invalid_argument,
+        "codec {s} is for floats, and dtype is {s}: {s} integers without a codec",
+        .{ kind.name(), dtype.name(), if (call.kind.reduces()) "reduce" else "send" },
+    );
+    if (call.kind.reduces() and call.op != .sum and call.op != .avg) return status.fail(
+        .invalid_argument,
+        "codec {s} is for sum and avg, and op is {s}: use them, or no codec",
+        .{ kind.name(), call.op.name() },
+    );
+    return codec;
+}
+
+/// Where it lies is checked by the session, which knows how many elements there are.
+fn residual_of(
+    options: *const CollectiveOptions,
+    call: *const Call,
+) status.Error!?kernels.Residual {
+    if (options.residual_in == null and options.residual_out == null) return null;
+    const in = options.residual_in orelse return status.is_null("residual_in");
+    const out = options.residual_out orelse return status.is_null("residual_out");
+    if (call.codec.kind == .none) return status.fail(
+        .invalid_argument,
+        "residual_in and residual_out are for a codec: without one nothing is lost",
+        .{},
+    );
+    if (!call.kind.reduces()) return status.fail(
+        .invalid_argument,
+        "residual_in and residual_out are for all_reduce, reduce and reduce_scatter: in {s} " ++
+            "nothing is added up that could be given back later",
+        .{@tagName(call.kind)},
+    );
+    return .{ .in = in, .out = out };
+}
+
+fn counts_of(
+    counts: ?[*]const u64,
+    ranks: u32,
+    comptime name: []const u8,
+) status.Error![]const u64 {
+    if (ranks == 0) return &.{};
+    const first = counts orelse return status.is_null(name);
+    return first[0..ranks];
+}
