@@ -218,6 +218,47 @@ test "sixteen tags at once, begun in another order on each peer" {
     try in_parallel(3, coordinator, Case.run);
 }
 
+test "a vote leaves at once, however many bytes lanes have to move" {
+    // Goal: the coordinator hears a vote before lanes go on. Method: small calls beside a large one
+    // whose bytes fill the sockets, on eight lanes; the engine counts what lanes move while a
+    // message waits that could leave. Here and not on a simulated network, because this order is
+    // that of the loop in peer_engine.zig.
+    const coordinator = try CoordinatorEngine.create(gpa, .{ .protocol = .{
+        .run_id = run_id,
+        .lanes = 8,
+    } });
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            const large = try gpa.alloc(u64, 4 * 1024 * 1024);
+            defer gpa.free(large);
+            digits(large, admission.rank);
+            var bulk: Work = undefined;
+            try peer.begin(&bulk, large, .{});
+            defer bulk.deinit();
+            var small: [100]u64 = undefined;
+            for (0..50) |_| {
+                digits(&small, admission.rank);
+                var work: Work = undefined;
+                try peer.begin(&work, @as([]u64, &small), .{ .tag = 1 });
+                defer work.deinit();
+                try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+                try expect_sum(&small, &.{ 0, 1 });
+            }
+            try std.testing.expectEqual(session.Status.ok, bulk.wait(base.never).?);
+            try expect_sum(large, &.{ 0, 1 });
+            peer.engine.lock.lock();
+            defer peer.engine.lock.unlock();
+            // One transfer, of a frame at most; without the flush it is tens of MiB.
+            try std.testing.expect(peer.engine.behind.most <= 2 * base.limits.frame_payload_bytes_max);
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}
+
 test "one operation at a time per tag, and none before the first safe point or after leaving" {
     const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();

@@ -8,6 +8,7 @@
 //! Sockets in general: links.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
 const session = @import("session");
@@ -58,6 +59,8 @@ pub const PeerEngine = struct {
     /// Connections on their way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
+    /// For tests.
+    behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
     /// Handles that refer to the engine; the last one frees it.
     references: std.atomic.Value(u32) = .init(1),
@@ -397,6 +400,7 @@ pub const PeerEngine = struct {
             const link = links.next_ready() orelse break;
             if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
             if (engine.lock.contended()) engine.lock.pass();
+            engine.send_control();
         }
         // As at the coordinator: who has said something is heard before another takes its place.
         var left: usize = Links.accepts_per_round;
@@ -417,9 +421,24 @@ pub const PeerEngine = struct {
 
     // ---- the coordinator
 
+    /// A vote is on the way of all members, so nothing that has been said waits for bytes of lanes:
+    /// it leaves after every transfer, and after every turn.
     fn send_control(engine: *PeerEngine) void {
         const link = engine.control orelse return;
         link.send_stream(&engine.links, &engine.session.control) catch engine.control_ended();
+    }
+
+    /// Bytes that lanes have moved while a message to the coordinator could have left.
+    const Behind = struct { now: usize = 0, most: usize = 0 };
+
+    fn note_moved(engine: *PeerEngine, count: usize) void {
+        if (!builtin.is_test) return;
+        const behind = &engine.behind;
+        const link = engine.control;
+        const waits = link != null and link.?.writable and
+            engine.session.control.send_slice().len > 0;
+        behind.now = if (waits) behind.now + count else 0;
+        behind.most = @max(behind.most, behind.now);
     }
 
     fn serve_control(engine: *PeerEngine, now: Instant) void {
@@ -512,6 +531,8 @@ pub const PeerEngine = struct {
             };
             if (count == 0) return error.Ended;
             engine.session.lane_received(now, carrier.lane.?, count);
+            engine.note_moved(count);
+            engine.send_control();
             if (link.closed) return;
             left -|= count;
         }
@@ -530,6 +551,8 @@ pub const PeerEngine = struct {
                 error.Broken => return error.Ended,
             };
             engine.session.lane_sent(now, carrier.lane.?, count);
+            engine.note_moved(count);
+            engine.send_control();
             if (link.closed) return;
             left -|= count;
         }
