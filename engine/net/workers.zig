@@ -47,8 +47,8 @@ pub const Workers = struct {
 
     pub const threads_limit = 64;
 
-    /// To hand a job over costs up to 10 us, most of it for waking a thread that sleeps
-    /// (`workers-bench`); a kernel takes as long for these bytes.
+    /// To hand a job over takes the engine 0.7 us, and 3 us if the worker sleeps (`workers-bench`). A
+    /// sum of these bytes takes 1.7 us if they are in the cache, and three times as long if not.
     pub const bytes_min = 64 * base.limits.KiB;
 
     pub fn init(waker: *Waker, threads_max: u32) Workers {
