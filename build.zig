@@ -143,18 +143,7 @@ pub fn build(b: *std.Build) void {
     add_fuzz(b, simulated, filters);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
-    add_bench(b, library_layers, check_step, .{
-        .name = "coordinator-bench",
-        .root = "engine/protocol/bench.zig",
-        .imports = &.{ "base", "wire", "protocol" },
-        .about = "Build a program that measures the coordinator",
-    });
-    add_bench(b, library_layers, check_step, .{
-        .name = "workers-bench",
-        .root = "engine/net/workers_bench.zig",
-        .imports = &.{ "base", "kernels", "net" },
-        .about = "Build a program that measures the handing over of jobs to threads",
-    });
+    add_benches(b, library_layers, check_step);
     add_machine(b);
     add_python(b, target, library, tsan);
 }
@@ -484,34 +473,46 @@ fn add_kernel_programs(
     bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
 }
 
-/// A program that measures a part of the engine alone: <prefix>/bin/<name>.
-fn add_bench(
-    b: *std.Build,
-    library_layers: Layers,
-    check_step: *std.Build.Step,
-    program: struct {
-        name: []const u8,
-        root: []const u8,
-        imports: []const []const u8,
-        about: []const u8,
+/// Programs that measure a part of the engine alone: <prefix>/bin/<name>.
+const benches = [_]struct {
+    name: []const u8,
+    root: []const u8,
+    imports: []const []const u8,
+    about: []const u8,
+}{
+    .{
+        .name = "coordinator-bench",
+        .root = "engine/protocol/bench.zig",
+        .imports = &.{ "base", "wire", "protocol" },
+        .about = "Build a program that measures the coordinator",
     },
-) void {
-    const base = library_layers.get("base");
-    const module = b.createModule(.{
-        .root_source_file = b.path(program.root),
-        .target = base.resolved_target,
-        .optimize = base.optimize,
-        .strip = base.strip,
-        .link_libc = true,
-    });
-    for (program.imports) |name| module.addImport(name, library_layers.get(name));
-    const bench = b.addExecutable(.{ .name = program.name, .root_module = module });
-    const step = b.step(program.name, program.about);
-    step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+    .{
+        .name = "workers-bench",
+        .root = "engine/net/workers_bench.zig",
+        .imports = &.{ "base", "kernels", "net" },
+        .about = "Build a program that measures the handing over of jobs to threads",
+    },
+};
 
-    const check_name = b.fmt("check-{s}", .{program.name});
-    const compile_only = b.addExecutable(.{ .name = check_name, .root_module = module });
-    check_step.dependOn(&compile_only.step);
+fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Step) void {
+    const base = library_layers.get("base");
+    for (benches) |program| {
+        const module = b.createModule(.{
+            .root_source_file = b.path(program.root),
+            .target = base.resolved_target,
+            .optimize = base.optimize,
+            .strip = base.strip,
+            .link_libc = true,
+        });
+        for (program.imports) |name| module.addImport(name, library_layers.get(name));
+        const bench = b.addExecutable(.{ .name = program.name, .root_module = module });
+        const step = b.step(program.name, program.about);
+        step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+
+        const check_name = b.fmt("check-{s}", .{program.name});
+        const compile_only = b.addExecutable(.{ .name = check_name, .root_module = module });
+        check_step.dependOn(&compile_only.step);
+    }
 }
 
 /// The code beneath a program on an emulated CPU (tests/emulated).

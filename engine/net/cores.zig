@@ -8,8 +8,9 @@ const c = std.c;
 /// least 1.
 pub fn usable() u32 {
     const all = std.Thread.getCpuCount() catch 1; // on Linux those of the affinity
-    const granted = if (builtin.os.tag == .linux) @min(all, quota("/sys/fs/cgroup/cpu.max")) else all;
-    return @intCast(std.math.clamp(granted, 1, std.math.maxInt(u32)));
+    const on_linux = builtin.os.tag == .linux;
+    const granted = if (on_linux) quota("/sys/fs/cgroup/cpu.max") else no_quota;
+    return @intCast(std.math.clamp(@min(all, granted), 1, std.math.maxInt(u32)));
 }
 
 const no_quota = std.math.maxInt(usize);

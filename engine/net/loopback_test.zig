@@ -253,7 +253,8 @@ test "a vote leaves at once, however many bytes lanes have to move" {
             peer.engine.lock.lock();
             defer peer.engine.lock.unlock();
             // One transfer, of a frame at most; without the flush it is tens of MiB.
-            try std.testing.expect(peer.engine.behind.most <= 2 * base.limits.frame_payload_bytes_max);
+            const most = 2 * base.limits.frame_payload_bytes_max;
+            try std.testing.expect(peer.engine.behind.most <= most);
         }
     };
     try in_parallel(2, coordinator, Case.run);

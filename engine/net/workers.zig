@@ -1,6 +1,6 @@
-//! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them and
-//! it. They know nothing of what a job does, and of an owner only its address. How many there are:
-//! `PCCL_WORKERS`, else by cores.zig. The engine: peer_engine.zig. What a hand-over costs, and so
+//! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them
+//! and it. They know nothing of a job but its owner, and of that the address. How many there are:
+//! `PCCL_WORKERS`, else by cores.zig. The engine: peer_engine.zig. The price of a hand-over, and so
 //! which jobs are worth it: workers_bench.zig.
 //!
 //! A job goes from `waiting`, in the order of posts, to the worker that runs it, and by `done` to
@@ -18,8 +18,8 @@ const Job = base.Job;
 const Owner = *const anyopaque;
 const assert = std.debug.assert;
 
-/// `post`, `fence`, `take`, `rest`, `rise` and `stop` are called under the lock of the engine. Stays
-/// where it is from the first post on.
+/// `post`, `fence`, `take`, `rest`, `rise` and `stop` are called under the lock of the engine.
+/// Stays where it is from the first post on.
 pub const Workers = struct {
     /// Wakes the engine.
     waker: *Waker,
@@ -37,7 +37,7 @@ pub const Workers = struct {
     waiting: Queue = .{},
     waiting_count: u32 = 0,
     done: Queue = .{},
-    /// What each thread runs now.
+    /// The owner of the job that each thread runs now.
     running: [threads_limit]?Owner = @splat(null),
     /// Threads that wait for a job.
     idle: u32 = 0,
@@ -47,7 +47,7 @@ pub const Workers = struct {
 
     pub const threads_limit = 64;
 
-    /// To hand a job over takes the engine 0.7 us, and 3 us if the worker sleeps (`workers-bench`). A
+    /// To hand a job over takes the engine 0.7 us, and 3 us if the worker sleeps (workers-bench). A
     /// sum of these bytes takes 1.7 us if they are in the cache, and three times as long if not.
     pub const bytes_min = 64 * base.limits.KiB;
 
@@ -152,8 +152,8 @@ pub const Workers = struct {
         w.mutex.unlock();
     }
 
-    /// Ends the threads, which run the jobs that wait before that. What is posted from now on runs
-    /// at once. Idempotent.
+    /// Ends the threads, which run the jobs that wait before that. Jobs that are posted from now on
+    /// run at once. Idempotent.
     pub fn stop(w: *Workers) void {
         w.mutex.lock();
         w.ending = true;
@@ -319,7 +319,7 @@ const Bench = struct {
         bench.workers.post(&item.job);
     }
 
-    /// What the engine does: it sleeps until a job has been run.
+    /// As the engine does: it sleeps until a job has been run.
     fn take(bench: *Bench) !*Item {
         while (true) {
             if (bench.workers.take()) |job| return @fieldParentPtr("job", job);

@@ -1,10 +1,10 @@
-//! workers-bench: what it costs to hand a job to workers.zig, and from which size on that pays.
-//! `zig build workers-bench -Doptimize=ReleaseSafe && zig-out/bin/workers-bench`.
+//! workers-bench: a program that measures the cost of handing a job to workers.zig, and so from
+//! which size on that pays (`zig build workers-bench && zig-out/bin/workers-bench`).
 //!
-//! As medians: one job that is posted to a worker that sleeps, and its way there and back; then jobs
-//! that add f32 of several sizes, 64 after each other. For each job: done at once by this thread;
-//! posted to one worker, until all are taken; and the part of that which this thread, the engine's,
-//! spends on posting.
+//! It prints medians: of one job that is posted to a worker that sleeps, and of its way there and
+//! back; then, for jobs that add f32, 64 after each other, of each job: done at once by this
+//! thread; posted to one worker, until all are taken; and the part of that which this thread, the
+//! engine's, spends on posting.
 
 const std = @import("std");
 const net = @import("net");
@@ -48,7 +48,7 @@ fn median(values: []u64) u64 {
     return values[values.len / 2];
 }
 
-fn hand_over(workers: *Workers) void {
+fn hand_over(out: *std.Io.Writer, workers: *Workers) !void {
     var post_ns: [samples]u64 = undefined;
     var way_ns: [samples]u64 = undefined;
     var add: Add = .{ .job = .{ .run = Add.run, .owner = workers } };
@@ -59,15 +59,15 @@ fn hand_over(workers: *Workers) void {
         take(workers);
         way.* = clock.now() - start;
     }
-    std.debug.print("to a worker that sleeps: post {d} ns, post to taken {d} ns\n", .{
+    try out.print("to a worker that sleeps: post {d} ns, post to taken {d} ns\n", .{
         median(&post_ns),
         median(&way_ns),
     });
 }
 
-fn sizes(workers: *Workers, memory: []f32) void {
+fn sizes(out: *std.Io.Writer, workers: *Workers, memory: []f32) !void {
     const names = .{ "KiB", "inline ns", "posted ns", "handing ns" };
-    std.debug.print("{s:>9} {s:>12} {s:>12} {s:>12}\n", names);
+    try out.print("{s:>9} {s:>12} {s:>12} {s:>12}\n", names);
     var adds: [batch]Add = undefined;
     var size: usize = 4 * KiB;
     while (size <= 256 * KiB) : (size *= 2) {
@@ -90,13 +90,16 @@ fn sizes(workers: *Workers, memory: []f32) void {
             for (adds) |_| take(workers);
             posted.* = (clock.now() - start) / batch;
         }
-        std.debug.print("{d:>9} {d:>12} {d:>12} {d:>12}\n", .{
+        try out.print("{d:>9} {d:>12} {d:>12} {d:>12}\n", .{
             size / KiB, median(&inline_ns), median(&posted_ns), median(&handing_ns),
         });
     }
 }
 
-pub fn main() !void {
+pub fn main(init: std.process.Init) !void {
+    var buffer: [4096]u8 = undefined;
+    var stdout = std.Io.File.stdout().writerStreaming(init.io, &buffer);
+    const out = &stdout.interface;
     const gpa = std.heap.c_allocator;
     waker = try .init();
     defer waker.deinit();
@@ -106,6 +109,7 @@ pub fn main() !void {
     const memory = try gpa.alloc(f32, 2 * batch * 256 * KiB / @sizeOf(f32));
     defer gpa.free(memory);
     @memset(memory, 1);
-    hand_over(&workers);
-    sizes(&workers, memory);
+    try hand_over(out, &workers);
+    try sizes(out, &workers, memory);
+    try out.flush();
 }
