@@ -5,7 +5,7 @@
 //! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
 //! user pass between two connections. Those enter() to talk to the session and leave() to wake
 //! the thread. Users wait in membership.zig, work.zig. How a lane is dialed: dial.zig.
-//! Sockets in general: links.zig.
+//! Sockets in general: links.zig. Threads that do a part of the work: workers.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -30,6 +30,7 @@ const Link = @import("links.zig").Link;
 const Membership = @import("membership.zig").Membership;
 const Ports = @import("ports.zig").Ports;
 const Work = @import("work.zig").Work;
+const Workers = @import("workers.zig").Workers;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
 const Instant = base.Instant;
@@ -40,6 +41,7 @@ pub const PeerEngine = struct {
     gpa: Allocator,
     session: *Session,
     links: Links,
+    workers: Workers,
     lock: lock.FairLock = .{},
     thread: std.Thread,
     /// The process that may use this engine: a forked child has the memory, but not the thread.
@@ -99,6 +101,8 @@ pub const PeerEngine = struct {
         /// Until when the coordinator must have answered.
         connect_deadline: Instant,
         interrupt: reach.Interrupt = .{},
+        /// Threads that run jobs; 0: the engine's and the users' do what there is.
+        workers: u32 = 0,
         fault: ?Fault = null,
         backend: poller.Backend = .default,
     };
@@ -133,6 +137,7 @@ pub const PeerEngine = struct {
             .session = undefined,
             .thread = undefined,
             .links = try .init(gpa, options.backend),
+            .workers = .init(&engine.links.poller.waker, options.workers),
             .pid = std.c.getpid(),
             .fault = options.fault,
         };
@@ -300,6 +305,7 @@ pub const PeerEngine = struct {
         if (engine.references.fetchSub(1, .acq_rel) > 1) return;
         engine.stop(.abrupt);
         engine.session.destroy();
+        engine.workers.deinit();
         engine.gpa.destroy(engine);
     }
 
@@ -371,6 +377,7 @@ pub const PeerEngine = struct {
         engine.dials = .empty;
         engine.control = null;
         engine.carriers_free();
+        engine.workers.stop(); // they may wake the poller
         engine.links.deinit();
         engine.session.abandon(clock.now());
     }
@@ -383,11 +390,13 @@ pub const PeerEngine = struct {
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
         if (links.poller.prepare()) links.bury() else |_| {}
+        const rests = deadline > 0 and engine.workers.rest();
         engine.asleep = true;
         engine.lock.unlock();
-        const events = links.poller.wait(deadline);
+        const events = links.poller.wait(if (rests) deadline else 0);
         engine.lock.lock();
         engine.asleep = false;
+        engine.workers.rise();
         const now = clock.now();
         links.note(events);
         if (engine.dials.items.len > 0) engine.advance_dials(now);
