@@ -137,6 +137,7 @@ pub fn build(b: *std.Build) void {
         .tsan = tsan,
         .stress_seed = b.option(u64, "stress-seed", "of the threads of test-abi; else a new one"),
         .stress_rounds = b.option(u64, "stress-rounds", "how long they go on (default 4)"),
+        .stress_mib = b.option(u64, "stress-mib", "what test-net gives back, with its times"),
     };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, test_step, check_step);
@@ -358,9 +359,10 @@ const TestOptions = struct {
     tsan: bool,
     stress_seed: ?u64,
     stress_rounds: ?u64,
+    stress_mib: ?u64,
 
-    /// Sets the variables that engine/abi/threads_test.zig reads. With one of them it runs again,
-    /// changed or not.
+    /// Sets the variables that engine/abi/threads_test.zig and net/giving_back_test.zig read. With
+    /// one of them they run again, changed or not.
     fn tell_stress(options: TestOptions, b: *std.Build, run: *std.Build.Step.Run) void {
         if (options.stress_seed) |seed| {
             run.setEnvironmentVariable("PCCL_STRESS_SEED", b.fmt("{d}", .{seed}));
@@ -368,6 +370,10 @@ const TestOptions = struct {
         }
         if (options.stress_rounds) |rounds| {
             run.setEnvironmentVariable("PCCL_STRESS_ROUNDS", b.fmt("{d}", .{rounds}));
+            run.has_side_effects = true;
+        }
+        if (options.stress_mib) |mib| {
+            run.setEnvironmentVariable("PCCL_STRESS_MIB", b.fmt("{d}", .{mib}));
             run.has_side_effects = true;
         }
     }
@@ -393,7 +399,9 @@ fn add_layer_tests(
         // Tests find what they need from any directory: here an empty one.
         run.setCwd(b.addWriteFiles().getDirectory());
         if (options.tsan) run.setEnvironmentVariable("TSAN_OPTIONS", "halt_on_error=1");
-        if (std.mem.eql(u8, layer.name, "abi")) options.tell_stress(b, run);
+        if (std.mem.eql(u8, layer.name, "net") or std.mem.eql(u8, layer.name, "abi")) {
+            options.tell_stress(b, run);
+        }
         var last = &run.step;
         if (options.tsan and std.mem.eql(u8, layer.name, "net")) {
             const control = add_race(b, test_layers);

@@ -40,6 +40,7 @@ test {
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("finder.zig");
+    _ = @import("giving_back_test.zig");
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
     _ = @import("journal_writer.zig");
