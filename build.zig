@@ -137,13 +137,14 @@ pub fn build(b: *std.Build) void {
         .tsan = tsan,
         .stress_seed = b.option(u64, "stress-seed", "of the threads of test-abi; else a new one"),
         .stress_rounds = b.option(u64, "stress-rounds", "how long they go on (default 4)"),
+        .stress_mib = b.option(u64, "stress-mib", "what test-net gives back, with its times"),
     };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, test_step, check_step);
     add_fuzz(b, simulated, filters);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
-    add_coordinator_bench(b, library_layers, check_step);
+    add_benches(b, library_layers, check_step);
     add_machine(b);
     add_python(b, target, library, tsan);
 }
@@ -358,9 +359,10 @@ const TestOptions = struct {
     tsan: bool,
     stress_seed: ?u64,
     stress_rounds: ?u64,
+    stress_mib: ?u64,
 
-    /// Sets the variables that engine/abi/threads_test.zig reads. With one of them it runs again,
-    /// changed or not.
+    /// Sets the variables that engine/abi/threads_test.zig and net/giving_back_test.zig read. With
+    /// one of them they run again, changed or not.
     fn tell_stress(options: TestOptions, b: *std.Build, run: *std.Build.Step.Run) void {
         if (options.stress_seed) |seed| {
             run.setEnvironmentVariable("PCCL_STRESS_SEED", b.fmt("{d}", .{seed}));
@@ -368,6 +370,10 @@ const TestOptions = struct {
         }
         if (options.stress_rounds) |rounds| {
             run.setEnvironmentVariable("PCCL_STRESS_ROUNDS", b.fmt("{d}", .{rounds}));
+            run.has_side_effects = true;
+        }
+        if (options.stress_mib) |mib| {
+            run.setEnvironmentVariable("PCCL_STRESS_MIB", b.fmt("{d}", .{mib}));
             run.has_side_effects = true;
         }
     }
@@ -394,7 +400,9 @@ fn add_layer_tests(
         // Tests find what they need from any directory: here an empty one.
         run.setCwd(b.addWriteFiles().getDirectory());
         if (options.tsan) run.setEnvironmentVariable("TSAN_OPTIONS", "halt_on_error=1");
-        if (std.mem.eql(u8, layer.name, "abi")) options.tell_stress(b, run);
+        if (std.mem.eql(u8, layer.name, "net") or std.mem.eql(u8, layer.name, "abi")) {
+            options.tell_stress(b, run);
+        }
         var last = &run.step;
         if (options.tsan and std.mem.eql(u8, layer.name, "net")) {
             const control = add_race(b, test_layers);
@@ -484,29 +492,46 @@ fn add_kernel_programs(
     bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
 }
 
-/// A program that measures decisions without sockets: <prefix>/bin/coordinator-bench.
-fn add_coordinator_bench(
-    b: *std.Build,
-    library_layers: Layers,
-    check_step: *std.Build.Step,
-) void {
-    const base = library_layers.get("base");
-    const module = b.createModule(.{
-        .root_source_file = b.path("engine/protocol/bench.zig"),
-        .target = base.resolved_target,
-        .optimize = base.optimize,
-        .strip = base.strip,
-        .link_libc = true,
-    });
-    for ([_][]const u8{ "base", "wire", "protocol" }) |name| {
-        module.addImport(name, library_layers.get(name));
-    }
-    const bench = b.addExecutable(.{ .name = "coordinator-bench", .root_module = module });
-    const step = b.step("coordinator-bench", "Build a program that measures the coordinator");
-    step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+/// Programs that measure a part of the engine alone: <prefix>/bin/<name>.
+const benches = [_]struct {
+    name: []const u8,
+    root: []const u8,
+    imports: []const []const u8,
+    about: []const u8,
+}{
+    .{
+        .name = "coordinator-bench",
+        .root = "engine/protocol/bench.zig",
+        .imports = &.{ "base", "wire", "protocol" },
+        .about = "Build a program that measures the coordinator",
+    },
+    .{
+        .name = "workers-bench",
+        .root = "engine/net/workers_bench.zig",
+        .imports = &.{ "base", "kernels", "net" },
+        .about = "Build a program that measures the handing over of jobs to threads",
+    },
+};
 
-    const compile_only = b.addExecutable(.{ .name = "check-bench", .root_module = module });
-    check_step.dependOn(&compile_only.step);
+fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Step) void {
+    const base = library_layers.get("base");
+    for (benches) |program| {
+        const module = b.createModule(.{
+            .root_source_file = b.path(program.root),
+            .target = base.resolved_target,
+            .optimize = base.optimize,
+            .strip = base.strip,
+            .link_libc = true,
+        });
+        for (program.imports) |name| module.addImport(name, library_layers.get(name));
+        const bench = b.addExecutable(.{ .name = program.name, .root_module = module });
+        const step = b.step(program.name, program.about);
+        step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+
+        const check_name = b.fmt("check-{s}", .{program.name});
+        const compile_only = b.addExecutable(.{ .name = check_name, .root_module = module });
+        check_step.dependOn(&compile_only.step);
+    }
 }
 
 /// The code beneath a program on an emulated CPU (tests/emulated).

@@ -16,6 +16,7 @@ from bench import (
     accuracy,
     common,
     coordinator,
+    cores,
     hostile,
     jax_plan,
     jax_steps,
@@ -93,6 +94,32 @@ def loopback_command(
         codecs=["int8"] if codec is None else codec,
         collectives=collective,
     )
+
+
+@app.command(name="cores")
+def cores_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    count: Annotated[
+        list[int] | None,
+        typer.Option("--cores", min=1, help="Of each peer; may be given again.  [1, 2, 4, 8]"),
+    ] = None,
+    workers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=64, help="Beside none; may be given again.  [cores - 1, or 1]"),
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="As 64MiB; may be given again.  [256MiB]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for cores.jsonl.")] = Path("bench_out"),
+) -> None:
+    """all_reduce between two peers on more and more cores, with workers and without."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("cores are chosen the way of Linux; run it there")
+    pccl_py.exit_on_sigterm()
+    cores.run(count, workers, _sizes(size), quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="price")

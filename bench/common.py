@@ -72,14 +72,14 @@ def case_name(collective: str, dtype: str, codec: str, world: int, size: int) ->
     return f"{collective}/{dtype}/{codec}/w{world}/{size_name(size)}"
 
 
-def cores_of(rank: int, world: int) -> list[int]:
-    """The cores of one of `world` processes: an even share each, or one shared with others.
+def cores_of(rank: int, world: int, count: int = 0) -> list[int]:
+    """The cores of one of `world` processes: `count`, or 0: an even share, or one with others.
 
     To be pinned before a process starts its threads, so that all threads of all libraries in it
     have the same cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // world
+    share = count or len(cores) // world
     return cores[rank * share : (rank + 1) * share] if share else [cores[rank % len(cores)]]
 
 

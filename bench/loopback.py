@@ -88,6 +88,9 @@ class Processes:
         cases: list[Case],
         codecs: list[str] | None = None,
         collectives: list[str] | None = None,
+        *,
+        program: str = "bench.loopback_worker",
+        cores: int = 0,
     ) -> None:
         self._failure: str | None = None
         self._files: dict[int, TextIO] = {}
@@ -97,8 +100,8 @@ class Processes:
         commands = []
         for rank in range(world):
             chosen = collectives or COLLECTIVES[:1]
-            job = Job(purpose, rank, world, libraries, cases, port, codecs or [], chosen)
-            commands.append([sys.executable, "-m", "bench.loopback_worker", job.to_json()])
+            job = Job(purpose, rank, world, libraries, cases, port, codecs or [], chosen, cores)
+            commands.append([sys.executable, "-m", program, job.to_json()])
         if "mpi4py" in libraries:
             commands = [under_mpiexec(commands)]
         environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **Mpi.ENVIRONMENT}
@@ -214,17 +217,21 @@ def mpiexec() -> str:
 
 def baselines_here(status: Console) -> list[str]:
     """The libraries to compare with; says which are missing, and what for."""
-    found = []
-    if importlib.util.find_spec("torch") is None:
-        status.print("torch is not installed: no gloo to compare with (make bench installs it)")
-    else:
-        found.append("gloo")
+    found = gloo_here(status)
     missing = mpi_missing()
     if missing is None:
         found.append("mpi4py")
     else:
         status.print(f"no MPI to compare with (make bench installs one): {missing}")
     return found
+
+
+def gloo_here(status: Console) -> list[str]:
+    """gloo if it is there; says if it is missing."""
+    if importlib.util.find_spec("torch") is not None:
+        return ["gloo"]
+    status.print("torch is not installed: no gloo to compare with (make bench installs it)")
+    return []
 
 
 def mpi_missing() -> str | None:

@@ -39,7 +39,8 @@ class Case:
 class Job:
     """The task of one process. `purpose`: "time", or "memory" (then with one library alone).
 
-    `port`: where the process that started this one listens.
+    `port`: where the process that started this one listens. `cores`: how many it may use; 0: its
+    share of them all.
     """
 
     purpose: str
@@ -50,6 +51,7 @@ class Job:
     port: int
     codecs: list[str] = field(default_factory=list)
     collectives: list[str] = field(default_factory=lambda: COLLECTIVES[:1])
+    cores: int = 0
 
     def to_json(self) -> str:
         """For the command line."""

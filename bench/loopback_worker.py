@@ -18,10 +18,12 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench import common
 from bench.loopback_libraries import LIBRARIES, Case, Encoded, Job, Library, Meeting, Pccl, Values
@@ -65,16 +67,10 @@ class Worker:
             for name in compared
             if name not in self._job.codecs or encodes(collective)
         ]
-        samples: dict[str, list[Sample]] = {key_of(*call): [] for call in calls}
         for call in calls:
             self._check(*call, case)
-            self._sample(*call, case)  # warm-up
-        order = calls
-        for _ in range(case.samples):
-            for call in order:
-                samples[key_of(*call)].append(self._sample(*call, case))
-            order = [*order[1:], order[0]]
-        return samples
+        keyed = {key_of(*call): call for call in calls}
+        return in_turn(list(keyed), case, lambda key: self._sample(*keyed[key], case))
 
     def measure_memory(self, case: Case, name: str, idle_bytes: int) -> int:
         """The most that this size took beside the idle process and the buffer itself."""
@@ -95,14 +91,9 @@ class Worker:
 
     def _sample(self, name: str, collective: str, case: Case) -> Sample:
         library, values = self._libraries[name], self._values_of(collective, case)
-        for begin in range(0, len(values), len(self._fresh)):
-            part = values[begin : begin + len(self._fresh)]
-            part[:] = self._fresh[: len(part)]
+        fill(values, self._fresh)
         library.barrier()
-        cpu, begin_time = time.process_time(), time.monotonic()
-        for _ in range(case.iterations):
-            self._call(name, collective, values)
-        return Sample(begin_time, time.monotonic(), time.process_time() - cpu)
+        return timed(lambda: self._call(name, collective, values), case)
 
     def _check(self, name: str, collective: str, case: Case) -> None:
         """A library that is fast and wrong must not get a row."""
@@ -166,14 +157,7 @@ def work(job: Job, line: Line) -> None:
     ours = libraries.get("pccl")
     if isinstance(ours, Pccl):
         libraries.update({codec: Encoded(ours, codec) for codec in job.codecs})
-    offer: Meeting = {}
-    for library in libraries.values():
-        offer.update(library.offer())
-    line.tell(offer)
-    meeting = line.hear()
-    for library in libraries.values():
-        library.connect(meeting)
-
+    meet(libraries.values(), line)
     worker = Worker(job, libraries)
     for library in libraries.values():
         library.barrier()
@@ -183,10 +167,62 @@ def work(job: Job, line: Line) -> None:
             (name,) = job.libraries
             line.tell({"library": name, "peak": worker.measure_memory(case, name, idle_bytes)})
             continue
-        samples = worker.measure_time(case)
-        line.tell({name: [asdict(sample) for sample in samples[name]] for name in samples})
+        line.tell(told(worker.measure_time(case)))
     for library in libraries.values():
         library.close()
+
+
+class Found(Protocol):
+    """A library before its calls: it says where it is, and connects to the others."""
+
+    def offer(self) -> Meeting: ...
+    def connect(self, meeting: Meeting) -> None: ...
+
+
+def meet(libraries: Iterable[Found], line: Line) -> None:
+    """Connects each with its like in the other processes."""
+    offer: Meeting = {}
+    for library in libraries:
+        offer.update(library.offer())
+    line.tell(offer)
+    meeting = line.hear()
+    for library in libraries:
+        library.connect(meeting)
+
+
+def fill(values: NDArray[Any], fresh: NDArray[Any]) -> None:
+    """Repeats `fresh` all over `values`."""
+    for begin in range(0, len(values), len(fresh)):
+        part = values[begin : begin + len(fresh)]
+        part[:] = fresh[: len(part)]
+
+
+def timed(call: Callable[[], object], case: Case) -> Sample:
+    """One sample, from here, which is after a barrier."""
+    cpu, begin = time.process_time(), time.monotonic()
+    for _ in range(case.iterations):
+        call()
+    return Sample(begin, time.monotonic(), time.process_time() - cpu)
+
+
+def in_turn(
+    keys: list[str], case: Case, sample: Callable[[str], Sample]
+) -> dict[str, list[Sample]]:
+    """Samples of all, after a warm-up, each time beginning with another one."""
+    samples: dict[str, list[Sample]] = {key: [] for key in keys}
+    for key in keys:
+        sample(key)
+    order = keys
+    for _ in range(case.samples):
+        for key in order:
+            samples[key].append(sample(key))
+        order = [*order[1:], order[0]]
+    return samples
+
+
+def told(samples: dict[str, list[Sample]]) -> dict[str, Any]:
+    """The report of one case."""
+    return {key: [asdict(sample) for sample in of] for key, of in samples.items()}
 
 
 def key_of(library: str, collective: str) -> str:

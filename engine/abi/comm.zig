@@ -131,7 +131,9 @@ fn create(
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
-        .fault = net.fault.Fault.from_environment() catch unreachable, // environment() has
+        // environment() has read them before.
+        .workers = net.Workers.count_from_environment() catch unreachable,
+        .fault = net.fault.Fault.from_environment() catch unreachable,
     }) catch |err| return failure_coordinator.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
@@ -153,6 +155,11 @@ fn environment() status.Error!void {
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
             "for example all_reduce.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
+    );
+    _ = net.Workers.count_from_environment() catch return status.fail(
+        .invalid_argument,
+        "PCCL_WORKERS is \"{s}\"; it must be a number of threads, 0 to {d}",
+        .{ std.mem.span(std.c.getenv("PCCL_WORKERS").?), net.Workers.threads_limit },
     );
 }
 

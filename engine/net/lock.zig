@@ -1,6 +1,7 @@
-//! lock: the two things threads of one process need from each other here: a fair lock around a
-//! session, and a signal that one thread sets and others wait for. Futexes on Linux, pthread
-//! elsewhere. A thread that waits sleeps in the kernel. Used by peer_engine.zig, work.zig.
+//! lock: what threads of one process need from each other here: a fair lock around a session, a
+//! signal that one thread sets and others wait for, and a mutex with its condition for a few
+//! instructions at a time. Futexes on Linux, pthread elsewhere. A thread that waits sleeps in the
+//! kernel. Used by peer_engine.zig, work.zig, workers.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -76,6 +77,59 @@ pub const Signal = struct {
     }
 };
 
+/// Held for a few instructions. Whoever comes first gets it: it is not fair.
+pub const Mutex = struct {
+    state: Word = .init(free),
+    sleep: Sleep = .{},
+
+    const free = 0;
+    const held = 1;
+    /// Held, and somebody may sleep.
+    const contended = 2;
+
+    pub fn lock(m: *Mutex) void {
+        if (m.state.cmpxchgStrong(free, held, .acquire, .monotonic) == null) return;
+        // One that has slept cannot know whether others still do, so it leaves `contended` behind.
+        while (m.state.swap(contended, .acquire) != free) {
+            _ = m.sleep.wait(&m.state, contended, 0, base.never);
+        }
+    }
+
+    pub fn unlock(m: *Mutex) void {
+        if (m.state.swap(free, .release) == contended) m.sleep.wake_one(&m.state);
+    }
+};
+
+/// Waiting for something that threads change under a Mutex.
+pub const Condition = struct {
+    /// Counts the changes.
+    changes: Word = .init(0),
+    sleepers: Word = .init(0),
+    sleep: Sleep = .{},
+
+    /// Under the mutex, which is given back meanwhile. May return without a change.
+    pub fn wait(condition: *Condition, mutex: *Mutex) void {
+        const seen = condition.changes.load(.seq_cst);
+        _ = condition.sleepers.fetchAdd(1, .seq_cst);
+        mutex.unlock();
+        _ = condition.sleep.wait(&condition.changes, seen, 0, base.never);
+        _ = condition.sleepers.fetchSub(1, .seq_cst);
+        mutex.lock();
+    }
+
+    /// After a change, best when the mutex has been given back: a thread that saw the state before
+    /// the change is among the sleepers, and it either sees another count or is woken.
+    pub fn wake_one(condition: *Condition) void {
+        _ = condition.changes.fetchAdd(1, .seq_cst);
+        if (condition.sleepers.load(.seq_cst) > 0) condition.sleep.wake_one(&condition.changes);
+    }
+
+    pub fn wake_all(condition: *Condition) void {
+        _ = condition.changes.fetchAdd(1, .seq_cst);
+        if (condition.sleepers.load(.seq_cst) > 0) condition.sleep.wake_all(&condition.changes);
+    }
+};
+
 /// Sleeping on a word. A ticket says which sleepers a wake is for; a few others may wake as well.
 const Sleep = if (on_linux) FutexSleep else PthreadSleep;
 
@@ -101,18 +155,24 @@ const FutexSleep = struct {
         return linux.errno(result) != .TIMEDOUT;
     }
 
+    const everyone = std.math.maxInt(i32);
+    const every_bit = std.math.maxInt(u32);
+
     fn wake(_: *FutexSleep, word: *Word, ticket: u32) void {
-        wake_bits(word, bit(ticket));
+        wake_bits(word, everyone, bit(ticket));
+    }
+
+    fn wake_one(_: *FutexSleep, word: *Word) void {
+        wake_bits(word, 1, every_bit);
     }
 
     fn wake_all(_: *FutexSleep, word: *Word) void {
-        wake_bits(word, std.math.maxInt(u32));
+        wake_bits(word, everyone, every_bit);
     }
 
-    fn wake_bits(word: *Word, bits: u32) void {
-        const everyone = std.math.maxInt(i32);
+    fn wake_bits(word: *Word, count: u32, bits: u32) void {
         const operation: linux.FUTEX_OP = .{ .cmd = .WAKE_BITSET, .private = true };
-        _ = linux.futex(word, operation, everyone, .{ .timeout = null }, null, bits);
+        _ = linux.futex(word, operation, count, .{ .timeout = null }, null, bits);
     }
 
     fn bit(ticket: u32) u32 {
@@ -147,6 +207,12 @@ const PthreadSleep = struct {
 
     fn wake(s: *PthreadSleep, word: *Word, _: u32) void {
         s.wake_all(word);
+    }
+
+    fn wake_one(s: *PthreadSleep, _: *Word) void {
+        assert(c.pthread_mutex_lock(&s.mutex) == .SUCCESS);
+        assert(c.pthread_cond_signal(&s.condition) == .SUCCESS);
+        assert(c.pthread_mutex_unlock(&s.mutex) == .SUCCESS);
     }
 
     fn wake_all(s: *PthreadSleep, _: *Word) void {
@@ -198,6 +264,54 @@ test "a signal that nobody sets times out, and one that is set wakes every waite
     try std.testing.expect(shared.signal.wait(0));
 }
 
+test "a mutex excludes, and a condition passes every item on" {
+    // Goal: no item and no wake is lost. Method: two threads make items, two take them, through a
+    // place for one; with a lost wake the test hangs.
+    const Shared = struct {
+        mutex: Mutex = .{},
+        changed: Condition = .{},
+        item: ?u64 = null,
+        made: u64 = 0,
+        taken: u64 = 0,
+        sum: u64 = 0,
+
+        const total = 4000;
+
+        fn make(shared: *@This()) void {
+            shared.mutex.lock();
+            defer shared.mutex.unlock();
+            while (true) {
+                while (shared.item != null) shared.changed.wait(&shared.mutex);
+                if (shared.made == total) return shared.changed.wake_all();
+                shared.made += 1;
+                shared.item = shared.made;
+                shared.changed.wake_all();
+            }
+        }
+
+        fn take(shared: *@This()) void {
+            shared.mutex.lock();
+            defer shared.mutex.unlock();
+            while (shared.taken < total) {
+                const item = shared.item orelse {
+                    shared.changed.wait(&shared.mutex);
+                    continue;
+                };
+                shared.item = null;
+                shared.taken += 1;
+                shared.sum += item;
+                shared.changed.wake_all();
+            }
+        }
+    };
+    var shared: Shared = .{};
+    var threads: [4]std.Thread = undefined;
+    for (threads[0..2]) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.make, .{&shared});
+    for (threads[2..]) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.take, .{&shared});
+    for (threads) |thread| thread.join();
+    try std.testing.expectEqual(Shared.total * (Shared.total + 1) / 2, shared.sum);
+}
+
 test "sleeping with pthread wakes and times out like the futex" {
     // The branch of other systems, run on this one too.
     const Shared = struct {
@@ -216,6 +330,6 @@ test "sleeping with pthread wakes and times out like the futex" {
     try std.testing.expect(clock.now() >= deadline);
     const thread = try std.Thread.spawn(.{}, Shared.work, .{&shared});
     shared.word.store(1, .seq_cst);
-    shared.sleep.wake_all(&shared.word);
+    shared.sleep.wake_one(&shared.word);
     thread.join();
 }

@@ -46,6 +46,8 @@ const Peer = struct {
     const Options = struct {
         world_size: u32,
         backend: Backend = .default,
+        /// So that the sanitizer sees them at work.
+        workers: u32 = 2,
     };
 
     fn join(coordinator: *const CoordinatorEngine, options: Options) !Peer {
@@ -55,6 +57,7 @@ const Peer = struct {
             .connect_deadline = clock.after(patience_ns),
             .bind = .{ .host = "127.0.0.1", .port = 0 },
             .backend = options.backend,
+            .workers = options.workers,
         });
         defer engine.unreference(); // the membership holds it from now on
         var failure: Membership.Failure = undefined;
@@ -156,6 +159,7 @@ test "one to four peers reduce u64 and f32, with either poller" {
                 const peer = try Peer.join(case.coordinator, .{
                     .world_size = world_size,
                     .backend = case.backend,
+                    .workers = if (case.backend == .poll) 0 else 2,
                 });
                 defer peer.leave();
                 const admission = try peer.admit();
@@ -216,6 +220,48 @@ test "sixteen tags at once, begun in another order on each peer" {
         }
     };
     try in_parallel(3, coordinator, Case.run);
+}
+
+test "a vote leaves at once, however many bytes lanes have to move" {
+    // Goal: the coordinator hears a vote before lanes go on. Method: small calls beside a large one
+    // whose bytes fill the sockets, on eight lanes; the engine counts what lanes move while a
+    // message waits that could leave. Here and not on a simulated network, because this order is
+    // that of the loop in peer_engine.zig.
+    const coordinator = try CoordinatorEngine.create(gpa, .{ .protocol = .{
+        .run_id = run_id,
+        .lanes = 8,
+    } });
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            const large = try gpa.alloc(u64, 4 * 1024 * 1024);
+            defer gpa.free(large);
+            digits(large, admission.rank);
+            var bulk: Work = undefined;
+            try peer.begin(&bulk, large, .{});
+            defer bulk.deinit();
+            var small: [100]u64 = undefined;
+            for (0..50) |_| {
+                digits(&small, admission.rank);
+                var work: Work = undefined;
+                try peer.begin(&work, @as([]u64, &small), .{ .tag = 1 });
+                defer work.deinit();
+                try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+                try expect_sum(&small, &.{ 0, 1 });
+            }
+            try std.testing.expectEqual(session.Status.ok, bulk.wait(base.never).?);
+            try expect_sum(large, &.{ 0, 1 });
+            peer.engine.lock.lock();
+            defer peer.engine.lock.unlock();
+            // One transfer, of a frame at most; without the flush it is tens of MiB.
+            const most = 2 * base.limits.frame_payload_bytes_max;
+            try std.testing.expect(peer.engine.behind.most <= most);
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
 }
 
 test "one operation at a time per tag, and none before the first safe point or after leaving" {

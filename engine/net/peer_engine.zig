@@ -5,9 +5,10 @@
 //! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
 //! user pass between two connections. Those enter() to talk to the session and leave() to wake
 //! the thread. Users wait in membership.zig, work.zig. How a lane is dialed: dial.zig.
-//! Sockets in general: links.zig.
+//! Sockets in general: links.zig. Threads that do a part of the work: workers.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
 const session = @import("session");
@@ -29,6 +30,7 @@ const Link = @import("links.zig").Link;
 const Membership = @import("membership.zig").Membership;
 const Ports = @import("ports.zig").Ports;
 const Work = @import("work.zig").Work;
+const Workers = @import("workers.zig").Workers;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
 const Instant = base.Instant;
@@ -39,6 +41,7 @@ pub const PeerEngine = struct {
     gpa: Allocator,
     session: *Session,
     links: Links,
+    workers: Workers,
     lock: lock.FairLock = .{},
     thread: std.Thread,
     /// The process that may use this engine: a forked child has the memory, but not the thread.
@@ -58,6 +61,8 @@ pub const PeerEngine = struct {
     /// Connections on their way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
+    /// For tests.
+    behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
     /// Handles that refer to the engine; the last one frees it.
     references: std.atomic.Value(u32) = .init(1),
@@ -96,6 +101,8 @@ pub const PeerEngine = struct {
         /// Until when the coordinator must have answered.
         connect_deadline: Instant,
         interrupt: reach.Interrupt = .{},
+        /// Threads that run jobs; 0: the engine's and the users' do what there is.
+        workers: u32 = 0,
         fault: ?Fault = null,
         backend: poller.Backend = .default,
     };
@@ -130,6 +137,7 @@ pub const PeerEngine = struct {
             .session = undefined,
             .thread = undefined,
             .links = try .init(gpa, options.backend),
+            .workers = .init(&engine.links.poller.waker, options.workers),
             .pid = std.c.getpid(),
             .fault = options.fault,
         };
@@ -149,6 +157,7 @@ pub const PeerEngine = struct {
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .host = .{ .ctx = engine, .vtable = &host },
+            .runner = engine.workers.runner(),
             .secrets = secret.allocator,
         });
         errdefer engine.session.destroy();
@@ -297,6 +306,7 @@ pub const PeerEngine = struct {
         if (engine.references.fetchSub(1, .acq_rel) > 1) return;
         engine.stop(.abrupt);
         engine.session.destroy();
+        engine.workers.deinit();
         engine.gpa.destroy(engine);
     }
 
@@ -368,6 +378,7 @@ pub const PeerEngine = struct {
         engine.dials = .empty;
         engine.control = null;
         engine.carriers_free();
+        engine.workers.stop(); // they may wake the poller
         engine.links.deinit();
         engine.session.abandon(clock.now());
     }
@@ -380,13 +391,17 @@ pub const PeerEngine = struct {
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
         if (links.poller.prepare()) links.bury() else |_| {}
+        const works = engine.session.runner != null;
+        const rests = deadline > 0 and (!works or engine.workers.rest());
         engine.asleep = true;
         engine.lock.unlock();
-        const events = links.poller.wait(deadline);
+        const events = links.poller.wait(if (rests) deadline else 0);
         engine.lock.lock();
         engine.asleep = false;
+        if (works) engine.workers.rise();
         const now = clock.now();
         links.note(events);
+        engine.tell_jobs(now);
         if (engine.dials.items.len > 0) engine.advance_dials(now);
         if (engine.redial_failed) {
             engine.redial_failed = false;
@@ -397,6 +412,8 @@ pub const PeerEngine = struct {
             const link = links.next_ready() orelse break;
             if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
             if (engine.lock.contended()) engine.lock.pass();
+            engine.tell_jobs(now);
+            engine.send_control();
         }
         // As at the coordinator: who has said something is heard before another takes its place.
         var left: usize = Links.accepts_per_round;
@@ -404,6 +421,12 @@ pub const PeerEngine = struct {
         if (now < engine.session.next_deadline()) return;
         links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
         engine.session.tick(now);
+    }
+
+    /// Jobs that workers have run since the last time.
+    fn tell_jobs(engine: *PeerEngine, now: Instant) void {
+        if (engine.session.runner == null) return;
+        while (engine.workers.take()) |job| engine.session.job_done(now, job);
     }
 
     /// The coordinator has read our last words, or will not.
@@ -417,9 +440,24 @@ pub const PeerEngine = struct {
 
     // ---- the coordinator
 
+    /// A vote is on the way of all members, so nothing that has been said waits for bytes of lanes:
+    /// it leaves after every transfer, and after every turn.
     fn send_control(engine: *PeerEngine) void {
         const link = engine.control orelse return;
         link.send_stream(&engine.links, &engine.session.control) catch engine.control_ended();
+    }
+
+    /// Bytes that lanes have moved while a message to the coordinator could have left.
+    const Behind = struct { now: usize = 0, most: usize = 0 };
+
+    fn note_moved(engine: *PeerEngine, count: usize) void {
+        if (!builtin.is_test) return;
+        const behind = &engine.behind;
+        const link = engine.control;
+        const waits = link != null and link.?.writable and
+            engine.session.control.send_slice().len > 0;
+        behind.now = if (waits) behind.now + count else 0;
+        behind.most = @max(behind.most, behind.now);
     }
 
     fn serve_control(engine: *PeerEngine, now: Instant) void {
@@ -512,6 +550,8 @@ pub const PeerEngine = struct {
             };
             if (count == 0) return error.Ended;
             engine.session.lane_received(now, carrier.lane.?, count);
+            engine.note_moved(count);
+            engine.send_control();
             if (link.closed) return;
             left -|= count;
         }
@@ -530,6 +570,8 @@ pub const PeerEngine = struct {
                 error.Broken => return error.Ended,
             };
             engine.session.lane_sent(now, carrier.lane.?, count);
+            engine.note_moved(count);
+            engine.send_control();
             if (link.closed) return;
             left -|= count;
         }

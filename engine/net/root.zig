@@ -5,6 +5,7 @@
 
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
+pub const cores = @import("cores.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const dial = @import("dial.zig");
 pub const fault = @import("fault.zig");
@@ -28,15 +29,18 @@ pub const status_client = @import("status_client.zig");
 pub const thread = @import("thread.zig");
 pub const waker = @import("waker.zig");
 pub const Work = @import("work.zig").Work;
+pub const Workers = @import("workers.zig").Workers;
 
 test {
     _ = @import("address.zig");
     _ = @import("clock.zig");
+    _ = @import("cores.zig");
     _ = @import("coordinator_engine.zig");
     _ = @import("descriptors.zig");
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("finder.zig");
+    _ = @import("giving_back_test.zig");
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
     _ = @import("journal_writer.zig");
@@ -60,4 +64,5 @@ test {
     _ = @import("thread.zig");
     _ = @import("waker.zig");
     _ = @import("work.zig");
+    _ = @import("workers.zig");
 }

@@ -158,15 +158,22 @@ pub const Work = struct {
         work.engine.session.cancel(clock.now(), work.operation);
     }
 
+    fn forget(work: *Work) void {
+        const mode = work.engine.enter();
+        defer work.engine.leave(mode);
+        work.callback = null;
+        work.engine.session.desert(clock.now(), work.operation);
+    }
+
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
     pub fn deinit(work: *Work) void {
         const engine = work.engine;
+        work.forget();
+        // That ends the call, perhaps in doubt. Large arrays are given back in several steps, each
+        // a turn of the engine.
+        _ = work.finished.wait(base.never);
         const mode = engine.enter();
         defer engine.leave(mode);
-        work.callback = null;
-        engine.session.desert(clock.now(), work.operation);
-        // That ends the call at once, perhaps in doubt.
-        std.debug.assert(work.finished.is_set());
         work.operation.user = 0;
         engine.session.release(work.operation);
         if (work.waker) |*waker| waker.deinit();

@@ -158,6 +158,15 @@ def test_a_number_that_is_none_names_its_variable(
         pccl.connect(coordinator.token, bind=LOOPBACK)
 
 
+@pytest.mark.parametrize("count", ["65", "-1", "many"])
+def test_a_number_of_workers_that_is_none_is_named(
+    coordinator: pccl.Coordinator, monkeypatch: pytest.MonkeyPatch, count: str
+) -> None:
+    monkeypatch.setenv("PCCL_WORKERS", count)
+    with pytest.raises(pccl.InvalidArgument, match=f'PCCL_WORKERS is "{count}".* 0 to 64'):
+        pccl.connect(coordinator.token, bind=LOOPBACK)
+
+
 @pytest.mark.parametrize("empty", ["", "\n"])
 def test_an_empty_token_is_none(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_TOKEN", empty)

@@ -1,0 +1,471 @@
+//! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them
+//! and it. They know nothing of a job but its owner, and of that the address. How many there are:
+//! `PCCL_WORKERS`, else by cores.zig. The engine: peer_engine.zig. The price of a hand-over, and so
+//! which jobs are worth it: workers_bench.zig.
+//!
+//! A job goes from `waiting`, in the order of posts, to the worker that runs it, and by `done` to
+//! `taken`, from which the engine takes it. `waiting` and `done` are shared, under the mutex;
+//! `taken` is used under the lock of the engine alone. A fence looks at all four places.
+
+const std = @import("std");
+const base = @import("base");
+const cores = @import("cores.zig");
+const lock = @import("lock.zig");
+const socket = @import("socket.zig");
+const thread = @import("thread.zig");
+const Waker = @import("waker.zig").Waker;
+const Job = base.Job;
+const Owner = *const anyopaque;
+const assert = std.debug.assert;
+
+/// `post`, `fence`, `take`, `rest`, `rise` and `stop` are called under the lock of the engine.
+/// Stays where it is from the first post on.
+pub const Workers = struct {
+    /// Wakes the engine.
+    waker: *Waker,
+    /// So many threads at most; fewer once one could not be started.
+    threads_max: u32,
+    threads: [threads_limit]std.Thread = undefined,
+    started: u32 = 0,
+    taken: Queue = .{},
+
+    mutex: lock.Mutex = .{},
+    /// A job waits, or the end has come.
+    posted: lock.Condition = .{},
+    /// A job has been run.
+    ran: lock.Condition = .{},
+    waiting: Queue = .{},
+    waiting_count: u32 = 0,
+    done: Queue = .{},
+    /// The owner of the job that each thread runs now.
+    running: [threads_limit]?Owner = @splat(null),
+    /// Threads that wait for a job.
+    idle: u32 = 0,
+    ending: bool = false,
+    /// The engine sleeps and has not been woken for a job. Written under the mutex.
+    engine_rests: bool = false,
+
+    pub const threads_limit = 64;
+
+    /// To hand a job over takes the engine 0.7 us, and 3 us if the worker sleeps (workers-bench). A
+    /// sum of these bytes takes 1.7 us if they are in the cache, and three times as long if not.
+    pub const bytes_min = 64 * base.limits.KiB;
+
+    pub fn init(waker: *Waker, threads_max: u32) Workers {
+        assert(threads_max <= threads_limit);
+        return .{ .waker = waker, .threads_max = threads_max };
+    }
+
+    /// Null where there are no threads: then those who make jobs do them at once.
+    pub fn runner(w: *Workers) ?base.Runner {
+        if (w.threads_max == 0) return null;
+        return .{ .ctx = w, .vtable = &vtable, .bytes_min = bytes_min };
+    }
+
+    const vtable: base.Runner.VTable = .{ .post = runner_post, .fence = runner_fence };
+
+    fn runner_post(ctx: *anyopaque, job: *Job) void {
+        post(@ptrCast(@alignCast(ctx)), job);
+    }
+
+    fn runner_fence(ctx: *anyopaque, owner: Owner) void {
+        fence(@ptrCast(@alignCast(ctx)), owner);
+    }
+
+    // ---- the engine's side
+
+    pub fn post(w: *Workers, job: *Job) void {
+        w.mutex.lock();
+        if (w.waiting_count >= w.idle and w.started < w.threads_max and !w.ending) {
+            w.mutex.unlock();
+            w.start_thread();
+            w.mutex.lock();
+        }
+        if (w.started == 0 or w.ending) {
+            w.mutex.unlock();
+            job.run(job);
+            return w.finish(job, null);
+        }
+        w.waiting.push(job);
+        w.waiting_count += 1;
+        w.mutex.unlock();
+        w.posted.wake_one();
+    }
+
+    /// Nobody is told of an error: those who are there do the work.
+    fn start_thread(w: *Workers) void {
+        const index = w.started;
+        const context: Context = .{ .workers = w, .index = index };
+        w.threads[index] = thread.spawn("pccl-worker", context, run) catch {
+            w.threads_max = w.started;
+            return;
+        };
+        w.started += 1;
+    }
+
+    /// The next job that has been run, for its session to be told: one by one, because what the
+    /// session does then may fence the next.
+    pub fn take(w: *Workers) ?*Job {
+        if (w.taken.pop()) |job| return job;
+        w.mutex.lock();
+        w.taken = w.done;
+        w.done = .{};
+        w.mutex.unlock();
+        return w.taken.pop();
+    }
+
+    /// Runs the owner's waiting jobs, so it takes no longer than they and the few that others run.
+    pub fn fence(w: *Workers, owner: Owner) void {
+        w.mutex.lock();
+        while (w.waiting.remove(owner)) |job| {
+            w.waiting_count -= 1;
+            w.mutex.unlock();
+            job.run(job);
+            w.mutex.lock();
+        }
+        while (w.is_running(owner)) w.ran.wait(&w.mutex);
+        while (w.done.remove(owner)) |_| {}
+        w.mutex.unlock();
+        while (w.taken.remove(owner)) |_| {}
+    }
+
+    /// Under the mutex.
+    fn is_running(w: *const Workers, owner: Owner) bool {
+        for (w.running[0..w.started]) |now| if (now == owner) return true;
+        return false;
+    }
+
+    /// Before the engine sleeps. False if it must not: a job has been run that it has not taken. Up
+    /// to `rise` every job that is run wakes it.
+    pub fn rest(w: *Workers) bool {
+        if (!w.taken.is_empty()) return false;
+        w.mutex.lock();
+        defer w.mutex.unlock();
+        w.engine_rests = w.done.is_empty();
+        return w.engine_rests;
+    }
+
+    /// After its sleep. Nobody uses the waker afterwards.
+    pub fn rise(w: *Workers) void {
+        w.mutex.lock();
+        w.engine_rests = false;
+        w.mutex.unlock();
+    }
+
+    /// Ends the threads, which run the jobs that wait before that. Jobs that are posted from now on
+    /// run at once. Idempotent.
+    pub fn stop(w: *Workers) void {
+        w.mutex.lock();
+        w.ending = true;
+        w.mutex.unlock();
+        w.posted.wake_all();
+        for (w.threads[0..w.started]) |item| item.join();
+        w.started = 0;
+        assert(w.waiting.is_empty());
+    }
+
+    /// After `stop`, when every owner has taken its jobs back by a fence.
+    pub fn deinit(w: *Workers) void {
+        assert(w.started == 0);
+        assert(w.done.is_empty() and w.taken.is_empty());
+        w.* = undefined;
+    }
+
+    // ---- the threads
+
+    const Context = struct { workers: *Workers, index: u32 };
+
+    fn run(context: Context) void {
+        const w = context.workers;
+        while (w.next(context.index)) |job| {
+            job.run(job);
+            w.finish(job, context.index);
+        }
+    }
+
+    /// Null at the end.
+    fn next(w: *Workers, index: u32) ?*Job {
+        w.mutex.lock();
+        defer w.mutex.unlock();
+        while (true) {
+            if (w.waiting.pop()) |job| {
+                w.waiting_count -= 1;
+                w.running[index] = job.owner;
+                return job;
+            }
+            if (w.ending) return null;
+            w.idle += 1;
+            w.posted.wait(&w.mutex);
+            w.idle -= 1;
+        }
+    }
+
+    /// `index`: of the thread that has run it; null for the engine's, or a user's.
+    fn finish(w: *Workers, job: *Job, index: ?u32) void {
+        w.mutex.lock();
+        if (index) |at| w.running[at] = null;
+        w.done.push(job);
+        // Under the mutex: when the engine has risen, its waker may be closed.
+        if (w.engine_rests) w.waker.wake();
+        w.engine_rests = false;
+        w.mutex.unlock();
+        w.ran.wake_all();
+    }
+
+    // ---- how many
+
+    pub const ParseError = error{BadWorkers};
+
+    pub fn parse(text: []const u8) ParseError!u32 {
+        const count = std.fmt.parseInt(u32, text, 10) catch return error.BadWorkers;
+        // A sign or an underscore is no digit.
+        for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadWorkers;
+        return if (count <= threads_limit) count else error.BadWorkers;
+    }
+
+    /// `PCCL_WORKERS`; unset or empty: by the cores that this process may use.
+    pub fn count_from_environment() ParseError!u32 {
+        const value = std.mem.span(std.c.getenv("PCCL_WORKERS") orelse "");
+        return if (value.len > 0) parse(value) else count_for(cores.usable());
+    }
+
+    /// One core is the engine's, which moves the bytes. On two the other is the user's: there the
+    /// work of handing over is not won back. Eight threads do more than one engine can move.
+    fn count_for(core_count: u32) u32 {
+        return if (core_count <= 2) 0 else @min(core_count - 1, 8);
+    }
+};
+
+/// First in, first out.
+const Queue = struct {
+    first: ?*Job = null,
+    last: ?*Job = null,
+
+    fn is_empty(queue: *const Queue) bool {
+        return queue.first == null;
+    }
+
+    fn push(queue: *Queue, job: *Job) void {
+        job.next = null;
+        if (queue.last) |last| last.next = job else queue.first = job;
+        queue.last = job;
+    }
+
+    fn pop(queue: *Queue) ?*Job {
+        const job = queue.first orelse return null;
+        queue.first = job.next;
+        if (queue.first == null) queue.last = null;
+        job.next = null;
+        return job;
+    }
+
+    /// The first of an owner.
+    fn remove(queue: *Queue, owner: Owner) ?*Job {
+        var before: ?*Job = null;
+        var at = queue.first;
+        while (at) |job| : (at = job.next) {
+            if (job.owner == owner) break;
+            before = job;
+        }
+        const job = at orelse return null;
+        if (before) |item| item.next = job.next else queue.first = job.next;
+        if (queue.last == job) queue.last = before;
+        job.next = null;
+        return job;
+    }
+};
+
+// ---- tests
+
+/// Jobs that note when they began and that they ran, and a gate that holds those who come to it.
+const Bench = struct {
+    waker: Waker,
+    workers: Workers = undefined,
+    clock: std.atomic.Value(u32) = .init(0),
+    gate: lock.Signal = .{},
+
+    const Item = struct {
+        job: Job,
+        bench: *Bench,
+        /// The thread stays in it until the gate is open.
+        gated: bool = false,
+        entered: lock.Signal = .{},
+        /// In the order of starts, from 1.
+        began: u32 = 0,
+        runs: u32 = 0,
+
+        fn run(job: *Job) void {
+            const item: *Item = @fieldParentPtr("job", job);
+            item.began = item.bench.clock.fetchAdd(1, .monotonic) + 1;
+            item.entered.set();
+            if (item.gated) _ = item.bench.gate.wait(base.never);
+            item.runs += 1;
+        }
+    };
+
+    fn init(bench: *Bench, threads: u32) !void {
+        bench.* = .{ .waker = try .init() };
+        bench.workers = .init(&bench.waker, threads);
+    }
+
+    fn deinit(bench: *Bench) void {
+        bench.workers.stop();
+        bench.workers.deinit();
+        bench.waker.deinit();
+    }
+
+    fn post(bench: *Bench, item: *Item, owner: Owner, gated: bool) void {
+        item.* = .{ .job = .{ .run = Item.run, .owner = owner }, .bench = bench, .gated = gated };
+        bench.workers.post(&item.job);
+    }
+
+    /// As the engine does: it sleeps until a job has been run.
+    fn take(bench: *Bench) !*Item {
+        while (true) {
+            if (bench.workers.take()) |job| return @fieldParentPtr("job", job);
+            if (bench.workers.rest()) {
+                try std.testing.expect(socket.wait_for(bench.waker.read_fd, .read, 60_000));
+                bench.waker.drain();
+            }
+            bench.workers.rise();
+        }
+    }
+};
+
+test "jobs begin in the order of their posts, and each is told once" {
+    // With 0 as where none can be started.
+    for ([_]u32{ 0, 1, 3 }) |threads| {
+        var bench: Bench = undefined;
+        try bench.init(threads);
+        defer bench.deinit();
+        try std.testing.expectEqual(0, bench.workers.started); // before there is anything to do
+        var items: [200]Bench.Item = undefined;
+        const owner: u8 = 0;
+        for (&items) |*item| bench.post(item, &owner, false);
+        for (items) |_| _ = try bench.take();
+        try std.testing.expectEqual(null, bench.workers.take());
+        try std.testing.expect(bench.workers.started <= threads);
+        for (&items, 1..) |*item, place| {
+            try std.testing.expectEqual(1, item.runs);
+            // With more threads two can begin at once.
+            if (threads <= 1) try std.testing.expectEqual(place, item.began);
+        }
+    }
+}
+
+test "a fence waits for what runs, does what waits, and forgets what is done" {
+    var bench: Bench = undefined;
+    try bench.init(2);
+    defer bench.deinit();
+    const owners: [2]u8 = undefined;
+    const mine = &owners[0];
+    const others = &owners[1];
+    var done: [2]Bench.Item = undefined;
+    bench.post(&done[0], mine, false);
+    bench.post(&done[1], others, false);
+    for (&done) |*item| try std.testing.expect(item.entered.wait(base.never));
+    var running: [2]Bench.Item = undefined;
+    bench.post(&running[0], mine, true);
+    bench.post(&running[1], others, true);
+    for (&running) |*item| try std.testing.expect(item.entered.wait(base.never));
+    var waiting: [6]Bench.Item = undefined;
+    for (&waiting, 0..) |*item, index| {
+        bench.post(item, if (index % 2 == 0) mine else others, false);
+    }
+    // The gate opens only once the fence does the last of what waits.
+    const Opener = struct {
+        fn open(last: *Bench.Item) void {
+            _ = last.entered.wait(base.never);
+            last.bench.gate.set();
+        }
+    };
+    const opener = try std.Thread.spawn(.{}, Opener.open, .{&waiting[4]});
+    bench.workers.fence(mine);
+    opener.join();
+    for ([_]*Bench.Item{ &done[0], &running[0], &waiting[0], &waiting[2], &waiting[4] }) |item| {
+        try std.testing.expectEqual(1, item.runs);
+        item.* = undefined; // its owner may use the memory again
+    }
+    for (0..5) |_| try std.testing.expectEqual(
+        @as(Owner, others),
+        (try bench.take()).job.owner,
+    );
+    try std.testing.expectEqual(null, bench.workers.take());
+}
+
+test "a fence takes back what the engine has taken in but not told yet" {
+    var bench: Bench = undefined;
+    try bench.init(1);
+    defer bench.deinit();
+    const owners: [3]u8 = undefined;
+    var items: [3]Bench.Item = undefined;
+    for (&items, &owners) |*item, *owner| bench.post(item, owner, false);
+    bench.workers.stop();
+    const first = try bench.take();
+    try std.testing.expectEqual(@as(Owner, &owners[0]), first.job.owner);
+    bench.workers.fence(&owners[1]);
+    try std.testing.expectEqual(@as(Owner, &owners[2]), (try bench.take()).job.owner);
+    try std.testing.expectEqual(null, bench.workers.take());
+}
+
+test "many owners, fenced and told at random, by few and by many threads" {
+    // Goal: no job is lost, run twice or told after a fence. Method: the engine's side posts, takes
+    // and fences by a seed.
+    for ([_]u32{ 1, 2, 7 }) |threads| {
+        var bench: Bench = undefined;
+        try bench.init(threads);
+        defer bench.deinit();
+        var prng: base.Prng = .init(threads);
+        const owners: [5]u8 = undefined;
+        var items: [64]Bench.Item = undefined;
+        var in_flight: [items.len]bool = @splat(false);
+        for (0..20_000) |_| {
+            const place = prng.below(items.len);
+            const owner = &owners[place % owners.len];
+            if (prng.below(50) == 0) {
+                bench.workers.fence(owner);
+                for (&items, &in_flight, 0..) |*item, *is_in_flight, at| {
+                    if (at % owners.len != place % owners.len) continue;
+                    if (is_in_flight.*) try std.testing.expectEqual(1, item.runs);
+                    is_in_flight.* = false;
+                    item.* = undefined;
+                }
+            } else if (in_flight[place]) {
+                const item = try bench.take();
+                const at = item - &items[0];
+                try std.testing.expect(in_flight[at] and item.runs == 1);
+                in_flight[at] = false;
+                item.* = undefined;
+            } else {
+                in_flight[place] = true;
+                bench.post(&items[place], owner, false);
+            }
+        }
+        for (&owners) |*owner| bench.workers.fence(owner);
+        try std.testing.expectEqual(null, bench.workers.take());
+    }
+}
+
+test "the end runs what waits, and what is posted later runs at once" {
+    var bench: Bench = undefined;
+    try bench.init(1);
+    defer bench.deinit();
+    const owner: u8 = 0;
+    var items: [10]Bench.Item = undefined;
+    for (items[0..9]) |*item| bench.post(item, &owner, false);
+    bench.workers.stop();
+    bench.post(&items[9], &owner, false);
+    for (&items) |*item| try std.testing.expectEqual(1, item.runs);
+    bench.workers.fence(&owner);
+}
+
+test "the number of workers is read, and what is mistyped is an error" {
+    try std.testing.expectEqual(0, try Workers.parse("0"));
+    try std.testing.expectEqual(64, try Workers.parse("64"));
+    for ([_][]const u8{ "65", "-1", "+1", "1_0", "x", " 2", "2 ", "99999999999" }) |text| {
+        try std.testing.expectError(error.BadWorkers, Workers.parse(text));
+    }
+    for ([_]u32{ 0, 0, 2, 3, 7, 8, 8 }, [_]u32{ 1, 2, 3, 4, 8, 9, 128 }) |count, core_count| {
+        try std.testing.expectEqual(count, Workers.count_for(core_count));
+    }
+}
