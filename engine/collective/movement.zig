@@ -193,9 +193,10 @@ pub const Movement = struct {
     }
 
     /// Ends the attempt: nothing moves until the next begin, and no job is under way. The caller
-    /// has made sure that no lane still reads or writes slots and results.
+    /// has made sure that no lane still reads or writes slots and results. What gives the caller's
+    /// arrays back goes on.
     pub fn halt(x: *Movement) void {
-        x.wait();
+        if (x.ending == null) x.wait();
         x.board.members = 0;
         x.board.slots_each = 0;
     }
