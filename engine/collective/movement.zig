@@ -541,7 +541,6 @@ pub const Movement = struct {
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.frames_owed > 0) return false;
-        if (x.board.under_way.items.len > 0) return false;
         // The other side of a message must have called, also where there is nothing to move.
         return x.kind() != .send_recv or x.board.targets[1 - x.board.position].open;
     }
