@@ -46,6 +46,8 @@ const Peer = struct {
     const Options = struct {
         world_size: u32,
         backend: Backend = .default,
+        /// So that the sanitizer sees them at work.
+        workers: u32 = 2,
     };
 
     fn join(coordinator: *const CoordinatorEngine, options: Options) !Peer {
@@ -55,6 +57,7 @@ const Peer = struct {
             .connect_deadline = clock.after(patience_ns),
             .bind = .{ .host = "127.0.0.1", .port = 0 },
             .backend = options.backend,
+            .workers = options.workers,
         });
         defer engine.unreference(); // the membership holds it from now on
         var failure: Membership.Failure = undefined;
@@ -156,6 +159,7 @@ test "one to four peers reduce u64 and f32, with either poller" {
                 const peer = try Peer.join(case.coordinator, .{
                     .world_size = world_size,
                     .backend = case.backend,
+                    .workers = if (case.backend == .poll) 0 else 2,
                 });
                 defer peer.leave();
                 const admission = try peer.admit();

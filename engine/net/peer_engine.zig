@@ -159,6 +159,7 @@ pub const PeerEngine = struct {
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .host = .{ .ctx = engine, .vtable = &host },
+            .runner = engine.workers.runner(),
             .secrets = secret.allocator,
         });
         errdefer engine.session.destroy();
@@ -401,6 +402,7 @@ pub const PeerEngine = struct {
         engine.workers.rise();
         const now = clock.now();
         links.note(events);
+        engine.tell_jobs(now);
         if (engine.dials.items.len > 0) engine.advance_dials(now);
         if (engine.redial_failed) {
             engine.redial_failed = false;
@@ -411,6 +413,7 @@ pub const PeerEngine = struct {
             const link = links.next_ready() orelse break;
             if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
             if (engine.lock.contended()) engine.lock.pass();
+            engine.tell_jobs(now);
             engine.send_control();
         }
         // As at the coordinator: who has said something is heard before another takes its place.
@@ -419,6 +422,11 @@ pub const PeerEngine = struct {
         if (now < engine.session.next_deadline()) return;
         links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
         engine.session.tick(now);
+    }
+
+    /// Jobs that workers have run since the last time.
+    fn tell_jobs(engine: *PeerEngine, now: Instant) void {
+        while (engine.workers.take()) |job| engine.session.job_done(now, job);
     }
 
     /// The coordinator has read our last words, or will not.

@@ -115,6 +115,7 @@ pub const Session = struct {
     self: PeerId,
     run_id: base.RunId,
     host: Host,
+    runner: ?base.Runner,
     prng: base.Prng,
     pool: collective.Pool,
     now: Instant = 0,
@@ -224,6 +225,8 @@ pub const Session = struct {
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,
         host: Host,
+        /// Runs jobs; null: whoever makes them does them at once.
+        runner: ?base.Runner = null,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
     };
@@ -236,6 +239,7 @@ pub const Session = struct {
             .self = options.peer_id,
             .run_id = options.run_id,
             .host = options.host,
+            .runner = options.runner,
             .prng = .init(options.seed),
             .pool = .init(gpa),
             .control = .init(gpa),
@@ -248,6 +252,12 @@ pub const Session = struct {
         };
         s.instance = s.prng.next() | 1;
         return s;
+    }
+
+    /// The runner has run a job that was not fenced; called by the driver, in any order.
+    pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
+        s.reach(now);
+        _ = job;
     }
 
     /// The driver has closed all connections and will not use lanes, groups or operations any more.
