@@ -304,20 +304,28 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     if (!t.fetch.has_sources()) {
         // It has no link to those who hold it: in a large group only to neighbours, who will.
         if (t.fetch.may_wait()) return;
-        s.log(.err, "no member gives the elected content of shared state \"{s}\"", .{
-            t.state.?.name,
-        });
+        s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
     if (t.phase == .leaves) return t.ask_for_leaves(s);
     if (t.hashes_from == null) t.ask_another_for_hashes(s);
 }
 
+/// "shared state "weights"", or "a shared state" when the caller has it back.
+const Of = struct {
+    transfer: *const Transfer,
+
+    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const state = it.transfer.state orelse return writer.writeAll("a shared state");
+        try writer.print("shared state \"{s}\"", .{state.name});
+    }
+};
+
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const t = &operation.sync.?.transfer;
-    s.log(.warning, "nothing more of shared state \"{s}\" is asked of peer {f}: {s}", .{
-        t.state.?.name, labels.named(s, operation.ids[rank]), why,
+    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
+        Of{ .transfer = t }, labels.named(s, operation.ids[rank]), why,
     });
     t.discard(rank);
     frames.later(s, operation);
