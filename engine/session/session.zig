@@ -581,7 +581,7 @@ pub const Session = struct {
     pub fn state_remove(s: *Session, state: *State) void {
         assert(state.operation == null);
         prefetch.stop(s, state);
-        frames.detach_all(s, state.owner());
+        frames.detach_all(s, .{ .state = state });
         const states = &state.group.states;
         for (states.items, 0..) |item, index| if (item == state) {
             _ = states.swapRemove(index);
