@@ -68,7 +68,7 @@ fn may_give(group: *const Group, link: *const Link) bool {
 /// Whatever is still on its way is not wanted; what has come stays.
 pub fn stop(s: *Session, state: *State) void {
     if (state.prefetch == null) return;
-    frames.detach_all(s, state.owner());
+    frames.detach_all(s, .{ .state = state });
     forget(state);
     s.links_stale = true; // perhaps nothing else wants those to the sources
     entry_may_go_on(state.group);
@@ -186,7 +186,7 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
         if (!t.page_arrived(s, source, header)) return;
         // Leaves that this peer has as the members had them after their last sync are not worth
         // fetching.
-        t.begin_leaves();
+        _ = t.begin_leaves();
     }
     ask_more(s, t);
 }
@@ -241,7 +241,7 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
     };
     const payload = transfers.payload_of(state, item, false);
     put(lane, transfers.kind_of(item), item, payload.len);
-    lane.put_payload(payload, state.owner());
+    lane.put_payload(payload, .{ .state = state });
     return true;
 }
 

@@ -2,13 +2,14 @@
 //! lanes and the calls of the user. net/ drives it with real connections, tests/sim with simulated
 //! ones. The duties of a driver: session.zig, "for drivers". Next: net/root.zig.
 
+const host = @import("host.zig");
 const session = @import("session.zig");
 
 pub const Session = session.Session;
-pub const Host = session.Host;
-pub const GroupEvent = session.GroupEvent;
-pub const FaultPoint = session.FaultPoint;
-pub const LogLevel = session.LogLevel;
+pub const Host = host.Host;
+pub const GroupEvent = host.GroupEvent;
+pub const FaultPoint = host.FaultPoint;
+pub const LogLevel = host.LogLevel;
 pub const Lane = @import("lane.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;

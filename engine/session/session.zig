@@ -2,9 +2,10 @@
 //!
 //! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
 //! a connection to the coordinator (bytes in and out of `control`) and one per Lane. It tells the
-//! session which bytes arrived and asks it which to send. `Host` has the functions that the session
-//! needs from the driver. After any call: if `control.send_slice()` is not empty, send it; call
-//! `tick` at or after `next_deadline()`. Host functions must not call back into the session.
+//! session which bytes arrived and asks it which to send. `Host` (host.zig) has the functions that
+//! the session needs from the driver. After any call: if `control.send_slice()` is not empty, send
+//! it; call `tick` at or after `next_deadline()`. Host functions must not call back into the
+//! session.
 //!
 //! Data moves in frames.zig, links are kept in links.zig, the coordinator speaks in control.zig,
 //! groups come and go in groups.zig, protocol/member.zig decides, and collective/movement.zig
@@ -16,6 +17,7 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const kernels = @import("kernels");
+const host = @import("host.zig");
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
@@ -31,6 +33,7 @@ const frames = @import("frames.zig");
 const groups = @import("groups.zig");
 const labels = @import("labels.zig");
 const greeting = @import("greeting.zig");
+const lanes = @import("lanes.zig");
 const links = @import("links.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
@@ -49,76 +52,13 @@ const Status = protocol.Status;
 const Failure = protocol.Failure;
 const assert = std.debug.assert;
 
-pub const LogLevel = protocol.LogLevel;
-
-pub const GroupEvent = union(enum) {
-    /// Lanes to all members are open: admit() may be called.
-    ready,
-    /// The coordinator refuses, or is gone before the group was ready.
-    join_failed: struct { status: Status, why: []const u8 },
-    /// The pending admit() entered an epoch or passed the safe point.
-    admitted,
-    admit_failed: Status,
-    /// This peer is not a member any more.
-    gone: Status,
-};
-
-/// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
-/// reduces, gathers, scatters or carries a message.
-pub const FaultPoint = enum {
-    all_reduce_called,
-    all_reduce_opened,
-    all_reduce_partial,
-    all_reduce_settled,
-    all_reduce_voted,
-    all_reduce_committed,
-    sync_offered,
-    /// A leaf has gone to another member.
-    sync_given,
-    /// A leaf has come in, and is as it must be.
-    sync_taken,
-    sync_voted,
-    sync_committed,
-};
-
-pub const Host = struct {
-    ctx: *anyopaque,
-    vtable: *const VTable,
-
-    pub const VTable = struct {
-        /// Start connecting; answer later with lane_opened or lane_closed.
-        dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
-        /// Close the connection now. The lane is invalid afterwards; do not call lane_closed.
-        lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
-        /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
-        lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
-        /// Start connecting to the coordinator; answer later with control_opened or control_closed.
-        control_dial: *const fn (ctx: *anyopaque) void,
-        /// Close the coordinator connection; do not call control_closed.
-        control_close: *const fn (ctx: *anyopaque) void,
-        group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
-        /// The session does not touch the caller's buffers any more.
-        operation_finished: *const fn (ctx: *anyopaque, operation: *Operation) void,
-        /// operation.committed is known now, or never will be (null).
-        operation_resolved: *const fn (ctx: *anyopaque, operation: *Operation) void,
-        fault_point: *const fn (
-            ctx: *anyopaque,
-            point: FaultPoint,
-            sequence: u64,
-            done: u64,
-            total: u64,
-        ) void,
-        log: *const fn (ctx: *anyopaque, level: LogLevel, message: []const u8) void,
-    };
-};
-
 pub const Session = struct {
     gpa: Allocator,
     /// Where the session itself lies.
     home: Allocator,
     self: PeerId,
     run_id: base.RunId,
-    host: Host,
+    host: host.Host,
     prng: base.Prng,
     pool: collective.Pool,
     runner: ?base.Runner,
@@ -227,7 +167,7 @@ pub const Session = struct {
         /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,
-        host: Host,
+        host: host.Host,
         /// Who does large jobs; null: whoever makes them. It lives longer than the session.
         runner: ?base.Runner = null,
         /// Where the session itself lies, which knows the run id; null: like the rest.
@@ -288,7 +228,7 @@ pub const Session = struct {
     /// Not inlined: the buffer would be a part of the frame of what runs for every piece.
     pub noinline fn log(
         s: *Session,
-        level: LogLevel,
+        level: protocol.LogLevel,
         comptime format: []const u8,
         args: anytype,
     ) void {
@@ -415,7 +355,7 @@ pub const Session = struct {
     pub fn state_remove(s: *Session, state: *State) void {
         assert(state.operation == null);
         prefetch.stop(s, state);
-        frames.detach_all(s, state.owner());
+        frames.detach_all(s, .{ .state = state });
         const states = &state.group.states;
         for (states.items, 0..) |item, index| if (item == state) {
             _ = states.swapRemove(index);
@@ -593,7 +533,7 @@ pub const Session = struct {
         s.operation_free(operation);
     }
 
-    pub fn fault_point(s: *Session, operation: *Operation, point: FaultPoint) void {
+    pub fn fault_point(s: *Session, operation: *Operation, point: host.FaultPoint) void {
         if (operation.purpose != .data) return;
         switch (operation.op.descriptor.kind) {
             .broadcast, .barrier, .sync => return,
@@ -613,7 +553,7 @@ pub const Session = struct {
     }
 
     /// `done`: leaves, where that says something.
-    pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
+    pub fn sync_point(s: *Session, operation: *Operation, point: host.FaultPoint, done: u64) void {
         const state = operation.work.sync.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
@@ -761,7 +701,7 @@ pub const Session = struct {
             vote.passed(group);
             group.tell_entry();
         }
-        const event: GroupEvent = if (failure) |status|
+        const event: host.GroupEvent = if (failure) |status|
             .{ .admit_failed = status }
         else
             .admitted;
@@ -777,73 +717,15 @@ pub const Session = struct {
 
     // ---- lanes, for the driver
 
-    /// An inbound connection. Null: no memory or place for it; the driver closes it.
-    pub fn accept_lane(s: *Session, now: Instant, source: base.Source) ?*Lane {
-        s.reach(now);
-        return greeting.accept(s, source);
-    }
-
-    /// A dialed connection is up.
-    pub fn lane_opened(s: *Session, now: Instant, lane: *Lane) void {
-        s.reach(now);
-        greeting.dialed(s, lane);
-    }
-
-    /// A connection ended, or could not be made. The lane is invalid afterwards.
-    pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
-        s.reach(now);
-        // Whatever takes the connection and ends it at once is no peer of this run.
-        if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
-        links.lane_gone(s, lane);
-        s.run_deferred();
-    }
-
-    /// A lane is being dialed from this address of the machine; one of nobody has no link.
-    pub fn lane_dials_from(lane: *Lane, source: base.Source) void {
-        if (lane.link) |link| link.dialed_from = source;
-    }
-
-    /// A lane that could not be dialed. It is invalid afterwards.
-    pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
-        links.note_dialed(s, lane, why);
-        s.lane_closed(now, lane);
-    }
-
-    /// Where the next bytes of this lane go.
-    pub fn lane_recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
-        return lane.recv_slices(&s.sink, slices);
-    }
-
-    /// `count` bytes were put there, in order. The lane may be closed by this.
-    pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
-        s.reach(now);
-        s.bytes_received += count;
-        if (lane.link) |link| link.received += count;
-        lane.heard_at = now;
-        frames.received(s, lane, count);
-        s.run_deferred();
-    }
-
-    /// The bytes to send on this lane now; 0 slices if none.
-    pub fn lane_send_slices(
-        s: *Session,
-        now: Instant,
-        lane: *Lane,
-        slices: *[2][]const u8,
-    ) usize {
-        s.reach(now);
-        if (!lane.out_busy) frames.next(s, lane);
-        return lane.send_slices(slices);
-    }
-
-    /// `count` bytes of these slices have left.
-    pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
-        s.reach(now);
-        s.bytes_sent += count;
-        if (lane.link) |link| link.sent += count;
-        lane.spoke_at = now;
-        if (lane.sent(count)) frames.sent(s, lane);
-    }
+    pub const accept_lane = lanes.accept;
+    pub const lane_opened = lanes.opened;
+    pub const lane_closed = lanes.closed;
+    pub const lane_dials_from = lanes.dials_from;
+    pub const lane_failed = lanes.failed;
+    pub const lane_recv_slices = lanes.recv_slices;
+    pub const lane_received = lanes.received;
+    pub const lane_send_slices = lanes.send_slices;
+    pub const lane_sent = lanes.sent;
 
     // ---- jobs
 

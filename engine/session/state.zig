@@ -10,7 +10,6 @@ const std = @import("std");
 const base = @import("base");
 const kernels = @import("kernels");
 const wire = @import("wire");
-const Lane = @import("lane.zig").Lane;
 const Operation = @import("operation.zig").Operation;
 const Span = @import("uses.zig").Span;
 const Group = @import("group.zig").Group;
@@ -124,11 +123,6 @@ pub const State = struct {
         state.hashes[0] = try state.structure_hash();
         state.wanted[0] = state.hashes[0];
         return state;
-    }
-
-    /// As lanes know it, where no operation moves its leaves.
-    pub fn owner(state: *State) Lane.Owner {
-        return .{ .state = state };
     }
 
     /// The revision that follows the last committed sync of this peer; 0: there was none.

@@ -31,7 +31,6 @@ const control = wire.control;
 const limits = base.limits;
 
 pub const Sync = struct {
-    gpa: Allocator,
     /// With the state, until the call returns. Ranks are those of the epoch.
     transfer: Transfer,
     strategy: control.Strategy,
@@ -77,7 +76,6 @@ pub const Sync = struct {
         const sync = try gpa.create(Sync);
         errdefer gpa.destroy(sync);
         sync.* = .{
-            .gpa = gpa,
             .transfer = try .init(gpa, state, ranks),
             .strategy = strategy,
             .revision = revision orelse state.revision,
@@ -89,8 +87,9 @@ pub const Sync = struct {
 
     pub fn destroy(sync: *Sync) void {
         if (sync.transfer.state) |state| state.operation = null;
+        const gpa = sync.transfer.gpa;
         sync.transfer.deinit();
-        sync.gpa.destroy(sync);
+        gpa.destroy(sync);
     }
 
     /// Between the begin of an attempt and its stop.
@@ -286,13 +285,7 @@ fn completed(s: *Session, operation: *Operation) void {
 
 fn begin_leaves(operation: *Operation) void {
     const sync = operation.work.sync;
-    const state = sync.transfer.state.?;
-    sync.transfer.begin_leaves();
-    var differ: u32 = 0;
-    for (state.wanted[1..], state.hashes[1..]) |*wanted, *own| {
-        differ += @intFromBool(!std.mem.eql(u8, wanted, own));
-    }
-    sync.leaves_early = differ -| sync.transfer.fetch.left -| sync.leaves_moved;
+    sync.leaves_early = sync.transfer.begin_leaves() -| sync.leaves_moved;
 }
 
 fn fetch_more(s: *Session, operation: *Operation) void {
@@ -304,20 +297,28 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     if (!t.fetch.has_sources()) {
         // It has no link to those who hold it: in a large group only to neighbours, who will.
         if (t.fetch.may_wait()) return;
-        s.log(.err, "no member gives the elected content of shared state \"{s}\"", .{
-            t.state.?.name,
-        });
+        s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
     if (t.phase == .leaves) return t.ask_for_leaves(s);
     if (t.hashes_from == null) t.ask_another_for_hashes(s);
 }
 
+/// "shared state "weights"", or "a shared state" when the caller has it back.
+const Of = struct {
+    transfer: *const Transfer,
+
+    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const state = it.transfer.state orelse return writer.writeAll("a shared state");
+        try writer.print("shared state \"{s}\"", .{state.name});
+    }
+};
+
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const t = &operation.work.sync.transfer;
-    s.log(.warning, "nothing more of shared state \"{s}\" is asked of peer {f}: {s}", .{
-        t.state.?.name, labels.named(s, operation.ids[rank]), why,
+    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
+        Of{ .transfer = t }, labels.named(s, operation.ids[rank]), why,
     });
     t.discard(rank);
     frames.later(s, operation);
@@ -478,13 +479,13 @@ pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!vo
     const state = sync.transfer.state orelse return;
     if (first > state.entries.len) return error.Unexpected;
     var tensors: std.ArrayList(control.StateTensor) = .empty;
-    defer tensors.deinit(sync.gpa);
+    defer tensors.deinit(sync.transfer.gpa);
     var bytes: usize = 0;
     for (state.entries[first..]) |*entry| {
         const tensor = &entry.tensor;
         bytes += 16 + tensor.name.len + 8 * tensor.shape.len;
         if (bytes > limits.state_page_bytes and tensors.items.len > 0) break;
-        try tensors.append(sync.gpa, .{
+        try tensors.append(sync.transfer.gpa, .{
             .name = .of(tensor.name),
             .dtype = tensor.dtype,
             .may_differ = tensor.may_differ,

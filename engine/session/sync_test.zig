@@ -663,6 +663,31 @@ test "a holder that answers pings and gives nothing is not waited for" {
     for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
 }
 
+test "a sync in doubt, whose state is the caller's again, gives up a source like any other" {
+    // Goal: what was asked for before is still owed in the attempt after the doubt, and its state
+    // has no name any more. Method: the doubt's own steps, while a holder gives no leaf.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const late = &case.held[1];
+    const operation = late.operation.?;
+    const t = &operation.work.sync.transfer;
+    while (t.phase != .leaves) try expect(try case.world.step());
+    case.held[0].hear_nothing();
+    while (t.peers[0].wants.count > 0) try expect(try case.world.step());
+    try expect(t.fetch.owes(0));
+    const s = late.node.s;
+    sync_file.over(operation, false);
+    sync_file.start(s, operation);
+    s.now += 2 * s.settings.silence_ns;
+    sync_file.tick(s, operation, false);
+    try expect(!t.fetch.owes(0) and !t.fetch.may_wait());
+    for (case.all()) |*held| held.node.s.cancel(s.now, held.operation.?);
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(held.operation.?.status);
+}
+
 test "one who is slow with the hashes is asked again when another one has lied" {
     var case: Case = undefined;
     try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });

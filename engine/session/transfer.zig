@@ -97,7 +97,7 @@ pub const Transfer = struct {
         return .{
             .gpa = gpa,
             .state = state,
-            .owner = state.owner(),
+            .owner = .{ .state = state },
             .phase = .stopped,
             .fetch = fetch,
             .peers = peers,
@@ -160,13 +160,19 @@ pub const Transfer = struct {
         t.ask(s, rank, requests.class_hashes, t.pages_got);
     }
 
-    /// The hashes are there: the leaves that this peer lacks are needed.
-    pub fn begin_leaves(t: *Transfer) void {
+    /// The hashes are there: the leaves that this peer lacks are needed. Returns how many others
+    /// are not in the user's memory either.
+    pub fn begin_leaves(t: *Transfer) u32 {
+        const state = t.state.?;
         t.phase = .leaves;
         t.hashes_from = null;
-        for (0..t.state.?.leaf_count()) |leaf| {
-            if (t.state.?.lacks(@intCast(leaf))) t.fetch.need(@intCast(leaf));
+        var staged: u32 = 0;
+        for (0..state.leaf_count()) |leaf| {
+            const is_own = std.mem.eql(u8, &state.wanted[leaf + 1], &state.hashes[leaf + 1]);
+            if (state.lacks(@intCast(leaf))) t.fetch.need(@intCast(leaf)) //
+            else staged += @intFromBool(!is_own);
         }
+        return staged;
     }
 
     pub fn ask_for_leaves(t: *Transfer, s: *Session) void {

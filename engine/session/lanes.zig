@@ -1,0 +1,80 @@
+//! lanes: what a driver says of the connections to other peers, and asks for them: which came and
+//! went, and where bytes go and come from. Free functions on Session. A connection as bytes:
+//! lane.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig.
+
+const base = @import("base");
+const wire = @import("wire");
+const frames = @import("frames.zig");
+const greeting = @import("greeting.zig");
+const links = @import("links.zig");
+const Lane = @import("lane.zig").Lane;
+const Session = @import("session.zig").Session;
+const Instant = base.Instant;
+
+/// An inbound connection. Null: no memory or place for it; the driver closes it.
+pub fn accept(s: *Session, now: Instant, source: base.Source) ?*Lane {
+    s.reach(now);
+    return greeting.accept(s, source);
+}
+
+/// A dialed connection is up.
+pub fn opened(s: *Session, now: Instant, lane: *Lane) void {
+    s.reach(now);
+    greeting.dialed(s, lane);
+}
+
+/// A connection ended, or could not be made. The lane is invalid afterwards.
+pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
+    s.reach(now);
+    // Whatever takes the connection and ends it at once is no peer of this run.
+    if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
+    links.lane_gone(s, lane);
+    s.run_deferred();
+}
+
+/// A lane is being dialed from this address of the machine; one of nobody has no link.
+pub fn dials_from(lane: *Lane, source: base.Source) void {
+    if (lane.link) |link| link.dialed_from = source;
+}
+
+/// A lane that could not be dialed. It is invalid afterwards.
+pub fn failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
+    links.note_dialed(s, lane, why);
+    closed(s, now, lane);
+}
+
+/// Where the next bytes of this lane go.
+pub fn recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
+    return lane.recv_slices(&s.sink, slices);
+}
+
+/// `count` bytes were put there, in order. The lane may be closed by this.
+pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+    s.reach(now);
+    s.bytes_received += count;
+    if (lane.link) |link| link.received += count;
+    lane.heard_at = now;
+    frames.received(s, lane, count);
+    s.run_deferred();
+}
+
+/// The bytes to send on this lane now; 0 slices if none.
+pub fn send_slices(
+    s: *Session,
+    now: Instant,
+    lane: *Lane,
+    slices: *[2][]const u8,
+) usize {
+    s.reach(now);
+    if (!lane.out_busy) frames.next(s, lane);
+    return lane.send_slices(slices);
+}
+
+/// `count` bytes of these slices have left.
+pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+    s.reach(now);
+    s.bytes_sent += count;
+    if (lane.link) |link| link.sent += count;
+    lane.spoke_at = now;
+    if (lane.sent(count)) frames.sent(s, lane);
+}
