@@ -79,6 +79,12 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
             f"{name}: {axis_name!r} must name axes of the shard_map around it, which has "
             f"{', '.join(map(repr, axes)) or 'none'}; outside of one call all_reduce"
         )
+    left = [each for each, size in mesh.shape.items() if each not in axes and size > 1]
+    if left:
+        raise InvalidUsage(
+            f"{name}: the shard_map around it leaves the axis {left[0]!r} of its mesh to the "
+            "compiler, which cannot divide a collective: name all axes of the mesh in axis_names"
+        )
     leaves = Leaves.of(x)
     leaves.check(op)
     lane = lax.axis_index(axes).astype(np.uint32)
