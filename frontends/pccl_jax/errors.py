@@ -158,11 +158,13 @@ def settle() -> None:
     _programs.end()
 
 
-def _before_program(effect: Any) -> None:
-    """Costs no overlap: JAX waits there as well."""
+def _before_program(effect: Any) -> bool:
+    """Whether the effect is ours. Costs no overlap: JAX waits there as well."""
+    if not is_ours(effect):
+        return False
     _settle(effect)
-    if is_ours(effect):
-        _programs.begin()
+    _programs.begin()
+    return True
 
 
 def _settle(effect: Any) -> None:

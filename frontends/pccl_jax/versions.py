@@ -79,11 +79,17 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 
-def before_programs(function: Callable[[Any], None]) -> None:
-    """Calls `function` with each ordered effect of a program, before JAX reads its token."""
+def before_programs(function: Callable[[Any], bool]) -> None:
+    """Calls `function` with each ordered effect of a program, before JAX reads its token.
+
+    If that returns true, and the token lies where the program runs, it is taken as it is: JAX puts
+    it there by a `device_put`, which takes longer than all else that an effect costs.
+    """
 
     def get_token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-        function(effect)
+        token = tokens.current_tokens.get(effect) if function(effect) else None
+        if token is not None and len(devices) == 1 and token._buf.devices() == set(devices):
+            return token
         return _get_token_input(tokens, effect, devices)
 
     _Tokens.get_token_input = get_token_input

@@ -18,6 +18,7 @@ import pccl_jax as pj
 import pccl_numpy as pnp
 import pytest
 from jax import lax
+from pccl_jax import versions
 from pccl_jax.effects import Ordered
 
 import pccl_py as pccl
@@ -264,3 +265,24 @@ def test_eager_calls_come_behind_programs_that_still_run(world: pccl.LocalWorld)
         return [each.ravel()[0].item() for each in made[1::2]]
 
     assert world.run(program) == [[3.0] * 5] * 3
+
+
+def test_a_token_is_passed_on_and_not_put_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no `device_put` in each program. Method: count the tokens that JAX is asked for."""
+    asked: list[str] = []
+    token_of = versions._get_token_input
+
+    def counted(tokens: Any, effect: Any, devices: Any) -> Any:
+        asked.append(repr(effect))
+        return token_of(tokens, effect, devices)
+
+    monkeypatch.setattr(versions, "_get_token_input", counted)
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with pccl.LocalWorld(1, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> None:
+            for _ in range(3):
+                step(comm, jnp.ones(1))
+            assert asked == ["PCCL[default]"]  # the first of this thread
+
+        world.run(program)
