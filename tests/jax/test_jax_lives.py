@@ -157,6 +157,37 @@ def test_a_forked_child_is_told_to_connect_and_its_parent_goes_on() -> None:
     assert said == [sums, refused, refused, f"7 {sums}"]
 
 
+FORKED_WHILE_A_PROGRAM_RUNS = """
+    import os, sys, threading, warnings
+    import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    warnings.simplefilter("ignore")  # that of JAX, that a child must not use it much
+    world = pccl.LocalWorld(2, deadline=40)
+    # A product, so that it runs beside the thread that calls it.
+    step, begun = jax.jit(lambda comm, x: pj.all_reduce(comm, (x @ x)[0, :3])), threading.Event()
+    def answer():
+        begun.wait()
+        pj.all_reduce(world.comms[1], jnp.ones(3))
+    other = threading.Thread(target=answer)
+    other.start()
+    running = step(world.comms[0], jnp.eye(600))
+    child = os.fork()
+    if child == 0:
+        pj.errors().__enter__()  # waits for the programs of this thread
+        print("nothing to wait for", flush=True)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    begun.set()
+    other.join()
+    print(running[0].item())
+    world.close()
+"""
+
+
+def test_a_child_forked_while_a_program_runs_does_not_wait_for_it() -> None:
+    """The threads that would finish the program are its parent's; so it could never end."""
+    assert run_in_a_process(FORKED_WHILE_A_PROGRAM_RUNS) == ["nothing to wait for", "7", "2.0"]
+
+
 def test_a_program_on_a_closed_communicator_leaves_others_alone() -> None:
     """Goal: nothing of a communicator stays in a program but its number."""
     step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
