@@ -38,6 +38,8 @@ from pccl_py import InvalidArgument, PeerId, ReduceOp
 Shape: TypeAlias = tuple[int, ...]
 # An origin is the handle and the epoch of a call: its derivatives take it for their handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
+# The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
+_WORDS_VERSION = 1
 
 
 class Outs(NamedTuple):
@@ -117,7 +119,7 @@ class Call:
         is_peer = isinstance(self.root, PeerId)
         peer = np.frombuffer(self.root, np.int64) if isinstance(self.root, PeerId) else (0, 0)
         words = [
-            *(self.kind, *self.options),
+            *(_WORDS_VERSION, self.kind, *self.options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
             *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
             *(int(self.feeds_back), len(self.counts)),

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ import pccl_jax as pj
 import psutil
 import pytest
 from jax import lax
+from jax._src import monitoring
+from jax.experimental.compilation_cache import compilation_cache
+from pccl_jax import calls
 
 import pccl_py as pccl
 
+CACHE: dict[str, Any] = {
+    "jax_compilation_cache_dir": None,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 CALLS, COUNT = 2000, 4096  # 16 KiB an array
 # A leak of one array in eight calls would be more.
 BYTES_MAX = CALLS * COUNT * 4 // 8
@@ -75,6 +84,55 @@ def test_an_exported_program_serves_other_communicators() -> None:
 
         assert world.run(program) == [[9.0, 3.0]] * 3
     assert step.compiled == 1
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Iterator[list[str]]:
+    """JAX keeps compiled programs in a folder; the list gets the names of what it does there."""
+    events: list[str] = []
+
+    def note(event: str, **_: Any) -> None:
+        events.append(event.rpartition("/")[2])
+
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    compilation_cache.reset_cache()
+    for name, value in {**CACHE, "jax_compilation_cache_dir": str(tmp_path)}.items():
+        jax.config.update(name, value)
+    monitoring.register_event_listener(note)
+    yield events
+    monitoring.unregister_event_listener(note)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_a_program_in_the_cache_of_jax_serves_other_communicators(cached: list[str]) -> None:
+    """Method: compile for a world of two, forget, and take it for a world of three."""
+
+    def function(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x * 5), pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=1))
+
+    x = np.ones(3, np.float32)  # of NumPy, as each operation of JAX is a program as well
+    for ranks, event in ((2, "cache_misses"), (3, "cache_hits")):
+        jax.clear_caches()
+        cached.clear()
+        step = pj.jit(function)
+        with pccl.LocalWorld(ranks, deadline=20) as world:
+            made = world.run(lambda comm, step=step: [np.asarray(y)[0] for y in step(comm, x)])
+        assert made == [[5.0 * ranks, ranks]] * ranks
+        found = [each for each in cached if each in ("cache_misses", "cache_hits")]
+        assert found == [event] and step.compiled == 1
+
+
+def test_a_program_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a file never makes another call. Method: words of the same number, of version 0."""
+    monkeypatch.setattr(calls, "_WORDS_VERSION", 0)
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with (
+        pccl.LocalWorld(1, deadline=20) as world,
+        pytest.raises(pccl.InvalidArgument, match="made by another version of pccl_jax: compile"),
+    ):
+        step(world.comms[0], jnp.ones(3))
 
 
 READ = """
