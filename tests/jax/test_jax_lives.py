@@ -63,8 +63,7 @@ def test_memory_is_flat_over_two_thousand_calls() -> None:
 def test_an_exported_program_serves_other_communicators() -> None:
     """Goal: a program in a file needs nothing of the run in which it was made.
 
-    Method: export for a world of two, and read it for a world of three; its group has an order of
-    its own in the file.
+    Method: export for a world of two, and read it for a world of three.
     """
     pytest.importorskip("flatbuffers", reason="jax.export writes files by flatbuffers")
 
