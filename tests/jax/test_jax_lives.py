@@ -116,8 +116,12 @@ def test_a_program_in_the_cache_of_jax_serves_other_communicators(cached: list[s
         jax.clear_caches()
         cached.clear()
         step = pj.jit(function)
+
+        def program(comm: pccl.Communicator, step: Any = step) -> list[float]:
+            return [np.asarray(each)[0].item() for each in step(comm, x)]
+
         with pccl.LocalWorld(ranks, deadline=20) as world:
-            made = world.run(lambda comm, step=step: [np.asarray(y)[0] for y in step(comm, x)])
+            made = world.run(program)
         assert made == [[5.0 * ranks, ranks]] * ranks
         found = [each for each in cached if each in ("cache_misses", "cache_hits")]
         assert found == [event] and step.compiled == 1
