@@ -17,12 +17,14 @@ from typing import Any
 
 import jax
 import jax.ffi
-from pccl_jax.effects import Ordered, effect_of
+from pccl_jax.effects import ORDERED
 from pccl_jax.versions import (
+    Effect,
     Primitive,
     ShapedArray,
     TokenSet,
     abstract_token,
+    effect_sets,
     lowering_function,
     register_lowering,
 )
@@ -30,9 +32,18 @@ from pccl_jax.versions import (
 TARGET = "bench_identity"
 
 
-def identity(x: Any, order: str | None) -> Any:
-    """`x`, by a call that XLA keeps; `order`: the name of its order, if it has one."""
-    (result,) = _primitive.bind(x, order=order)
+class Unordered(Effect):  # type: ignore[misc]
+    """The effect of a call that the data alone puts in order."""
+
+
+UNORDERED = Unordered()
+for _known in effect_sets:
+    _known.add_type(Unordered)
+
+
+def identity(x: Any, *, is_ordered: bool) -> Any:
+    """`x`, by a call that XLA keeps; in the order of collectives, or in none."""
+    (result,) = _primitive.bind(x, effect=ORDERED if is_ordered else UNORDERED)
     return result
 
 
@@ -49,13 +60,12 @@ def register() -> None:
     jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
 
 
-def _abstract(x: Any, *, order: str | None) -> tuple[list[Any], set[Any]]:
-    return [ShapedArray(x.shape, x.dtype)], {effect_of(order)}
+def _abstract(x: Any, *, effect: Any) -> tuple[list[Any], set[Any]]:
+    return [ShapedArray(x.shape, x.dtype)], {effect}
 
 
-def _lower(context: Any, x: Any, *, order: str | None) -> Sequence[Any]:
-    effect = effect_of(order)
-    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
+def _lower(context: Any, x: Any, *, effect: Any) -> Sequence[Any]:
+    tokens = [context.tokens_in.get(effect)] if effect == ORDERED else []
     beside = [abstract_token] * len(tokens)
     lower = lowering_function(
         TARGET, has_side_effect=True, operand_output_aliases={len(tokens): len(tokens)}

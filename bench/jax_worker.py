@@ -30,7 +30,6 @@ from bench.jax_plan import Case
 
 Calls = dict[str, Callable[[], object]]
 Samples = dict[str, list[tuple[float, float]]]
-ORDER = "bench"
 WIDTH = 512  # of the products beside a transfer
 
 
@@ -66,8 +65,8 @@ def dispatch(comm: pccl.Communicator, case: Case) -> Samples:
         return jax.jit(program)
 
     programs = {
-        "identity": repeated(lambda x: jax_identity.identity(x, None)),
-        "ordered": repeated(lambda x: jax_identity.identity(x, ORDER)),
+        "identity": repeated(lambda x: jax_identity.identity(x, is_ordered=False)),
+        "ordered": repeated(lambda x: jax_identity.identity(x, is_ordered=True)),
         "pccl_jax": repeated(lambda x: pj.all_reduce(comm, x)),
     }
 
@@ -193,7 +192,7 @@ def compiles(comm: pccl.Communicator, case: Case) -> Samples:
         comm,
         {
             "pccl_jax": compiler(lambda x: pj.all_reduce(comm, x)),
-            "identity": compiler(lambda x: jax_identity.identity(x, None)),
+            "identity": compiler(lambda x: jax_identity.identity(x, is_ordered=False)),
         },
         case,
     )

@@ -153,6 +153,7 @@ const char *read_operands(const XLA_FFI_CallFrame *frame, operands_t *given) {
       attrs->size == 1 && attrs->types[0] == XLA_FFI_AttrType_ARRAY ? attrs->attrs[0] : NULL;
   size_t fixed = sizeof(call_t) / sizeof(int64_t);
   if (words == NULL || words->dtype != XLA_FFI_DataType_S64 || words->size < fixed ||
+      ((const call_t *)words->data)->version != CALL_VERSION ||
       words->size != fixed + (uint64_t)((const call_t *)words->data)->counts_given)
     return "the program was made by another version of pccl_jax: compile it again";
   given->call = words->data;

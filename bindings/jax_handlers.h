@@ -20,8 +20,12 @@ enum { KIND_BARRIER = 16, KIND_SEND = 17, KIND_RECV = 18 };
  * low word first. */
 enum { ORIGIN_WORDS = 4 };
 
+/* Programs are kept in files. It grows with each change of what the words of a call mean. */
+enum { CALL_VERSION = 1 };
+
 /* The attribute "call" of a custom call: 64-bit words, and the counts of each rank behind them. */
 typedef struct call {
+  int64_t version;
   int64_t kind, op, tag, deadline_ns, recovery, plan;
   int64_t codec, codec_block, codec_rotate, codec_rounding, form;
   int64_t root; /* a rank; or, if root_is_peer, the peer of this id */

@@ -18,11 +18,12 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static block_t *kept; /* the last one that was given back first */
 static uint64_t kept_bytes, used_bytes, used_bytes_max;
 
-/* The kernel then takes and clears 2 MiB at a time. Where memory is larger than LARGE_BYTES the C
- * library has fresh pages for each result of a program, and 4 KiB at a time take longer than the
- * collective. */
+/* The kernel then takes and clears 2 MiB at a time. A result of a program often has fresh pages:
+ * the C library has them for each one above its largest threshold, and for smaller ones where freed
+ * memory went back to the system. 4 KiB at a time may take longer than the collective. NumPy begins
+ * at the same size. */
 #define LARGE_PAGE_BYTES (2ull << 20)
-#define LARGE_BYTES (16ull << 20)
+#define LARGE_BYTES (4ull << 20)
 
 void memory_use_large_pages(void *memory, uint64_t bytes) {
 #ifdef MADV_HUGEPAGE

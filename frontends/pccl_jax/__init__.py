@@ -14,7 +14,7 @@
             turn.held = {"params": params}
 
 Functions have the names and arguments of pccl_numpy, take arrays and pytrees, and work eagerly, in
-jit, scan, while_loop, cond and checkpoint. Calls of a group happen in the order of the program. A
+jit, scan, while_loop, cond and checkpoint. Calls happen in the order of the program. A
 communicator is an argument of the function, like an array; `return_outcome=True` gives arrays to
 branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.

@@ -22,7 +22,7 @@ import numpy as np
 from pccl_jax import eager, host, library
 from pccl_jax.calls import Call, lower, register
 from pccl_jax.communicators import Comm, Operand
-from pccl_jax.effects import effect_of
+from pccl_jax.effects import ORDERED
 from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.outcomes import WORDS, OutcomeArrays
@@ -99,7 +99,6 @@ def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Hand
     call = Call(
         Kind.ALL_REDUCE,
         numbers_of(asked, leaves.form()),
-        operand.order,
         results=tuple((each.shape, each.dtype.name) for each in leaves.arrays),
     )
     static = _Static(call, leaves.treedef)
@@ -154,17 +153,17 @@ _TICKET = ShapedArray((2,), np.dtype(np.uint32))
 
 
 def _abstract_begin(_: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
-    return [_TICKET], {effect_of(call.order)}
+    return [_TICKET], {ORDERED}
 
 
 def _abstract_finish(_: Any, ticket: Any, *ahead: Any, call: Call) -> tuple[list[Any], set[Any]]:
     outs = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in call.results]
-    return [*outs, ShapedArray((WORDS,), np.dtype(np.uint32))], {effect_of(call.order)}
+    return [*outs, ShapedArray((WORDS,), np.dtype(np.uint32))], {ORDERED}
 
 
 def _lower_to(target: str) -> Callable[..., Any]:
     def lowering(context: Any, *operands: Any, call: Call) -> Any:
-        return lower(context, target, effect_of(call.order), operands, call.words(()), {})
+        return lower(context, target, ORDERED, operands, call.words(()), {})
 
     return lowering
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from pccl_jax import eager, host, library
-from pccl_jax.effects import Ordered, effect_of
+from pccl_jax.effects import ORDERED
 from pccl_jax.kinds import ADDING, WHOLE, Kind
 from pccl_jax.outcomes import WORDS
 from pccl_jax.versions import (
@@ -38,6 +38,8 @@ from pccl_py import InvalidArgument, PeerId, ReduceOp
 Shape: TypeAlias = tuple[int, ...]
 # An origin is the handle and the epoch of a call: its derivatives take it for their handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
+# The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
+_WORDS_VERSION = 1
 
 
 class Outs(NamedTuple):
@@ -57,13 +59,12 @@ class Call:
     bindings/jax_handlers.h has them. `root`: a rank or a peer id, also of a message's other side.
     `counts`: rows of each rank; of an all_to_all those to each, and then those from each.
     `world_size` and `rank`: what it was traced for, 0 and -1 for any. `results`: shape and dtype of
-    each where no operand says them (recv, scatter without x, the tie of a send). `order`: None for
-    none. `tells_origin`: for derivatives.py, what they need of this call.
+    each where no operand says them (recv, scatter without x, the tie of a send). `tells_origin`:
+    for derivatives.py, what they need of this call.
     """
 
     kind: Kind
     options: tuple[int, ...]
-    order: str | None
     root: int | PeerId = 0
     counts: tuple[int, ...] = ()
     world_size: int = 0
@@ -117,7 +118,7 @@ class Call:
         is_peer = isinstance(self.root, PeerId)
         peer = np.frombuffer(self.root, np.int64) if isinstance(self.root, PeerId) else (0, 0)
         words = [
-            *(self.kind, *self.options),
+            *(_WORDS_VERSION, self.kind, *self.options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
             *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
             *(int(self.feeds_back), len(self.counts)),
@@ -143,7 +144,7 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
         outs.append(ShapedArray((_ORIGIN_WORDS,), np.dtype(np.uint32)))
     if call.tells_outcome:
         outs.append(ShapedArray((WORDS,), np.dtype(np.uint32)))
-    return outs, {effect_of(call.order)}
+    return outs, {ORDERED}
 
 
 def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
@@ -162,8 +163,7 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
         aliases = {1 + number: number for number, each in enumerate(kept) if is_given_away(each)}
     shape = (*context.avals_in[1:], *context.avals_out)
     words = call.words(shape[0].shape if shape else ())
-    effect = effect_of(call.order)
-    return lower(context, library.TARGET, effect, (handle, *arrays), words, aliases)
+    return lower(context, library.TARGET, ORDERED, (handle, *arrays), words, aliases)
 
 
 def lower(
@@ -174,29 +174,25 @@ def lower(
     words: Any,
     aliases: dict[int, int],
 ) -> Sequence[Any]:
-    """A custom call; XLA's token is its first operand and result, if it has an order.
+    """A custom call; XLA's token of the order is its first operand and result.
 
     `aliases`: which results lie where operands lay, without the token.
     """
-    tokens = [context.tokens_in.get(effect)] if isinstance(effect, Ordered) else []
-    beside = [abstract_token] * len(tokens)
-    first = len(tokens)
     made = lowering_function(
         target,
         has_side_effect=True,
-        operand_output_aliases={first + one: first + two for one, two in aliases.items()},
+        operand_output_aliases={1 + one: 1 + two for one, two in aliases.items()},
     )(
         context.replace(
-            avals_in=[*beside, *context.avals_in], avals_out=[*beside, *context.avals_out]
+            avals_in=[abstract_token, *context.avals_in],
+            avals_out=[abstract_token, *context.avals_out],
         ),
-        *tokens,
+        context.tokens_in.get(effect),
         *operands,
         call=words,
     )
-    outs = list(made.results)
-    if tokens:
-        token, *outs = outs
-        context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
+    token, *outs = made.results
+    context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
     # XLA of 0.10.2 reads the last instruction of a loop's body as a tuple, also where it is a call
     # of several results: if the third operand is the third element of the loop's state, this
     # element passes for unchanged, and the loop's condition for that of its beginning. A barrier is
@@ -208,7 +204,7 @@ def register(
     primitive: Any,
     lowering: Any,
     function: Any,
-    effect: Callable[[str | None], Any] = effect_of,
+    effect: Any = ORDERED,
     operands_max: int | None = None,
 ) -> None:
     """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`.
@@ -220,7 +216,7 @@ def register(
         return (by_host if host.is_chosen() else lowering)(context, *operands, call=call)
 
     def by_host(context: Any, *operands: Any, call: Call) -> Any:
-        return host.lower(context, call, effect(call.order), operands[:operands_max], function)
+        return host.lower(context, call, effect, operands[:operands_max], function)
 
     register_lowering(primitive, on_cpu, platform="cpu", cacheable=False)
     for platform in host.PLATFORMS:

@@ -4,7 +4,7 @@
 
 `comm` is a Communicator or a Group: an argument of the jitted function, so that one program serves
 all of them, or closed over. Each function makes one Call (calls.py) of its arguments. Outside of
-jit it waits for the result; in a program the calls of a group happen in its order. On an error
+jit it waits for the result; in a program calls happen in its order. On an error
 every input is as it was. All members must make the same calls in the same order, on whatever
 frontend, eager or traced; in `cond` and `switch` all must take the same branch.
 
@@ -228,7 +228,7 @@ def barrier(comm: Comm, **options: Any) -> Any:
     With recovery "complete" it fails instead if one is lost.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of("barrier", options)
-    call = Call(Kind.BARRIER, numbers_of(asked, 0), operand.order, tells_outcome=tells)
+    call = Call(Kind.BARRIER, numbers_of(asked, 0), tells_outcome=tells)
     outs = bind(operand.handle, [], call)
     return OutcomeArrays.of(outs[0]) if tells else None
 
@@ -268,7 +268,6 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
     call = Call(
         Kind.SEND,
         numbers_of(asked, 0),
-        operand.order,
         root=operand.rank_of(dst, "dst"),
         results=(((), array.dtype.name),) if return_tie else (),
         tells_outcome=tells,
@@ -311,7 +310,6 @@ def recv(
     call = Call(
         Kind.RECV,
         numbers_of(asked, 0),
-        operand.order,
         root=operand.rank_of(src, "src"),
         results=((like.shape, like.dtype.name),),
         tells_outcome=tells,
@@ -352,7 +350,6 @@ def _call(
     call = Call(
         kind,
         numbers_of(asked, leaves.form()),
-        operand.order,
         root=member,
         counts=listed,
         world_size=world_size,
@@ -384,7 +381,6 @@ def _received_of_scatter(
     call = Call(
         Kind.SCATTER,
         numbers_of(asked, leaves.form()),
-        operand.order,
         root=member,
         counts=_counts(counts),
         world_size=world.world_size,

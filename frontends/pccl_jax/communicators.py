@@ -21,7 +21,6 @@ import jax
 import jax.export
 import numpy as np
 
-from pccl_jax.effects import effect_of
 from pccl_py import Communicator, Group, InvalidUsage, PeerId, communicator
 
 # The names of sub-groups have the epoch in them (pccl_py/subgroups.py).
@@ -42,11 +41,8 @@ def words_of(group: Group) -> Any:
     return np.array([handle & 0xFFFFFFFF, handle >> 32], np.uint32)
 
 
-def order_of(group: Group) -> str:
-    """The name of the order that its calls keep: sub-groups of all epochs have one.
-
-    Each order is an effect of JAX, so that a program is compiled for it.
-    """
+def name_of(group: Group) -> str:
+    """The name that programs are compiled for: sub-groups of all epochs have one."""
     return _EPOCH.sub("@:", group.name)
 
 
@@ -122,10 +118,10 @@ communicator.at_read.append(_note_read)
 
 
 class Static:
-    """The part beside the handle: equal for all groups of one order."""
+    """The part beside the handle: equal for all groups of one name."""
 
-    def __init__(self, order: str, group: Group | None = None) -> None:
-        self.order = order
+    def __init__(self, name: str, group: Group | None = None) -> None:
+        self.name = name
         self._group = None if group is None else weakref.ref(group)  # none in a loaded program
 
     @property
@@ -137,13 +133,13 @@ class Static:
         return group
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and other.order == self.order
+        return isinstance(other, Static) and other.name == self.name
 
     def __hash__(self) -> int:
-        return hash(self.order)
+        return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"group {self.order!r}"
+        return f"group {self.name!r}"
 
 
 class Traced:
@@ -208,16 +204,15 @@ class Operand:
     """A communicator as a call takes it."""
 
     handle: Any
-    order: str
     comm: Comm
 
     @classmethod
     def of(cls, comm: Comm) -> Operand:
         """Raises TypeError for anything else."""
         if isinstance(comm, Traced):
-            return cls(comm._handle, comm._static.order, comm)
+            return cls(comm._handle, comm)
         if isinstance(comm, Group):
-            return cls(words_of(comm), order_of(comm), comm)
+            return cls(words_of(comm), comm)
         raise TypeError(
             f"comm must be a Communicator or a Group, not {type(comm).__name__}: pass it to the "
             "jitted function as an argument, or close over it"
@@ -244,17 +239,11 @@ class Operand:
 
 
 def _flatten(group: Group) -> tuple[tuple[Any], Static]:
-    return (words_of(group),), Static(order_of(group), group)
+    return (words_of(group),), Static(name_of(group), group)
 
 
 def _flatten_traced(traced: Traced) -> tuple[tuple[Any], Static]:
     return (traced._handle,), traced._static
-
-
-def _read_static(order: Any) -> Static:
-    static = Static(bytes(order).decode())
-    effect_of(static.order)  # which JAX looks up when it reads the rest of the program
-    return static
 
 
 def _unflatten(static: Static, leaves: Any) -> Any:
@@ -266,10 +255,10 @@ jax.tree_util.register_pytree_node(Group, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Communicator, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Traced, _flatten_traced, _unflatten)
 for _kind in (Group, Communicator, Traced):
-    # A program that is written to a file has the order of its group alone.
+    # A program that is written to a file has the name of its group alone.
     jax.export.register_pytree_node_serialization(
         _kind,
         serialized_name=f"pccl_jax.{_kind.__name__}",
-        serialize_auxdata=lambda static: static.order.encode(),
-        deserialize_auxdata=_read_static,
+        serialize_auxdata=lambda static: static.name.encode(),
+        deserialize_auxdata=lambda name: Static(bytes(name).decode()),
     )

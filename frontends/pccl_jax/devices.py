@@ -26,7 +26,7 @@ from jax import lax
 from pccl_jax import host, library
 from pccl_jax.calls import Call, lower, register
 from pccl_jax.communicators import Comm, Operand
-from pccl_jax.effects import OrderedOnDevices
+from pccl_jax.effects import ORDERED_ON_DEVICES
 from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.trees import Leaves
@@ -79,11 +79,17 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
             f"{name}: {axis_name!r} must name axes of the shard_map around it, which has "
             f"{', '.join(map(repr, axes)) or 'none'}; outside of one call all_reduce"
         )
+    left = [each for each, size in mesh.shape.items() if each not in axes and size > 1]
+    if left:
+        raise InvalidUsage(
+            f"{name}: the shard_map around it leaves the axis {left[0]!r} of its mesh to the "
+            "compiler, which cannot divide a collective: name all axes of the mesh in axis_names"
+        )
     leaves = Leaves.of(x)
     leaves.check(op)
     lane = lax.axis_index(axes).astype(np.uint32)
     made = []
-    call = Call(Kind.ALL_REDUCE, numbers_of(asked, leaves.form()), operand.order)
+    call = Call(Kind.ALL_REDUCE, numbers_of(asked, leaves.form()))
     for array in leaves.arrays:
         if op is ReduceOp.AVG and not jnp.issubdtype(array.dtype, jnp.floating):
             raise InvalidArgument(f"pmean is of floats, and dtype is {array.dtype}: use psum")
@@ -112,19 +118,15 @@ def _whole(
 # ---- the primitive ------------------------------------------------------------------------------
 
 
-def _effect_of(order: str | None) -> Any:
-    assert order is not None
-    return OrderedOnDevices(order)
-
-
 def _abstract(_: Any, __: Any, part: Any, call: Call) -> tuple[list[Any], set[Any]]:
-    return [part.update(weak_type=False)], {_effect_of(call.order)}
+    return [part.update(weak_type=False)], {ORDERED_ON_DEVICES}
 
 
 def _lower(context: Any, handle: Any, lane: Any, part: Any, call: Call) -> Any:
     words = call.words(())
-    effect = _effect_of(call.order)
-    return lower(context, library.TARGET_PART, effect, (handle, lane, part), words, {2: 0})
+    return lower(
+        context, library.TARGET_PART, ORDERED_ON_DEVICES, (handle, lane, part), words, {2: 0}
+    )
 
 
 def _through_host(call: Call, handle: Any, given: list[Any], results: Sequence[Any]) -> list[Any]:
@@ -151,4 +153,4 @@ _part.def_effectful_abstract_eval(_abstract)
 _part.def_impl(_outside)
 primitive_jvps[_part] = _refused
 primitive_batchers[_part] = _refused
-register(_part, _lower, _through_host, _effect_of)
+register(_part, _lower, _through_host, ORDERED_ON_DEVICES)

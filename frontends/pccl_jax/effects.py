@@ -1,15 +1,12 @@
 """Effects: what keeps collectives in the order of the program, over all programs of a thread.
 
 JAX threads a token of XLA through all calls that share an ordered effect: in jit, in loops and
-branches, and from one program to the next. There is one effect for each order (communicators.py),
-so that groups do not wait for each other. A call that has no order is kept, and that is all.
+branches, and from one program to the next. All groups share one. With one for each, XLA would put
+calls of different groups in an order of its own, and run them one by one: a peer that waits in one
+group for a member that waits in the other is what an order is there to prevent.
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
-from typing import Any
 
 from pccl_jax.versions import (
     Effect,
@@ -21,72 +18,40 @@ from pccl_jax.versions import (
 
 
 class Ordered(Effect):  # type: ignore[misc]
-    """The effect of calls that keep one order."""
+    """The effect of calls that keep the order of the program.
 
-    def __init__(self, order: str) -> None:
-        self.order = order
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Ordered) or isinstance(other, OrderedOnDevices):
-            return False
-        return other.order == self.order
-
-    def __hash__(self) -> int:
-        return hash((Ordered, self.order))
-
-    def __repr__(self) -> str:
-        return f"PCCL[{self.order}]"
-
-
-@functools.cache
-def _type_of(order: str) -> Callable[[], Ordered]:
-    """A type without arguments: a program that is written to a file has the name of its type."""
-
-    def init(self: Any) -> None:
-        Ordered.__init__(self, order)
-
-    made = type(f"Ordered[{order}]", (Ordered,), {"__init__": init, "__module__": __name__})
-    effect_sets[0].add_type(made)  # where a program that is read looks for it
-    return made
-
-
-class OrderedOnDevices(Ordered):
-    """The effect of calls of programs on several devices, which keep one order on each of them."""
+    A program that is written to a file has the name of this type, and makes it without arguments.
+    """
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OrderedOnDevices) and other.order == self.order
+        return type(other) is type(self)
 
     def __hash__(self) -> int:
-        return hash((OrderedOnDevices, self.order))
-
-    def __repr__(self) -> str:
-        return f"PCCL[{self.order}, on each device]"
-
-
-class Unordered(Effect):  # type: ignore[misc]
-    """The effect of calls that the data alone puts in order."""
+        return hash(type(self))
 
     def __repr__(self) -> str:
         return "PCCL"
 
 
-UNORDERED = Unordered()
+class OrderedOnDevices(Ordered):
+    """The effect of calls of programs on several devices, which keep one order on each of them."""
+
+    def __repr__(self) -> str:
+        return "PCCL on each device"
+
+
+ORDERED = Ordered()
+ORDERED_ON_DEVICES = OrderedOnDevices()
 
 for _known in effect_sets:
     _known.add_type(Ordered)
     _known.add_type(OrderedOnDevices)
-    _known.add_type(Unordered)
 ordered_effects.add_type(Ordered)
 ordered_effects.add_type(OrderedOnDevices)
 shardable_ordered_effects.add_type(OrderedOnDevices)
-keep_in_loops(lambda effect: isinstance(effect, Ordered | Unordered))
-
-
-def effect_of(order: str | None) -> Any:
-    """The effect of a call with this order, or with none."""
-    return UNORDERED if order is None else _type_of(order)()
+keep_in_loops(lambda effect: isinstance(effect, Ordered))
 
 
 def is_ours(effect: object) -> bool:
-    """Whether it is an order of collectives."""
+    """Whether it is the order of collectives."""
     return isinstance(effect, Ordered)

@@ -9,7 +9,9 @@ dropped before that, also by eager calls: each call is made, whatever became of 
 from __future__ import annotations
 
 import atexit
+import copy
 import itertools
+import os
 import re
 import threading
 import weakref
@@ -158,11 +160,13 @@ def settle() -> None:
     _programs.end()
 
 
-def _before_program(effect: Any) -> None:
-    """Costs no overlap: JAX waits there as well."""
+def _before_program(effect: Any) -> bool:
+    """Whether the effect is ours. Costs no overlap: JAX waits there as well."""
+    if not is_ours(effect):
+        return False
     _settle(effect)
-    if is_ours(effect):
-        _programs.begin()
+    _programs.begin()
+    return True
 
 
 def _settle(effect: Any) -> None:
@@ -188,6 +192,10 @@ def forget() -> None:
     for effect in [each for each in runtime_tokens.current_tokens if is_ours(each)]:
         del runtime_tokens.current_tokens[effect]
     runtime_tokens.output_runtime_tokens.clear()
+
+
+# A forked child has none of the threads that run programs: it would wait for them when it ends.
+os.register_at_fork(after_in_child=forget)
 
 
 @atexit.register
@@ -216,15 +224,18 @@ class _Raised:
         """The error to raise instead, whose text names it."""
         with self._mutex:
             number = next(self._numbers)
-            self._errors[number] = error
+            # Without the frames it came through, which hold the arrays of the call.
+            self._errors[number] = error.with_traceback(None)
             if len(self._errors) > self._KEPT_MAX:
                 self._errors.popitem(last=False)
         return RuntimeError(f"[pccl host error {number}] {error}")
 
     def find(self, text: str) -> BaseException | None:
-        """The one that a text names; None if it names none, or one that is long past."""
+        """One like that which a text names; None if it names none, or one that is long past."""
         found = self._NUMBERED.search(text)
-        return None if found is None else self._errors.get(int(found[1]))
+        error = None if found is None else self._errors.get(int(found[1]))
+        # Whoever raises it gives it frames, and later ones raise it as well.
+        return copy.copy(error) if isinstance(error, PcclError) else error
 
 
 raised = _Raised()

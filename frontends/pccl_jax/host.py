@@ -19,7 +19,6 @@ import numpy as np
 
 from pccl_jax import eager
 from pccl_jax.communicators import group_of
-from pccl_jax.effects import Ordered
 from pccl_jax.errors import raised, unfinished
 from pccl_jax.versions import TokenSet, emit_callback, optimization_barrier
 from pccl_py import InvalidUsage, Mismatch
@@ -86,7 +85,7 @@ def lower(
     operands: Sequence[Any],
     function: Callable[[Call, Any, list[Any], Sequence[Any]], Sequence[Any]],
 ) -> Sequence[Any]:
-    """A callback of `function`, with the token of the call's order."""
+    """A callback of `function`, with the token of the order."""
     _say_once(context.module_context.platforms[0])
     results = context.avals_out
 
@@ -97,19 +96,17 @@ def lower(
         except BaseException as error:
             raise raised.keep(error) from error
 
-    is_ordered = isinstance(effect, Ordered)
     outs, token, _ = emit_callback(
         context,
         callback,
-        context.tokens_in.get(effect) if is_ordered else None,
+        context.tokens_in.get(effect),
         list(operands),
         context.avals_in[: len(operands)],
         results,
         has_side_effect=True,
-        returns_token=is_ordered,
+        returns_token=True,
     )
-    if is_ordered:
-        context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
+    context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
     return list(optimization_barrier(list(outs))) if len(results) > 1 else list(outs)
 
 

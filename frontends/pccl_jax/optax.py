@@ -114,7 +114,6 @@ def average_gradients(
         call = Call(
             Kind.ALL_REDUCE,
             numbers_of(asked, leaves.form()),
-            operand.order,
             tells_outcome=True,
             feeds_back=feeds_back,
         )

@@ -69,6 +69,7 @@ try:
     _enable_x64: Any = config.enable_x64
     _trace_state_clean: Any = core.trace_state_clean
     _call_compiled: Any = stages.Compiled.call
+    _FoundNan: Any = api_util.InternalFloatingPointError
     _hoist: Any = loops._scan_known_hoisting
     _checkpoint_scan: Any = partial_eval.partial_eval_jaxpr_custom_rules[loops.scan_p]
     _checkpoint_scan_code: Any = _checkpoint_scan.__code__
@@ -79,19 +80,35 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 
-def before_programs(function: Callable[[Any], None]) -> None:
-    """Calls `function` with each ordered effect of a program, before JAX reads its token."""
+def before_programs(function: Callable[[Any], bool]) -> None:
+    """Calls `function` with each ordered effect of a program, before JAX reads its token.
+
+    If that returns true, and the token lies where the program runs, it is taken as it is: JAX puts
+    it there by a `device_put`, which takes longer than all else that an effect costs.
+    """
 
     def get_token_input(tokens: Any, effect: Any, devices: Any) -> Any:
-        function(effect)
+        token = tokens.current_tokens.get(effect) if function(effect) else None
+        if token is not None and len(devices) == 1 and token._buf.devices() == set(devices):
+            return token
         return _get_token_input(tokens, effect, devices)
 
     _Tokens.get_token_input = get_token_input
 
 
 def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a compiled program, also while another thread is inside of its first run."""
-    outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
+    """Runs a compiled program, also while another thread is inside of its first run.
+
+    With jax_debug_nans or jax_debug_infs, jax.jit would then run it once more, step by step, with
+    its collectives, which the other members do not make again. Here it is the error alone.
+    """
+    try:
+        outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
+    except _FoundNan as error:
+        raise FloatingPointError(
+            f"invalid value ({error.ty}) encountered in a result of {error.name}. The program was "
+            "not run again to find where, as its collectives are those of all members"
+        ) from None
     return outs
 
 

@@ -16,6 +16,7 @@ from jax._src.interpreters.mlir import ModuleContext
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from pccl_jax import host
+from pccl_jax.errors import raised
 from pccl_jax.host import PLATFORMS, through_host
 
 import pccl_py as pccl
@@ -137,6 +138,20 @@ def test_errors_are_those_of_pccl_and_the_next_call_works(world: pccl.LocalWorld
             return total
 
     assert world.run(program) == [2.0] * 3
+
+
+def test_errors_that_are_kept_hold_no_arrays(world: pccl.LocalWorld) -> None:
+    """Frames hold them: of the callback that raised, and of the program that was told."""
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+
+    def program(comm: pccl.Communicator) -> None:
+        with through_host(), pytest.raises(pccl.Mismatch, match="called different things"):
+            step(comm, jnp.ones(2 + comm.rank))
+
+    before = len(raised._errors)
+    world.run(program)
+    kept = list(raised._errors.values())[before:]
+    assert len(kept) == 3 and all(each.__traceback__ is None for each in kept)
 
 
 def _finishes_twice(comm: pj.Comm, x: Any) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pccl_jax as pj
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 import pccl_py as pccl
@@ -73,6 +73,26 @@ def test_psum_says_what_is_wrong(world: pccl.LocalWorld) -> None:
         lowered(lambda x: pj.pmean(comm, x, "d"))
     with pytest.raises(pccl.InvalidUsage, match="no derivative"):
         lowered(lambda x: jax.grad(lambda x: pj.psum(comm, x, "d")[0])(x.astype(float)))
+
+
+def test_psum_refuses_axes_that_are_left_to_the_compiler(world: pccl.LocalWorld) -> None:
+    """XLA would end the process while it compiles. Axes of one device do not matter."""
+    comm = world.comms[0]
+
+    def shape(b: int) -> Any:
+        mesh = AbstractMesh((2, b), ("a", "b"))
+        mapped = jax.shard_map(
+            lambda x: pj.psum(comm, x, "a"),
+            mesh=mesh,
+            in_specs=P("a"),
+            out_specs=P(),
+            axis_names={"a"},
+        )
+        return jax.eval_shape(jax.jit(mapped), jax.ShapeDtypeStruct((4,), jnp.float32)).shape
+
+    assert shape(1) == (2,)
+    with pytest.raises(pccl.InvalidUsage, match="leaves the axis 'b' of its mesh to the compiler"):
+        shape(2)
 
 
 def test_one_device_needs_no_other(world: pccl.LocalWorld) -> None:

@@ -160,6 +160,23 @@ def test_a_failure_that_a_later_call_has_met_is_raised_at_the_end_of_errors(
     assert world.run(program) == [[3.0, 3.0]] * 3
 
 
+def test_a_nan_that_jax_looks_for_is_an_error_and_no_second_run(world: pccl.LocalWorld) -> None:
+    """Goal: jax_debug_nans repeats no collective. Method: one peer alone gets a NaN."""
+    step = pj.jit(lambda comm, x, low: jnp.log(low + pj.all_reduce(comm, x)))
+
+    def program(comm: pccl.Communicator) -> float:
+        with jax.debug_nans(True):
+            if comm.rank == 1:
+                with pytest.raises(FloatingPointError, match=r"\(nan\) encountered in a result of"):
+                    step(comm, jnp.ones(2), jnp.float32(-9))
+            else:
+                step(comm, jnp.ones(2), jnp.float32(0))
+        total: float = pj.all_reduce(comm, jnp.ones(2))[0].item()
+        return total
+
+    assert world.run(program) == [3.0] * 3
+
+
 def test_a_call_on_results_of_a_program_that_failed_says_that_it_was_not_made(
     world: pccl.LocalWorld,
 ) -> None:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ import pccl_jax as pj
 import psutil
 import pytest
 from jax import lax
+from jax._src import monitoring
+from jax.experimental.compilation_cache import compilation_cache
+from pccl_jax import calls
 
 import pccl_py as pccl
 
+CACHE: dict[str, Any] = {
+    "jax_compilation_cache_dir": None,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 CALLS, COUNT = 2000, 4096  # 16 KiB an array
 # A leak of one array in eight calls would be more.
 BYTES_MAX = CALLS * COUNT * 4 // 8
@@ -54,8 +63,7 @@ def test_memory_is_flat_over_two_thousand_calls() -> None:
 def test_an_exported_program_serves_other_communicators() -> None:
     """Goal: a program in a file needs nothing of the run in which it was made.
 
-    Method: export for a world of two, and read it for a world of three; its group has an order of
-    its own in the file.
+    Method: export for a world of two, and read it for a world of three.
     """
     pytest.importorskip("flatbuffers", reason="jax.export writes files by flatbuffers")
 
@@ -75,6 +83,59 @@ def test_an_exported_program_serves_other_communicators() -> None:
 
         assert world.run(program) == [[9.0, 3.0]] * 3
     assert step.compiled == 1
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Iterator[list[str]]:
+    """JAX keeps compiled programs in a folder; the list gets the names of what it does there."""
+    events: list[str] = []
+
+    def note(event: str, **_: Any) -> None:
+        events.append(event.rpartition("/")[2])
+
+    before = {name: getattr(jax.config, name) for name in CACHE}
+    compilation_cache.reset_cache()
+    for name, value in {**CACHE, "jax_compilation_cache_dir": str(tmp_path)}.items():
+        jax.config.update(name, value)
+    monitoring.register_event_listener(note)
+    yield events
+    monitoring.unregister_event_listener(note)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_a_program_in_the_cache_of_jax_serves_other_communicators(cached: list[str]) -> None:
+    """Method: compile for a world of two, forget, and take it for a world of three."""
+
+    def function(comm: pj.Comm, x: Any) -> Any:
+        return pj.all_reduce(comm, x * 5), pj.all_reduce_done(pj.all_reduce_start(comm, x, tag=1))
+
+    x = np.ones(3, np.float32)  # of NumPy, as each operation of JAX is a program as well
+    for ranks, event in ((2, "cache_misses"), (3, "cache_hits")):
+        jax.clear_caches()
+        cached.clear()
+        step = pj.jit(function)
+
+        def program(comm: pccl.Communicator, step: Any = step) -> list[float]:
+            return [np.asarray(each)[0].item() for each in step(comm, x)]
+
+        with pccl.LocalWorld(ranks, deadline=20) as world:
+            made = world.run(program)
+        assert made == [[5.0 * ranks, ranks]] * ranks
+        found = [each for each in cached if each in ("cache_misses", "cache_hits")]
+        assert found == [event] and step.compiled == 1
+
+
+def test_a_program_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a file never makes another call. Method: words of the same number, of version 0."""
+    monkeypatch.setattr(calls, "_WORDS_VERSION", 0)
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with (
+        pccl.LocalWorld(1, deadline=20) as world,
+        pytest.raises(pccl.InvalidArgument, match="made by another version of pccl_jax: compile"),
+    ):
+        step(world.comms[0], jnp.ones(3))
 
 
 READ = """
@@ -155,6 +216,37 @@ def test_a_forked_child_is_told_to_connect_and_its_parent_goes_on() -> None:
         "group 'default' was opened before this process was forked: connect in the child itself"
     )
     assert said == [sums, refused, refused, f"7 {sums}"]
+
+
+FORKED_WHILE_A_PROGRAM_RUNS = """
+    import os, sys, threading, warnings
+    import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
+    warnings.simplefilter("ignore")  # that of JAX, that a child must not use it much
+    world = pccl.LocalWorld(2, deadline=40)
+    # A product, so that it runs beside the thread that calls it.
+    step, begun = jax.jit(lambda comm, x: pj.all_reduce(comm, (x @ x)[0, :3])), threading.Event()
+    def answer():
+        begun.wait()
+        pj.all_reduce(world.comms[1], jnp.ones(3))
+    other = threading.Thread(target=answer)
+    other.start()
+    running = step(world.comms[0], jnp.eye(600))
+    child = os.fork()
+    if child == 0:
+        pj.errors().__enter__()  # waits for the programs of this thread
+        print("nothing to wait for", flush=True)
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    begun.set()
+    other.join()
+    print(running[0].item())
+    world.close()
+"""
+
+
+def test_a_child_forked_while_a_program_runs_does_not_wait_for_it() -> None:
+    """The threads that would finish the program are its parent's; so it could never end."""
+    assert run_in_a_process(FORKED_WHILE_A_PROGRAM_RUNS) == ["nothing to wait for", "7", "2.0"]
 
 
 def test_a_program_on_a_closed_communicator_leaves_others_alone() -> None:

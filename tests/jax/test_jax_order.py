@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import pccl_jax as pj
 import pccl_numpy as pnp
 import pytest
 from jax import lax
-from pccl_jax.effects import Ordered
+from pccl_jax import versions
 
 import pccl_py as pccl
 
@@ -224,29 +225,57 @@ def test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing(
     assert world.run(program) == [[0.0, 27.0]] * 3
 
 
-def test_groups_do_not_wait_for_each_other() -> None:
-    """Goal: one order for each group. Method: groups have other orders on two peers of a program.
+def with_other(comm: pccl.Communicator) -> pccl.Group:
+    other = comm.group("other", initial_world_size=2)
+    other.admit()
+    return other
 
-    Without results that depend on each other, both end; in one order they would wait for ever.
+
+def test_calls_of_several_groups_have_one_order() -> None:
+    """Goal: no peer waits in one group for a peer that waits in the other.
+
+    Method: XLA has the operand of the second call first, and would make it first. One peer is
+    eager, and one jits the calls with the product on the other side.
     """
+
+    def step(one: pj.Comm, two: pj.Comm, x: Any, y: Any) -> Any:
+        return pj.all_reduce(one, x @ x), pj.all_reduce(two, y)
+
+    def turned(one: pj.Comm, two: pj.Comm, x: Any, y: Any) -> Any:
+        return pj.all_reduce(one, y), pj.all_reduce(two, x @ x)
+
     with pccl.LocalWorld(2, deadline=20) as world:
 
         def program(comm: pccl.Communicator) -> Any:
-            other = comm.group("other", initial_world_size=2)
-            other.admit()
-            assert jax.make_jaxpr(
-                lambda one, two, x: (pj.all_reduce(one, x), pj.all_reduce(two, x))
-            )(comm, other, jnp.float32(1)).effects == {
-                Ordered("default"),
-                Ordered("other"),
-            }
-            # The other way round on rank 1.
-            first, second = (comm, other) if comm.rank == 0 else (other, comm)
-            made = pj.jit(lambda one, two, x: (pj.all_reduce(one, x), pj.all_reduce(two, x)))(
-                first, second, jnp.float32(1)
-            )
+            other, x = with_other(comm), jnp.ones((1, 1))
+            made = []
+            for ours, theirs in ((step, pj.jit(step)), (pj.jit(step), pj.jit(turned))):
+                made.append((ours if comm.rank == 0 else theirs)(comm, other, x, x))
             other.close()
-            return [each.item() for each in made]
+            return [each.item() for pair in made for each in pair]
+
+        assert world.run(program) == [[2.0] * 4] * 2
+
+
+def test_groups_of_several_threads_do_not_wait_for_each_other() -> None:
+    """Method: rank 0 is in both groups at once, and rank 1 calls in one after the other."""
+    reduced = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+
+    def sums(group: pccl.Group) -> float:
+        total: float = reduced(group, jnp.float32(1)).item()
+        return total
+
+    with pccl.LocalWorld(2, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> list[float]:
+            other = with_other(comm)
+            if comm.rank == 1:
+                made = [sums(other), sums(comm)]
+            else:
+                with ThreadPoolExecutor(2) as threads:
+                    made = list(threads.map(sums, (comm, other)))
+            other.close()
+            return made
 
         assert world.run(program) == [[2.0, 2.0]] * 2
 
@@ -264,3 +293,24 @@ def test_eager_calls_come_behind_programs_that_still_run(world: pccl.LocalWorld)
         return [each.ravel()[0].item() for each in made[1::2]]
 
     assert world.run(program) == [[3.0] * 5] * 3
+
+
+def test_a_token_is_passed_on_and_not_put_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: no `device_put` in each program. Method: count the tokens that JAX is asked for."""
+    asked: list[str] = []
+    token_of = versions._get_token_input
+
+    def counted(tokens: Any, effect: Any, devices: Any) -> Any:
+        asked.append(repr(effect))
+        return token_of(tokens, effect, devices)
+
+    monkeypatch.setattr(versions, "_get_token_input", counted)
+    step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
+    with pccl.LocalWorld(1, deadline=20) as world:
+
+        def program(comm: pccl.Communicator) -> None:
+            for _ in range(3):
+                step(comm, jnp.ones(1))
+            assert asked == ["PCCL"]  # the first of this thread
+
+        world.run(program)
