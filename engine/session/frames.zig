@@ -184,7 +184,8 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = &operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.done(job)) wake_all(s, operation);
-    if (operation.is_over) return;
+    // One that is over in doubt goes on for the others.
+    if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);
 }

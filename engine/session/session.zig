@@ -777,7 +777,7 @@ pub const Session = struct {
                 sync.tick(s, operation, late);
             } else if (operation.has_work()) {
                 operation.work.movement.work();
-                if (!operation.is_over) frames.check_complete(s, operation);
+                if (operation.op.state != .finished) frames.check_complete(s, operation);
             }
         }
         queue.tick(s);
