@@ -663,6 +663,23 @@ test "a holder that answers pings and gives nothing is not waited for" {
     for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
 }
 
+test "hashes that were asked for in an attempt that has passed are asked for anew" {
+    // Goal: no time passes before they are. Method: a member dies while they are on their way.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 1 }, &.{ 3, 0, 3 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const late = &case.held[1];
+    while (late.operation.?.sync.?.transfer.hashes_from == null)
+        try expect(try case.world.step());
+    case.world.kill(case.held[2].node);
+    try case.world.settle();
+    for (case.held[0..2]) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
 test "a sync in doubt, whose state is the caller's again, gives up a source like any other" {
     // Goal: what was asked for before is still owed in the attempt after the doubt, and its state
     // has no name any more. Method: the doubt's own steps, while a holder gives no leaf.
