@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pccl_jax as pj
 import pytest
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import pccl_py as pccl
@@ -80,7 +80,7 @@ def test_psum_refuses_axes_that_are_left_to_the_compiler(world: pccl.LocalWorld)
     comm = world.comms[0]
 
     def shape(b: int) -> Any:
-        mesh = AbstractMesh((2, b), ("a", "b"))
+        mesh = AbstractMesh((2, b), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
         mapped = jax.shard_map(
             lambda x: pj.psum(comm, x, "a"),
             mesh=mesh,
