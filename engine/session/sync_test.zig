@@ -670,7 +670,7 @@ test "hashes that were asked for in an attempt that has passed are asked for ane
     defer case.deinit();
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     const late = &case.held[1];
-    while (late.operation.?.sync.?.transfer.hashes_from == null)
+    while (late.operation.?.work.sync.transfer.hashes_from == null)
         try expect(try case.world.step());
     case.world.kill(case.held[2].node);
     try case.world.settle();
