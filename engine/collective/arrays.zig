@@ -110,6 +110,19 @@ pub const Arrays = struct {
         return false;
     }
 
+    /// Whether a shard is a part of this peer's result.
+    pub fn is_received(arrays: *const Arrays, shard: usize) bool {
+        return arrays.places[shard].recv != nowhere;
+    }
+
+    /// The elements of this peer's result before a chunk of it: its arrays one after the other,
+    /// for each rank's shard in turn.
+    pub fn result_first(arrays: *const Arrays, partition: *const Partition, chunk: u32) u64 {
+        const index = partition.shard_of_chunk(chunk);
+        const within = partition.chunk_offset(chunk) - partition.shards[index].first;
+        return arrays.places[index].result + within;
+    }
+
     /// A shard that this peer contributes.
     pub fn send(arrays: *const Arrays, shard: usize) [*]const u8 {
         const place = &arrays.places[shard];

@@ -104,6 +104,10 @@ pub const Ledger = struct {
         return l.roles.is_received(l.part_of(chunk));
     }
 
+    pub fn has_elements(l: *const Ledger, chunk: u32) bool {
+        return l.has_target(chunk) and l.partition.pieces_of(chunk) > 0;
+    }
+
     /// Whether nothing moves for it but final bytes, if anything.
     pub fn is_done(l: *const Ledger, chunk: usize) bool {
         return l.kept.has(chunk) or l.voided.has(chunk);

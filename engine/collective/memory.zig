@@ -33,24 +33,19 @@ pub const Memory = struct {
     is_private: bool,
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
-    /// The caller's: what it contributes, read until this peer has voted, and where the result
-    /// grows.
+    /// The caller's: what it contributes, until this peer has voted, and where the result grows.
     arrays: Arrays,
-    /// The caller's, for error feedback: f32 for each element, what its former encodings lost and
-    /// what this one loses.
+    /// The caller's: for each element an f32 that former encodings lost, and what this one loses.
     residual: ?kernels.Residual,
     /// The caller has its arrays back: what this peer has for others is in `shadow`.
     is_aside: bool = false,
-    /// The former contents of the caller's arrays in place: the undo log. Later, of all
-    /// of them, the result that is set aside.
+    /// The undo log: what the caller's arrays had in place. Later the result that is set aside.
     shadow: Pool.Buffer = &.{},
-    /// With a codec: the final bytes as they travel, of all pieces of the result, and room for one
-    /// more. Whoever holds a chunk decodes these, its owner too, and passes on these, in later
-    /// attempts as well. A result that one peer alone wants is only received here.
+    /// With a codec: the final bytes as they travel, and room for a piece more. Whoever holds a
+    /// chunk decodes these, its owner too, and passes on these, in later attempts as well.
     encoded: Pool.Buffer = &.{},
     slots: Pool.Buffer = &.{},
     slot_bytes: usize,
-
     // Per piece: the undo log has it; the result was written over it.
     saved: BitSet,
     dirty: BitSet,
@@ -123,36 +118,37 @@ pub const Memory = struct {
 
     /// This peer's contribution.
     fn own(m: *const Memory, piece: usize, in_shadow: bool) [*]const u8 {
-        if (in_shadow) return m.shadow_piece(piece).ptr;
-        const found = m.partition.place_of(piece);
-        return m.arrays.send(found.shard) + found.before * found.dtype.size();
+        const place = m.place_of(piece);
+        if (in_shadow) return m.shadow.ptr + m.arrays.places[place.shard].shadow + place.start;
+        return m.arrays.send(place.shard) + place.start;
     }
 
     /// The contribution of this peer, which travels as it is.
     pub fn own_piece(m: *const Memory, piece: usize) []const u8 {
-        const found = m.partition.place_of(piece);
-        const bytes = found.elements * found.dtype.size();
-        return m.own(piece, m.is_own_in_shadow(piece))[0..bytes];
+        return m.own(piece, m.is_own_in_shadow(piece))[0..m.place_of(piece).len];
     }
 
     /// Where it is in the result, which has it.
     pub fn target_piece(m: *const Memory, piece: usize) []u8 {
-        if (m.is_aside) return m.shadow_piece(piece);
-        return m.caller_piece(piece);
+        return if (m.is_aside) m.shadow_piece(piece) else m.caller_piece(piece);
     }
 
     fn caller_piece(m: *const Memory, piece: usize) []u8 {
-        const found = m.partition.place_of(piece);
-        const size = found.dtype.size();
-        const start = m.arrays.recv(found.shard) + found.before * size;
-        return start[0 .. found.elements * size];
+        const place = m.place_of(piece);
+        return m.arrays.recv(place.shard)[place.start..][0..place.len];
     }
 
     fn shadow_piece(m: *const Memory, piece: usize) []u8 {
+        const place = m.place_of(piece);
+        return m.shadow[m.arrays.places[place.shard].shadow + place.start ..][0..place.len];
+    }
+
+    /// Its bytes in its shard.
+    fn place_of(m: *const Memory, piece: usize) struct { shard: usize, start: usize, len: usize } {
         const found = m.partition.place_of(piece);
         const size = found.dtype.size();
-        const start = m.arrays.places[found.shard].shadow + found.before * size;
-        return m.shadow[start..][0 .. found.elements * size];
+        const start = found.before * size;
+        return .{ .shard = found.shard, .start = start, .len = found.elements * size };
     }
 
     /// The final bytes of a piece of the result as they travel.
@@ -190,14 +186,6 @@ pub const Memory = struct {
     pub fn keep_residual(m: *const Memory, piece: usize) void {
         const rest = m.residual_of(piece) orelse return;
         @memmove(rest.out, rest.in[0 .. m.partition.elements(piece) * @sizeOf(f32)]);
-    }
-
-    /// The elements of this peer's result before a chunk of it: its arrays one after the other,
-    /// for each rank's shard in turn.
-    pub fn result_first(m: *const Memory, chunk: u32) u64 {
-        const index = m.partition.shard_of_chunk(chunk);
-        const within = m.partition.chunk_offset(chunk) - m.partition.shards[index].first;
-        return m.arrays.places[index].result + within;
     }
 
     // ---- the undo log
@@ -240,20 +228,20 @@ pub const Memory = struct {
 
     const large_bytes = base.limits.MiB;
 
+    pub fn is_received(m: *const Memory, piece: usize) bool {
+        return m.arrays.is_received(m.partition.shard_of(piece));
+    }
+
     /// Whether a call that fails must give a piece back.
     pub fn is_overwritten(m: *const Memory, piece: usize) bool {
         return m.dirty.has(piece) and m.saved.has(piece);
-    }
-
-    pub fn in_target(m: *const Memory, piece: usize) bool {
-        return m.arrays.places[m.partition.shard_of(piece)].recv != Arrays.nowhere;
     }
 
     /// All pieces are set aside. Nothing is contributed any more: what this peer has voted for is
     /// all it gives.
     pub fn is_set_aside(m: *Memory) void {
         for (0..@intCast(m.partition.pieces)) |piece| {
-            if (m.in_target(piece)) m.saved.set_bit(piece); // nothing of the caller's is left here
+            if (m.is_received(piece)) m.saved.set_bit(piece); // nothing of the caller's is left here
         }
         m.is_aside = true;
         m.residual = null;
@@ -265,7 +253,7 @@ pub const Memory = struct {
         assert(m.is_aside);
         for (m.arrays.places, m.partition.shards, 0..) |*from, *shard, index| {
             const bytes = shard.bytes();
-            if (from.recv == Arrays.nowhere or bytes == 0) continue;
+            if (!m.arrays.is_received(index) or bytes == 0) continue;
             kernels.copy_past(m.arrays.recv(index), m.shadow.ptr + from.shadow, bytes);
         }
     }
@@ -321,8 +309,7 @@ pub const Memory = struct {
     /// Does it; the digest of what all members have, if it ends in that.
     pub fn run(m: *const Memory, job: *const Job, access: Access) u128 {
         const piece = job.piece;
-        const saves_first = job.kind != .add;
-        if (access.saves and saves_first) m.save(piece);
+        if (access.saves and job.kind != .add) m.save(piece);
         const mine: Own = .{ .memory = m, .in_shadow = access.own_in_shadow };
         switch (job.kind) {
             .contribute => if (job.slot != no_slot) mine.contribute(job),
@@ -338,7 +325,7 @@ pub const Memory = struct {
             .restore => @memcpy(m.target_piece(piece), m.shadow_piece(piece)),
             .set_aside => m.set_aside(piece),
         }
-        if (access.saves and !saves_first) m.save(piece);
+        if (access.saves and job.kind == .add) m.save(piece);
         if (m.is_private or !job.kind.ends_in_result()) return 0;
         const bytes = if (job.kind == .alone) m.target_piece(piece) else m.final_piece(piece);
         return kernels.digest(bytes, m.partition.offset(piece));
@@ -382,16 +369,15 @@ pub const Memory = struct {
 fn swap(a: []u8, b: []u8) void {
     var between: [4096]u8 = undefined;
     var start: usize = 0;
-    while (start < a.len) {
-        const bytes = @min(between.len, a.len - start);
-        @memcpy(between[0..bytes], a[start..][0..bytes]);
-        @memcpy(a[start..][0..bytes], b[start..][0..bytes]);
-        @memcpy(b[start..][0..bytes], between[0..bytes]);
-        start += bytes;
+    while (start < a.len) : (start += between.len) {
+        const kept = between[0..@min(between.len, a.len - start)];
+        @memcpy(kept, a[start..][0..kept.len]);
+        @memcpy(a[start..][0..kept.len], b[start..][0..kept.len]);
+        @memcpy(b[start..][0..kept.len], kept);
     }
 }
 
-/// Jobs that read this peer's contribution, and where that is.
+/// Jobs that read this peer's contribution.
 const Own = struct {
     memory: *const Memory,
     in_shadow: bool,

@@ -25,57 +25,43 @@ const posts_file = @import("posts.zig");
 const Arrays = @import("arrays.zig").Arrays;
 const Begin = board_file.Begin;
 const Board = board_file.Board;
-const Direct = @import("direct.zig").Direct;
 const Job = job_file.Job;
 const Ledger = @import("ledger.zig").Ledger;
 const Memory = @import("memory.zig").Memory;
-const Message = @import("message.zig").Message;
 const Move = job_file.Move;
+const Movers = @import("movers.zig").Movers;
 const Options = @import("options.zig").Options;
 const Pool = @import("pool.zig").Pool;
 const Post = posts_file.Post;
 const Posts = posts_file.Posts;
-const Ring = @import("ring.zig").Ring;
 const Allocator = std.mem.Allocator;
 const Header = wire.frame.Header;
 const assert = std.debug.assert;
 
-pub const no_slot = job_file.no_slot;
+const no_slot = job_file.no_slot;
 
 pub const Movement = struct {
     /// Memory of the lists below; all of it is reserved at the start.
     region: base.Region,
     board: Board,
     memory: Memory,
-    mover: enum { ring, direct, message } = .ring,
-    ring: Ring,
-    direct: Direct,
-    message: Message = .{},
+    movers: Movers,
 
-    /// With private results: frames that this peer has still to send for others to have theirs.
+    /// Frames that this peer has still to send, for others to have their private results.
     frames_owed: u64 = 0,
     /// The piece that `work` looks at next, and how much it does in one go.
     work_next: usize = 0,
     work_bytes: usize,
-    /// What the caller's arrays are brought back to, while that is not done; and the next piece.
+    /// How the caller's arrays are given back, until that is done; and the next piece.
     ending: ?Job.Kind = null,
     ending_next: usize = 0,
 
     posts: Posts,
-
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
 
     pub const work_bytes_max = 2 * base.limits.MiB;
     const ahead_max = 8;
-
-    /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
-    pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
-        var movement = try prepare(gpa, pool, options);
-        errdefer movement.deinit();
-        try movement.reserve();
-        return movement;
-    }
 
     /// The bookkeeping alone: it may be long until the operation moves anything.
     pub fn prepare(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
@@ -96,14 +82,10 @@ pub const Movement = struct {
             .ahead = if (posts.all.len > 0) ahead_max else 1,
             .jobs = @intCast(posts.all.len),
         });
-        const slots = board.free_slots.len;
         var movement: Movement = .{
             .board = board,
             .memory = try .init(arena, pool, &ledger, arrays, options.operation, options.residual),
-            // Both, whatever the call asks for: links that break may change the schedule, and then
-            // it must not be memory that is missing.
-            .ring = try .init(arena, &partition, slots),
-            .direct = try .init(arena, &partition, members, slots),
+            .movers = try .init(arena, &partition, members, board.free_slots.len),
             .work_bytes = @intCast(@min(options.window_bytes, work_bytes_max)),
             .posts = posts,
             .region = undefined,
@@ -135,13 +117,7 @@ pub const Movement = struct {
         x.end_now(); // an operation in doubt goes on from what was set aside
         x.posts.open();
         x.board.begin(&options);
-        x.mover = if (x.kind() == .send_recv) .message else switch (options.schedule) {
-            .ring => .ring,
-            .direct => .direct,
-        };
-        x.ring.reset();
-        x.direct.reset();
-        x.message.reset();
+        x.movers.choose(&x.board);
         const l = &x.board.ledger;
         const told: Told = .{ .movement = x, .order = options.order };
         l.begin(options.attempt, x.board.positions, options.kept, told);
@@ -150,8 +126,8 @@ pub const Movement = struct {
         const alone = x.board.members == 1;
         x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
         if (alone) return x.work();
-        x.ask(.begin, .{&options});
-        if (x.kind().is_private()) x.frames_owed = x.owed();
+        x.movers.ask(&x.board, .begin, .{&options});
+        if (x.board.ledger.descriptor.kind.is_private()) x.frames_owed = x.owed();
     }
 
     /// Tells the mover who has a kept chunk.
@@ -161,7 +137,7 @@ pub const Movement = struct {
 
         pub fn held_by(told: Told, chunk: usize, ranks: *const base.Mask) void {
             const x = told.movement;
-            x.ask(.held_by, .{ chunk, ranks, told.order });
+            x.movers.ask(&x.board, .held_by, .{ chunk, ranks, told.order });
         }
     };
 
@@ -186,7 +162,7 @@ pub const Movement = struct {
         for (0..l.partition.chunks) |index| {
             const chunk: u32 = @intCast(index);
             if (l.is_done(chunk)) continue;
-            const passes = x.ask(.passes_here, .{chunk});
+            const passes = x.movers.ask(&x.board, .passes_here, .{chunk});
             if (passes) frames += l.partition.pieces_of(chunk);
         }
         return frames;
@@ -199,25 +175,6 @@ pub const Movement = struct {
         if (x.ending == null) x.wait();
         x.board.members = 0;
         x.board.slots_each = 0;
-    }
-
-    fn kind(x: *const Movement) wire.control.OpKind {
-        return x.board.ledger.descriptor.kind;
-    }
-
-    /// What the mover of this attempt says. All have the same functions.
-    inline fn ask(x: anytype, comptime what: @EnumLiteral(), args: anytype) Said(what) {
-        switch (x.mover) {
-            inline else => |tag| {
-                const mover = &@field(x, @tagName(tag));
-                const function = @field(@TypeOf(mover.*), @tagName(what));
-                return @call(.auto, function, .{ mover, &x.board } ++ args);
-            },
-        }
-    }
-
-    fn Said(comptime what: @EnumLiteral()) type {
-        return @typeInfo(@TypeOf(@field(Ring, @tagName(what)))).@"fn".return_type.?;
     }
 
     // ---- jobs
@@ -277,7 +234,7 @@ pub const Movement = struct {
             },
             .clear, .restore, .set_aside => {},
             .contribute, .add, .add_last, .reduce, .reduce_for_another, .take => {
-                const is_final = x.ask(.done, .{job});
+                const is_final = x.movers.ask(&x.board, .done, .{job});
                 if (is_final) x.finish(piece, x.board.attempt, digest_part);
             },
         }
@@ -288,8 +245,8 @@ pub const Movement = struct {
         const l = &x.board.ledger;
         l.add_digest(piece, digest_part);
         l.settle(piece, reduced_attempt, x.board.attempt);
-        if (x.kind().is_private()) return;
-        x.ask(.forward_final, .{piece});
+        if (x.board.ledger.descriptor.kind.is_private()) return;
+        x.movers.ask(&x.board, .forward_final, .{piece});
     }
 
     /// Something is to be done here that no frame brings about.
@@ -327,7 +284,7 @@ pub const Movement = struct {
     /// Its final bytes will go out from here.
     fn is_due(x: *const Movement, piece: usize) bool {
         if (x.board.members < 2) return false;
-        return x.ask(.is_due, .{piece});
+        return x.movers.ask(&x.board, .is_due, .{piece});
     }
 
     pub fn piece_bytes(x: *const Movement, piece: usize) usize {
@@ -362,7 +319,6 @@ pub const Movement = struct {
     fn settle_jobs(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
         x.posts.fence(x);
-        // Those are told that come of it, too: none, for what ends moves nothing.
         while (x.posts.free < x.posts.all.len) x.take_back(x.posts.all[x.posts.free]);
     }
 
@@ -376,7 +332,7 @@ pub const Movement = struct {
             const concerned = if (how == .restore)
                 x.memory.is_overwritten(piece)
             else
-                x.memory.in_target(piece);
+                x.memory.is_received(piece);
             if (!concerned) continue;
             x.start(&x.board.job_of(how, piece));
             bytes += x.piece_bytes(piece);
@@ -402,7 +358,7 @@ pub const Movement = struct {
     /// Whether frames of this attempt may come from that position.
     pub fn receives_from(x: *const Movement, from: u16) bool {
         if (from >= x.board.members or from == x.board.position) return false;
-        return x.ask(.receives_from, .{from});
+        return x.movers.ask(&x.board, .receives_from, .{from});
     }
 
     /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
@@ -415,7 +371,7 @@ pub const Movement = struct {
             .final => return x.place_final(header, piece, from),
             .open, .credit, .ping, .want, .leaf, .hashes, .lack => return error.WrongPhase,
         }
-        const slot = try x.ask(.place_partial, .{ header.payload_bytes, piece, from });
+        const slot = try x.movers.ask(&x.board, .place_partial, .{ header.payload_bytes, piece, from });
         return .{ .bytes = x.memory.slot(slot)[0..header.payload_bytes], .slot = slot };
     }
 
@@ -424,7 +380,7 @@ pub const Movement = struct {
         if (l.final_seen.has(piece)) return error.Twice;
         const chunk = l.partition.chunk_of(piece);
         if (!l.wants(chunk)) return error.WrongPhase;
-        const expected = x.ask(.gives, .{ chunk, from });
+        const expected = x.movers.ask(&x.board, .gives, .{ chunk, from });
         if (!expected) return error.WrongPhase;
         if (header.payload_bytes != x.final_bytes(piece)) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.board.attempt)
@@ -452,20 +408,20 @@ pub const Movement = struct {
             job.reduced_attempt = header.reduced_attempt;
             x.start(&job);
         } else {
-            const next_job = x.ask(.arrived, .{ piece, slot });
+            const next_job = x.movers.ask(&x.board, .arrived, .{ piece, slot });
             if (next_job) |*job| x.start(job);
         }
         return x.moves_on(piece, is_final);
     }
 
     fn moves_on(x: *const Movement, piece: usize, is_final: bool) bool {
-        return x.ask(.moves_on, .{ piece, is_final });
+        return x.movers.ask(&x.board, .moves_on, .{ piece, is_final });
     }
 
     // ---- credits
 
     fn classes(x: *const Movement, neighbour: u16) Board.Classes {
-        return x.ask(.classes, .{neighbour});
+        return x.movers.ask(&x.board, .classes, .{neighbour});
     }
 
     /// The credit of a sender once it knows that this peer has called: told in the open frame.
@@ -492,7 +448,7 @@ pub const Movement = struct {
 
     pub fn sends_to(x: *const Movement, to: u16) bool {
         if (to >= x.board.members or to == x.board.position) return false;
-        return x.ask(.sends_to, .{to});
+        return x.movers.ask(&x.board, .sends_to, .{to});
     }
 
     /// The next frame for this position; null if nothing can be sent now.
@@ -515,18 +471,14 @@ pub const Movement = struct {
     }
 
     fn next_move(x: *Movement, to: u16, is_eager: bool) ?Move {
-        switch (x.mover) {
-            inline else => |tag| {
-                const mover = &@field(x, @tagName(tag));
-                // With a runner, what sets out later is made ready now.
-                while (x.posts.free > 0) x.start(&(mover.prepare(&x.board, to) orelse break));
-                while (true) switch (mover.next(&x.board, to, is_eager)) {
-                    .nothing => return null,
-                    .move => |move| return move,
-                    .job => |job| x.start(&job),
-                };
-            },
-        }
+        // With a runner, what sets out later is made ready now.
+        while (x.posts.free > 0)
+            x.start(&(x.movers.ask(&x.board, .prepare, .{to}) orelse break));
+        while (true) switch (x.movers.ask(&x.board, .next, .{ to, is_eager })) {
+            .nothing => return null,
+            .move => |move| return move,
+            .job => |job| x.start(&job),
+        };
     }
 
     /// A frame of `next` has left: its slot is free again.
@@ -542,10 +494,6 @@ pub const Movement = struct {
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.frames_owed > 0) return false;
         // The other side of a message must have called, also where there is nothing to move.
-        return x.kind() != .send_recv or x.board.targets[1 - x.board.position].open;
-    }
-
-    pub fn has_elements(x: *const Movement, chunk: u32) bool {
-        return x.board.ledger.has_target(chunk) and x.board.ledger.partition.pieces_of(chunk) > 0;
+        return x.board.ledger.descriptor.kind != .send_recv or x.board.targets[1 - x.board.position].open;
     }
 };

@@ -7,6 +7,7 @@ const base = @import("base");
 const wire = @import("wire");
 const board_file = @import("board.zig");
 const movement_file = @import("movement.zig");
+const Options = @import("options.zig").Options;
 const Pool = @import("pool.zig").Pool;
 const arrays_file = @import("arrays.zig");
 const Roles = @import("roles.zig").Roles;
@@ -218,6 +219,14 @@ const Bench = struct {
     }
 };
 
+/// With all its memory.
+fn make(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
+    var movement: Movement = try .prepare(gpa, pool, options);
+    errdefer movement.deinit();
+    try movement.reserve();
+    return movement;
+}
+
 fn test_descriptor(kind: wire.control.OpKind, count: u64) Descriptor {
     return .{
         .kind = kind,
@@ -247,7 +256,7 @@ fn test_movement(
     world_size: u32,
     rank: u16,
 ) !Movement {
-    return Movement.init(std.testing.allocator, pool, .{
+    return make(std.testing.allocator, pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(values.ptr, .u64, values.len)},
         .roles = .{
@@ -296,7 +305,7 @@ fn test_case(case: Case) !void {
     for (0..n) |rank| {
         const input = try arena.allocator().alloc(u64, count + 1);
         for (input, 0..) |*value, index| value.* = (index % 7 + 1) << @intCast(4 * rank);
-        movements[rank] = try Movement.init(gpa, &pool, .{
+        movements[rank] = try make(gpa, &pool, .{
             .descriptor = test_descriptor(kind, count),
             .arrays = &.{test_array(input.ptr, .u64, count)},
             .roles = .{
@@ -375,7 +384,7 @@ test "a large world of one is worked off in steps" {
     const input = try gpa.alloc(u64, window / 4 + 7); // twice the step and more
     defer gpa.free(input);
     for (input, 0..) |*value, index| value.* = index;
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = test_descriptor(.all_reduce, input.len),
         .arrays = &.{test_array(input.ptr, .u64, input.len)},
         .roles = .{
@@ -405,7 +414,7 @@ test "a source brings its shard to the result in steps, but what it sends as it 
     for (schedules) |schedule| {
         const own: [5 * window / 8]u64 = @splat(7);
         var result: [2 * own.len]u64 = @splat(0);
-        var x = try Movement.init(gpa, &pool, .{
+        var x = try make(gpa, &pool, .{
             .descriptor = test_descriptor(.all_gather, result.len),
             .arrays = &.{.{
                 .send = @ptrCast(&own),
@@ -460,7 +469,7 @@ test "what is not sent is brought to the result between other things" {
     const window = 64 * 1024;
     const given: [6 * window / 8]u64 = @splat(7);
     var result: [given.len]u64 = @splat(0);
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = test_descriptor(.all_to_all, 2 * given.len),
         .arrays = &.{.{
             .send = @ptrCast(&given),
@@ -555,7 +564,7 @@ test "widened contributions on their way out leave the slots that were promised"
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .i32;
     descriptor.op = .avg;
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
         .roles = .{
@@ -684,7 +693,7 @@ test "little is sent to a member that has not called, however much it would take
     defer pool.deinit();
     var input: [32 * 1024]u64 = @splat(1);
     for (schedules) |schedule| {
-        var x = try Movement.init(gpa, &pool, .{
+        var x = try make(gpa, &pool, .{
             .descriptor = test_descriptor(.all_reduce, input.len),
             .arrays = &.{test_array(&input, .u64, input.len)},
             .roles = .{
@@ -719,7 +728,7 @@ test "a call that is in doubt has given its residual back" {
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .f32;
     descriptor.codec = .of(.bf16);
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, .f32, input.len)},
         .residual = .{ .in = @ptrCast(&before), .out = @ptrCast(&after) },
@@ -749,7 +758,7 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .f32;
     descriptor.codec = .of(.int8);
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = descriptor,
         .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
         .roles = .{
@@ -855,7 +864,7 @@ fn Life(comptime T: type) type {
                     else
                         life.sizes[number] * life.parts(),
                 };
-                life.movements[rank] = try Movement.init(arena, pool, .{
+                life.movements[rank] = try make(arena, pool, .{
                     .descriptor = life.descriptor(),
                     .arrays = arrays[0..life.arrays],
                     .elements = if (life.is_uneven())
@@ -1229,7 +1238,7 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         for (input.*, 0..) |*value, index| value.* = @floatFromInt(@intFromBool(
             index % case.n == rank,
         ));
-        x.* = try Movement.init(gpa, &pool, .{
+        x.* = try make(gpa, &pool, .{
             .descriptor = descriptor,
             .arrays = &.{test_array(input.ptr, descriptor.dtype, case.count)},
             .roles = .{
@@ -1436,7 +1445,7 @@ test "no final bytes come in where a job is at work" {
     var input: [24]u64 = @splat(1);
     const order: base.Order = .of(&.full(3));
     // Rank 2 owns the sum that begins at rank 0 and passes here.
-    var x = try Movement.init(gpa, &pool, .{
+    var x = try make(gpa, &pool, .{
         .descriptor = test_descriptor(.all_reduce, input.len),
         .arrays = &.{test_array(&input, .u64, input.len)},
         .roles = .{ .kind = .all_reduce, .world_size = 3, .rank = 1 },

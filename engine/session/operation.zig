@@ -286,17 +286,17 @@ pub const Operation = struct {
             if (it.operation.work != .movement) return null;
             const x = &it.operation.work.movement;
             const partition = &x.board.ledger.partition;
-            while (it.chunk < partition.chunks and !x.has_elements(it.chunk)) it.chunk += 1;
+            while (it.chunk < partition.chunks and !x.board.ledger.has_elements(it.chunk)) it.chunk += 1;
             const first = it.chunk;
             if (first == partition.chunks) return null;
             const who = it.operation.contributors(first);
-            while (it.chunk < partition.chunks and x.has_elements(it.chunk)) : (it.chunk += 1) {
+            while (it.chunk < partition.chunks and x.board.ledger.has_elements(it.chunk)) : (it.chunk += 1) {
                 if (!it.operation.contributors(it.chunk).eql(&who)) break;
             }
             const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);
             return .{
-                .begin = x.memory.result_first(first),
-                .end = x.memory.result_first(it.chunk - 1) + last,
+                .begin = x.memory.arrays.result_first(partition, first),
+                .end = x.memory.arrays.result_first(partition, it.chunk - 1) + last,
                 .contributors = who,
             };
         }

@@ -1,0 +1,65 @@
+//! Movers: the three ways that the data of one operation can take, of which one is used in an
+//! attempt. All have the same functions, so whoever asks need not know which. Their memory is
+//! reserved at the start, whatever the call asks for: links that break may change the schedule, and
+//! then it must not be memory that is missing.
+
+const std = @import("std");
+const board_file = @import("board.zig");
+const Board = board_file.Board;
+const Direct = @import("direct.zig").Direct;
+const Message = @import("message.zig").Message;
+const Partition = @import("partition.zig").Partition;
+const Ring = @import("ring.zig").Ring;
+const Allocator = std.mem.Allocator;
+
+pub const Movers = struct {
+    active: enum { ring, direct, message } = .ring,
+    ring: Ring,
+    direct: Direct,
+    message: Message = .{},
+
+    /// `arena` gives all of it back.
+    pub fn init(
+        arena: Allocator,
+        partition: *const Partition,
+        members_max: u32,
+        slots: usize,
+    ) Allocator.Error!Movers {
+        return .{
+            .ring = try .init(arena, partition, slots),
+            .direct = try .init(arena, partition, members_max, slots),
+        };
+    }
+
+    /// An attempt begins.
+    pub fn choose(movers: *Movers, b: *const Board) void {
+        const is_message = b.ledger.descriptor.kind == .send_recv;
+        movers.active = if (is_message) .message else switch (b.schedule) {
+            .ring => .ring,
+            .direct => .direct,
+        };
+        movers.ring.reset();
+        movers.direct.reset();
+        movers.message.reset();
+    }
+
+    /// What the mover of this attempt says.
+    pub inline fn ask(
+        movers: anytype,
+        board: anytype,
+        comptime what: @EnumLiteral(),
+        args: anytype,
+    ) Said(what) {
+        switch (movers.active) {
+            inline else => |tag| {
+                const mover = &@field(movers, @tagName(tag));
+                const function = @field(@TypeOf(mover.*), @tagName(what));
+                return @call(.auto, function, .{ mover, board } ++ args);
+            },
+        }
+    }
+
+    fn Said(comptime what: @EnumLiteral()) type {
+        return @typeInfo(@TypeOf(@field(Ring, @tagName(what)))).@"fn".return_type.?;
+    }
+};
