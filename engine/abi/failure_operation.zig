@@ -397,7 +397,7 @@ const Arrays = struct {
         }
         if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;
         const what = if (first.arrays > 0) "arrays" else "counts";
-        const found = session.outline.find(op) orelse
+        const found = op.difference() orelse
             return writer.print("More than one of the {s} differ. ", .{what});
         if (found.swapped) |other| return writer.print(
             "{s}[{d}] and {s}[{d}] of one are in each other's place at the other. ",

@@ -21,7 +21,7 @@ const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
 const nobody = job_file.nobody;
 
-/// What an attempt begins with.
+/// An attempt begins with this.
 pub const Begin = struct {
     attempt: u32,
     schedule: Schedule,
@@ -336,7 +336,6 @@ pub const Board = struct {
             .piece = piece,
             .members = b.members,
             .position = b.position,
-            .is_narrow = b.schedule == .direct,
         };
     }
 
@@ -397,7 +396,12 @@ pub const Board = struct {
         }
     }
 
-    pub fn credited(b: *Board, classes: Classes, class: u16, allowed: u64) error{UnknownPiece}!void {
+    pub fn credited(
+        b: *Board,
+        classes: Classes,
+        class: u16,
+        allowed: u64,
+    ) error{UnknownPiece}!void {
         if (class >= classes.count) return error.UnknownPiece;
         const entry = &b.credits[classes.first + class];
         entry.granted = @max(entry.granted, allowed);

@@ -34,7 +34,7 @@ pub const Move = struct {
     };
 };
 
-/// What a mover says when it is asked for a frame.
+/// A mover's answer when it is asked for a frame.
 pub const Answer = union(enum) {
     nothing,
     move: Move,
@@ -47,18 +47,16 @@ pub const Job = struct {
     piece: usize,
     /// Where a sum or a contribution lies, or comes.
     slot: u16 = no_slot,
-    /// Of the attempt: an average is over all of them.
+    /// All of the attempt: an average is over them.
     members: u16 = 1,
     /// This peer's contribution is added after so many of the others'.
     position: u16 = 0,
-    /// Of a contribution: the neighbour that it is for.
+    /// The neighbour that a contribution is for.
     to: u16 = nobody,
-    /// Of final bytes that came in.
+    /// The attempt in which final bytes that came in were reduced.
     reduced_attempt: u32 = 0,
     /// By position: slots of contributions.
     inputs: [base.limits.full_mesh_max]u16 = undefined,
-    /// What a sum becomes is of as many bytes as its elements have in the caller's arrays.
-    is_narrow: bool = false,
 
     pub const Kind = enum {
         /// This peer's contribution as it travels: slot <- own, or own as it lies there.
@@ -86,7 +84,7 @@ pub const Job = struct {
         /// undo log <-> caller
         set_aside,
 
-        /// What all members have comes out of it.
+        /// It ends with bytes that all members have.
         pub fn ends_in_result(kind: Kind) bool {
             return switch (kind) {
                 .add_last, .reduce, .take, .finish, .bring, .alone => true,

@@ -20,7 +20,6 @@ const Ledger = @import("ledger.zig").Ledger;
 const Partition = @import("partition.zig").Partition;
 const Pool = @import("pool.zig").Pool;
 const Allocator = std.mem.Allocator;
-const BitSet = base.BitSet;
 const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
 
@@ -47,8 +46,8 @@ pub const Memory = struct {
     slots: Pool.Buffer = &.{},
     slot_bytes: usize,
     // Per piece: the undo log has it; the result was written over it.
-    saved: BitSet,
-    dirty: BitSet,
+    saved: base.BitSet,
+    dirty: base.BitSet,
 
     /// `arena` gives all of it back. The large buffers come with `reserve`.
     pub fn init(
@@ -241,7 +240,8 @@ pub const Memory = struct {
     /// all it gives.
     pub fn is_set_aside(m: *Memory) void {
         for (0..@intCast(m.partition.pieces)) |piece| {
-            if (m.is_received(piece)) m.saved.set_bit(piece); // nothing of the caller's is left here
+            // Nothing of the caller's is left here.
+            if (m.is_received(piece)) m.saved.set_bit(piece);
         }
         m.is_aside = true;
         m.residual = null;
@@ -260,9 +260,9 @@ pub const Memory = struct {
 
     // ---- jobs
 
-    /// What a job is to find, settled when it is made.
+    /// The places of a job, settled when it is made.
     pub const Access = struct {
-        /// What it overwrites is saved.
+        /// The bytes that it overwrites are saved.
         saves: bool = false,
         own_in_shadow: bool = false,
         /// It has nothing to do.
@@ -459,7 +459,7 @@ const Own = struct {
         const rest = m.residual_of(piece);
         const own = mine.ptr(piece);
         const at = job.position;
-        // Of an average whose last contribution is added now.
+        // The last contribution to an average is added now.
         const divisor: u32 = if (m.op == .avg) job.members else 1;
         if (job.kind == .reduce_for_another) {
             const aside = m.aside(piece);

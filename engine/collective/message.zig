@@ -20,8 +20,14 @@ pub const Message = struct {
         message.* = .{};
     }
 
-    /// What the receiver has is not sent; `begin` sees it in the ledger.
-    pub fn held_by(_: *Message, _: *const Board, _: usize, _: *const base.Mask, _: *const base.Order) void {}
+    /// The ledger says it: nothing is sent that the receiver has.
+    pub fn held_by(
+        _: *Message,
+        _: *const Board,
+        _: usize,
+        _: *const base.Mask,
+        _: *const base.Order,
+    ) void {}
 
     pub fn begin(message: *Message, b: *Board, _: *const Begin) void {
         message.piece_next = next_due(b, 0);

@@ -38,15 +38,12 @@ const Allocator = std.mem.Allocator;
 const Header = wire.frame.Header;
 const assert = std.debug.assert;
 
-const no_slot = job_file.no_slot;
-
 pub const Movement = struct {
     /// Memory of the lists below; all of it is reserved at the start.
     region: base.Region,
     board: Board,
     memory: Memory,
     movers: Movers,
-
     /// Frames that this peer has still to send, for others to have their private results.
     frames_owed: u64 = 0,
     /// The piece that `work` looks at next, and how much it does in one go.
@@ -169,8 +166,8 @@ pub const Movement = struct {
     }
 
     /// Ends the attempt: nothing moves until the next begin, and no job is under way. The caller
-    /// has made sure that no lane still reads or writes slots and results. What gives the caller's
-    /// arrays back goes on.
+    /// has made sure that no lane still reads or writes slots and results. The caller's
+    /// arrays are still given back, if that has begun.
     pub fn halt(x: *Movement) void {
         if (x.ending == null) x.wait();
         x.board.members = 0;
@@ -210,7 +207,7 @@ pub const Movement = struct {
         x.count(&job, digest_part);
     }
 
-    /// Until no job is under way. What they have done counts for nothing.
+    /// Until no job is under way. Their work counts for nothing.
     fn wait(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
         x.posts.fence(x);
@@ -218,7 +215,7 @@ pub const Movement = struct {
         x.posts.open();
     }
 
-    /// What a job that is done makes ready.
+    /// A job is done, and makes something ready.
     fn count(x: *Movement, job: *const Job, digest_part: u128) void {
         const l = &x.board.ledger;
         const piece = job.piece;
@@ -365,14 +362,16 @@ pub const Movement = struct {
     pub fn place(x: *Movement, header: *const Header, from: u16) PlaceError!Place {
         assert(x.board.members > 1 and x.receives_from(from));
         x.end_now();
-        const piece = x.board.ledger.partition.numbered(header.index) orelse return error.UnknownPiece;
+        const partition = &x.board.ledger.partition;
+        const piece = partition.numbered(header.index) orelse return error.UnknownPiece;
         switch (header.kind) {
             .partial => {},
             .final => return x.place_final(header, piece, from),
             .open, .credit, .ping, .want, .leaf, .hashes, .lack => return error.WrongPhase,
         }
-        const slot = try x.movers.ask(&x.board, .place_partial, .{ header.payload_bytes, piece, from });
-        return .{ .bytes = x.memory.slot(slot)[0..header.payload_bytes], .slot = slot };
+        const bytes = header.payload_bytes;
+        const slot = try x.movers.ask(&x.board, .place_partial, .{ bytes, piece, from });
+        return .{ .bytes = x.memory.slot(slot)[0..bytes], .slot = slot };
     }
 
     fn place_final(x: *Movement, header: *const Header, piece: usize, from: u16) PlaceError!Place {
@@ -388,7 +387,7 @@ pub const Movement = struct {
         // Its sum has not gone on from here, so it cannot be final.
         if (x.board.is_under_way(piece)) return error.WrongPhase;
         l.final_seen.set_bit(piece);
-        return .{ .bytes = x.memory.receive(piece), .slot = no_slot };
+        return .{ .bytes = x.memory.receive(piece), .slot = job_file.no_slot };
     }
 
     fn final_bytes(x: *const Movement, piece: usize) usize {
@@ -494,6 +493,7 @@ pub const Movement = struct {
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.frames_owed > 0) return false;
         // The other side of a message must have called, also where there is nothing to move.
-        return x.board.ledger.descriptor.kind != .send_recv or x.board.targets[1 - x.board.position].open;
+        if (x.board.ledger.descriptor.kind != .send_recv) return true;
+        return x.board.targets[1 - x.board.position].open;
     }
 };

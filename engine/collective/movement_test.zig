@@ -1,6 +1,6 @@
-//! The promises of movement.zig, with its movers, ledger and memory: whole operations over perfect links,
-//! with losses, halves of frames, doubts and failures, and values in which every contribution
-//! shows.
+//! The promises of movement.zig, with its movers, ledger and memory: whole operations over perfect
+//! links, with losses, halves of frames, doubts and failures, jobs done at once and in a drawn order,
+//! and values in which every contribution shows.
 
 const std = @import("std");
 const base = @import("base");
@@ -335,10 +335,12 @@ fn test_case(case: Case) !void {
     for (0..bench.alive.count()) |position| {
         const x = &movements[bench.alive.at(position)];
         try std.testing.expect(x.complete());
-        try std.testing.expectEqual(movements[bench.alive.at(0)].board.ledger.digest(), x.board.ledger.digest());
+        const first = &movements[bench.alive.at(0)];
+        try std.testing.expectEqual(first.board.ledger.digest(), x.board.ledger.digest());
         const result: [*]align(1) const u64 = @ptrCast(x.memory.arrays.recv(0));
         for (result[0..count], 0..) |value, index| {
-            const chunk = x.board.ledger.partition.chunk_of(index / x.board.ledger.partition.shards[0].piece_elements);
+            const partition = &x.board.ledger.partition;
+            const chunk = partition.chunk_of(index / partition.shards[0].piece_elements);
             const lost_here = x.board.ledger.reduced[chunk] == 2;
             var expected: u64 = 0;
             for (0..n) |rank| {
@@ -491,7 +493,8 @@ test "what is not sent is brought to the result between other things" {
     const step = window / @sizeOf(u64);
     for (1..given.len / 2 / step + 1) |steps| {
         try expect_filled(&result, steps * step);
-        try std.testing.expectEqual(steps < given.len / 2 / step, x.board.ledger.own_left.count > 0);
+        const is_left = x.board.ledger.own_left.count > 0;
+        try std.testing.expectEqual(steps < given.len / 2 / step, is_left);
         x.work();
     }
     x.work();
@@ -1123,7 +1126,8 @@ fn Life(comptime T: type) type {
             for (life.movements[0..life.n], 0..) |*x, rank| {
                 if (bench.alive.has(rank)) {
                     try std.testing.expect(x.complete());
-                    try std.testing.expectEqual(first.board.ledger.digest(), x.board.ledger.digest());
+                    const digest = x.board.ledger.digest();
+                    try std.testing.expectEqual(first.board.ledger.digest(), digest);
                     try life.check_values(x);
                 }
                 x.halt();
@@ -1154,7 +1158,9 @@ fn Life(comptime T: type) type {
                     const place = &life.recv[x.board.ledger.roles.rank][life.result_spot(index)];
                     try std.testing.expectEqual(@intFromPtr(place), @intFromPtr(value));
                 }
-                if (lost) try std.testing.expect(!life.attempts[x.board.attempt].has(x.board.ledger.source(chunk).?));
+                if (!lost) continue;
+                const members = &life.attempts[x.board.attempt];
+                try std.testing.expect(!members.has(x.board.ledger.source(chunk).?));
             }
         }
 
@@ -1163,7 +1169,8 @@ fn Life(comptime T: type) type {
             const first: usize = @intCast(x.board.ledger.partition.offset(piece));
             if (!life.exchanged) return first;
             const part = x.board.ledger.partition.shard_of(piece);
-            const within = first - @as(usize, @intCast(x.board.ledger.partition.shards[part].first));
+            const shard = &x.board.ledger.partition.shards[part];
+            const within = first - @as(usize, @intCast(shard.first));
             return life.uneven_start(part) + within;
         }
 
@@ -1281,7 +1288,8 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
             x.memory.arrays.recv(0)[0..bytes],
         );
         for (result[0..case.count], 0..) |value, index| {
-            const chunk = x.board.ledger.partition.chunk_of(index / x.board.ledger.partition.shards[0].piece_elements);
+            const partition = &x.board.ledger.partition;
+            const chunk = partition.chunk_of(index / partition.shards[0].piece_elements);
             const from = index % case.n;
             const counts = x.board.ledger.reduced[chunk] == 1 or from != case.lose.?;
             const expected: f32 = @floatFromInt(@intFromBool(counts));

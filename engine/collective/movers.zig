@@ -43,7 +43,7 @@ pub const Movers = struct {
         movers.message.reset();
     }
 
-    /// What the mover of this attempt says.
+    /// The word of the mover of this attempt.
     pub inline fn ask(
         movers: anytype,
         board: anytype,

@@ -25,7 +25,7 @@ pub const Options = struct {
     roles: Roles,
     chunk_bytes: u32,
     window_bytes: u64,
-    /// Who does large jobs; null: whoever makes them.
+    /// It does large jobs; null: whoever makes them does them.
     runner: ?*const base.Runner = null,
 
     /// The most members that may have a part in the operation.

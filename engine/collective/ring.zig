@@ -130,8 +130,8 @@ pub const Ring = struct {
         return slot;
     }
 
-    /// A partial sum is there: this peer's part is added, and it goes on or is finished. What is
-    /// carried goes on as it is.
+    /// A partial sum is there: this peer's part is added, and it goes on or is finished. A
+    /// carried piece goes on as it is.
     pub fn arrived(ring: *Ring, b: *Board, piece: usize, slot: u16) ?Job {
         const is_mine = owner(b, piece) == b.position;
         const carries = b.ledger.descriptor.kind.carries();

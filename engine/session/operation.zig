@@ -7,6 +7,7 @@ const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
 const collective = @import("collective");
+const outline = @import("outline.zig");
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Names = @import("labels.zig").Names;
@@ -76,7 +77,7 @@ pub const Operation = struct {
     /// Members of the attempts this operation took part in, with room for all from the start.
     history: protocol.History,
 
-    /// What it does. A barrier is a movement of nothing.
+    /// It moves data or leaves. A barrier is a movement of nothing.
     pub const Work = union(enum) {
         movement: collective.Movement,
         /// The leaves of a shared state.
@@ -173,7 +174,8 @@ pub const Operation = struct {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
         const x = &operation.work.movement;
-        descriptor.count, descriptor.counts = x.board.ledger.exchanged_with(x.board.rank_at(position));
+        const rank = x.board.rank_at(position);
+        descriptor.count, descriptor.counts = x.board.ledger.exchanged_with(rank);
         return descriptor;
     }
 
@@ -286,11 +288,12 @@ pub const Operation = struct {
             if (it.operation.work != .movement) return null;
             const x = &it.operation.work.movement;
             const partition = &x.board.ledger.partition;
-            while (it.chunk < partition.chunks and !x.board.ledger.has_elements(it.chunk)) it.chunk += 1;
+            const l = &x.board.ledger;
+            while (it.chunk < partition.chunks and !l.has_elements(it.chunk)) it.chunk += 1;
             const first = it.chunk;
             if (first == partition.chunks) return null;
             const who = it.operation.contributors(first);
-            while (it.chunk < partition.chunks and x.board.ledger.has_elements(it.chunk)) : (it.chunk += 1) {
+            while (it.chunk < partition.chunks and l.has_elements(it.chunk)) : (it.chunk += 1) {
                 if (!it.operation.contributors(it.chunk).eql(&who)) break;
             }
             const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);
@@ -302,6 +305,12 @@ pub const Operation = struct {
         }
     };
 
+    /// The array, or shard, in which this peer's call differs from another; null: see outline.zig.
+    pub fn difference(operation: *const Operation) ?outline.Difference {
+        const own = &operation.op.descriptor;
+        return outline.find(Own{ .operation = operation }, &operation.failure, own, operation.form);
+    }
+
     fn contributors(operation: *const Operation, chunk: u32) Mask {
         var mask: Mask = .empty;
         const x = &operation.work.movement;
@@ -312,5 +321,24 @@ pub const Operation = struct {
         }
         if (reduced == 0) return mask; // not settled
         return operation.history.members(reduced).*;
+    }
+};
+
+/// The arrays, or shards, of this peer's call.
+const Own = struct {
+    operation: *const Operation,
+
+    pub fn len(own: Own) usize {
+        const arrays = own.operation.work.movement.memory.arrays.list;
+        return if (arrays.len > 1) arrays.len else own.operation.ids.len;
+    }
+
+    pub fn at(own: Own, index: usize) outline.Item {
+        const x = &own.operation.work.movement;
+        const arrays = x.memory.arrays.list;
+        return .{
+            .count = x.board.ledger.partition.shards[index].elements,
+            .dtype = arrays[if (arrays.len > 1) index else 0].dtype,
+        };
     }
 };

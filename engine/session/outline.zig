@@ -9,7 +9,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Operation = @import("operation.zig").Operation;
+const protocol = @import("protocol");
 const Descriptor = wire.control.Descriptor;
 const Outline = wire.control.Outline;
 
@@ -78,38 +78,22 @@ pub const Difference = struct {
     swapped: ?usize = null,
 };
 
-/// Null: this peer has called something else than both, or more than one differ.
-pub fn find(operation: *const Operation) ?Difference {
-    const failure = &operation.failure;
+/// `items`: of this peer's call. Null: it has called something else than both, or more than one
+/// differ.
+pub fn find(
+    items: anytype,
+    failure: *const protocol.Failure,
+    own: *const Descriptor,
+    form: u64,
+) ?Difference {
     const first = if (failure.descriptor) |*it| it else return null;
     const second = if (failure.other_descriptor) |*it| it else return null;
-    const own = &operation.op.descriptor;
     if (first.kind != second.kind or first.arrays != second.arrays) return null;
     for ([_]*const Descriptor{ first, second, own }) |it| if (!has_list(it)) return null;
     const is_peer = own.counts == first.counts;
     if (!is_peer and own.counts != second.counts) return null;
-    const other = if (is_peer) second else first;
-    return find_in(Own{ .operation = operation }, operation.form, is_peer, own, other);
+    return find_in(items, form, is_peer, own, if (is_peer) second else first);
 }
-
-/// The arrays, or shards, of this peer's call.
-const Own = struct {
-    operation: *const Operation,
-
-    pub fn len(own: Own) usize {
-        const x = &own.operation.work.movement;
-        return if (x.memory.arrays.list.len > 1) x.memory.arrays.list.len else own.operation.ids.len;
-    }
-
-    pub fn at(own: Own, index: usize) Item {
-        const x = &own.operation.work.movement;
-        const array = if (x.memory.arrays.list.len > 1) index else 0;
-        return .{
-            .count = x.board.ledger.partition.shards[index].elements,
-            .dtype = x.memory.arrays.list[array].dtype,
-        };
-    }
-};
 
 /// Lists that are longer are not searched for two in each other's place.
 const swaps_searched_max = 1024;

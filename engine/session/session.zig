@@ -168,7 +168,7 @@ pub const Session = struct {
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,
         host: host.Host,
-        /// Who does large jobs; null: whoever makes them. It lives longer than the session.
+        /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
@@ -549,7 +549,8 @@ pub const Session = struct {
         }
         const x = &operation.work.movement;
         const sequence = operation.op.id.sequence;
-        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.board.ledger.settled_count, x.board.ledger.wanted_count);
+        const l = &x.board.ledger;
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, l.settled_count, l.wanted_count);
     }
 
     /// `done`: leaves, where that says something.

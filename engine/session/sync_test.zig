@@ -901,7 +901,8 @@ test "a page of hashes that is not that of the elected root is asked of another"
     const liar = &case.held[0];
     @memset(&liar.weights, 9);
     liar.state.hash_leaves(0, liar.state.leaf_count());
-    while (late.operation.?.work.sync.transfer.hashes_from == null) try expect(try case.world.step());
+    const moved = &late.operation.?.work.sync.transfer;
+    while (moved.hashes_from == null) try expect(try case.world.step());
     try expectEqual(0, late.operation.?.work.sync.transfer.hashes_from);
     try case.world.settle();
     try expectEqual(leaves + 1, late.operation.?.work.sync.leaves_moved);

@@ -393,7 +393,8 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
 
 pub fn check_sum(operation: *Operation) !void {
     try expectEqual(.ok, operation.status);
-    const result: [*]const u64 = @ptrCast(&buffers[operation.work.movement.board.ledger.roles.rank]);
+    const own = operation.work.movement.board.ledger.roles.rank;
+    const result: [*]const u64 = @ptrCast(&buffers[own]);
     var it = operation.ranges();
     while (it.next()) |range| for (range.begin..range.end) |index| {
         var expected: u64 = 0;

@@ -106,6 +106,7 @@ pub const Known = struct {
         if (work.record.known) |known| return known;
         const gpa = work.node.world.gpa;
         const x = &work.op.?.work.movement;
+        const l = &x.board.ledger;
         const known = gpa.create(Known) catch @panic("out of memory");
         known.* = .{
             .definition = Definition.init(gpa, .{
@@ -114,10 +115,10 @@ pub const Known = struct {
                 .world_size = work.op.?.member_ids().len,
                 .dtype = work.step.dtype(),
                 .op = work.step.op(),
-                .partition = if (x.board.ledger.partition.is_uneven) whole(work) else x.board.ledger.partition,
+                .partition = if (l.partition.is_uneven) whole(work) else l.partition,
                 .operation = x.memory.operation,
             }) catch @panic("out of memory"),
-            .reduced = gpa.alloc(u32, x.board.ledger.partition.chunks) catch @panic("out of memory"),
+            .reduced = gpa.alloc(u32, l.partition.chunks) catch @panic("out of memory"),
             .lost = gpa.alloc([]f32, work.record.calls.len) catch @panic("out of memory"),
         };
         // The movement's are gone with it.

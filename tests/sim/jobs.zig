@@ -37,7 +37,8 @@ pub const Workshop = struct {
     }
 
     pub fn runner(shop: *Workshop) base.Runner {
-        return .{ .ctx = shop, .vtable = &.{ .post = post, .fence = fence }, .bytes_min = bytes_min };
+        const vtable: *const base.Runner.VTable = &.{ .post = post, .fence = fence };
+        return .{ .ctx = shop, .vtable = vtable, .bytes_min = bytes_min };
     }
 
     fn post(ctx: *anyopaque, job: *base.Job) void {

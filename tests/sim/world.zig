@@ -114,7 +114,7 @@ pub const Node = struct {
     said_bytes: u64 = 0,
     id: base.PeerId = .none,
     session: ?*Session = null,
-    /// Who does the jobs of its process, if the engine does not.
+    /// The workers of its process, if it has some.
     workshop: Workshop = undefined,
     control: ?Ref = null,
     /// The engine has asked for a connection to the coordinator.
@@ -256,7 +256,11 @@ pub const What = union(enum) {
             .split_due => |body| body.node,
             .dial_control => |index| index,
             .written => coordinator_index,
-            .cancel, .scribble, .watchdog, .given_back => |index| world.works.items[index].node.index,
+            .cancel,
+            .scribble,
+            .watchdog,
+            .given_back,
+            => |index| world.works.items[index].node.index,
             .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
             .stranger_beats, .stranger_due => null,
