@@ -1,6 +1,6 @@
 //! The promises of movement.zig, with its movers, ledger and memory: whole operations over perfect
-//! links, with losses, halves of frames, doubts and failures, jobs done at once and in a drawn order,
-//! and values in which every contribution shows.
+//! links, with losses, halves of frames, doubts and failures, with jobs done at once and in a drawn
+//! order, and with values in which every contribution shows.
 
 const std = @import("std");
 const base = @import("base");
