@@ -25,9 +25,10 @@ ALLOWED: dict[str, list[str]] = {
     ],
     "session": [
         # All take Session, whose functions for drivers call all of them.
-        "control.zig dial_back.zig frames.zig greeting.zig group.zig groups.zig host.zig "
-        "labels.zig lanes.zig links.zig operation.zig outline.zig prefetch.zig queue.zig "
-        "rounds.zig session.zig state.zig sync.zig transfer.zig vote.zig waits.zig",
+        "actions.zig calls.zig control.zig dial_back.zig frames.zig greeting.zig group.zig "
+        "groups.zig host.zig labels.zig lanes.zig links.zig operation.zig outgoing.zig "
+        "outline.zig prefetch.zig queue.zig rounds.zig session.zig state.zig sync.zig "
+        "transfer.zig vote.zig waits.zig",
         # A lane knows its link, and a link its lanes.
         "lane.zig link.zig",
     ],
