@@ -33,8 +33,9 @@ ALLOWED: dict[str, list[str]] = {
         "lane.zig link.zig",
     ],
     "net": [
-        # The engine keeps memberships and works, which take its lock.
-        "membership.zig peer_engine.zig work.zig",
+        # All take the engine: it begins by greeting, does what its session asks of it, and keeps
+        # memberships and works, which take its lock.
+        "greeting.zig membership.zig peer_engine.zig peer_host.zig work.zig",
     ],
     "abi": [
         # Words of failures name the coordinator's directory, whose errors are failures.
