@@ -34,7 +34,7 @@ pub const window_bytes_max = 1024 * MiB;
 /// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
 /// Operations that may do so on one link at the same time; others wait until the receiver has
-/// called. Enforced by the sender (session/frames.zig).
+/// called. Enforced by the sender (session/outgoing.zig).
 pub const eager_operations_max = 128;
 /// Safe points of one group: only a liar gets there. Enforced where a count comes in, as are all
 /// bounds of numbers that messages and records carry (wire/codec.zig: bounds).

@@ -14,7 +14,8 @@
 //!
 //! Movers answer with moves and jobs (job.zig). Small jobs are done at once; others a runner does
 //! meanwhile, as many as there are places for, and `halt` waits for those under way. Called by
-//! session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: movement_test.zig.
+//! session/frames.zig and session/outgoing.zig. Steps and bytes: docs/ALGORITHMS.md. Tests:
+//! movement_test.zig.
 
 const std = @import("std");
 const base = @import("base");

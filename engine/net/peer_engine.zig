@@ -4,8 +4,9 @@
 //!
 //! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
 //! user pass between two connections. Those enter() to talk to the session and leave() to wake
-//! the thread. Users wait in membership.zig, work.zig. How a lane is dialed: dial.zig.
-//! Sockets in general: links.zig. Threads that do a part of the work: workers.zig.
+//! the thread. Users wait in membership.zig, work.zig. How a peer begins: greeting.zig. How the
+//! session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig. Sockets in general:
+//! links.zig. Threads that do a part of the work: workers.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -16,8 +17,10 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const descriptors = @import("descriptors.zig");
 const dial = @import("dial.zig");
+const greeting = @import("greeting.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
+const peer_host = @import("peer_host.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
 const reach = @import("reach.zig");
@@ -72,7 +75,7 @@ pub const PeerEngine = struct {
     const State = enum { running, farewell, stopped };
 
     /// The context of the control connection among pointers to carriers.
-    const control_owner = 0;
+    pub const control_owner = 0;
     /// A connection moves so much before the others get their turn.
     const turn_bytes = 1024 * base.limits.KiB;
     /// In a turn that moves more, messages to the coordinator go between.
@@ -80,10 +83,6 @@ pub const PeerEngine = struct {
     /// Turns before the poller is asked for news.
     const turns_per_round = 64;
     const farewell_ns = std.time.ns_per_s;
-    /// How long something that accepted our connection may take to answer as a coordinator does.
-    const greeting_ns_max = base.limits.stranger_ns_max;
-    const greeting_pause_ms_max = 400;
-
     pub const Options = struct {
         coordinator: address.Endpoint,
         run_id: base.RunId,
@@ -98,7 +97,7 @@ pub const PeerEngine = struct {
         ports: ?Ports = null,
         /// Session.Options.reconnect_timeout_ns.
         reconnect_timeout_ns: u64 = base.never,
-        /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
+        /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
         connect_deadline: Instant,
@@ -109,26 +108,7 @@ pub const PeerEngine = struct {
         backend: poller.Backend = .default,
     };
 
-    pub const GreetError = error{
-        /// It accepts connections, but does not answer, or not as a coordinator does.
-        NotPccl,
-        NoAnswer,
-        /// It closed the connection without an answer.
-        Closed,
-        VersionMismatch,
-        WrongRun,
-        /// It has a peer of this id already.
-        TurnedAway,
-        /// There was no room in the run until the deadline.
-        RunFull,
-        /// The id was that of a member that might come back, until the deadline.
-        IdHeld,
-    };
-
-    pub const ListenError = Ports.ListenError || poller.Error || error{ListenNameNotFound};
-
-    pub const Error = error{OutOfMemory} || thread.Error || ListenError || reach.Error ||
-        GreetError;
+    pub const Error = thread.Error || greeting.Error;
 
     /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
     pub fn create(gpa: Allocator, options: Options) Error!*PeerEngine {
@@ -148,7 +128,7 @@ pub const PeerEngine = struct {
         const told = options.bind orelse if (options.advertise != null) every else null;
         if (told) |endpoint| {
             const to_bind = address.to_bind(endpoint) catch return error.ListenNameNotFound;
-            try engine.listen(&to_bind, options.ports);
+            try greeting.listen(engine, &to_bind, options.ports);
         }
         engine.session = try Session.create(gpa, .{
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
@@ -158,7 +138,7 @@ pub const PeerEngine = struct {
             .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
-            .host = .{ .ctx = engine, .vtable = &host },
+            .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,
         });
@@ -168,133 +148,9 @@ pub const PeerEngine = struct {
             return error.BadAddress;
         engine.coordinator_length = text.len;
         engine.session.coordinator_at = text;
-        try engine.greet_patiently(options);
+        try greeting.greet_patiently(engine, options);
         engine.thread = try thread.spawn("pccl-peer", engine, run);
         return engine;
-    }
-
-    // ---- the coordinator's greeting, on the thread of the user
-
-    /// A coordinator that closes without an answer may have too many strangers at its door, or
-    /// be down behind a tunnel that is up; one that does not answer may be frozen; a full run may
-    /// get room. All of that may pass, as a closed port may open.
-    fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
-        var before: ?Error = null;
-        while (true) {
-            return engine.greet(options) catch |err| {
-                switch (err) {
-                    // One that the deadline has cut short says less than the one before.
-                    error.NoAnswer => if (clock.now() >= options.connect_deadline)
-                        return before orelse err,
-                    error.Closed, error.RunFull, error.IdHeld => {},
-                    else => return err,
-                }
-                before = err;
-                const pause_ms = engine.session.prng.between(10, greeting_pause_ms_max);
-                const until = clock.after(pause_ms * std.time.ns_per_ms);
-                if (until >= options.connect_deadline) return err;
-                var nobody: lock.Signal = .{};
-                _ = try options.interrupt.wait(&nobody, until);
-                continue;
-            };
-        }
-    }
-
-    fn greet(engine: *PeerEngine, options: Options) Error!void {
-        const fd = try reach.connect(options.coordinator, .{
-            .deadline = options.connect_deadline,
-            .interrupt = options.interrupt,
-            .seed = engine.session.prng.next(),
-        });
-        {
-            errdefer socket.close(fd);
-            if (engine.links.listener < 0) try engine.listen_beside(fd, options);
-            try engine.name_address(fd, options);
-            engine.session.control_opened(clock.now());
-            try engine.exchange_greetings(fd, options);
-        }
-        engine.control = try engine.links.add(fd, control_owner);
-    }
-
-    /// On a free port of the interface that leads to the coordinator: no other network is let in.
-    /// Where that is the loopback interface, though the token names another host (Debian's hosts
-    /// file has 127.0.1.1 for this machine), peers come from elsewhere: on all interfaces.
-    fn listen_beside(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
-        var local = socket.local_address(control) orelse return error.Closed;
-        // The port is in the same place in both.
-        local.v4.port = 0;
-        var to_bind: address.AddressList = .{ .count = 1 };
-        to_bind.items[0] = local;
-        const leads_home = base.source.is_loopback(local.source());
-        if (leads_home and !options.coordinator.is_loopback()) to_bind = address.every_interface(0);
-        try engine.listen(&to_bind, options.ports);
-    }
-
-    fn listen(
-        engine: *PeerEngine,
-        to_bind: *const address.AddressList,
-        ports: ?Ports,
-    ) Error!void {
-        const any_port = to_bind.items[0].port() == 0;
-        const range = if (any_port) ports else null;
-        const fd = if (range) |them| try them.listen(to_bind) else try socket.listen(to_bind);
-        try engine.links.listen(fd);
-    }
-
-    fn exchange_greetings(
-        engine: *PeerEngine,
-        fd: socket.Fd,
-        options: Options,
-    ) Error!void {
-        const s = engine.session;
-        const deadline = @min(options.connect_deadline, clock.after(greeting_ns_max));
-        while (s.control_state == .greeting) {
-            const bytes = s.control.send_slice();
-            const direction: socket.Direction = if (bytes.len > 0) .write else .read;
-            if (!try reach.wait_socket(fd, direction, deadline, options.interrupt))
-                return error.NoAnswer;
-            if (bytes.len > 0) {
-                const count = socket.send(fd, &.{bytes}) catch |err| switch (err) {
-                    error.WouldBlock => continue,
-                    error.Broken => return error.Closed,
-                };
-                s.control.sent(count);
-            } else {
-                const room = try s.control.recv_slice();
-                const count = socket.receive(fd, &.{room}) catch |err| switch (err) {
-                    error.WouldBlock => continue,
-                    error.Broken => return error.Closed,
-                };
-                if (count == 0) return error.Closed;
-                s.control.received(count);
-                s.control_received(clock.now());
-            }
-        }
-        if (s.control_state == .open) return;
-        if (s.not_pccl) return error.NotPccl;
-        return switch (s.refusal orelse return error.NotPccl) {
-            .wrong_run => error.WrongRun,
-            .refused, .wrong_peer => error.TurnedAway,
-            .version_mismatch => error.VersionMismatch,
-            .full => error.RunFull,
-            .held => error.IdHeld,
-            .welcome => unreachable, // then control_state is open
-        };
-    }
-
-    /// Where others reach this peer: what the user says, else the interface it listens on, else
-    /// the one that leads to the coordinator.
-    fn name_address(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
-        const bound = socket.local_address(engine.links.listener) orelse return error.SystemLimit;
-        const local = socket.local_address(control) orelse return error.Closed;
-        var host_text: [address.Address.text_bytes_max]u8 = undefined;
-        const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);
-        var endpoint: address.Endpoint = .{ .host = host_name, .port = bound.port() };
-        if (options.advertise) |text| endpoint = try .parse_to_dial(text, bound.port());
-        engine.session.advertised = options.advertise != null;
-        var text: [base.limits.address_bytes_max]u8 = undefined;
-        const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
-        try engine.session.set_address(whole);
     }
 
     // ---- the end
@@ -492,22 +348,6 @@ pub const PeerEngine = struct {
         engine.session.control_opened(now);
     }
 
-    fn host_control_dial(context: *anyopaque) void {
-        const engine = from(context);
-        if (engine.state != .running) return;
-        const to = engine.coordinator_storage[0..engine.coordinator_length];
-        engine.dial(null, to) catch {
-            engine.redial_failed = true; // told in the next round
-        };
-    }
-
-    fn host_control_close(context: *anyopaque) void {
-        const engine = from(context);
-        const link = engine.control orelse return; // still being greeted
-        engine.links.close(link);
-        engine.control = null;
-    }
-
     // ---- lanes
 
     noinline fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
@@ -591,7 +431,7 @@ pub const PeerEngine = struct {
             engine.session.control_closed(now);
     }
 
-    fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
+    pub fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
         carrier.end(&engine.links);
         engine.gpa.destroy(carrier);
     }
@@ -606,19 +446,7 @@ pub const PeerEngine = struct {
 
     // ---- dialing
 
-    fn host_dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
-        const engine = from(context);
-        lane.driver = 0;
-        if (engine.state == .stopped) return;
-        engine.dial(lane, to) catch {
-            // Without memory for a socket this peer cannot keep its promises: it goes as if it
-            // were killed.
-            log.put(.err, "out of memory for a connection to another peer");
-            if (engine.control) |link| socket.end_sending(link.fd);
-        };
-    }
-
-    fn dial(engine: *PeerEngine, lane: ?*session.Lane, to: []const u8) error{OutOfMemory}!void {
+    pub fn dial(engine: *PeerEngine, lane: ?*session.Lane, to: []const u8) error{OutOfMemory}!void {
         try engine.dials.ensureUnusedCapacity(engine.gpa, 1);
         const carrier = try engine.gpa.create(Carrier);
         carrier.* = .{ .lane = lane, .state = .resolving };
@@ -656,84 +484,10 @@ pub const PeerEngine = struct {
         engine.session.lane_failed(now, lane, why);
     }
 
-    fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {
+    pub fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {
         for (engine.dials.items, 0..) |item, index| if (item == carrier) {
             _ = engine.dials.swapRemove(index);
             return;
         };
     }
-
-    // ---- what the session asks for
-
-    const host: session.Host.VTable = .{
-        .dial = host_dial,
-        .lane_close = host_lane_close,
-        .lane_wake = host_lane_wake,
-        .control_dial = host_control_dial,
-        .control_close = host_control_close,
-        .group_event = host_group_event,
-        .operation_finished = host_operation_finished,
-        .operation_resolved = host_operation_resolved,
-        .fault_point = host_fault_point,
-        .log = host_log,
-    };
-
-    fn from(context: *anyopaque) *PeerEngine {
-        return @ptrCast(@alignCast(context));
-    }
-
-    fn host_lane_close(context: *anyopaque, lane: *session.Lane) void {
-        const engine = from(context);
-        if (engine.state == .stopped or lane.driver == 0) return;
-        const carrier: *Carrier = @ptrFromInt(lane.driver);
-        engine.forget_dial(carrier);
-        engine.carrier_free(carrier);
-    }
-
-    fn host_lane_wake(context: *anyopaque, lane: *session.Lane) void {
-        const engine = from(context);
-        if (engine.state == .stopped or lane.driver == 0) return;
-        const carrier: *Carrier = @ptrFromInt(lane.driver);
-        if (carrier.link) |link| engine.links.queue(link);
-    }
-
-    fn host_group_event(
-        _: *anyopaque,
-        group: *session.Group,
-        event: session.GroupEvent,
-    ) void {
-        if (Membership.of(group)) |membership| membership.tell(event);
-    }
-
-    fn host_operation_finished(_: *anyopaque, operation: *session.Operation) void {
-        if (Work.of(operation)) |work| work.tell_finished();
-    }
-
-    fn host_operation_resolved(_: *anyopaque, operation: *session.Operation) void {
-        if (Work.of(operation)) |work| work.resolved.set();
-    }
-
-    fn host_fault_point(
-        context: *anyopaque,
-        point: session.FaultPoint,
-        sequence: u64,
-        done: u64,
-        total: u64,
-    ) void {
-        const engine = from(context);
-        const fault = engine.fault orelse return;
-        if (!fault.matches(point, sequence, done, total)) return;
-        engine.fault = null; // once, if it is not the end
-        fault.strike();
-    }
-
-    fn host_log(context: *anyopaque, level: session.LogLevel, message: []const u8) void {
-        // The effects of an end that the user asked for are no events.
-        if (from(context).stopped()) return;
-        log.put(@enumFromInt(@intFromEnum(level)), message);
-    }
 };
-
-comptime {
-    assert(@intFromEnum(session.LogLevel.err) == @intFromEnum(log.Level.err));
-}

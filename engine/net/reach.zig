@@ -1,7 +1,6 @@
 //! reach: the way to a coordinator: look its name up, connect, try again with growing pauses until
 //! a deadline. It runs on the thread of the user that waits for it (create, status); the user may
-//! withdraw at any time. The messages on the connection then: session/session.zig,
-//! status_client.zig.
+//! withdraw at any time. The messages on the connection then: greeting.zig, status_client.zig.
 
 const std = @import("std");
 const base = @import("base");

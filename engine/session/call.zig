@@ -1,7 +1,7 @@
 //! Call: one description of a call, from its caller to the end of the operation: what it asks for,
 //! the checks of what depends on the membership, and what follows from it: roles and sizes, the
 //! memory that it uses, and the descriptor, which is the part that other members see. Built once,
-//! as the call begins (session.zig); data movement gets its options from here.
+//! as the call begins (calls.zig); data movement gets its options from here.
 
 const std = @import("std");
 const base = @import("base");

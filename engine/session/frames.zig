@@ -1,9 +1,8 @@
-//! frames: from bytes on a lane to moves of an operation, and back. A frame says where it belongs;
-//! here it is matched with the group, epoch, attempt and operation that this peer knows, and with
-//! nothing else. Frames of a passed attempt are thrown away, opens of a later attempt are kept
-//! (link.zig).
+//! frames: from bytes on a lane to moves of an operation. A frame says where it belongs; here it is
+//! matched with the group, epoch, attempt and operation that this peer knows, and with nothing
+//! else. Frames of a passed attempt are thrown away, opens of a later attempt are kept (link.zig).
+//! The way back, from moves to bytes: outgoing.zig.
 
-const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
@@ -13,6 +12,7 @@ const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
+const outgoing = @import("outgoing.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const transfers = @import("transfer.zig");
@@ -88,7 +88,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     for (operation.neighbours) |*neighbour| {
         const early = neighbour.link.recall(key_of(operation), begin.attempt);
         if (early) |open| opened(s, operation, neighbour, open.credit, &open.descriptor);
-        wake(s, neighbour.link);
+        outgoing.wake(s, neighbour.link);
         replay(s, operation, neighbour);
     }
 }
@@ -183,7 +183,7 @@ fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = &operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.done(job)) wake_all(s, operation);
+    if (x.done(job)) outgoing.wake_all(s, operation);
     // One that is over in doubt goes on for the others.
     if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .all_reduce_settled);
@@ -201,140 +201,6 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     operation.op.age_ns = s.age_ns(operation);
     operation.group.member.completed(&operation.op, x.board.ledger.digest());
     if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
-}
-
-/// There may be something to send to any neighbour.
-fn wake_all(s: *Session, operation: *const Operation) void {
-    for (operation.neighbours) |*neighbour| wake(s, neighbour.link);
-}
-
-/// There may be something to send on this link.
-pub fn wake(s: *Session, link: *Link) void {
-    for (link.lanes[0..s.settings.lanes]) |place| {
-        const lane = place orelse continue;
-        if (lane.state == .open and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
-    }
-}
-
-// ---- outgoing
-
-/// Puts the next frame on a lane that is idle, if there is one. Operations take turns.
-pub fn next(s: *Session, lane: *Lane) void {
-    if (lane.state != .open) return;
-    const link = lane.link.?;
-    const count = s.operations.items.len;
-    var room: ?bool = null;
-    for (0..count) |step| {
-        const index = (link.turn + step) % count;
-        const operation = s.operations.items[index];
-        if (!next_of(s, lane, link, operation, &room)) continue;
-        link.turn = index + 1;
-        return;
-    }
-    if (prefetch.next(s, lane, link)) return;
-    if (lane.ping_due) put_ping(lane);
-}
-
-fn put_ping(lane: *Lane) void {
-    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping })));
-    lane.out_busy = true;
-}
-
-/// `room`: of room_ahead, once it is known.
-fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
-    if (operation.sync() != null) return sync.next(lane, link, operation);
-    const x = &operation.work.movement;
-    if (x.board.members < 2) return false;
-    const neighbour = operation.neighbour(link) orelse return false;
-    const position = neighbour.position;
-    if (x.receives_from(position)) {
-        if (neighbour.open_pending) {
-            neighbour.open_pending = false;
-            const descriptor = control.encode_descriptor(operation.descriptor_for(position));
-            put(lane, operation, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
-            s.fault_point(operation, .all_reduce_opened);
-            return true;
-        }
-        if (x.next_grant(position)) |grant| {
-            put(lane, operation, .{
-                .kind = .credit,
-                .index = grant.allowed,
-                .class = grant.class,
-            }, "");
-            return true;
-        }
-    }
-    if (!x.sends_to(position)) return false;
-    if (!x.board.targets[position].open and x.board.targets[position].eager_bytes == 0) {
-        if (room.* == null) room.* = has_room_ahead(s, link);
-        if (!room.*.?) return false;
-    }
-    lane.out = x.next(position) orelse return false;
-    put(lane, operation, .{
-        .kind = lane.out.move.kind,
-        .index = x.board.ledger.partition.number(lane.out.move.piece),
-        .class = lane.out.move.class,
-        .reduced_attempt = lane.out.move.reduced_attempt,
-        .payload_bytes = @intCast(lane.out.payload.len),
-    }, "");
-    lane.put_payload(lane.out.payload, operation.owner());
-    return true;
-}
-
-/// Whether another operation may send data to this peer before it has called it.
-fn has_room_ahead(s: *const Session, link: *const Link) bool {
-    var ahead: usize = 0;
-    for (s.operations.items) |operation| {
-        const neighbour = operation.neighbour(link) orelse continue;
-        const target = &operation.work.movement.board.targets[neighbour.position];
-        if (!target.open and target.eager_bytes > 0) ahead += 1;
-    }
-    return ahead < limits.eager_operations_max;
-}
-
-const Put = struct {
-    kind: wire.frame.Kind,
-    index: u64,
-    class: u16 = 0,
-    reduced_attempt: u32 = 0,
-    payload_bytes: u32 = 0,
-};
-
-/// `inline_payload` travels in the head.
-pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
-    const head = lane.head_room(wire.frame.header_bytes + inline_payload.len);
-    wire.frame.encode_into(head[0..wire.frame.header_bytes], &.{
-        .epoch = operation.op.epoch,
-        .tag = operation.op.id.tag,
-        .sequence = operation.op.id.sequence,
-        .index = what.index,
-        .attempt = operation.attempt(),
-        .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
-        .reduced_attempt = what.reduced_attempt,
-        .fingerprint = operation.fingerprint,
-        .group = operation.group.id.?,
-        .class = what.class,
-        .kind = what.kind,
-    });
-    if (inline_payload.len > 0) @memcpy(head[wire.frame.header_bytes..], inline_payload);
-    lane.out_busy = true;
-}
-
-/// Everything that was put on the lane has left.
-pub fn sent(s: *Session, lane: *Lane) void {
-    lane.out_busy = false;
-    lane.ping_due = false;
-    if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
-    const owner = lane.out_owner orelse return;
-    lane.out_owner = null;
-    const operation = Operation.from_owner(owner) orelse return;
-    if (operation.sync() != null) return sync.sent(s, lane, operation);
-    operation.work.movement.sent(&lane.out);
-    if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
-    // It may have been waiting for this to leave.
-    if (!operation.op.complete) check_complete(s, operation);
-    // A slot that is free again may be a credit for one, or what another waits for to be sent.
-    if (lane.out.move.slot != collective.no_slot) wake_all(s, operation);
 }
 
 // ---- incoming
@@ -439,7 +305,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             if (!x.sends_to(neighbour.position)) return true;
             x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
-            wake(s, lane.link.?);
+            outgoing.wake(s, lane.link.?);
         },
         .partial, .final => return on_data(s, lane, header),
         .want => {
@@ -535,7 +401,7 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     }
     const x = &operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.arrived(header, lane.into_slot)) wake_all(s, operation);
+    if (x.arrived(header, lane.into_slot)) outgoing.wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);
@@ -564,7 +430,7 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
         return true;
     };
     replay(s, operation, neighbour);
-    wake_all(s, operation);
+    outgoing.wake_all(s, operation);
     check_complete(s, operation);
     return true;
 }
@@ -605,7 +471,7 @@ fn opened(
     const x = &operation.work.movement;
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
-    wake(s, neighbour.link);
+    outgoing.wake(s, neighbour.link);
     // For a message, the other's call may be all that was missing.
     if (operation.op.descriptor.kind == .send_recv) later(s, operation);
 }

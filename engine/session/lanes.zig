@@ -1,10 +1,12 @@
 //! lanes: what a driver says of the connections to other peers, and asks for them: which came and
 //! went, and where bytes go and come from. Free functions on Session. A connection as bytes:
-//! lane.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig.
+//! lane.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig;
+//! which leave: outgoing.zig.
 
 const base = @import("base");
 const wire = @import("wire");
 const frames = @import("frames.zig");
+const outgoing = @import("outgoing.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const Lane = @import("lane.zig").Lane;
@@ -66,7 +68,7 @@ pub fn send_slices(
     slices: *[2][]const u8,
 ) usize {
     s.reach(now);
-    if (!lane.out_busy) frames.next(s, lane);
+    if (!lane.out_busy) outgoing.next(s, lane);
     return lane.send_slices(slices);
 }
 
@@ -76,5 +78,5 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_sent += count;
     if (lane.link) |link| link.sent += count;
     lane.spoke_at = now;
-    if (lane.sent(count)) frames.sent(s, lane);
+    if (lane.sent(count)) outgoing.sent(s, lane);
 }

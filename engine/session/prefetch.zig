@@ -13,6 +13,7 @@ const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
 const frames = @import("frames.zig");
+const outgoing = @import("outgoing.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
 const transfers = @import("transfer.zig");
@@ -218,7 +219,7 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
         .number = header.attempt,
         .fingerprint = header.fingerprint,
     })) return error.TooManyRequests;
-    frames.wake(s, link);
+    outgoing.wake(s, link);
 }
 
 /// Puts the next frame on a lane that is idle and that no operation needs, if there is one.

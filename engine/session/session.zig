@@ -7,16 +7,16 @@
 //! it; call `tick` at or after `next_deadline()`. Host functions must not call back into the
 //! session.
 //!
-//! Data moves in frames.zig, links are kept in links.zig, the coordinator speaks in control.zig,
-//! groups come and go in groups.zig, protocol/member.zig decides, and collective/movement.zig
-//! says what moves.
+//! The user's calls begin and end in calls.zig, data moves in frames.zig, links are kept in
+//! links.zig, the coordinator speaks in control.zig, groups come and go in groups.zig,
+//! protocol/member.zig decides, actions.zig does what it wants, and collective/movement.zig says
+//! what moves.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
-const kernels = @import("kernels");
 const host = @import("host.zig");
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -26,8 +26,10 @@ const State = @import("state.zig").State;
 const Built = call_file.Built;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
+const actions = @import("actions.zig");
 const connection = @import("control.zig");
 const call_file = @import("call.zig");
+const calls = @import("calls.zig");
 const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
 const groups = @import("groups.zig");
@@ -305,233 +307,22 @@ pub const Session = struct {
     pub const Call = call_file.Call;
     pub const all_to_all_ranks_max = call_file.all_to_all_ranks_max;
     pub const CallError = call_file.CallError;
-
-    /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
-    /// have been checked, except for what depends on the membership.
-    pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
-        s.reach(now);
-        if (group.state != .joined) return error.Left;
-        const member = &group.member;
-        const tag = try call_file.tag_of(member, &call);
-        try member.check_start(tag);
-        var one: call_file.Array = undefined;
-        var built: Built = try .init(s.gpa, member, &call, tag, &one);
-        errdefer built.uses.deinit(s.gpa);
-        if (s.is_in_use(&built.uses)) return error.BufferInUse;
-        if (built.uses.clashes_itself()) return error.ArraysOverlap;
-        const operation = try s.operation_create(group, &built, null);
-        s.start(operation, tag);
-        s.fault_point(operation, .all_reduce_called);
-        s.run_deferred();
-        return operation;
-    }
-
-    fn is_in_use(s: *const Session, uses: *const Uses) bool {
-        for (s.operations.items) |other| if (other.clashes(uses)) return true;
-        return queue.clashes(s, uses);
-    }
-
-    /// It begins, or waits for its turn.
-    fn start(s: *Session, operation: *Operation, tag: u64) void {
-        const member = &operation.group.member;
-        if (member.is_full(tag)) queue.put(s, operation) //
-        else s.operations.appendAssumeCapacity(operation);
-        member.start(&operation.op, tag);
-    }
+    pub const begin = calls.begin;
+    pub const cancel = calls.cancel;
+    pub const desert = calls.desert;
+    pub const release = calls.release;
 
     // ---- shared states
 
-    pub const StateError = error{ OutOfMemory, Closed, NameInUse };
+    pub const StateError = calls.StateError;
+    pub const SyncCall = calls.SyncCall;
+    pub const SyncError = calls.SyncError;
+    pub const state_add = calls.state_add;
+    pub const state_remove = calls.state_remove;
+    pub const prefetch_begin = calls.prefetch_begin;
+    pub const begin_sync = calls.begin_sync;
 
-    /// A state of a group that this peer is in. Its name must be its own.
-    pub fn state_add(s: *Session, state: *State) StateError!void {
-        const group = state.group;
-        if (group.state != .joined) return error.Closed;
-        for (group.states.items) |other| if (other.tag == state.tag) return error.NameInUse;
-        try group.states.append(s.gpa, state);
-    }
-
-    /// No sync of it is under way.
-    pub fn state_remove(s: *Session, state: *State) void {
-        assert(state.operation == null);
-        prefetch.stop(s, state);
-        frames.detach_all(s, .{ .state = state });
-        const states = &state.group.states;
-        for (states.items, 0..) |item, index| if (item == state) {
-            _ = states.swapRemove(index);
-            return;
-        };
-    }
-
-    /// A newcomer fetches in the background, if it can. The leaves are hashed.
-    pub fn prefetch_begin(s: *Session, now: Instant, state: *State) Allocator.Error!void {
-        s.reach(now);
-        try prefetch.begin(s, state);
-    }
-
-    pub const SyncCall = struct {
-        state: *State,
-        strategy: control.Strategy,
-        /// The revision of the content in this call; null: the own one of the state.
-        revision: ?u64 = null,
-        deadline: Instant,
-    };
-
-    pub const SyncError = protocol.Member.StartError || error{
-        Left,
-        BufferInUse,
-        RevisionTooLarge,
-    };
-
-    /// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
-    /// caller applies the state.
-    pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
-        s.reach(now);
-        const state = sync_call.state;
-        const group = state.group;
-        if (group.state != .joined) return error.Left;
-        if (sync_call.revision) |revision| if (revision >= base.limits.state_revisions_max)
-            return error.RevisionTooLarge;
-        try group.member.check_start(state.tag);
-        assert(state.operation == null);
-        prefetch.stop(s, state);
-        var uses: Uses = .{};
-        errdefer uses.deinit(s.gpa);
-        try uses.reserve(s.gpa, state.entries.len);
-        for (state.entries) |*entry| uses.writes(State.span_of(entry));
-        uses.sort();
-        if (s.is_in_use(&uses)) return error.BufferInUse;
-        const epoch = group.member.current.?;
-        const revision = sync_call.revision;
-        const made = try Sync.create(s.gpa, state, sync_call.strategy, revision, epoch.ids.len);
-        errdefer made.destroy();
-        const call: Call = .{
-            .kind = .sync,
-            .rules = state.rules,
-            .recovery = .resume_chunks,
-            .tag = state.tag,
-            .deadline = sync_call.deadline,
-        };
-        const operation =
-            try s.operation_create(group, &.sync(&group.member, &call, uses), made);
-        state.operation = operation;
-        s.start(operation, state.tag);
-        s.run_deferred();
-        return operation;
-    }
-
-    /// Takes over what is built. `sync`: what it does, if it moves the leaves of a state.
-    fn operation_create(
-        s: *Session,
-        group: *Group,
-        built: *const Built,
-        made: ?*Sync,
-    ) Allocator.Error!*Operation {
-        const epoch = group.member.current.?;
-        const call = built.call;
-        const waiting = s.queue.count;
-        try s.operations.ensureUnusedCapacity(s.gpa, waiting + 1);
-        try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + waiting + 1);
-        const operation = try base.unfilled.create(s.gpa, Operation);
-        errdefer s.gpa.destroy(operation);
-        const ids = try base.unfilled.list(s.gpa, PeerId, epoch.ids.len);
-        errdefer base.unfilled.free_list(s.gpa, PeerId, ids);
-        @memcpy(ids, epoch.ids);
-        var history: protocol.History = .{};
-        try history.reserve(s.gpa, epoch.alive.count());
-        errdefer history.deinit(s.gpa);
-        const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
-        const neighbours = try base.unfilled.list(s.gpa, Operation.Neighbour, room);
-        errdefer base.unfilled.free_list(s.gpa, Operation.Neighbour, neighbours);
-        operation.* = .{
-            .gpa = s.gpa,
-            .group = group,
-            .op = .{ .descriptor = built.descriptor, .chunks = 0 },
-            .work = if (made) |sync_made| .{ .sync = sync_made } else .{ .movement = undefined },
-            .uses = built.uses,
-            .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
-            .neighbours_room = neighbours,
-            .schedule = .of(&built.descriptor),
-            .deadline = call.deadline,
-            .started_at = s.now,
-            .fingerprint = built.descriptor.fingerprint(),
-            .form = call.form,
-            .purpose = call.purpose,
-            .ids = ids,
-            .history = history,
-        };
-        if (operation.moves()) |movement| try s.movement_create(group, built, movement);
-        if (operation.moves()) |x| operation.op.chunks = x.board.ledger.partition.chunks;
-        return operation;
-    }
-
-    fn movement_create(
-        s: *Session,
-        group: *const Group,
-        built: *const Built,
-        movement: *collective.Movement,
-    ) Allocator.Error!void {
-        const arrays = try base.unfilled.list(s.gpa, collective.Array, built.arrays.len);
-        defer base.unfilled.free_list(s.gpa, collective.Array, arrays);
-        var options = built.options(&group.member, &s.settings, arrays, &s.sink);
-        if (s.runner) |*runner| options.runner = runner;
-        movement.* = try .prepare(s.gpa, &s.pool, options);
-        errdefer movement.deinit();
-        // One that waits for its turn holds no large buffers meanwhile.
-        if (!group.member.is_full(built.tag)) try movement.reserve();
-    }
-
-    /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
-    /// it either.
-    pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
-        s.reach(now);
-        if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
-        s.run_deferred();
-    }
-
-    /// The user wants no more of an operation. The others go on with it as after the death of this
-    /// peer, so it leaves the group: whoever has taken part in half of a sum cannot stay for the
-    /// next one. Only where nobody can go on is the operation alone withdrawn: a message, and a
-    /// world of one. After the vote it ends in doubt, which costs the others nothing.
-    pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
-        s.reach(now);
-        const group = operation.group;
-        if (operation.is_over or !group.member.others_take_part(&operation.op))
-            return s.cancel(now, operation);
-        const why = "it withdrew an operation in which others take part";
-        s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
-        group.removed(why);
-        group.member.leave();
-        groups.group_gone(s, group, .expelled, why);
-        s.run_deferred();
-    }
-
-    /// The user is done with a finished operation.
-    pub fn release(s: *Session, operation: *Operation) void {
-        assert(operation.finished);
-        operation.released = true;
-        // One that is in doubt goes on, because the others may need what it holds.
-        if (operation.op.state == .finished) s.operation_free(operation);
-    }
-
-    fn operation_free(s: *Session, operation: *Operation) void {
-        for (s.operations.items, 0..) |item, index| if (item == operation) {
-            _ = s.operations.swapRemove(index);
-            break;
-        };
-        for (s.deferred.items, 0..) |item, index| if (item == operation) {
-            _ = s.deferred.swapRemove(index);
-            break;
-        };
-        operation.destroy();
-    }
-
-    pub fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
-        operation.committed = committed;
-        if (operation.purpose == .safe_point and !operation.released) return vote.note(operation);
-        if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
-        s.operation_free(operation);
-    }
+    // ---- what operations report, and what waits until nobody is inside a member
 
     pub fn fault_point(s: *Session, operation: *Operation, point: host.FaultPoint) void {
         if (operation.purpose != .data) return;
@@ -547,10 +338,10 @@ pub const Session = struct {
             .send_recv,
             => {},
         }
-        const x = &operation.work.movement;
+        const ledger = &operation.work.movement.board.ledger;
         const sequence = operation.op.id.sequence;
-        const l = &x.board.ledger;
-        s.host.vtable.fault_point(s.host.ctx, point, sequence, l.settled_count, l.wanted_count);
+        const done, const total = .{ ledger.settled_count, ledger.wanted_count };
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, done, total);
     }
 
     /// `done`: leaves, where that says something.
@@ -567,7 +358,7 @@ pub const Session = struct {
                 s.votes_changed = false;
                 for (s.groups.items) |group| vote.go_on(s, group);
             }
-            s.tell_back();
+            actions.tell_back(s);
             while (s.deferred.pop()) |operation| {
                 if (operation.op.state == .finished) continue;
                 frames.check_complete(s, operation);
@@ -587,134 +378,8 @@ pub const Session = struct {
         greeting.greet_waiting(s);
     }
 
-    // ---- what members want done
-
-    pub const member_actions: protocol.Member.ActionsTable = .{
-        .send = action_send,
-        .stop = action_stop,
-        .chunks = action_chunks,
-        .start = action_start,
-        .finished = action_finished,
-        .resolved = action_resolved,
-        .admitted = action_admitted,
-        .closed = action_closed,
-    };
-
-    fn group_from(ctx: *anyopaque) *Group {
-        return @ptrCast(@alignCast(ctx));
-    }
-
-    pub fn operation_from(op: *protocol.Op) *Operation {
-        return @fieldParentPtr("op", op);
-    }
-
-    fn action_send(ctx: *anyopaque, message: control.Message) void {
-        group_from(ctx).session.send(message);
-    }
-
-    fn action_stop(ctx: *anyopaque, epoch: u64) void {
-        const group = group_from(ctx);
-        for (group.session.operations.items) |operation| {
-            if (operation.group != group or operation.op.epoch != epoch) continue;
-            frames.stop(group.session, operation);
-        }
-    }
-
-    fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
-        const x = operation_from(op).moves() orelse return &.{};
-        return x.board.ledger.reduced;
-    }
-
-    fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
-        frames.start(group_from(ctx).session, operation_from(op), kept);
-    }
-
-    fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
-        const s = group_from(ctx).session;
-        const operation = operation_from(op);
-        assert(!operation.is_over);
-        operation.is_over = true;
-        operation.ended_queued = operation.is_queued;
-        if (operation.is_queued) queue.leave(s, operation);
-        if (failure) |why| {
-            operation.failure = why;
-            operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
-            if (s.away_since != base.never)
-                operation.failure.coordinator_away_ns = s.now -| s.away_since;
-            operation.status = why.status;
-            operation.note_wanted();
-            operation.names = .of_failure(s, operation);
-        } else if (operation.sync() != null) s.sync_point(operation, .sync_committed, 0) //
-        else s.fault_point(operation, .all_reduce_committed);
-        var is_back = true;
-        if (operation.status == .in_doubt and op.state == .in_doubt) {
-            is_back = frames.set_aside(s, operation);
-        } else {
-            frames.stop(s, operation);
-            if (operation.sync() != null) sync.over(operation, operation.status == .ok) //
-            else if (operation.status != .ok) is_back = operation.work.movement.restore();
-            const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
-            for (s.links.items) |link| link.forget(key);
-        }
-        if (operation.partner()) |id| links.give_back(s, id);
-        if (is_back) return s.tell_finished(operation);
-        s.giving_back += 1;
-        if (operation.purpose == .data) return;
-        operation.work.movement.end_now();
-        s.tell_back();
-    }
-
-    /// The caller has its memory back.
-    fn tell_finished(s: *Session, operation: *Operation) void {
-        operation.finished = true;
-        operation.finished_at = s.now;
-        if (operation.purpose == .safe_point) return vote.note(operation);
-        s.host.vtable.operation_finished(s.host.ctx, operation);
-    }
-
-    /// Tells the callers whose memory has been given back meanwhile.
-    fn tell_back(s: *Session) void {
-        if (s.giving_back == 0) return;
-        var index: usize = 0;
-        while (index < s.operations.items.len) : (index += 1) {
-            const operation = s.operations.items[index];
-            if (!operation.is_back()) continue;
-            s.giving_back -= 1;
-            s.tell_finished(operation);
-        }
-    }
-
-    fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
-        const s = group_from(ctx).session;
-        const operation = operation_from(op);
-        frames.stop(s, operation);
-        if (operation.partner()) |id| links.give_back(s, id);
-        if (operation.moves()) |x| x.end_now();
-        s.tell_back();
-        s.resolve(operation, committed);
-    }
-
-    fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
-        const group = group_from(ctx);
-        const s = group.session;
-        group.admit_deadline = base.never;
-        if (failure == null) {
-            vote.passed(group);
-            group.tell_entry();
-        }
-        const event: host.GroupEvent = if (failure) |status|
-            .{ .admit_failed = status }
-        else
-            .admitted;
-        s.host.vtable.group_event(s.host.ctx, group, event);
-    }
-
-    fn action_closed(ctx: *anyopaque, epoch: u64) void {
-        const group = group_from(ctx);
-        for (group.session.links.items) |link| link.prune_epochs(group.id.?, epoch);
-        groups.prune_addresses(group.session);
-        links.review(group.session);
-    }
+    pub const member_actions = actions.member_actions;
+    pub const operation_from = actions.operation_from;
 
     // ---- lanes, for the driver
 
@@ -792,12 +457,6 @@ pub const Session = struct {
     pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
         const here_ns = s.now -| operation.started_at;
         return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
-    }
-
-    /// It answers each heartbeat, so 0 while it does.
-    fn coordinator_silent_ns(s: *const Session) u64 {
-        const silent_ns = s.now -| s.last_message;
-        return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
     }
 
     /// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick

@@ -13,6 +13,7 @@ const wire = @import("wire");
 const kernels = @import("kernels");
 const protocol = @import("protocol");
 const frames = @import("frames.zig");
+const outgoing = @import("outgoing.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
 const transfers = @import("transfer.zig");
@@ -275,7 +276,7 @@ fn completed(s: *Session, operation: *Operation) void {
     if (!held) for (t.peers, 0..) |*peer, rank| {
         const link = t.link_to(s, rank) orelse continue;
         peer.tell = !sync.holders.has(rank);
-        frames.wake(s, link);
+        outgoing.wake(s, link);
     };
     t.phase = .complete;
     sync.revision = sync.elected_revision;
@@ -364,11 +365,11 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         peer.tell = false;
         peer.used = true;
         const descriptor = control.encode_descriptor(operation.op.descriptor);
-        frames.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
+        outgoing.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
         return true;
     }
     if (peer.wants.pop()) |item| {
-        frames.put(lane, operation, .{
+        outgoing.put(lane, operation, .{
             .kind = .want,
             .index = item.index,
             .class = item.class,
@@ -381,7 +382,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     if (staged and t.is_fetching()) return false;
     const item = peer.asked.pop() orelse return false;
     const payload = transfers.payload_of(t.state.?, item, staged);
-    frames.put(lane, operation, .{
+    outgoing.put(lane, operation, .{
         .kind = transfers.kind_of(item),
         .index = item.index,
         .payload_bytes = @intCast(payload.len),
@@ -427,7 +428,7 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     if (!peer.asked.push(.{ .class = header.class, .index = @intCast(header.index) }))
         return error.TooManyRequests;
     peer.used = true;
-    frames.wake(s, link);
+    outgoing.wake(s, link);
 }
 
 /// Where the payload of a leaf or a page goes; null: it is not wanted any more.

@@ -10,7 +10,7 @@ const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
 const requests = @import("requests.zig");
-const frames = @import("frames.zig");
+const outgoing = @import("outgoing.zig");
 const links = @import("links.zig");
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -134,7 +134,7 @@ pub const Transfer = struct {
         // At most a page and the leaves that Fetch allows are on request.
         assert(peer.wants.push(.{ .class = class, .index = index }));
         peer.used = true;
-        frames.wake(s, link);
+        outgoing.wake(s, link);
     }
 
     /// Asks this peer for all pages, one after the other.

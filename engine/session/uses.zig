@@ -1,6 +1,6 @@
 //! uses: which memory of its caller an operation reads and writes, and whether two operations get
 //! in each other's way. Lists are in the order of addresses, so that calls of thousands of arrays
-//! are compared in one pass. session.zig compares, as a call begins.
+//! are compared in one pass. calls.zig compares, as a call begins.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;

@@ -21,15 +21,17 @@ ALLOWED: dict[str, list[str]] = {
     ],
     "session": [
         # All take Session, whose functions for drivers call all of them.
-        "control.zig dial_back.zig frames.zig greeting.zig group.zig groups.zig host.zig "
-        "labels.zig lanes.zig links.zig operation.zig prefetch.zig queue.zig "
-        "rounds.zig session.zig state.zig sync.zig transfer.zig vote.zig waits.zig",
+        "actions.zig calls.zig control.zig dial_back.zig frames.zig greeting.zig group.zig "
+        "groups.zig host.zig labels.zig lanes.zig links.zig operation.zig outgoing.zig "
+        "prefetch.zig queue.zig rounds.zig session.zig state.zig sync.zig "
+        "transfer.zig vote.zig waits.zig",
         # A lane knows its link, and a link its lanes.
         "lane.zig link.zig",
     ],
     "net": [
-        # The engine keeps memberships and works, which take its lock.
-        "membership.zig peer_engine.zig work.zig",
+        # All take the engine: it begins by greeting, does what its session asks of it, and keeps
+        # memberships and works, which take its lock.
+        "greeting.zig membership.zig peer_engine.zig peer_host.zig work.zig",
     ],
     "abi": [
         # Words of failures name the coordinator's directory, whose errors are failures.

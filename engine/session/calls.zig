@@ -1,0 +1,259 @@
+//! calls: what the user asks of operations and of shared states: they begin here, are withdrawn and
+//! are given back. Free functions on Session. A call and its checks: call.zig; calls beyond those
+//! in flight: queue.zig; how an operation moves its data: frames.zig, sync.zig; how it ends:
+//! actions.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const collective = @import("collective");
+const call_file = @import("call.zig");
+const frames = @import("frames.zig");
+const groups = @import("groups.zig");
+const prefetch = @import("prefetch.zig");
+const queue = @import("queue.zig");
+const vote = @import("vote.zig");
+const Group = @import("group.zig").Group;
+const Operation = @import("operation.zig").Operation;
+const Session = @import("session.zig").Session;
+const State = @import("state.zig").State;
+const Sync = @import("sync.zig").Sync;
+const Uses = @import("uses.zig").Uses;
+const Allocator = std.mem.Allocator;
+const Built = call_file.Built;
+const Call = call_file.Call;
+const CallError = call_file.CallError;
+const Instant = base.Instant;
+const PeerId = base.PeerId;
+const control = wire.control;
+const assert = std.debug.assert;
+
+/// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
+/// have been checked, except for what depends on the membership.
+pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
+    s.reach(now);
+    if (group.state != .joined) return error.Left;
+    const member = &group.member;
+    const tag = try call_file.tag_of(member, &call);
+    try member.check_start(tag);
+    var one: call_file.Array = undefined;
+    var built: Built = try .init(s.gpa, member, &call, tag, &one);
+    errdefer built.uses.deinit(s.gpa);
+    if (is_in_use(s, &built.uses)) return error.BufferInUse;
+    if (built.uses.clashes_itself()) return error.ArraysOverlap;
+    const operation = try operation_create(s, group, &built, null);
+    start(s, operation, tag);
+    s.fault_point(operation, .all_reduce_called);
+    s.run_deferred();
+    return operation;
+}
+
+fn is_in_use(s: *const Session, uses: *const Uses) bool {
+    for (s.operations.items) |other| if (other.clashes(uses)) return true;
+    return queue.clashes(s, uses);
+}
+
+/// It begins, or waits for its turn.
+fn start(s: *Session, operation: *Operation, tag: u64) void {
+    const member = &operation.group.member;
+    if (member.is_full(tag)) queue.put(s, operation) //
+    else s.operations.appendAssumeCapacity(operation);
+    member.start(&operation.op, tag);
+}
+
+/// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
+/// it either.
+pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
+    s.reach(now);
+    if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
+    s.run_deferred();
+}
+
+/// The user wants no more of an operation. The others go on with it as after the death of this
+/// peer, so it leaves the group: whoever has taken part in half of a sum cannot stay for the
+/// next one. Only where nobody can go on is the operation alone withdrawn: a message, and a
+/// world of one. After the vote it ends in doubt, which costs the others nothing.
+pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
+    s.reach(now);
+    const group = operation.group;
+    if (operation.is_over or !group.member.others_take_part(&operation.op))
+        return cancel(s, now, operation);
+    const why = "it withdrew an operation in which others take part";
+    s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
+    group.removed(why);
+    group.member.leave();
+    groups.group_gone(s, group, .expelled, why);
+    s.run_deferred();
+}
+
+/// The user is done with a finished operation.
+pub fn release(s: *Session, operation: *Operation) void {
+    assert(operation.finished);
+    operation.released = true;
+    // One that is in doubt goes on, because the others may need what it holds.
+    if (operation.op.state == .finished) operation_free(s, operation);
+}
+
+fn operation_free(s: *Session, operation: *Operation) void {
+    for (s.operations.items, 0..) |item, index| if (item == operation) {
+        _ = s.operations.swapRemove(index);
+        break;
+    };
+    for (s.deferred.items, 0..) |item, index| if (item == operation) {
+        _ = s.deferred.swapRemove(index);
+        break;
+    };
+    operation.destroy();
+}
+
+pub fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
+    operation.committed = committed;
+    if (operation.purpose == .safe_point and !operation.released) return vote.note(operation);
+    if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
+    operation_free(s, operation);
+}
+
+// ---- shared states
+
+pub const StateError = error{ OutOfMemory, Closed, NameInUse };
+
+/// A state of a group that this peer is in. Its name must be its own.
+pub fn state_add(s: *Session, state: *State) StateError!void {
+    const group = state.group;
+    if (group.state != .joined) return error.Closed;
+    for (group.states.items) |other| if (other.tag == state.tag) return error.NameInUse;
+    try group.states.append(s.gpa, state);
+}
+
+/// No sync of it is under way.
+pub fn state_remove(s: *Session, state: *State) void {
+    assert(state.operation == null);
+    prefetch.stop(s, state);
+    frames.detach_all(s, .{ .state = state });
+    const states = &state.group.states;
+    for (states.items, 0..) |item, index| if (item == state) {
+        _ = states.swapRemove(index);
+        return;
+    };
+}
+
+/// A newcomer fetches in the background, if it can. The leaves are hashed.
+pub fn prefetch_begin(s: *Session, now: Instant, state: *State) Allocator.Error!void {
+    s.reach(now);
+    try prefetch.begin(s, state);
+}
+
+pub const SyncCall = struct {
+    state: *State,
+    strategy: control.Strategy,
+    /// The revision of the content in this call; null: the own one of the state.
+    revision: ?u64 = null,
+    deadline: Instant,
+};
+
+pub const SyncError = protocol.Member.StartError || error{
+    Left,
+    BufferInUse,
+    RevisionTooLarge,
+};
+
+/// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
+/// caller applies the state.
+pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
+    s.reach(now);
+    const state = sync_call.state;
+    const group = state.group;
+    if (group.state != .joined) return error.Left;
+    if (sync_call.revision) |revision| if (revision >= base.limits.state_revisions_max)
+        return error.RevisionTooLarge;
+    try group.member.check_start(state.tag);
+    assert(state.operation == null);
+    prefetch.stop(s, state);
+    var uses: Uses = .{};
+    errdefer uses.deinit(s.gpa);
+    try uses.reserve(s.gpa, state.entries.len);
+    for (state.entries) |*entry| uses.writes(State.span_of(entry));
+    uses.sort();
+    if (is_in_use(s, &uses)) return error.BufferInUse;
+    const epoch = group.member.current.?;
+    const revision = sync_call.revision;
+    const made = try Sync.create(s.gpa, state, sync_call.strategy, revision, epoch.ids.len);
+    errdefer made.destroy();
+    const call: Call = .{
+        .kind = .sync,
+        .rules = state.rules,
+        .recovery = .resume_chunks,
+        .tag = state.tag,
+        .deadline = sync_call.deadline,
+    };
+    const operation =
+        try operation_create(s, group, &.sync(&group.member, &call, uses), made);
+    state.operation = operation;
+    start(s, operation, state.tag);
+    s.run_deferred();
+    return operation;
+}
+
+// ---- how an operation is made
+
+/// Takes over what is built. `made`: what it does, if it moves the leaves of a state.
+fn operation_create(
+    s: *Session,
+    group: *Group,
+    built: *const Built,
+    made: ?*Sync,
+) Allocator.Error!*Operation {
+    const epoch = group.member.current.?;
+    const call = built.call;
+    const waiting = s.queue.count;
+    try s.operations.ensureUnusedCapacity(s.gpa, waiting + 1);
+    try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + waiting + 1);
+    const operation = try base.unfilled.create(s.gpa, Operation);
+    errdefer s.gpa.destroy(operation);
+    const ids = try base.unfilled.list(s.gpa, PeerId, epoch.ids.len);
+    errdefer base.unfilled.free_list(s.gpa, PeerId, ids);
+    @memcpy(ids, epoch.ids);
+    var history: protocol.History = .{};
+    try history.reserve(s.gpa, epoch.alive.count());
+    errdefer history.deinit(s.gpa);
+    const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
+    const neighbours = try base.unfilled.list(s.gpa, Operation.Neighbour, room);
+    errdefer base.unfilled.free_list(s.gpa, Operation.Neighbour, neighbours);
+    operation.* = .{
+        .gpa = s.gpa,
+        .group = group,
+        .op = .{ .descriptor = built.descriptor, .chunks = 0 },
+        .work = if (made) |sync_made| .{ .sync = sync_made } else .{ .movement = undefined },
+        .uses = built.uses,
+        .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
+        .neighbours_room = neighbours,
+        .schedule = .of(&built.descriptor),
+        .deadline = call.deadline,
+        .started_at = s.now,
+        .fingerprint = built.descriptor.fingerprint(),
+        .form = call.form,
+        .purpose = call.purpose,
+        .ids = ids,
+        .history = history,
+    };
+    if (operation.moves()) |movement| try movement_create(s, group, built, movement);
+    if (operation.moves()) |x| operation.op.chunks = x.board.ledger.partition.chunks;
+    return operation;
+}
+
+fn movement_create(
+    s: *Session,
+    group: *const Group,
+    built: *const Built,
+    movement: *collective.Movement,
+) Allocator.Error!void {
+    const arrays = try base.unfilled.list(s.gpa, collective.Array, built.arrays.len);
+    defer base.unfilled.free_list(s.gpa, collective.Array, arrays);
+    var options = built.options(&group.member, &s.settings, arrays, &s.sink);
+    if (s.runner) |*runner| options.runner = runner;
+    movement.* = try .prepare(s.gpa, &s.pool, options);
+    errdefer movement.deinit();
+    // One that waits for its turn holds no large buffers meanwhile.
+    if (!group.member.is_full(built.tag)) try movement.reserve();
+}
