@@ -309,6 +309,14 @@ pub const Config = struct {
         config.safety_ns = 4 * config.safety_ns;
     }
 
+    /// Events of a world that is no storm: those of its calls, and those of its users, in all groups
+    /// and all the time, while a newcomer that has failed often waits for a minute (patience.zig).
+    pub fn events_max(config: *const Config) u64 {
+        const calls = @as(u64, config.calls) * config.peers_max * 60_000;
+        const users = @as(u64, config.groups) * config.peers_max * 500_000;
+        return 600_000 + calls + users;
+    }
+
     /// Nothing goes wrong but this; strangers harm nobody.
     pub fn has_only(config: *const Config, class: Class) bool {
         for (config.strikes) |strike| if (strike != null) return false;
@@ -450,6 +458,16 @@ test "a class keeps its draws when others are switched off, and levels vary" {
         }
     }
     for (std.enums.values(Level)) |level| try std.testing.expect(counts.get(level) > 500);
+}
+
+test "a world of few calls and many groups has time for a newcomer that waits a minute" {
+    // Seed 226467, when it had these sizes: its last user got on 59 s after all was well, by when
+    // those of all five groups had taken this many events.
+    var config: Config = .draw(0);
+    config.peers_max = 4;
+    config.groups = 5;
+    config.calls = 16;
+    try std.testing.expect(config.events_max() > 2 * 5_313_855);
 }
 
 test "some seeds draw a large world, some of these one without a full mesh, some eight groups" {

@@ -388,8 +388,7 @@ pub const World = struct {
             .statistics = options.statistics,
             .borrowed = options.borrowed,
             .scripted = options.scripted,
-            // A newcomer that has failed often waits for a minute, while others call all the time.
-            .steps_max = 600_000 + @as(u64, config.calls) * config.peers_max * 60_000,
+            .steps_max = config.events_max(),
             .queue = .initContext({}),
             .nodes = options.arena.alloc(Node, 1 + config.processes_max()) catch
                 @panic("out of memory"),
