@@ -402,6 +402,10 @@ pub const Movement = struct {
         assert(x.board.members > 1);
         const piece = x.board.ledger.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
+        // Only for a liar, whose final bytes found their place before the sum went on from here:
+        // what the job at work saves must be saved before the next one.
+        const waits = x.board.is_under_way(piece);
+        if (waits) x.settle_jobs();
         const is_final = header.kind == .final;
         if (is_final) {
             var job = x.board.job_of(.finish, piece);
@@ -411,7 +415,7 @@ pub const Movement = struct {
             const next_job = x.movers.ask(&x.board, .arrived, .{ piece, slot });
             if (next_job) |*job| x.start(job);
         }
-        return x.moves_on(piece, is_final);
+        return waits or x.moves_on(piece, is_final);
     }
 
     fn moves_on(x: *const Movement, piece: usize, is_final: bool) bool {
