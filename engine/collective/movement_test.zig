@@ -1504,7 +1504,7 @@ test "jobs of one piece follow each other, whatever comes in between" {
         var descriptor = test_descriptor(.all_reduce, input.len);
         descriptor.dtype = .f32;
         descriptor.codec = .of(.bf16);
-        var x = try Movement.init(gpa, &pool, .{
+        var x = try make(gpa, &pool, .{
             .descriptor = descriptor,
             .arrays = &.{test_array(&input, .f32, input.len)},
             .roles = .{ .kind = .all_reduce, .world_size = 2, .rank = 0 },
