@@ -1547,3 +1547,26 @@ test "jobs of one piece follow each other, whatever comes in between" {
         for (input) |value| try std.testing.expectEqual(1, value);
     };
 }
+
+test "a small call reserves no places for jobs, which are done at once" {
+    var shop: Shop = .{ .prng = .init(1) };
+    shop.open();
+    defer shop.deinit();
+    shop.runner.bytes_min = 65 * 8;
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var input: [2000]u64 = @splat(1);
+    for ([_]usize{ 64, 65, 2000 }, [_]usize{ 0, 1, 11 }, [_]u16{ 1, 1, 8 }) |count, places, ahead| {
+        var x = try make(std.testing.allocator, &pool, .{
+            .descriptor = test_descriptor(.broadcast, count),
+            .arrays = &.{test_array(&input, .u64, count)},
+            .roles = .{ .kind = .broadcast, .world_size = 2, .rank = 0 },
+            .chunk_bytes = 256 * 1024,
+            .window_bytes = 4 * 1024 * 1024,
+            .runner = &shop.runner,
+        });
+        defer x.deinit();
+        try std.testing.expectEqual(places, x.posts.all.len);
+        try std.testing.expectEqual(ahead, x.board.ahead);
+    }
+}
