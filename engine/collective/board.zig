@@ -301,10 +301,11 @@ pub const Board = struct {
     // ---- contributions
 
     /// The job that makes this peer's contribution as it travels, for a piece whose sum starts with
-    /// it. Null: no slot is free for it, or enough are ready.
+    /// it. Null: no slot is free for it, or enough are ready, or a liar's final bytes of it are
+    /// being taken in, before which its input must be saved.
     pub fn contribution(b: *Board, piece: usize, to: u16) ?Job {
         const target = &b.targets[to];
-        if (!target.has_room()) return null;
+        if (!target.has_room() or b.is_under_way(piece)) return null;
         var job: Job = b.job_of(.contribute, piece);
         job.to = to;
         if (b.converts(piece)) {

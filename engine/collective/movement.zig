@@ -32,6 +32,7 @@ const Memory = @import("memory.zig").Memory;
 const Move = job_file.Move;
 const Movers = @import("movers.zig").Movers;
 const Options = @import("options.zig").Options;
+const Partition = @import("partition.zig").Partition;
 const Pool = @import("pool.zig").Pool;
 const Post = posts_file.Post;
 const Posts = posts_file.Posts;
@@ -72,12 +73,12 @@ pub const Movement = struct {
         const ledger: Ledger =
             try .init(arena, descriptor, partition, options.roles, options.arrays.len);
         const posts: Posts =
-            try .init(arena, options.runner, options.chunk_bytes, partition.pieces);
+            try .init(arena, options.runner, largest_piece(&partition), partition.pieces);
         const members = options.members_max();
         const board: Board = try .init(arena, ledger, &.{
             .members_max = members,
             .window_bytes = options.window_bytes,
-            .ahead = if (posts.all.len > 0) ahead_max else 1,
+            .ahead = @intCast(std.math.clamp(posts.all.len, 1, ahead_max)),
             .jobs = @intCast(posts.all.len),
         });
         var movement: Movement = .{
@@ -90,6 +91,15 @@ pub const Movement = struct {
         };
         movement.region = region;
         return movement;
+    }
+
+    fn largest_piece(partition: *const Partition) usize {
+        var bytes: usize = 0;
+        for (partition.shards) |*shard| {
+            const whole = @min(shard.elements, shard.piece_elements);
+            bytes = @max(bytes, @as(usize, @intCast(whole)) * shard.dtype.size());
+        }
+        return bytes;
     }
 
     /// The large buffers, once, before the first attempt. A failure changes nothing.
@@ -402,6 +412,10 @@ pub const Movement = struct {
         assert(x.board.members > 1);
         const piece = x.board.ledger.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
+        // Only for a liar, whose final bytes found their place before the sum went on from here:
+        // what the job at work saves must be saved before the next one.
+        const waits = x.board.is_under_way(piece);
+        if (waits) x.settle_jobs();
         const is_final = header.kind == .final;
         if (is_final) {
             var job = x.board.job_of(.finish, piece);
@@ -411,7 +425,7 @@ pub const Movement = struct {
             const next_job = x.movers.ask(&x.board, .arrived, .{ piece, slot });
             if (next_job) |*job| x.start(job);
         }
-        return x.moves_on(piece, is_final);
+        return waits or x.moves_on(piece, is_final);
     }
 
     fn moves_on(x: *const Movement, piece: usize, is_final: bool) bool {

@@ -1487,3 +1487,86 @@ test "no final bytes come in where a job is at work" {
     if (!x.restore()) x.end_now();
     for (input) |value| try std.testing.expectEqual(1, value);
 }
+
+test "jobs of one piece follow each other, whatever comes in between" {
+    // Goal: a liar that sends encoded final bytes before it can have them brings about two jobs
+    // for one piece. What is given back is not spoilt, and nothing is read that was not written.
+    // Method: the final bytes have their place before the sum sets out here, and are whole, or not,
+    // before the job is done; all orders are drawn.
+    const gpa = std.testing.allocator;
+    for (0..32) |seed| for ([_]bool{ false, true }) |is_first| {
+        var pool = Pool.init(gpa);
+        defer pool.deinit();
+        var shop: Shop = .{ .prng = .init(seed) };
+        shop.open();
+        defer shop.deinit();
+        var input: [128]f32 = @splat(1);
+        var descriptor = test_descriptor(.all_reduce, input.len);
+        descriptor.dtype = .f32;
+        descriptor.codec = .of(.bf16);
+        var x = try make(gpa, &pool, .{
+            .descriptor = descriptor,
+            .arrays = &.{test_array(&input, .f32, input.len)},
+            .roles = .{ .kind = .all_reduce, .world_size = 2, .rank = 0 },
+            .chunk_bytes = 256,
+            .window_bytes = 4096,
+            .runner = &shop.runner,
+        });
+        defer x.deinit();
+        @memset(x.memory.shadow, 0xee);
+        const order: base.Order = .of(&.full(2));
+        x.begin(test_begin(1, &order, &.{}));
+        x.opened(1, x.initial_credit());
+        const header: wire.frame.Header = .{
+            .epoch = 1,
+            .tag = 0,
+            .sequence = 0,
+            .index = 1, // its sum begins here, and its owner is the other one
+            .attempt = 1,
+            .payload_bytes = 128,
+            .reduced_attempt = 1,
+            .group = 0,
+            .class = 0,
+            .kind = .final,
+        };
+        const place = try x.place(&header, 1);
+        @memset(place.bytes, 0x40);
+        if (is_first) _ = x.arrived(&header, place.slot);
+        var out = x.next(1);
+        if (!is_first) _ = x.arrived(&header, place.slot);
+        for (0..64) |_| {
+            _ = shop.step();
+            out = out orelse x.next(1);
+        }
+        while (shop.step()) {}
+        try std.testing.expectEqual(1, (out orelse return error.Stuck).move.piece);
+        const sent: []align(1) const u16 = @ptrCast(out.?.payload);
+        for (sent) |value| try std.testing.expectEqual(0x3f80, value); // 1 as bf16
+        x.halt();
+        if (!x.restore()) x.end_now();
+        for (input) |value| try std.testing.expectEqual(1, value);
+    };
+}
+
+test "a small call reserves no places for jobs, which are done at once" {
+    var shop: Shop = .{ .prng = .init(1) };
+    shop.open();
+    defer shop.deinit();
+    shop.runner.bytes_min = 65 * 8;
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var input: [2000]u64 = @splat(1);
+    for ([_]usize{ 64, 65, 2000 }, [_]usize{ 0, 1, 11 }, [_]u16{ 1, 1, 8 }) |count, places, ahead| {
+        var x = try make(std.testing.allocator, &pool, .{
+            .descriptor = test_descriptor(.broadcast, count),
+            .arrays = &.{test_array(&input, .u64, count)},
+            .roles = .{ .kind = .broadcast, .world_size = 2, .rank = 0 },
+            .chunk_bytes = 256 * 1024,
+            .window_bytes = 4 * 1024 * 1024,
+            .runner = &shop.runner,
+        });
+        defer x.deinit();
+        try std.testing.expectEqual(places, x.posts.all.len);
+        try std.testing.expectEqual(ahead, x.board.ahead);
+    }
+}

@@ -158,21 +158,19 @@ pub const Work = struct {
         work.engine.session.cancel(clock.now(), work.operation);
     }
 
-    fn forget(work: *Work) void {
-        const mode = work.engine.enter();
-        defer work.engine.leave(mode);
-        work.callback = null;
-        work.engine.session.desert(clock.now(), work.operation);
-    }
-
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
     pub fn deinit(work: *Work) void {
         const engine = work.engine;
-        work.forget();
-        // That ends the call, perhaps in doubt. Large arrays are given back in several steps, each
-        // a turn of the engine.
-        _ = work.finished.wait(base.never);
-        const mode = engine.enter();
+        var mode = engine.enter();
+        work.callback = null;
+        engine.session.desert(clock.now(), work.operation);
+        if (!work.operation.finished) {
+            // That ended the call, perhaps in doubt. Large arrays are given back in several steps,
+            // each a turn of the engine.
+            engine.leave(mode);
+            _ = work.finished.wait(base.never);
+            mode = engine.enter();
+        }
         defer engine.leave(mode);
         work.operation.user = 0;
         engine.session.release(work.operation);

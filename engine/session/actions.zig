@@ -12,6 +12,7 @@ const frames = @import("frames.zig");
 const groups = @import("groups.zig");
 const host = @import("host.zig");
 const links = @import("links.zig");
+const outgoing = @import("outgoing.zig");
 const queue = @import("queue.zig");
 const sync = @import("sync.zig");
 const vote = @import("vote.zig");
@@ -115,6 +116,8 @@ pub fn tell_back(s: *Session) void {
         const operation = s.operations.items[index];
         if (!operation.is_back()) continue;
         s.giving_back -= 1;
+        // One in doubt had nothing to send meanwhile; others may wait for the rest of it.
+        outgoing.wake_all(s, operation);
         tell_finished(s, operation);
     }
 }

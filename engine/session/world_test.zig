@@ -43,6 +43,8 @@ pub const Node = struct {
     /// Why it is not in a group that it asked for, or not any more.
     failure: ?session.Status = null,
     finished: u32 = 0,
+    /// That there may be something to send on some lane.
+    wakes: u32 = 0,
     alive: bool = true,
 };
 
@@ -327,7 +329,9 @@ pub const World = struct {
             return;
         }
     }
-    fn lane_wake(_: *anyopaque, _: *Lane) void {}
+    fn lane_wake(ctx: *anyopaque, _: *Lane) void {
+        node_from(ctx).wakes += 1;
+    }
     fn control_dial(ctx: *anyopaque) void {
         node_from(ctx).dials_control = true;
     }
@@ -803,4 +807,42 @@ test "in a world too large for links to all, a message has a link of its own whi
     }
     try expectEqual(1, a.group.attempt());
     for (w.nodes[0..nodes_max]) |*node| try expectEqual(nodes_max, node.group.alive());
+}
+
+test "what others still need of a call in doubt goes on once all of it is set aside" {
+    // Goal: a driver whose lanes found nothing to send while a large array was given back learns
+    // that they may have something again. Method: a peer gives up once it has voted.
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const count = 3 * base.limits.MiB / @sizeOf(u64);
+    var operations: [2]*Operation = undefined;
+    var arrays: [2][]u64 = undefined;
+    for (&arrays, &operations, w.nodes[0..2], 1..) |*array, *operation, *node, value| {
+        array.* = try w.gpa.alloc(u64, count);
+        @memset(array.*, value);
+        operation.* = try node.s.begin(w.now, node.group, .{
+            .kind = .all_reduce,
+            .send = @ptrCast(array.ptr),
+            .recv = @ptrCast(array.ptr),
+            .count = count,
+            .dtype = .u64,
+            .deadline = w.now + 1000 * std.time.ns_per_s,
+        });
+    }
+    defer for (arrays) |array| w.gpa.free(array);
+    const node = &w.nodes[0];
+    while (operations[0].op.state != .voted) _ = try w.step();
+    node.s.cancel(w.now, operations[0]);
+    try expect(!operations[0].finished); // there is more of it than one step gives back
+    node.wakes = 0;
+    while (!operations[0].finished) node.s.tick(w.now);
+    try expect(node.wakes > 0);
+    try w.settle();
+    try expectEqual(session.Status.ok, operations[1].status);
+    for (arrays[1]) |value| try expectEqual(3, value);
+    for (arrays[0]) |value| try expectEqual(1, value);
+    for (operations, w.nodes[0..2]) |operation, *owner| owner.s.release(operation);
 }
