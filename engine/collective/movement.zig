@@ -135,7 +135,7 @@ pub const Movement = struct {
         x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
         if (alone) return x.work();
         x.movers.ask(&x.board, .begin, .{&options});
-        if (x.board.ledger.descriptor.kind.is_private()) x.frames_owed = x.owed();
+        if (x.board.ledger.descriptor.kind.is_private()) x.frames_owed = x.movers.owed(&x.board);
     }
 
     /// Tells the mover who has a kept chunk.
@@ -161,19 +161,6 @@ pub const Movement = struct {
                 x.memory.keep_residual(piece);
             }
         }
-    }
-
-    /// The frames that others wait for, of private results: one for each piece that goes on.
-    fn owed(x: *const Movement) u64 {
-        const l = &x.board.ledger;
-        var frames: u64 = 0;
-        for (0..l.partition.chunks) |index| {
-            const chunk: u32 = @intCast(index);
-            if (l.is_done(chunk)) continue;
-            const passes = x.movers.ask(&x.board, .passes_here, .{chunk});
-            if (passes) frames += l.partition.pieces_of(chunk);
-        }
-        return frames;
     }
 
     /// Ends the attempt: nothing moves until the next begin, and no job is under way. The caller

@@ -43,6 +43,18 @@ pub const Movers = struct {
         movers.message.reset();
     }
 
+    /// The frames that others wait for, of private results: one for each piece that goes on.
+    pub fn owed(movers: *const Movers, b: *const Board) u64 {
+        const l = &b.ledger;
+        var frames: u64 = 0;
+        for (0..l.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (l.is_done(chunk)) continue;
+            if (movers.ask(b, .passes_here, .{chunk})) frames += l.partition.pieces_of(chunk);
+        }
+        return frames;
+    }
+
     /// The word of the mover of this attempt.
     pub inline fn ask(
         movers: anytype,

@@ -119,6 +119,7 @@ pub fn tell_back(s: *Session) void {
         // One in doubt had nothing to send meanwhile; others may wait for the rest of it.
         outgoing.wake_all(s, operation);
         tell_finished(s, operation);
+        if (operation.is_decided) calls.resolve(s, operation, operation.committed);
     }
 }
 
@@ -127,9 +128,10 @@ fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
     const operation = operation_from(op);
     frames.stop(s, operation);
     if (operation.partner()) |id| links.give_back(s, id);
-    if (operation.moves()) |x| x.end_now();
-    tell_back(s);
-    calls.resolve(s, operation, committed);
+    if (operation.finished) return calls.resolve(s, operation, committed);
+    // Its arrays are still being given back: tell_back says both.
+    operation.is_decided = true;
+    operation.committed = committed;
 }
 
 fn action_admitted(ctx: *anyopaque, failure: ?Status) void {

@@ -47,6 +47,8 @@ pub const Operation = struct {
     names: Names = .{},
     /// After in_doubt: what the coordinator decided, once known.
     committed: ?bool = null,
+    /// That came before it was finished.
+    is_decided: bool = false,
     /// The user wants no more of it.
     released: bool = false,
     /// It waits for its turn (queue.zig), and it ended so.
