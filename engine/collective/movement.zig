@@ -127,25 +127,23 @@ pub const Movement = struct {
         x.board.begin(&options);
         x.movers.choose(&x.board);
         const l = &x.board.ledger;
-        const told: Told = .{ .movement = x, .order = options.order };
-        l.begin(options.attempt, x.board.positions, options.kept, told);
+        l.begin(options.attempt, x.board.positions, options.kept, Told{ .x = x, .of = &options });
         if (l.voided.count > 0) x.clear_voids();
         x.frames_owed = 0;
         const alone = x.board.members == 1;
         x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
         if (alone) return x.work();
         x.movers.ask(&x.board, .begin, .{&options});
-        if (x.board.ledger.descriptor.kind.is_private()) x.frames_owed = x.movers.owed(&x.board);
+        if (l.descriptor.kind.is_private()) x.frames_owed = x.movers.owed(&x.board);
     }
 
     /// Tells the mover who has a kept chunk.
     const Told = struct {
-        movement: *Movement,
-        order: *const base.Order,
+        x: *Movement,
+        of: *const Begin,
 
         pub fn held_by(told: Told, chunk: usize, ranks: *const base.Mask) void {
-            const x = told.movement;
-            x.movers.ask(&x.board, .held_by, .{ chunk, ranks, told.order });
+            told.x.movers.ask(&told.x.board, .held_by, .{ chunk, ranks, told.of.order });
         }
     };
 

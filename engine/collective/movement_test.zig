@@ -1490,7 +1490,8 @@ test "no final bytes come in where a job is at work" {
 
 test "jobs of one piece follow each other, whatever comes in between" {
     // Goal: a liar that sends encoded final bytes before it can have them brings about two jobs
-    // for one piece. What is given back is not spoilt, and nothing is read that was not written.
+    // for one piece. Arrays that are given back are not spoilt, and nothing is read that was not
+    // written.
     // Method: the final bytes have their place before the sum sets out here, and are whole, or not,
     // before the job is done; all orders are drawn.
     const gpa = std.testing.allocator;
