@@ -219,8 +219,8 @@ test "a sync is named by its state, also where others wait in one" {
     var ids: [2]base.PeerId = .{ .from_int(1 << 120), .from_int(2 << 120) };
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.work = .{ .movement = undefined };
-    op.work.movement.memory.arrays = no_arrays;
+    var moved: session.Sync = undefined;
+    op.work = .{ .sync = &moved };
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.id = .{ .tag = 7, .sequence = 2 };
     op.op.descriptor.kind = .sync;

@@ -257,7 +257,8 @@ pub const Operation = struct {
     /// is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
-        if (!operation.only_reads) operation.work.movement.memory.hand_over();
+        if (operation.only_reads or operation.work == .sync) return;
+        operation.work.movement.memory.hand_over();
     }
 
     pub fn digest(operation: *const Operation) u128 {
