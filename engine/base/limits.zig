@@ -119,6 +119,10 @@ pub const decisions_unseen_max = 4 * decisions_kept_max;
 /// while it is away: told all at once, they must not be more than it may cause. Enforced at the
 /// call.
 pub const given_up_max = decisions_kept_max / 2;
+/// Calls that failed at one peer alone, because they need a member that is lost, and that it has
+/// still to tell the coordinator, with what it has given up (protocol/member.zig: fail_alone). More
+/// are not told.
+pub const failed_alone_max = given_up_max / 8;
 /// Decisions that a member may have seen without having said so.
 pub const decisions_untold_max = 64;
 /// Decisions that a member keeps because some other may not know them: more come from a coordinator

@@ -366,7 +366,8 @@ pub const Member = struct {
     decided: std.ArrayList(Decided) = .empty,
     /// How far that was forgotten last.
     seen_by_all: SeenByAll = .{ .epoch = 0, .decision = 0 },
-    /// Operations that this peer gave up and that are not aborted yet; room for all in flight.
+    /// Operations that this peer gave up, or that failed here alone, and that are not aborted yet;
+    /// room for all in flight.
     withdrawn: std.ArrayList(Withdrawn) = .empty,
 
     const Decided = union(enum) {
@@ -386,7 +387,13 @@ pub const Member = struct {
         }
     };
     const SeenByAll = struct { epoch: u64, decision: u64 };
-    const Withdrawn = struct { epoch: u64, id: OpId, reason: control.AbortReason };
+    const Withdrawn = struct {
+        epoch: u64,
+        id: OpId,
+        reason: control.AbortReason,
+        /// Not of one that has just failed here alone (say_failed_alone).
+        is_said: bool = true,
+    };
 
     pub const ActionsTable = Actions.VTable;
     pub const State = enum { joining, ready, active, gone };
@@ -453,6 +460,7 @@ pub const Member = struct {
             .abort => |message| .{ .knows_abort = message },
         });
         for (m.withdrawn.items) |*given_up| m.send_gave_up(given_up);
+        for (m.withdrawn.items) |*given_up| given_up.is_said = true;
         m.send(.{ .join_end = .{} });
     }
 
@@ -721,6 +729,7 @@ pub const Member = struct {
         m.safe_points = epoch.safe_point;
         m.current = epoch;
         m.state = .active;
+        m.say_failed_alone();
         m.send(.{ .activated = .{ .group = m.group, .epoch = epoch.number } });
         m.close_drained();
         m.admit_end(null);
@@ -733,6 +742,7 @@ pub const Member = struct {
             if (!epoch.entered or epoch == m.current) continue;
             if (epoch.ops.items.len + epoch.queued.items.len > 0) continue;
             const number = epoch.number;
+            m.say_failed_alone();
             m.send(.{ .epoch_closed = .{ .group = m.group, .epoch = number } });
             m.epoch_free(slot);
             m.actions.vtable.closed(m.actions.ctx, number);
@@ -809,7 +819,13 @@ pub const Member = struct {
         op.epoch = epoch.number;
         if (epoch.recall(op.id)) |failure| {
             op.state = .finished;
-            return m.actions.vtable.finished(m.actions.ctx, op, failure);
+            // Another may have failed alone, for the same reason.
+            var why = failure;
+            if (failure.reason == .cancelled and op.descriptor.recovery == .complete)
+                if (epoch.any_lost()) |lost| {
+                    why = failure_of_lost(lost);
+                };
+            return m.actions.vtable.finished(m.actions.ctx, op, why);
         }
         if (waits) {
             op.state = .queued;
@@ -879,19 +895,47 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// It was called after one was lost without whom it cannot be. Nobody has to be told: the
-    /// other of a message is that one; and where all members are needed, all know the loss before
-    /// they go on, and what was called before it has been decided by then. But those who ask, or
-    /// know that it waited for its turn, are told: what they have called may ask for less.
+    /// It was called after one was lost without whom it cannot be. Nobody waits for the other end of
+    /// a message, which is that one. Where all members are needed, all know the loss before they go
+    /// on, and what was called before it has been decided by then; all fail alike, and nobody has
+    /// to be told. But others may have called the same with another recovery, and must not succeed
+    /// if this member is lost later: so it is told before anything that shows that this member has
+    /// gone on. Those who ask, or know that it waited for its turn, are told at once.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         epoch.has_failed_alone = true;
-        if (op.is_told) m.take_back(op, .cancelled);
+        if (op.is_told)
+            m.take_back(op, .cancelled)
+        else if (epoch.partner(op.id.tag) == null)
+            m.take_back_later(op);
         m.forget(epoch, op);
-        m.actions.vtable.finished(m.actions.ctx, op, .{
-            .status = .aborted,
-            .reason = .peer_lost,
-            .peer = lost,
+        m.actions.vtable.finished(m.actions.ctx, op, failure_of_lost(lost));
+    }
+
+    fn failure_of_lost(lost: PeerId) Failure {
+        return .{ .status = .aborted, .reason = .peer_lost, .peer = lost };
+    }
+
+    /// A program may repeat such a call as fast as it can, so there is a bound. The first ones are
+    /// kept: others that have called them with another recovery wait there.
+    fn take_back_later(m: *Member, op: *const Op) void {
+        if (m.withdrawn.items.len >= base.limits.failed_alone_max) return;
+        m.withdrawn.appendAssumeCapacity(.{
+            .epoch = op.epoch,
+            .id = op.id,
+            .reason = .cancelled,
+            .is_said = false,
         });
+    }
+
+    /// Called before each vote and report, and before this member enters or closes an epoch: from
+    /// then on others may know that it has gone on after a call that failed (P2).
+    fn say_failed_alone(m: *Member) void {
+        if (!m.connected) return; // the next connection begins with them
+        for (m.withdrawn.items) |*given_up| {
+            if (given_up.is_said) continue;
+            given_up.is_said = true;
+            m.send_gave_up(given_up);
+        }
     }
 
     /// It was called after its root was lost, and nobody holds anything of it.
@@ -1015,6 +1059,7 @@ pub const Member = struct {
         if (!m.connected or op.voted_attempt == epoch.attempt) return;
         op.voted_attempt = epoch.attempt;
         if (op.state == .running) op.state = .voted;
+        m.say_failed_alone();
         m.send(.{ .done = .{
             .group = m.group,
             .epoch = epoch.number,
@@ -1095,6 +1140,7 @@ pub const Member = struct {
         op.voted_attempt = if (votes) epoch.attempt else 0;
         op.complete = false;
         op.digest = what.digest;
+        m.say_failed_alone();
         m.send(.{ .state_offer = message });
         epoch.decisions_told = epoch.decisions_seen;
         m.ask_to_abort(op);
@@ -1316,6 +1362,7 @@ pub const Member = struct {
         epoch.running = false;
         epoch.asked.clearRetainingCapacity();
         epoch.resumes_clear(m.gpa);
+        m.say_failed_alone();
         for (epoch.ops.items) |op| {
             op.missing = .empty;
             op.elsewhere = .{};

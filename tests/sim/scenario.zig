@@ -104,6 +104,7 @@ pub const all = .{
     "complete",
     "complete_to_one_then_both_lost",
     "complete_beside_restart",
+    "complete_told_before_the_next",
     "raise",
     "refused_across_a_restart",
     "restart",
