@@ -895,12 +895,12 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// It was called after one was lost without whom it cannot be. Nobody waits for the other end of
-    /// a message, which is that one. Where all members are needed, all know the loss before they go
-    /// on, and what was called before it has been decided by then; all fail alike, and nobody has
-    /// to be told. But others may have called the same with another recovery, and must not succeed
-    /// if this member is lost later: so it is told before anything that shows that this member has
-    /// gone on. Those who ask, or know that it waited for its turn, are told at once.
+    /// It was called after one was lost without whom it cannot be. Nobody waits for the other end
+    /// of a message, which is that one. Where all members are needed, all know the loss before they
+    /// go on, and what was called before it has been decided by then; all fail alike, and nobody
+    /// has to be told. But others may have called the same with another recovery, and must not
+    /// succeed if this member is lost later: so it is told before anything that shows that this
+    /// member has gone on. Those who ask, or know that it waited for its turn, are told at once.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         epoch.has_failed_alone = true;
         if (op.is_told)
