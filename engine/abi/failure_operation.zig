@@ -92,7 +92,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
 /// The state of the memory that the caller gave (docs/PROMISE.md, P3).
 fn kept(op: *const session.Operation) []const u8 {
     // Leaves of a state wait apart until the commit.
-    if (op.work == .sync) return "The input is as it was";
+    if (op.sync() != null) return "The input is as it was";
     const arrays = &op.work.movement.memory.arrays;
     if (!arrays.has_apart()) return "The input is as it was";
     if (op.op.descriptor.kind == .send_recv) return "Its array may hold a part of the message";

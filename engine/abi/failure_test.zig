@@ -41,7 +41,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         try expect_words_of_both_languages(membership(value, "it was away"));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
-        op.work = .{ .movement = undefined };
+        op.work = .{ .movement = &op.room };
         op.names = .{};
         op.work.movement.memory.arrays = no_arrays;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -64,7 +64,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -86,7 +86,7 @@ test "a call of a newcomer that was refused says what it called, and what the me
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -103,7 +103,7 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -147,7 +147,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.descriptor.kind = .barrier;
@@ -176,7 +176,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
 
 test "with the coordinator gone, no member is blamed, and the error says since when" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -251,7 +251,7 @@ test "a sync is named by its state, also where others wait in one" {
 
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
@@ -272,7 +272,7 @@ test "a contradiction about chunks names both peers" {
 
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
@@ -304,7 +304,7 @@ test "a mismatch names both peers and both calls" {
 
 test "a mismatch tells bool arrays from those of u8, and says no more where that is all" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{};
     op.work.movement.memory.arrays = no_arrays;
     var descriptor: Descriptor = .{
@@ -336,7 +336,7 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
 
 test "a mismatch of objects names the call that their user made, and none of its bytes" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = undefined };
+    op.work = .{ .movement = &op.room };
     op.names = .{ .ranks = 2 };
     op.work.movement.memory.arrays = no_arrays;
     op.form = wire.form_object;

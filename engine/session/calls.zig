@@ -224,7 +224,7 @@ fn operation_create(
         .gpa = s.gpa,
         .group = group,
         .op = .{ .descriptor = built.descriptor, .chunks = 0 },
-        .work = if (made) |sync_made| .{ .sync = sync_made } else .{ .movement = undefined },
+        .work = if (made) |it| .{ .sync = it } else .{ .movement = &operation.room },
         .uses = built.uses,
         .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
         .neighbours_room = neighbours,

@@ -63,7 +63,7 @@ fn start_along(
 }
 
 fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) void {
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     const order = begin.order;
     x.begin(begin.*);
     // The coordinator may have been between two attempts when it was told.
@@ -104,7 +104,7 @@ fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective
 /// Data that a neighbour sent before this peer was ready for it.
 fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighbour) void {
     const link = neighbour.link;
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
     while (link.recall_data(key_of(operation), x.board.attempt)) |item| {
         defer link.forget_data(item.payload);
@@ -147,7 +147,7 @@ pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
     operation.neighbours = &.{};
     switch (operation.work) {
-        .movement => |*x| x.halt(),
+        .movement => |x| x.halt(),
         .sync => sync.stop(operation),
     }
 }
@@ -181,7 +181,7 @@ fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
 
 /// A runner has done a job of it.
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.done(job)) outgoing.wake_all(s, operation);
     // One that is over in doubt goes on for the others.
@@ -195,7 +195,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
     if (operation.sync() != null) return sync.step(s, operation);
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     if (x.board.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
     operation.op.age_ns = s.age_ns(operation);
@@ -301,7 +301,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 .early, .stale => return true,
             };
             const neighbour = operation.neighbour(lane.link.?) orelse return true;
-            const x = &operation.work.movement;
+            const x = operation.work.movement;
             if (!x.sends_to(neighbour.position)) return true;
             x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
@@ -347,7 +347,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
         },
     };
     const neighbour = operation.neighbour(lane.link.?) orelse return throw_away(lane, header);
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = x.place(header, neighbour.position) catch |err|
@@ -399,7 +399,7 @@ fn on_payload(s: *Session, lane: *Lane) bool {
         sync.arrived(s, lane, operation, header);
         return true;
     }
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.arrived(header, lane.into_slot)) outgoing.wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
@@ -468,7 +468,7 @@ fn opened(
         const other = neighbour.link.peer;
         return operation.group.member.mismatch(&operation.op, mine, other, descriptor.*);
     }
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     outgoing.wake(s, neighbour.link);

@@ -28,6 +28,8 @@ pub const Operation = struct {
     group: *Group,
     op: protocol.Op,
     work: Work,
+    /// Its movement, if it has one.
+    room: collective.Movement = undefined,
     /// Uses of the caller's memory.
     uses: Uses = .{},
     /// The root of a broadcast: nothing of the caller's is written.
@@ -81,7 +83,7 @@ pub const Operation = struct {
 
     /// It moves data or leaves. A barrier is a movement of nothing.
     pub const Work = union(enum) {
-        movement: collective.Movement,
+        movement: *collective.Movement,
         /// The leaves of a shared state.
         sync: *Sync,
     };
@@ -96,7 +98,7 @@ pub const Operation = struct {
     /// An attempt is under way, in which this peer exchanges frames with others.
     pub fn is_under_way(operation: *const Operation) bool {
         return switch (operation.work) {
-            .movement => |*x| x.board.members > 0,
+            .movement => |x| x.board.members > 0,
             .sync => |it| it.is_under_way(),
         };
     }
@@ -104,7 +106,7 @@ pub const Operation = struct {
     /// Something is to be done for it at the next tick.
     pub fn has_work(operation: *const Operation) bool {
         return switch (operation.work) {
-            .movement => |*x| x.has_work(),
+            .movement => |x| x.has_work(),
             .sync => false,
         };
     }
@@ -119,7 +121,7 @@ pub const Operation = struct {
     /// Its data movement; null for a sync.
     pub fn moves(operation: *Operation) ?*collective.Movement {
         return switch (operation.work) {
-            .movement => |*x| x,
+            .movement => |x| x,
             .sync => null,
         };
     }
@@ -127,7 +129,7 @@ pub const Operation = struct {
     /// The number of that attempt.
     pub fn attempt(operation: *const Operation) u32 {
         return switch (operation.work) {
-            .movement => |*x| x.board.attempt,
+            .movement => |x| x.board.attempt,
             .sync => |it| it.attempt,
         };
     }
@@ -152,7 +154,7 @@ pub const Operation = struct {
     /// For a message: the peer that has the other part in it.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
-        const x = &operation.work.movement;
+        const x = operation.work.movement;
         return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
@@ -175,7 +177,7 @@ pub const Operation = struct {
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
-        const x = &operation.work.movement;
+        const x = operation.work.movement;
         const rank = x.board.rank_at(position);
         descriptor.count, descriptor.counts = x.board.ledger.exchanged_with(rank);
         return descriptor;
@@ -184,7 +186,7 @@ pub const Operation = struct {
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
         switch (operation.work) {
-            .movement => |*x| x.deinit(),
+            .movement => |x| x.deinit(),
             .sync => |it| it.destroy(),
         }
         operation.history.deinit(gpa);
@@ -248,7 +250,7 @@ pub const Operation = struct {
     pub fn is_back(operation: *const Operation) bool {
         if (!operation.is_over or operation.finished) return false;
         return switch (operation.work) {
-            .movement => |*x| x.ending == null,
+            .movement => |x| x.ending == null,
             .sync => true,
         };
     }
@@ -257,7 +259,7 @@ pub const Operation = struct {
     /// is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
-        if (operation.only_reads or operation.work == .sync) return;
+        if (operation.only_reads or operation.sync() != null) return;
         operation.work.movement.memory.hand_over();
     }
 
@@ -288,8 +290,8 @@ pub const Operation = struct {
         chunk: u32 = 0,
 
         pub fn next(it: *RangeIterator) ?Range {
-            if (it.operation.work != .movement) return null;
-            const x = &it.operation.work.movement;
+            if (it.operation.sync() != null) return null;
+            const x = it.operation.work.movement;
             const partition = &x.board.ledger.partition;
             const l = &x.board.ledger;
             while (it.chunk < partition.chunks and !l.has_elements(it.chunk)) it.chunk += 1;
@@ -316,7 +318,7 @@ pub const Operation = struct {
 
     fn contributors(operation: *const Operation, chunk: u32) Mask {
         var mask: Mask = .empty;
-        const x = &operation.work.movement;
+        const x = operation.work.movement;
         const reduced = x.board.ledger.reduced[chunk];
         if (x.board.ledger.source(chunk)) |rank| {
             if (reduced != 0 or x.board.ledger.descriptor.kind == .broadcast) mask.set(rank);
@@ -337,7 +339,7 @@ const Own = struct {
     }
 
     pub fn at(own: Own, index: usize) outline.Item {
-        const x = &own.operation.work.movement;
+        const x = own.operation.work.movement;
         const arrays = x.memory.arrays.list;
         return .{
             .count = x.board.ledger.partition.shards[index].elements,

@@ -57,7 +57,7 @@ fn put_ping(lane: *Lane) void {
 /// `room`: of room_ahead, once it is known.
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
     if (operation.sync() != null) return sync.next(lane, link, operation);
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     if (x.board.members < 2) return false;
     const neighbour = operation.neighbour(link) orelse return false;
     const position = neighbour.position;

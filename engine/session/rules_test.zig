@@ -706,7 +706,7 @@ test "data of a call that differs is thrown away as it comes in" {
         .dtype = .u64,
         .deadline = base.never,
     });
-    const x = &operation.work.movement;
+    const x = operation.work.movement;
     const lane = hostile_test.link_to(node, &w.nodes[1]).lanes[0].?;
     for (0..@intCast(x.board.ledger.partition.pieces)) |piece| {
         var header = hostile_test.data(node.group, 0, @intCast(x.board.partial_bytes(piece)));

@@ -105,7 +105,7 @@ pub const Known = struct {
     fn of(work: *Work) *Known {
         if (work.record.known) |known| return known;
         const gpa = work.node.world.gpa;
-        const x = &work.op.?.work.movement;
+        const x = work.op.?.work.movement;
         const l = &x.board.ledger;
         const known = gpa.create(Known) catch @panic("out of memory");
         known.* = .{
@@ -167,7 +167,7 @@ pub fn take(work: *Work) void {
 /// Checks what a call that has succeeded holds.
 pub fn check(work: *Work) void {
     const world = work.node.world;
-    const x = &work.op.?.work.movement;
+    const x = work.op.?.work.movement;
     const known = Known.of(work);
     const d = &known.definition;
     count(work);
