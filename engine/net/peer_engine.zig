@@ -303,7 +303,13 @@ pub const PeerEngine = struct {
     /// coordinator would wake before the neighbour has its bytes, and a call take a fifth longer.
     fn send_control(engine: *PeerEngine) void {
         const link = engine.control orelse return;
-        link.send_stream(&engine.links, &engine.session.control) catch engine.control_ended();
+        link.send_stream(&engine.links, &engine.session.control) catch {
+            // All that the coordinator has said is heard first, and reading finds the end.
+            link.writable = false;
+            link.readable = true;
+            link.hangup = true;
+            engine.links.queue(link);
+        };
     }
 
     /// Bytes that lanes have moved while a message to the coordinator could have left.
