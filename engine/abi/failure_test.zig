@@ -25,14 +25,18 @@ fn expect_words_of_both_languages(err: Error) !void {
     }
 }
 
-/// For an operation in a test, which has no memory.
-const no_arrays: collective.Arrays = .{
-    .list = &.{},
-    .places = &.{},
-    .is_kept = &.{},
-    .result_bytes = 0,
-    .encoded_bytes = 0,
-};
+/// A collective without memory, and that knows no names.
+fn moves_nothing(op: *session.Operation) void {
+    op.names = .{};
+    op.work = .{ .movement = &op.room };
+    op.room.memory.arrays = .{
+        .list = &.{},
+        .places = &.{},
+        .is_kept = &.{},
+        .result_bytes = 0,
+        .encoded_bytes = 0,
+    };
+}
 
 test "no sentence about a group or an operation has a word that only C knows" {
     var group: session.Group = undefined;
@@ -41,9 +45,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         try expect_words_of_both_languages(membership(value, "it was away"));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
-        op.work = .{ .movement = &op.room };
-        op.names = .{};
-        op.work.movement.memory.arrays = no_arrays;
+        moves_nothing(&op);
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
         op.status = value;
@@ -64,9 +66,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
@@ -86,9 +86,7 @@ test "a call of a newcomer that was refused says what it called, and what the me
     group.removed(why);
     var op: session.Operation = undefined;
     op.group = &group;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_gather;
     op.status = .mismatch;
@@ -103,9 +101,7 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 5 * std.time.ns_per_s;
@@ -147,8 +143,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
-    op.work = .{ .movement = &op.room };
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
     op.op.descriptor.kind = .barrier;
     op.started_at = 0;
@@ -176,9 +171,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
 
 test "with the coordinator gone, no member is blamed, and the error says since when" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     const second = std.time.ns_per_s;
@@ -251,9 +244,7 @@ test "a sync is named by its state, also where others wait in one" {
 
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
     op.status = .mismatch;
@@ -272,9 +263,7 @@ test "a contradiction about chunks names both peers" {
 
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,
@@ -304,9 +293,7 @@ test "a mismatch names both peers and both calls" {
 
 test "a mismatch tells bool arrays from those of u8, and says no more where that is all" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = &op.room };
-    op.names = .{};
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
     var descriptor: Descriptor = .{
         .kind = .broadcast,
         .dtype = .u8,
@@ -336,9 +323,8 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
 
 test "a mismatch of objects names the call that their user made, and none of its bytes" {
     var op: session.Operation = undefined;
-    op.work = .{ .movement = &op.room };
-    op.names = .{ .ranks = 2 };
-    op.work.movement.memory.arrays = no_arrays;
+    moves_nothing(&op);
+    op.names.ranks = 2;
     op.form = wire.form_object;
     var descriptor: Descriptor = .{
         .kind = .broadcast,

@@ -68,8 +68,8 @@ pub const Board = struct {
     /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
     origin_slots: u16,
-    /// That each sender of partial sums, an owner's neighbour in the ring or a contributor, may
-    /// fill here in this attempt.
+    /// So many slots may each sender of partial sums fill here in this attempt: an owner's
+    /// neighbour in the ring, or a contributor.
     slots_each: u32 = 0,
     /// By position.
     targets: []Target,

@@ -145,9 +145,8 @@ pub const Memory = struct {
     /// Its bytes in its shard.
     fn place_of(m: *const Memory, piece: usize) struct { shard: usize, start: usize, len: usize } {
         const found = m.partition.place_of(piece);
-        const size = found.dtype.size();
-        const start = found.before * size;
-        return .{ .shard = found.shard, .start = start, .len = found.elements * size };
+        const start = found.before * found.dtype.size();
+        return .{ .shard = found.shard, .start = start, .len = found.bytes() };
     }
 
     /// The final bytes of a piece of the result as they travel.

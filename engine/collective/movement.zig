@@ -73,7 +73,7 @@ pub const Movement = struct {
         const ledger: Ledger =
             try .init(arena, descriptor, partition, options.roles, options.arrays.len);
         const posts: Posts =
-            try .init(arena, options.runner, largest_piece(&partition), partition.pieces);
+            try .init(arena, options.runner, partition.piece_bytes_max(), partition.pieces);
         const members = options.members_max();
         const board: Board = try .init(arena, ledger, &.{
             .members_max = members,
@@ -91,15 +91,6 @@ pub const Movement = struct {
         };
         movement.region = region;
         return movement;
-    }
-
-    fn largest_piece(partition: *const Partition) usize {
-        var bytes: usize = 0;
-        for (partition.shards) |*shard| {
-            const whole = @min(shard.elements, shard.piece_elements);
-            bytes = @max(bytes, @as(usize, @intCast(whole)) * shard.dtype.size());
-        }
-        return bytes;
     }
 
     /// The large buffers, once, before the first attempt. A failure changes nothing.
@@ -238,7 +229,7 @@ pub const Movement = struct {
         const l = &x.board.ledger;
         l.add_digest(piece, digest_part);
         l.settle(piece, reduced_attempt, x.board.attempt);
-        if (x.board.ledger.descriptor.kind.is_private()) return;
+        if (l.descriptor.kind.is_private()) return;
         x.movers.ask(&x.board, .forward_final, .{piece});
     }
 
@@ -281,8 +272,7 @@ pub const Movement = struct {
     }
 
     pub fn piece_bytes(x: *const Movement, piece: usize) usize {
-        const found = x.board.ledger.partition.place_of(piece);
-        return found.elements * found.dtype.size();
+        return x.board.ledger.partition.place_of(piece).bytes();
     }
 
     // ---- the end

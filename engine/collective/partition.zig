@@ -228,7 +228,21 @@ pub const Partition = struct {
         dtype: base.DType,
         before: usize,
         elements: usize,
+
+        pub fn bytes(place: *const Place) usize {
+            return place.elements * place.dtype.size();
+        }
     };
+
+    /// The longest piece, as it lies in the caller's memory.
+    pub fn piece_bytes_max(partition: *const Partition) usize {
+        var most: usize = 0;
+        for (partition.shards) |*shard| {
+            const whole: usize = @intCast(@min(shard.elements, shard.piece_elements));
+            most = @max(most, whole * shard.dtype.size());
+        }
+        return most;
+    }
 
     /// First element of a chunk; `chunks` gives the count.
     pub fn chunk_offset(partition: *const Partition, chunk: u64) u64 {

@@ -144,7 +144,7 @@ pub const Work = struct {
         return work.waker.?.read_fd;
     }
 
-    /// The others go on without this peer (session.zig: desert).
+    /// The others go on without this peer (calls.zig: desert).
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
@@ -165,7 +165,7 @@ pub const Work = struct {
         work.callback = null;
         engine.session.desert(clock.now(), work.operation);
         if (!work.operation.finished) {
-            // That ended the call, perhaps in doubt. Large arrays are given back in several steps,
+            // The call has ended, perhaps in doubt. Large arrays are given back in several steps,
             // each a turn of the engine.
             engine.leave(mode);
             _ = work.finished.wait(base.never);

@@ -237,8 +237,10 @@ fn operation_create(
         .ids = ids,
         .history = history,
     };
-    if (operation.moves()) |movement| try movement_create(s, group, built, movement);
-    if (operation.moves()) |x| operation.op.chunks = x.board.ledger.partition.chunks;
+    if (operation.moves()) |movement| {
+        try movement_create(s, group, built, movement);
+        operation.op.chunks = movement.board.ledger.partition.chunks;
+    }
     return operation;
 }
 

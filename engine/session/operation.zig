@@ -49,7 +49,7 @@ pub const Operation = struct {
     names: Names = .{},
     /// After in_doubt: what the coordinator decided, once known.
     committed: ?bool = null,
-    /// That came before it was finished.
+    /// The decision came before the call was finished.
     is_decided: bool = false,
     /// The user wants no more of it.
     released: bool = false,

@@ -43,7 +43,7 @@ pub const Node = struct {
     /// Why it is not in a group that it asked for, or not any more.
     failure: ?session.Status = null,
     finished: u32 = 0,
-    /// That there may be something to send on some lane.
+    /// So often was it told that some lane may have something to send.
     wakes: u32 = 0,
     alive: bool = true,
 };
