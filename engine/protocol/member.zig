@@ -360,6 +360,9 @@ pub const Member = struct {
     pending: u32 = 0,
     /// The round for which `prepared` was said; 0 if none.
     linked_round: u64 = 0,
+    /// The last round that a coordinator has neither ended nor begun an epoch with, for those that
+    /// start after it: it may have let this member in.
+    unanswered_round: u64 = 0,
     /// Whether the coordinator is there, and knows of this group.
     connected: bool = false,
     /// Decisions that some member may not know: a coordinator that starts again asks for them.
@@ -489,6 +492,7 @@ pub const Member = struct {
     /// The coordinator wants lanes to the members of this round; the session is opening them.
     pub fn on_prepare(m: *Member, round: u64, newcomers: u32) void {
         m.round = round;
+        m.unanswered_round = round;
         m.pending = newcomers;
     }
 
@@ -521,7 +525,8 @@ pub const Member = struct {
         } });
     }
 
-    /// A newcomer has another connection: the round it was in went on without it, or is over.
+    /// A newcomer has another connection: the round it was in went on without it, or is over. A
+    /// coordinator that has started again may yet find that the round let it in.
     pub fn forget_round(m: *Member) void {
         m.round = 0;
         m.linked_round = 0;
@@ -531,6 +536,7 @@ pub const Member = struct {
     pub fn on_release(m: *Member, round: u64) void {
         if (m.round == round) m.round = 0;
         if (m.linked_round == round) m.linked_round = 0;
+        if (m.unanswered_round == round) m.unanswered_round = 0;
         m.pending = 0;
         if (m.stop_round != round) return;
         m.stop_round = 0;
@@ -556,6 +562,7 @@ pub const Member = struct {
         m.stop_round = 0;
         m.round = 0;
         m.linked_round = 0;
+        m.unanswered_round = 0;
         m.pending = 0;
         m.admit_continue();
     }

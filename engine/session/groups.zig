@@ -223,7 +223,7 @@ pub fn present(s: *Session, group: *Group) void {
         .address_key = s.address_key,
         .advertised = s.advertised,
         .initial_world_size = group.initial_world_size,
-        .round = if (member.round != 0) member.round else member.linked_round,
+        .round = member.unanswered_round,
         .stop_round = member.stop_round,
         .label = .of(s.label.slice()),
         .founders = group.founders(),

@@ -27,6 +27,7 @@ const ms = world_file.ms;
 
 pub const all = .{
     "abort_retold_halfway",
+    "activate_lost_across_two_restarts",
     "activate_reaches_one",
     "barrier",
     "broadcast_root_lost",
