@@ -31,7 +31,7 @@ pub const chunk_bytes_min = 1 * KiB;
 /// Partial sums that one link may hold for one operation.
 pub const window_bytes_max = 1024 * MiB;
 /// Bytes of an operation in an attempt before the receiver has called it: small operations
-/// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
+/// need not wait for the answer to come round. The receiver keeps it (session/early.zig).
 pub const eager_bytes_max = 16 * KiB;
 /// Operations that may do so on one link at the same time; others wait until the receiver has
 /// called. Enforced by the sender (session/outgoing.zig).
@@ -211,7 +211,7 @@ pub const sources_kept_max = 1024;
 
 /// Data sent ahead of time that is kept for one link: what the sender may send by the limits above,
 /// and twice as much for what keeping small pieces costs and for operations that it has given up
-/// meanwhile. Enforced by the receiver (session/link.zig), as is the next.
+/// meanwhile. Enforced by the receiver (session/early.zig), as is the next.
 pub const early_bytes_max = 3 * eager_operations_max * eager_bytes_max;
 /// Operations of one link that this peer has not called yet: all in flight in two epochs.
 pub const early_operations_max = 2 * groups_max * operations_in_flight_total_max;

@@ -17,6 +17,7 @@ const queue = @import("queue.zig");
 const sync = @import("sync.zig");
 const vote = @import("vote.zig");
 const Group = @import("group.zig").Group;
+const Early = @import("early.zig").Early;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -89,8 +90,8 @@ fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
         frames.stop(s, operation);
         if (operation.sync() != null) sync.over(operation, operation.status == .ok) //
         else if (operation.status != .ok) is_back = operation.work.movement.restore();
-        const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
-        for (s.links.items) |link| link.forget(key);
+        const key: Early.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
+        for (s.links.items) |link| link.early.forget(key);
     }
     if (operation.partner()) |id| links.give_back(s, id);
     if (is_back) return tell_finished(s, operation);
@@ -151,7 +152,7 @@ fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
 
 fn action_closed(ctx: *anyopaque, epoch: u64) void {
     const group = group_from(ctx);
-    for (group.session.links.items) |link| link.prune_epochs(group.id.?, epoch);
+    for (group.session.links.items) |link| link.early.prune_epochs(group.id.?, epoch);
     groups.prune_addresses(group.session);
     links.review(group.session);
 }

@@ -197,7 +197,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .view => |*body| {
             const group = s.group_of(body.group) orelse return;
             try group.member.on_view(body);
-            for (s.links.items) |link| link.prune(body.group, body.epoch, body.attempt);
+            for (s.links.items) |link| link.early.prune(body.group, body.epoch, body.attempt);
             links.review(s);
         },
         .resume_op => |*body| if (s.group_of(body.group)) |group| {
@@ -212,7 +212,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .abort => |*body| if (s.group_of(body.group)) |group| {
             try group.member.on_abort(body);
             for (s.links.items) |link| {
-                link.forget(.of_operation(body.group, body.epoch, body.op));
+                link.early.forget(.of_operation(body.group, body.epoch, body.op));
             }
         },
         .expelled => |*body| groups.on_expelled(s, body),

@@ -1,13 +1,14 @@
 //! frames: from bytes on a lane to moves of an operation. A frame says where it belongs; here it is
 //! matched with the group, epoch, attempt and operation that this peer knows, and with nothing
-//! else. Frames of a passed attempt are thrown away, opens of a later attempt are kept (link.zig).
+//! else. Frames of a passed attempt are thrown away, opens of a later attempt are kept (early.zig).
 //! The way back, from moves to bytes: outgoing.zig.
 
 const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
 const Session = @import("session.zig").Session;
-const Lane = @import("lane.zig").Lane;
+const Lane = @import("link.zig").Lane;
+const Early = @import("early.zig").Early;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const greeting = @import("greeting.zig");
@@ -86,7 +87,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
         if (operation.needs_every_link() and is_down) operation.withdraw_from(link);
     }
     for (operation.neighbours) |*neighbour| {
-        const early = neighbour.link.recall(key_of(operation), begin.attempt);
+        const early = neighbour.link.early.recall(key_of(operation), begin.attempt);
         if (early) |open| opened(s, operation, neighbour, open.credit, &open.descriptor);
         outgoing.wake(s, neighbour.link);
         replay(s, operation, neighbour);
@@ -106,8 +107,8 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
     const link = neighbour.link;
     const x = operation.work.movement;
     if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
-    while (link.recall_data(key_of(operation), x.board.attempt)) |item| {
-        defer link.forget_data(item.payload);
+    while (link.early.recall_data(key_of(operation), x.board.attempt)) |item| {
+        defer link.early.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header, neighbour.position) catch |err| {
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
@@ -118,7 +119,7 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
     }
 }
 
-fn key_of(operation: *const Operation) Link.Key {
+fn key_of(operation: *const Operation) Early.Key {
     return .of_operation(operation.group.id.?, operation.op.epoch, operation.op.id);
 }
 
@@ -340,7 +341,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
         .stale => return throw_away(lane, header),
         .early => {
             if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
-            lane.early = lane.link.?.reserve_data(header) catch |err|
+            lane.early = lane.link.?.early.reserve_data(header) catch |err|
                 return reject(s, lane, @errorName(err));
             lane.expect(lane.early, null, collective.no_slot);
             return true;
@@ -416,17 +417,18 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
     const operation = switch (route(s, header, link.peer)) {
         .current => |operation| operation,
         .stale => {
-            link.forget_data(payload);
+            link.early.forget_data(payload);
             return true;
         },
         .early => {
-            link.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
+            link.early.keep_data(header, payload) catch |err|
+                return reject(s, lane, @errorName(err));
             return true;
         },
     };
-    link.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
+    link.early.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
     const neighbour = operation.neighbour(link) orelse {
-        link.forget(key_of(operation));
+        link.early.forget(key_of(operation));
         return true;
     };
     replay(s, operation, neighbour);
@@ -445,7 +447,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
         } else if (operation.neighbour(lane.link.?)) |neighbour| {
             opened(s, operation, neighbour, header.index, &descriptor);
         },
-        .early => lane.link.?.remember(.of(header), header.attempt, .{
+        .early => lane.link.?.early.remember(.of(header), header.attempt, .{
             .credit = header.index,
             .descriptor = descriptor,
         }) catch |err| return reject(s, lane, @errorName(err)),

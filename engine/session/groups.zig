@@ -40,7 +40,7 @@ pub fn forget_group(s: *Session, group: *Group) void {
     group.admit_waits = false;
     group.vote.is_wanted = false;
     for (group.states.items) |state| prefetch.stop(s, state);
-    if (group.id) |id| for (s.links.items) |link| link.prune_epochs(id, std.math.maxInt(u64));
+    if (group.id) |id| for (s.links.items) |link| link.early.prune_epochs(id, std.math.maxInt(u64));
     prune_addresses(s);
     links.review(s);
 }

@@ -2,7 +2,7 @@
 //! and fault points that it names to it. The duties of a driver: session.zig.
 
 const Group = @import("group.zig").Group;
-const Lane = @import("lane.zig").Lane;
+const Lane = @import("link.zig").Lane;
 const Operation = @import("operation.zig").Operation;
 const protocol = @import("protocol");
 const Status = protocol.Status;

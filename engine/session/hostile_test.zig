@@ -84,7 +84,7 @@ test "data ahead of time is kept only from members of a known epoch or the next"
     header.group = 9;
     try expect(try inject(node, lane, header));
     try expectEqual(0, link.early.count());
-    try expectEqual(0, link.early_bytes);
+    try expectEqual(0, link.early.bytes);
 
     // In a round, the next epoch may have begun elsewhere; an older one can not.
     try group.round_members.append(node.s.gpa, .from_int(2));
@@ -96,7 +96,7 @@ test "data ahead of time is kept only from members of a known epoch or the next"
     try expect(try inject(node, lane, header));
     try expectEqual(1, link.early.count());
     // A peer that the round does not name can not be in it.
-    link.forget(.of(&header));
+    link.early.forget(.of(&header));
     group.round_members.clearRetainingCapacity();
     try group.round_members.append(node.s.gpa, .from_int(3));
     try expect(try inject(node, lane, header));
@@ -117,11 +117,11 @@ test "a peer that keeps sending ahead loses its lane at the bound, and the memor
         try expect(link.lanes[number] != lane);
         try expect(kept >= limits.eager_operations_max);
         try expect(kept <= limits.early_operations_max);
-        try expect(link.early_bytes <= limits.early_bytes_max);
+        try expect(link.early.bytes <= limits.early_bytes_max);
         try w.settle();
         node.s.tick(w.now + 10 * std.time.ns_per_s);
-        link.prune_epochs(node.group.id.?, node.group.epoch());
-        try expectEqual(0, link.early_bytes);
+        link.early.prune_epochs(node.group.id.?, node.group.epoch());
+        try expectEqual(0, link.early.bytes);
     }
 }
 
@@ -189,7 +189,7 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
         if (index > 0) break;
         const link = link_to(&w.nodes[1], node);
         var ahead: usize = 0;
-        for (link.early.values()) |*early| ahead += @intFromBool(early.data.items.len > 0);
+        for (link.early.kept.values()) |*early| ahead += @intFromBool(early.data.items.len > 0);
         try expectEqual(limits.eager_operations_max, ahead);
         try expectEqual(group_count * each, link.early.count());
     }
@@ -215,14 +215,14 @@ test "what came ahead of time is forgotten when its operation is aborted or its 
     // Frames that were still in the air when the abort came, too.
     try expect(try inject(node, link.lanes[0].?, data(node.group, 0, 64)));
     try expectEqual(0, link.early.count());
-    try expectEqual(0, link.early_bytes);
+    try expectEqual(0, link.early.bytes);
     w.nodes[1].s.release(first);
     const second = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(1, link.early.count());
     node.s.leave(w.now, node.group);
     try expectEqual(0, link.early.count());
-    try expectEqual(0, link.early_bytes);
+    try expectEqual(0, link.early.bytes);
     try w.settle();
     w.nodes[1].s.release(second);
 }

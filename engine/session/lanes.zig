@@ -1,6 +1,6 @@
 //! lanes: what a driver says of the connections to other peers, and asks for them: which came and
 //! went, and where bytes go and come from. Free functions on Session. A connection as bytes:
-//! lane.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig;
+//! link.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig;
 //! which leave: outgoing.zig.
 
 const base = @import("base");
@@ -9,7 +9,7 @@ const frames = @import("frames.zig");
 const outgoing = @import("outgoing.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
-const Lane = @import("lane.zig").Lane;
+const Lane = @import("link.zig").Lane;
 const Session = @import("session.zig").Session;
 const Instant = base.Instant;
 

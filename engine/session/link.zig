@@ -1,16 +1,22 @@
-//! Link: the lanes to one other peer, and the frames that it has sent ahead of time. Either side
-//! dials, one of them first; a lane that breaks is dialed again. Which links are wanted is
-//! links.zig's; frames.zig decides who may send what ahead of time.
+//! Link: the lanes to one other peer. Either side dials, one of them first; a lane that breaks is
+//! dialed again. Which links are wanted is links.zig's.
+//!
+//! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
+//! stream: which frame is coming in and where its payload goes, and which frame is going out. The
+//! meaning of frames is frames.zig's. A lane does not know whose memory its payloads are in: it
+//! keeps an owner, which it hands back.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Lane = @import("lane.zig").Lane;
+const collective = @import("collective");
+const Early = @import("early.zig").Early;
 const Requests = @import("requests.zig").Requests;
 const Allocator = std.mem.Allocator;
-const OpId = wire.control.OpId;
-const Header = wire.frame.Header;
+const frame = wire.frame;
+const hello = wire.hello;
 const limits = base.limits;
+const assert = std.debug.assert;
 
 pub const Link = struct {
     gpa: Allocator,
@@ -21,7 +27,7 @@ pub const Link = struct {
     /// This side dials at once, and the other when that seems to lead nowhere. At first it is the
     /// one that wins, then the one that has made the last lane.
     leads: bool,
-    lanes: [base.limits.lanes_per_link_max]?*Lane = @splat(null),
+    lanes: [limits.lanes_per_link_max]?*Lane = @splat(null),
     open_count: u32 = 0,
     /// There was a lane at some time.
     was_open: bool = false,
@@ -50,51 +56,15 @@ pub const Link = struct {
     /// Where round robin goes on.
     turn: usize = 0,
     /// Frames of operations that this peer has not reached yet.
-    early: std.AutoArrayHashMapUnmanaged(Key, Early) = .empty,
-    /// The memory of the data among them, with that which is still coming in.
-    early_bytes: usize = 0,
+    early: Early,
     /// Requests of the peer, a newcomer, in the background.
     asked: Requests = .{},
     /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
     asks_in: ?u16 = null,
 
-    pub const Key = struct {
-        /// A whole word, so that a key is hashed at once and not field by field.
-        group: u64,
-        epoch: u64,
-        tag: u64,
-        sequence: u64,
-
-        pub fn of(header: *const Header) Key {
-            return .{
-                .group = header.group,
-                .epoch = header.epoch,
-                .tag = header.tag,
-                .sequence = header.sequence,
-            };
-        }
-
-        pub fn of_operation(group: u16, epoch: u64, id: OpId) Key {
-            return .{ .group = group, .epoch = epoch, .tag = id.tag, .sequence = id.sequence };
-        }
-    };
-
-    /// For one operation, in one attempt: the latest.
-    const Early = struct {
-        attempt: u32,
-        open: ?Open = null,
-        data: std.ArrayList(Data) = .empty,
-        data_bytes: usize = 0,
-    };
-
-    pub const Open = struct { credit: u64, descriptor: wire.control.Descriptor };
-    pub const Data = struct { header: Header, payload: []u8 };
-    pub const EarlyError = error{ OutOfMemory, TooMuchAhead };
-
     pub fn deinit(link: *Link) void {
         link.gpa.free(link.address);
-        while (link.early.count() > 0) link.forget_at(link.early.count() - 1);
-        link.early.deinit(link.gpa);
+        link.early.deinit();
         link.* = undefined;
     }
 
@@ -108,110 +78,6 @@ pub const Link = struct {
     /// When it is closed because nobody wants it: not while the peer waits for calls of this one.
     pub fn ends_at(link: *const Link) base.Instant {
         return if (link.wanted or link.early.count() > 0) base.never else link.expires_at;
-    }
-
-    // ---- ahead of time
-
-    /// Keeps an open until the operation is called here in that attempt.
-    pub fn remember(link: *Link, key: Key, attempt: u32, open: Open) EarlyError!void {
-        const early = try link.obtain(key, attempt) orelse return;
-        early.open = open;
-    }
-
-    /// The place for what is said of an operation in an attempt; null if a later one has begun.
-    fn obtain(link: *Link, key: Key, attempt: u32) EarlyError!?*Early {
-        if (link.early.getIndex(key)) |index| {
-            const early = &link.early.values()[index];
-            if (early.attempt == attempt) return early;
-            if (early.attempt > attempt) return null;
-            link.forget_at(index);
-        }
-        if (link.early.count() >= limits.early_operations_max) return error.TooMuchAhead;
-        const entry = try link.early.getOrPutValue(link.gpa, key, .{ .attempt = attempt });
-        return entry.value_ptr;
-    }
-
-    /// The frames that wait for this operation in this attempt. Those of an older one are
-    /// forgotten.
-    fn find(link: *Link, key: Key, attempt: u32) ?*Early {
-        if (link.early.count() == 0) return null; // most often: no hash of the key is needed
-        const index = link.early.getIndex(key) orelse return null;
-        const early = &link.early.values()[index];
-        if (early.attempt == attempt) return early;
-        if (early.attempt < attempt) link.forget_at(index);
-        return null;
-    }
-
-    /// The open that waits for this operation and attempt, if any; it is forgotten.
-    pub fn recall(link: *Link, key: Key, attempt: u32) ?Open {
-        const early = link.find(key, attempt) orelse return null;
-        defer early.open = null;
-        return early.open;
-    }
-
-    /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
-    pub fn reserve_data(link: *Link, header: *const Header) EarlyError![]u8 {
-        const bytes = header.payload_bytes;
-        const before = if (link.find(.of(header), header.attempt)) |early| early.data_bytes else 0;
-        if (before + bytes > limits.eager_bytes_max) return error.TooMuchAhead;
-        if (link.early_bytes + cost(bytes) > limits.early_bytes_max) return error.TooMuchAhead;
-        const payload = try link.gpa.alloc(u8, bytes);
-        link.early_bytes += cost(bytes);
-        return payload;
-    }
-
-    /// Small payloads count with what it takes to keep them.
-    fn cost(bytes: usize) usize {
-        return bytes + @sizeOf(Data);
-    }
-
-    pub fn forget_data(link: *Link, payload: []u8) void {
-        link.early_bytes -= cost(payload.len);
-        link.gpa.free(payload);
-    }
-
-    /// Takes over the payload, also when it fails.
-    pub fn keep_data(link: *Link, header: *const Header, payload: []u8) EarlyError!void {
-        errdefer link.forget_data(payload);
-        const early = try link.obtain(.of(header), header.attempt) orelse
-            return link.forget_data(payload);
-        // Several lanes may have brought some at the same time.
-        if (early.data_bytes + payload.len > limits.eager_bytes_max) return error.TooMuchAhead;
-        try early.data.append(link.gpa, .{ .header = header.*, .payload = payload });
-        early.data_bytes += payload.len;
-    }
-
-    /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets
-    /// it.
-    pub fn recall_data(link: *Link, key: Key, attempt: u32) ?Data {
-        const early = link.find(key, attempt) orelse return null;
-        const data = early.data.pop() orelse return null;
-        early.data_bytes -= data.payload.len;
-        return data;
-    }
-
-    /// An operation is over: whatever was kept for it is not wanted.
-    pub fn forget(link: *Link, key: Key) void {
-        if (link.early.count() == 0) return;
-        if (link.early.getIndex(key)) |index| link.forget_at(index);
-    }
-
-    fn forget_at(link: *Link, index: usize) void {
-        const early = &link.early.values()[index];
-        for (early.data.items) |data| link.forget_data(data.payload);
-        early.data.deinit(link.gpa);
-        link.early.swapRemoveAt(index);
-    }
-
-    /// Forgets what is of passed attempts of this epoch.
-    pub fn prune(link: *Link, group: u16, epoch: u64, attempt: u32) void {
-        var index = link.early.count();
-        while (index > 0) {
-            index -= 1;
-            const key = &link.early.keys()[index];
-            if (key.group != group or key.epoch != epoch) continue;
-            if (link.early.values()[index].attempt < attempt) link.forget_at(index);
-        }
     }
 
     /// Whether something of this owner is coming in.
@@ -228,93 +94,266 @@ pub const Link = struct {
         };
         return left;
     }
-
-    /// Forgets what is of this epoch and those before it; maxInt: the whole group.
-    pub fn prune_epochs(link: *Link, group: u16, epoch: u64) void {
-        var index = link.early.count();
-        while (index > 0) {
-            index -= 1;
-            const key = &link.early.keys()[index];
-            if (key.group == group and key.epoch <= epoch) link.forget_at(index);
-        }
-    }
 };
 
-fn test_link() Link {
-    return .{
-        .gpa = std.testing.allocator,
-        .peer = .from_int(1),
-        .wins = false,
-        .leads = false,
-        .expires_at = 0,
-        .down_since = 0,
+pub const Lane = struct {
+    gpa: Allocator,
+    /// The driver's to use.
+    driver: usize = 0,
+    state: State,
+    /// Null until a stranger has said who it is, and for a dial that the coordinator has asked for.
+    link: ?*Link,
+    number: u8 = 0,
+    /// This side has dialed it.
+    is_ours: bool = false,
+    /// Where one that was accepted comes from, and whether that was just now.
+    source: base.Source = @splat(0),
+    is_fresh: bool = false,
+    /// When a connection that is not open yet is given up.
+    deadline: base.Instant,
+    /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
+    heard_at: base.Instant = 0,
+    spoke_at: base.Instant = 0,
+    ping_due: bool = false,
+
+    // Incoming: a head (hello, answer or frame header), then perhaps a payload.
+    head: [hello.hello_bytes]u8 = undefined,
+    head_need: usize,
+    head_got: usize = 0,
+    incoming: frame.Header = undefined,
+    /// Where the rest of the payload goes; null while a head is read.
+    into: ?[]u8 = null,
+    /// Payload bytes to throw away, because nobody wants them any more.
+    discard: usize = 0,
+    into_owner: ?Owner = null,
+    into_slot: u16 = collective.no_slot,
+    /// The payload that is coming in was sent ahead of time (early.zig).
+    early: []u8 = &.{},
+    descriptor: [wire.control.descriptor_bytes]u8 = undefined,
+
+    // Outgoing: what is left of a head, and of a payload.
+    out_head: [out_head_bytes]u8 = undefined,
+    out_head_left: []const u8 = "",
+    out_payload: []const u8 = "",
+    out_owner: ?Owner = null,
+    out: collective.Out = undefined,
+    /// A frame is under way.
+    out_busy: bool = false,
+    bounce: []u8 = &.{},
+    /// Memory ran out and the stream has lost its place: nothing moves any more, and the session
+    /// closes it before the call under way returns.
+    broken: bool = false,
+
+    /// A hello, or a frame header with a descriptor.
+    const out_head_bytes = @max(
+        hello.hello_bytes,
+        frame.header_bytes + wire.control.descriptor_bytes,
+    );
+
+    pub const State = enum {
+        /// The driver is connecting.
+        dialing,
+        /// Our hello is sent, the answer is awaited.
+        greeting,
+        /// Accepted; its hello is awaited.
+        stranger,
+        /// Its hello is here, in the name of a peer that nobody has named yet, or in the place of a
+        /// lane of ours that may still be answered.
+        waiting,
+        /// A refusal is being sent; then it is closed.
+        refusing,
+        open,
     };
-}
 
-fn test_header(sequence: u64, attempt: u32, payload_bytes: u32) Header {
-    return std.mem.zeroInit(Header, .{
-        .kind = .partial,
-        .sequence = sequence,
-        .attempt = attempt,
-        .payload_bytes = payload_bytes,
-    });
-}
+    /// Whose memory a payload is in.
+    pub const Owner = union(enum) {
+        /// A call's (operation.zig).
+        operation: *anyopaque,
+        /// A shared state's, fetched or given in the background (prefetch.zig).
+        state: *anyopaque,
+    };
 
-fn test_keep(link: *Link, header: Header) Link.EarlyError!void {
-    try link.keep_data(&header, try link.reserve_data(&header));
-}
-
-test "what is kept ahead of time is counted with its cost, and given back" {
-    var link = test_link();
-    defer link.deinit();
-    for (0..3) |_| try test_keep(&link, test_header(0, 1, 1));
-    try std.testing.expect(link.early_bytes > 3 * @sizeOf(Link.Data));
-    link.prune(0, 0, 2);
-    try std.testing.expectEqual(0, link.early_bytes);
-    try test_keep(&link, test_header(0, 2, 1));
-    try test_keep(&link, test_header(0, 3, 1)); // a later attempt takes the place
-    try test_keep(&link, test_header(0, 2, 1)); // an earlier one does not
-    link.prune(0, 0, 3);
-    const key: Link.Key = .of(&test_header(0, 3, 1));
-    try std.testing.expectEqual(null, link.recall_data(key, 2));
-    link.forget_data(link.recall_data(key, 3).?.payload);
-    try std.testing.expectEqual(0, link.early_bytes);
-}
-
-test "data ahead of time is bounded for each operation, and for the link" {
-    var link = test_link();
-    defer link.deinit();
-    const half = limits.eager_bytes_max / 2;
-    for (0..2) |_| try test_keep(&link, test_header(0, 1, half));
-    try std.testing.expectError(error.TooMuchAhead, test_keep(&link, test_header(0, 1, 1)));
-    // Two lanes bring the last half at the same time: the second finds no place.
-    const last = test_header(1, 1, half);
-    try test_keep(&link, last);
-    const payloads = .{ try link.reserve_data(&last), try link.reserve_data(&last) };
-    try link.keep_data(&last, payloads[0]);
-    try std.testing.expectError(error.TooMuchAhead, link.keep_data(&last, payloads[1]));
-    var operations: u64 = 2;
-    while (test_keep(&link, test_header(operations, 1, limits.eager_bytes_max))) {
-        operations += 1;
-    } else |err| try std.testing.expectEqual(error.TooMuchAhead, err);
-    try std.testing.expect(operations >= limits.eager_operations_max);
-    try std.testing.expect(link.early_bytes <= limits.early_bytes_max);
-    link.prune_epochs(0, 0);
-    try std.testing.expectEqual(0, link.early_bytes);
-    try std.testing.expectEqual(0, link.early.count());
-}
-
-test "opens ahead of time are bounded" {
-    var link = test_link();
-    defer link.deinit();
-    const open: Link.Open = .{ .credit = 1, .descriptor = undefined };
-    for (0..limits.early_operations_max) |sequence| {
-        try link.remember(.of(&test_header(sequence, 1, 0)), 1, open);
+    pub fn dialed(gpa: Allocator, link: ?*Link, number: u8, deadline: base.Instant) Lane {
+        return .{
+            .gpa = gpa,
+            .state = .dialing,
+            .link = link,
+            .number = number,
+            .is_ours = true,
+            .deadline = deadline,
+            .head_need = hello.answer_bytes,
+        };
     }
-    const more: Link.Key = .of(&test_header(limits.early_operations_max, 1, 0));
-    try std.testing.expectError(error.TooMuchAhead, link.remember(more, 1, open));
-    link.prune_epochs(1, std.math.maxInt(u64)); // another group
-    try std.testing.expectEqual(limits.early_operations_max, link.early.count());
-    link.prune_epochs(0, std.math.maxInt(u64));
-    try link.remember(more, 1, open);
-}
+
+    pub fn accepted(gpa: Allocator, source: base.Source, deadline: base.Instant) Lane {
+        return .{
+            .gpa = gpa,
+            .source = source,
+            .state = .stranger,
+            .link = null,
+            .deadline = deadline,
+            .head_need = hello.hello_bytes,
+        };
+    }
+
+    /// One that has not said who it is.
+    pub fn guest(lane: *const Lane) ?base.places.Guest {
+        const spoke = lane.state == .stranger and lane.head_got > 0;
+        return .{ .source = lane.source, .silent = !spoke, .fresh = lane.is_fresh };
+    }
+
+    pub fn deinit(lane: *Lane) void {
+        if (lane.early.len > 0) lane.link.?.early.forget_data(lane.early);
+        lane.gpa.free(lane.bounce);
+        lane.* = undefined;
+    }
+
+    /// The connection is greeted: frames follow.
+    pub fn open(lane: *Lane, now: base.Instant) void {
+        lane.state = .open;
+        lane.heard_at = now;
+        lane.spoke_at = now;
+        lane.deadline = base.never;
+        lane.head_need = frame.header_bytes;
+        lane.head_got = 0;
+    }
+
+    // ---- incoming
+
+    pub fn recv_slices(lane: *Lane, sink: []u8, slices: *[2][]u8) usize {
+        if (lane.discard > sink.len) {
+            slices[0] = sink;
+            return 1;
+        }
+        var count: usize = 0;
+        if (lane.discard > 0) {
+            slices[0] = sink[0..lane.discard];
+            count = 1;
+        } else if (lane.into) |into| if (into.len > 0) {
+            slices[0] = into;
+            count = 1;
+        };
+        slices[count] = lane.head[lane.head_got..lane.head_need];
+        return count + 1;
+    }
+
+    /// The event that `count` received bytes completed, and how many it took; call again with the
+    /// rest.
+    pub fn consume(lane: *Lane, count: usize) struct {
+        taken: usize,
+        event: enum { none, head, payload },
+    } {
+        if (lane.discard > 0) {
+            const taken = @min(count, lane.discard);
+            lane.discard -= taken;
+            return .{ .taken = taken, .event = .none };
+        }
+        if (lane.into) |into| {
+            const taken = @min(count, into.len);
+            lane.into = into[taken..];
+            const whole = taken == into.len;
+            if (whole) lane.into = null;
+            return .{ .taken = taken, .event = if (whole) .payload else .none };
+        }
+        const taken = @min(count, lane.head_need - lane.head_got);
+        lane.head_got += taken;
+        return .{ .taken = taken, .event = if (lane.head_got == lane.head_need) .head else .none };
+    }
+
+    /// The head is read; the next bytes are a payload or another head.
+    pub fn head_done(lane: *Lane) void {
+        lane.head_got = 0;
+    }
+
+    pub fn expect(lane: *Lane, into: []u8, owner: ?Owner, slot: u16) void {
+        assert(lane.into == null and lane.discard == 0);
+        lane.into = into;
+        lane.into_owner = owner;
+        lane.into_slot = slot;
+    }
+
+    // ---- outgoing
+
+    pub fn send_slices(lane: *const Lane, slices: *[2][]const u8) usize {
+        var count: usize = 0;
+        for ([_][]const u8{ lane.out_head_left, lane.out_payload }) |bytes| {
+            if (bytes.len == 0) continue;
+            slices[count] = bytes;
+            count += 1;
+        }
+        return count;
+    }
+
+    pub fn put_head(lane: *Lane, bytes: []const u8) void {
+        @memcpy(lane.head_room(bytes.len), bytes);
+    }
+
+    /// A head of so many bytes goes out, which the caller writes now.
+    pub fn head_room(lane: *Lane, bytes: usize) []u8 {
+        assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
+        const room = lane.out_head[0..bytes];
+        lane.out_head_left = room;
+        return room;
+    }
+
+    /// The payload goes out behind the head.
+    pub fn put_payload(lane: *Lane, payload: []const u8, owner: Owner) void {
+        lane.out_payload = payload;
+        lane.out_owner = owner;
+    }
+
+    /// The header that was put last.
+    pub fn outgoing(lane: *const Lane) frame.Header {
+        return frame.decode(lane.out_head[0..frame.header_bytes]) catch unreachable; // made here
+    }
+
+    /// True when everything that was put has left.
+    pub fn sent(lane: *Lane, count: usize) bool {
+        const head = @min(count, lane.out_head_left.len);
+        lane.out_head_left = lane.out_head_left[head..];
+        lane.out_payload = lane.out_payload[count - head ..];
+        return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
+    }
+
+    /// Whether something of this owner is coming in.
+    pub fn brings(lane: *const Lane, owner: Owner) bool {
+        return is_same(lane.into_owner, owner);
+    }
+
+    fn is_same(one: ?Owner, other: Owner) bool {
+        return std.meta.eql(one orelse return false, other);
+    }
+
+    /// From now on the lane does not touch the memory of this owner: what is left to send is
+    /// copied, what is still to come is thrown away. The stream keeps its place; without memory for
+    /// the copy the lane is `broken`. Whoever called this may be in the middle of the lane's bytes,
+    /// so it is not closed here.
+    pub fn detach(lane: *Lane, owner: Owner) void {
+        if (lane.brings(owner)) lane.drop_into();
+        if (is_same(lane.out_owner, owner)) lane.bounce_out();
+    }
+
+    /// Throws away what is still to come of the payload.
+    pub fn drop_into(lane: *Lane) void {
+        if (lane.into) |into| lane.discard = into.len;
+        lane.into = null;
+        lane.into_owner = null;
+    }
+
+    fn bounce_out(lane: *Lane) void {
+        lane.out_owner = null;
+        if (lane.out_payload.len == 0) return;
+        if (lane.bounce.len < lane.out_payload.len) {
+            lane.gpa.free(lane.bounce);
+            lane.bounce = &.{};
+            lane.bounce = lane.gpa.alloc(u8, lane.out_payload.len) catch {
+                lane.broken = true;
+                lane.out_head_left = "";
+                lane.out_payload = "";
+                return;
+            };
+        }
+        @memcpy(lane.bounce[0..lane.out_payload.len], lane.out_payload);
+        lane.out_payload = lane.bounce[0..lane.out_payload.len];
+    }
+};

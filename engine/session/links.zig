@@ -6,7 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Session = @import("session.zig").Session;
-const Lane = @import("lane.zig").Lane;
+const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const dial_back = @import("dial_back.zig");
@@ -47,6 +47,7 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
         .wins = id.less_than(s.self),
         .leads = id.less_than(s.self),
         .expires_at = s.now + linger_ns,
+        .early = .{ .gpa = s.gpa },
         .down_since = s.now,
     };
     stand_by(s, link);

@@ -10,7 +10,7 @@ pub const Host = host.Host;
 pub const GroupEvent = host.GroupEvent;
 pub const FaultPoint = host.FaultPoint;
 pub const LogLevel = host.LogLevel;
-pub const Lane = @import("lane.zig").Lane;
+pub const Lane = @import("link.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
 pub const labels = @import("labels.zig");
@@ -26,7 +26,7 @@ pub const How = @import("protocol").Member.How;
 
 test {
     _ = @import("session.zig");
-    _ = @import("lane.zig");
+    _ = @import("early.zig");
     _ = @import("link.zig");
     _ = @import("dial_back.zig");
     _ = @import("dial_back_test.zig");

@@ -25,8 +25,6 @@ ALLOWED: dict[str, list[str]] = {
         "groups.zig host.zig labels.zig lanes.zig links.zig operation.zig outgoing.zig "
         "prefetch.zig queue.zig rounds.zig session.zig state.zig sync.zig "
         "transfer.zig vote.zig waits.zig",
-        # A lane knows its link, and a link its lanes.
-        "lane.zig link.zig",
     ],
     "net": [
         # All take the engine: it begins by greeting, does what its session asks of it, and keeps
