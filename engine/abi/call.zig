@@ -15,7 +15,7 @@ const sized = @import("sized.zig");
 const status = @import("status.zig");
 const Work = net.Work;
 
-pub const Call = session.Session.Call;
+pub const Call = session.Call;
 pub const OpKind = wire.control.OpKind;
 
 const gpa = std.heap.c_allocator;
@@ -132,7 +132,7 @@ fn dtype_of(value: c_uint) status.Error!base.DType {
 }
 
 /// The caller frees them.
-fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Session.Array {
+fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Array {
     const list = given.arrays orelse return &.{};
     if (list.count == 0) return status.fail(
         .invalid_argument,
@@ -145,7 +145,7 @@ fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Session.A
         "{d} arrays are too many for one operation, which has at most {d}",
         .{ list.count, base.limits.chunks_max },
     );
-    const arrays = gpa.alloc(session.Session.Array, @intCast(list.count)) catch
+    const arrays = gpa.alloc(session.Array, @intCast(list.count)) catch
         return status.out_of_memory();
     errdefer gpa.free(arrays);
     for (arrays, first[0..arrays.len], 0..) |*array, *from, index| {

@@ -135,7 +135,7 @@ pub fn admit(err: net.Membership.AdmitError) Error {
     };
 }
 
-pub fn pending(err: session.Session.CallError) Error {
+pub fn pending(err: session.CallError) Error {
     return switch (err) {
         error.TagInUse => fail(
             .invalid_usage,
@@ -147,7 +147,7 @@ pub fn pending(err: session.Session.CallError) Error {
 }
 
 /// Why members cannot agree on a safe point: the operation for that is one of their operations.
-fn agreement(err: session.Session.CallError) Error {
+fn agreement(err: session.CallError) Error {
     return begin(err, &.{ .kind = .all_reduce, .deadline = 0 });
 }
 
@@ -209,7 +209,7 @@ pub fn membership(why: session.Status, said: []const u8) Error {
 
 /// How many elements a call names.
 const Counted = struct {
-    call: *const session.Session.Call,
+    call: *const session.Call,
 
     pub fn format(counted: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         var total: u64 = 0;
@@ -227,7 +227,7 @@ const Counted = struct {
     }
 };
 
-pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) Error {
+pub fn begin(err: session.CallError, call: *const session.Call) Error {
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.TagInUse => fail(
@@ -315,7 +315,7 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
             "{s} works in a world of at most {d}: use smaller groups",
             .{
                 if (call.exchanged == null) "all_to_all" else "all_to_all with counts",
-                session.Session.all_to_all_ranks_max(call.exchanged != null),
+                session.all_to_all_ranks_max(call.exchanged != null),
             },
         ),
         error.TooManyElements => fail(
@@ -369,7 +369,7 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
     };
 }
 
-fn way(part: session.Session.Call.Part) []const u8 {
+fn way(part: session.Call.Part) []const u8 {
     return switch (part) {
         .send => "send to",
         .recv => "receive from",

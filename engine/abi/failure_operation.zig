@@ -138,7 +138,7 @@ const WaitedFor = struct {
     op: *const session.Operation,
 
     /// More are counted.
-    const shown_max = session.labels.Names.missing_max;
+    const shown_max = session.Names.missing_max;
 
     pub fn format(waited: WaitedFor, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const op = waited.op;
@@ -186,7 +186,7 @@ const WaitedFor = struct {
 };
 
 /// This peer's part in a message.
-fn part_of(op: *const session.Operation) session.Session.Call.Part {
+fn part_of(op: *const session.Operation) session.Call.Part {
     const roles = &op.work.movement.board.ledger.roles;
     return if (roles.rank == roles.pair.src) .send else .recv;
 }
@@ -429,12 +429,12 @@ pub const description_bytes_max = 320;
 pub fn describe(
     maybe: ?Descriptor,
     other: ?Descriptor,
-    names: *const session.labels.Names,
+    names: *const session.Names,
     text: *[description_bytes_max]u8,
 ) []const u8 {
     const descriptor = maybe orelse return "something else";
     var writer: std.Io.Writer = .fixed(text);
-    writer.print("{f}", .{wire.Described(*const session.labels.Names){
+    writer.print("{f}", .{wire.Described(*const session.Names){
         .descriptor = &descriptor,
         .other = if (other) |*it| it else null,
         .names = names,

@@ -19,7 +19,7 @@ pub const Runner = struct {
     bytes_min: usize,
 
     pub const VTable = struct {
-        /// Some thread will run it. Then the session is told, once: Session.job_done.
+        /// Some thread will run it. Then the session is told, once: session/driver.zig: job_done.
         post: *const fn (ctx: *anyopaque, job: *Job) void,
         /// Returns when all jobs of this owner have been run. The session is told of none of them
         /// any more.

@@ -96,7 +96,7 @@ pub const Carrier = struct {
                 continue;
             };
             if (carrier.lane) |lane| if (socket.local_address(fd)) |from|
-                session.Session.lane_dials_from(lane, from.source());
+                session.lanes.dials_from(lane, from.source());
             carrier.why = .no_sockets;
             carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;

@@ -5,6 +5,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
@@ -74,7 +75,7 @@ fn greet(engine: *PeerEngine, options: Options) Error!void {
         errdefer socket.close(fd);
         if (engine.links.listener < 0) try listen_beside(engine, fd, options);
         try name_address(engine, fd, options);
-        engine.session.control_opened(clock.now());
+        session.control.opened(engine.session, clock.now());
         try exchange_greetings(engine, fd, options);
     }
     engine.control = try engine.links.add(fd, PeerEngine.control_owner);
@@ -131,7 +132,7 @@ fn exchange_greetings(
             };
             if (count == 0) return error.Closed;
             s.control.received(count);
-            s.control_received(clock.now());
+            session.control.received(s, clock.now());
         }
     }
     if (s.control_state == .open) return;
@@ -158,5 +159,5 @@ fn name_address(engine: *PeerEngine, control: socket.Fd, options: Options) Error
     engine.session.advertised = options.advertise != null;
     var text: [base.limits.address_bytes_max]u8 = undefined;
     const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
-    try engine.session.set_address(whole);
+    try session.driver.set_address(engine.session, whole);
 }

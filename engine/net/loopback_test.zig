@@ -83,7 +83,7 @@ const Peer = struct {
     fn begin(peer: *const Peer, work: *Work, values: anytype, call: struct {
         op: base.ReduceOp = .sum,
         tag: u64 = 0,
-        recovery: @FieldType(session.Session.Call, "recovery") = null,
+        recovery: @FieldType(session.Call, "recovery") = null,
         deadline_ns: u64 = patience_ns,
     }) !void {
         const Element = std.meta.Elem(@TypeOf(values));

@@ -9,6 +9,7 @@ const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
 const Interrupt = @import("reach.zig").Interrupt;
+const joining = session.joining;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
 const Status = session.Status;
@@ -69,7 +70,7 @@ pub const Membership = struct {
         OutOfMemory,
         /// This process is in the group already.
         AlreadyJoined,
-        /// See Session.FoundError.
+        /// See session.joining.FoundError.
         NotReady,
         BadFounders,
         Closed,
@@ -100,13 +101,14 @@ pub const Membership = struct {
             const group = if (options.founders) |*founders| founded: {
                 const parent = founders.parent;
                 if (parent.left) return error.Closed;
-                break :founded try engine.session.found(
+                break :founded try joining.found(
+                    engine.session,
                     now,
                     options.name,
                     parent.group,
                     founders.ids,
                 );
-            } else try engine.session.join(now, options.name, options.initial_world_size);
+            } else try joining.join(engine.session, now, options.name, options.initial_world_size);
             membership.* = .{ .engine = engine, .group = group };
             group.user = @intFromPtr(membership);
             engine.communicators += 1;
@@ -137,7 +139,7 @@ pub const Membership = struct {
             defer engine.leave(mode);
             if (membership.left) return;
             membership.left = true;
-            engine.session.leave(clock.now(), membership.group);
+            joining.leave(engine.session, clock.now(), membership.group);
             if (membership.admitting) membership.admit_over(.cancelled);
             engine.communicators -= 1;
             break :last engine.communicators == 0;
@@ -156,7 +158,7 @@ pub const Membership = struct {
         const engine = membership.engine;
         membership.leave();
         engine.lock.lock();
-        engine.session.group_release(membership.group);
+        joining.release(engine.session, membership.group);
         engine.lock.unlock();
         engine.unreference();
     }
@@ -174,7 +176,7 @@ pub const Membership = struct {
 
     pub const AdmitResult = union(enum) { passed: Admission, failed: Status };
 
-    pub const AdmitError = session.Session.CallError || error{
+    pub const AdmitError = session.CallError || error{
         Closed,
         /// Another thread is in admit() of this group.
         Busy,
@@ -201,8 +203,8 @@ pub const Membership = struct {
             const s = engine.session;
             const now = clock.now();
             const begun = switch (how) {
-                .alone => s.admit(now, membership.group, deadline),
-                .together => s.admit_together(now, membership.group, deadline),
+                .alone => joining.admit(s, now, membership.group, deadline),
+                .together => joining.admit_together(s, now, membership.group, deadline),
             };
             begun catch |err| {
                 membership.admitting = false;
@@ -221,7 +223,7 @@ pub const Membership = struct {
         membership.in_admit = false;
         if (waited) |_| {} else |err| if (membership.admitting) {
             membership.admitting = false;
-            engine.session.admit_withdraw(membership.group, .cancelled);
+            joining.admit_withdraw(engine.session, membership.group, .cancelled);
             return err;
         }
         if (membership.admit_failure) |status| return .{ .failed = status };

@@ -34,6 +34,9 @@ const Membership = @import("membership.zig").Membership;
 const Ports = @import("ports.zig").Ports;
 const Work = @import("work.zig").Work;
 const Workers = @import("workers.zig").Workers;
+const control = session.control;
+const driver = session.driver;
+const lanes = session.lanes;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
 const Instant = base.Instant;
@@ -130,7 +133,7 @@ pub const PeerEngine = struct {
             const to_bind = address.to_bind(endpoint) catch return error.ListenNameNotFound;
             try greeting.listen(engine, &to_bind, options.ports);
         }
-        engine.session = try Session.create(gpa, .{
+        engine.session = try driver.create(gpa, .{
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
             .run_id = options.run_id,
             .seed = random.seed(),
@@ -142,7 +145,7 @@ pub const PeerEngine = struct {
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,
         });
-        errdefer engine.session.destroy();
+        errdefer driver.destroy(engine.session);
         const room = &engine.coordinator_storage;
         const text = std.fmt.bufPrint(room, "{f}", .{options.coordinator}) catch
             return error.BadAddress;
@@ -163,7 +166,7 @@ pub const PeerEngine = struct {
     pub fn unreference(engine: *PeerEngine) void {
         if (engine.references.fetchSub(1, .acq_rel) > 1) return;
         engine.stop(.abrupt);
-        engine.session.destroy();
+        driver.destroy(engine.session);
         engine.workers.deinit();
         engine.gpa.destroy(engine);
     }
@@ -238,13 +241,13 @@ pub const PeerEngine = struct {
         engine.carriers_free();
         engine.workers.stop(); // they may wake the poller
         engine.links.deinit();
-        engine.session.abandon(clock.now());
+        control.abandon(engine.session, clock.now());
     }
 
     fn round(engine: *PeerEngine) void {
         const links = &engine.links;
         engine.send_control();
-        const due = @min(engine.session.next_deadline(), engine.dials_deadline());
+        const due = @min(driver.next_deadline(engine.session), engine.dials_deadline());
         const deadline = if (links.has_turns()) 0 else @min(due, engine.farewell_deadline);
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
@@ -264,7 +267,7 @@ pub const PeerEngine = struct {
         if (engine.redial_failed) {
             engine.redial_failed = false;
             log.put(.err, "out of memory for a connection to the coordinator");
-            engine.session.control_closed(now);
+            control.closed(engine.session, now);
         }
         for (0..turns_per_round) |_| {
             const link = links.next_ready() orelse break;
@@ -276,15 +279,15 @@ pub const PeerEngine = struct {
         // As at the coordinator: who has said something is heard before another takes its place.
         var left: usize = Links.accepts_per_round;
         while (links.accept(&left)) |fd| engine.accepted(now, fd);
-        if (now < engine.session.next_deadline()) return;
+        if (now < driver.next_deadline(engine.session)) return;
         links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
-        engine.session.tick(now);
+        driver.tick(engine.session, now);
     }
 
     /// Jobs that workers have run since the last time.
     fn tell_jobs(engine: *PeerEngine, now: Instant) void {
         if (engine.session.runner == null) return;
-        while (engine.workers.take()) |job| engine.session.job_done(now, job);
+        while (engine.workers.take()) |job| driver.job_done(engine.session, now, job);
     }
 
     /// The coordinator has read our last words, or will not.
@@ -333,7 +336,7 @@ pub const PeerEngine = struct {
                 return engine.control_ended();
             if (count == 0) break;
             left -|= count;
-            engine.session.control_received(now);
+            control.received(engine.session, now);
             if (link.closed) return;
         }
         if (link.readable) engine.links.queue(link);
@@ -342,7 +345,7 @@ pub const PeerEngine = struct {
     fn control_ended(engine: *PeerEngine) void {
         engine.links.close(engine.control.?);
         engine.control = null;
-        engine.session.control_closed(clock.now());
+        control.closed(engine.session, clock.now());
     }
 
     /// The socket is the coordinator's from now on.
@@ -351,14 +354,14 @@ pub const PeerEngine = struct {
         link.owner = control_owner;
         engine.control = link;
         engine.gpa.destroy(carrier);
-        engine.session.control_opened(now);
+        control.opened(engine.session, now);
     }
 
     // ---- lanes
 
     noinline fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
         const carrier = engine.gpa.create(Carrier) catch return socket.close(fd);
-        const lane = engine.session.accept_lane(now, socket.source_of(fd)) orelse {
+        const lane = lanes.accept(engine.session, now, socket.source_of(fd)) orelse {
             engine.gpa.destroy(carrier);
             return socket.close(fd);
         };
@@ -376,7 +379,7 @@ pub const PeerEngine = struct {
             .open => {
                 engine.forget_dial(carrier);
                 const lane = carrier.lane orelse return engine.control_connected(now, carrier);
-                engine.session.lane_opened(now, lane);
+                lanes.opened(engine.session, now, lane);
                 if (link.closed) return;
             },
         };
@@ -394,13 +397,13 @@ pub const PeerEngine = struct {
             if (left <= turn_bytes - told_bytes) engine.send_control();
             if (link.closed) return;
             var slices: [2][]u8 = undefined;
-            const slice_count = engine.session.lane_recv_slices(carrier.lane.?, &slices);
+            const slice_count = lanes.recv_slices(engine.session, carrier.lane.?, &slices);
             const count = link.receive(slices[0..slice_count]) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
             if (count == 0) return error.Ended;
-            engine.session.lane_received(now, carrier.lane.?, count);
+            lanes.received(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (link.closed) return;
             left -|= count;
@@ -414,14 +417,14 @@ pub const PeerEngine = struct {
             if (left <= turn_bytes - told_bytes) engine.send_control();
             if (link.closed) return;
             var slices: [2][]const u8 = undefined;
-            const slice_count = engine.session.lane_send_slices(now, carrier.lane.?, &slices);
+            const slice_count = lanes.send_slices(engine.session, now, carrier.lane.?, &slices);
             if (link.closed or slice_count == 0) return;
             const bytes = slices[0..slice_count];
             const count = link.send(&engine.links, bytes) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
-            engine.session.lane_sent(now, carrier.lane.?, count);
+            lanes.sent(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (link.closed) return;
             left -|= count;
@@ -432,9 +435,9 @@ pub const PeerEngine = struct {
         const lane = carrier.lane;
         engine.carrier_free(carrier);
         if (lane) |item|
-            engine.session.lane_closed(now, item)
+            lanes.closed(engine.session, now, item)
         else
-            engine.session.control_closed(now);
+            control.closed(engine.session, now);
     }
 
     pub fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
@@ -487,7 +490,7 @@ pub const PeerEngine = struct {
         const lane = carrier.lane orelse return engine.lane_ended(now, carrier);
         const why = carrier.why;
         engine.carrier_free(carrier);
-        engine.session.lane_failed(now, lane, why);
+        lanes.failed(engine.session, now, lane, why);
     }
 
     pub fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {

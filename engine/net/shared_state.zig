@@ -1,7 +1,7 @@
 //! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others
 //! and close it, perhaps at the same time. The thread of the caller and a few helpers hash, and
-//! write at a commit, never under the engine's lock. The sync itself: session/sync.zig. Called by
-//! abi/state.zig.
+//! write at a commit, never under the engine's lock. The sync itself: session/syncing.zig. Called
+//! by abi/state.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -15,6 +15,7 @@ const thread = @import("thread.zig");
 const Interrupt = @import("reach.zig").Interrupt;
 const Membership = @import("membership.zig").Membership;
 const Work = @import("work.zig").Work;
+const calls = session.calls;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const State = session.State;
@@ -44,7 +45,7 @@ pub const SharedState = struct {
     ) CreateError!*SharedState {
         const shared = try gpa.create(SharedState);
         errdefer gpa.destroy(shared);
-        const state = try State.create(gpa, membership.group, options, at);
+        const state = try State.create(gpa, options, at);
         errdefer state.destroy();
         shared.* = .{ .gpa = gpa, .membership = membership, .state = state };
         shared.idle.set();
@@ -58,7 +59,7 @@ pub const SharedState = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         if (shared.membership.left) return error.Closed;
-        try engine.session.state_add(shared.state);
+        try calls.state_add(engine.session, shared.membership.group, shared.state);
         return shared.membership.group.epoch() == 0;
     }
 
@@ -68,7 +69,8 @@ pub const SharedState = struct {
         const engine = shared.membership.engine;
         const mode = engine.enter();
         defer engine.leave(mode);
-        engine.session.prefetch_begin(clock.now(), shared.state) catch
+        const group = shared.membership.group;
+        calls.prefetch_begin(engine.session, clock.now(), group, shared.state) catch
             log.put(.warning, "no memory to fetch shared state in the background");
     }
 
@@ -82,7 +84,7 @@ pub const SharedState = struct {
         _ = shared.idle.wait(base.never);
         const engine = shared.membership.engine;
         const mode = engine.enter();
-        engine.session.state_remove(shared.state);
+        calls.state_remove(engine.session, shared.membership.group, shared.state);
         engine.leave(mode);
     }
 
@@ -133,7 +135,7 @@ pub const SharedState = struct {
         hash_ns: u64,
     };
 
-    pub const SyncError = session.Session.SyncError || error{
+    pub const SyncError = session.calls.SyncError || error{
         /// Another thread is in `sync` of this state.
         Busy,
         /// Closed, perhaps meanwhile.
@@ -195,6 +197,7 @@ pub const SharedState = struct {
         defer shared.lock.unlock();
         if (shared.ended) return error.Ended;
         try work.begin_sync(shared.membership, .{
+            .group = shared.membership.group,
             .state = shared.state,
             .strategy = options.strategy,
             .revision = options.revision,
@@ -209,8 +212,8 @@ pub const SharedState = struct {
         return .{
             .revision = moved.revision_after(),
             .elected_revision = moved.revision,
-            .contributors = session.Sync.contributors(operation).*,
-            .holders = session.Sync.holders_of(operation).*,
+            .contributors = session.syncing.contributors(operation).*,
+            .holders = session.syncing.holders(operation).*,
             .epoch = operation.op.epoch,
             .sequence = operation.op.id.sequence,
             .attempts = operation.op.attempts,

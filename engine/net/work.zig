@@ -11,6 +11,8 @@ const socket = @import("socket.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
 const Membership = @import("membership.zig").Membership;
 const Waker = @import("waker.zig").Waker;
+const calls = session.calls;
+const joining = session.joining;
 const Operation = session.Operation;
 const Instant = base.Instant;
 
@@ -39,13 +41,13 @@ pub const Work = struct {
     pub fn begin(
         work: *Work,
         membership: *Membership,
-        call: session.Session.Call,
-    ) session.Session.CallError!void {
+        call: session.Call,
+    ) session.CallError!void {
         const engine = membership.engine;
         const mode = engine.enter();
         defer engine.leave(mode);
         if (membership.left) return error.Left;
-        const operation = try engine.session.begin(clock.now(), membership.group, call);
+        const operation = try calls.begin(engine.session, clock.now(), membership.group, call);
         work.of_operation(engine, operation);
     }
 
@@ -53,13 +55,13 @@ pub const Work = struct {
     pub fn begin_sync(
         work: *Work,
         membership: *Membership,
-        call: session.Session.SyncCall,
-    ) session.Session.SyncError!void {
+        call: session.calls.SyncCall,
+    ) session.calls.SyncError!void {
         const engine = membership.engine;
         const mode = engine.enter();
         defer engine.leave(mode);
         if (membership.left) return error.Left;
-        work.of_operation(engine, try engine.session.begin_sync(clock.now(), call));
+        work.of_operation(engine, try calls.begin_sync(engine.session, clock.now(), call));
     }
 
     /// The same for the question who would enter at the next safe point; `pending` has the answer.
@@ -68,14 +70,14 @@ pub const Work = struct {
         membership: *Membership,
         pending: *u32,
         deadline: Instant,
-    ) session.Session.CallError!void {
+    ) session.CallError!void {
         const engine = membership.engine;
         const mode = engine.enter();
         defer engine.leave(mode);
         if (membership.left) return error.Left;
         const now = clock.now();
         const operation =
-            try engine.session.ask_pending(now, membership.group, pending, deadline);
+            try joining.ask_pending(engine.session, now, membership.group, pending, deadline);
         work.of_operation(engine, operation);
     }
 
@@ -148,14 +150,14 @@ pub const Work = struct {
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
-        work.engine.session.desert(clock.now(), work.operation);
+        calls.desert(work.engine.session, clock.now(), work.operation);
     }
 
     /// The operation alone is over, for all: whoever calls it again stays in step.
     pub fn withdraw(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
-        work.engine.session.cancel(clock.now(), work.operation);
+        calls.cancel(work.engine.session, clock.now(), work.operation);
     }
 
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
@@ -163,7 +165,7 @@ pub const Work = struct {
         const engine = work.engine;
         var mode = engine.enter();
         work.callback = null;
-        engine.session.desert(clock.now(), work.operation);
+        calls.desert(engine.session, clock.now(), work.operation);
         if (!work.operation.finished) {
             // The call has ended, perhaps in doubt. Large arrays are given back in several steps,
             // each a turn of the engine.
@@ -173,7 +175,7 @@ pub const Work = struct {
         }
         defer engine.leave(mode);
         work.operation.user = 0;
-        engine.session.release(work.operation);
+        calls.release(engine.session, work.operation);
         if (work.waker) |*waker| waker.deinit();
         work.* = undefined;
     }

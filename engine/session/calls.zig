@@ -1,6 +1,6 @@
 //! calls: what the user asks of operations and of shared states: they begin here, are withdrawn and
 //! are given back. Free functions on Session. A call and its checks: call.zig; calls beyond those
-//! in flight: queue.zig; how an operation moves its data: frames.zig, sync.zig; how it ends:
+//! in flight: queue.zig; how an operation moves its data: frames.zig, syncing.zig; how it ends:
 //! actions.zig.
 
 const std = @import("std");
@@ -9,11 +9,11 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const call_file = @import("call.zig");
-const frames = @import("frames.zig");
+const deferred = @import("deferred.zig");
 const groups = @import("groups.zig");
+const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
 const queue = @import("queue.zig");
-const vote = @import("vote.zig");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -45,7 +45,7 @@ pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Op
     const operation = try operation_create(s, group, &built, null);
     start(s, operation, tag);
     s.fault_point(operation, .all_reduce_called);
-    s.run_deferred();
+    deferred.run(s);
     return operation;
 }
 
@@ -67,7 +67,7 @@ fn start(s: *Session, operation: *Operation, tag: u64) void {
 pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// The user wants no more of an operation. The others go on with it as after the death of this
@@ -84,67 +84,48 @@ pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     group.removed(why);
     group.member.leave();
     groups.group_gone(s, group, .expelled, why);
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// The user is done with a finished operation.
-pub fn release(s: *Session, operation: *Operation) void {
-    assert(operation.finished);
-    operation.released = true;
-    // One that is in doubt goes on, because the others may need what it holds.
-    if (operation.op.state == .finished) operation_free(s, operation);
-}
-
-fn operation_free(s: *Session, operation: *Operation) void {
-    for (s.operations.items, 0..) |item, index| if (item == operation) {
-        _ = s.operations.swapRemove(index);
-        break;
-    };
-    for (s.deferred.items, 0..) |item, index| if (item == operation) {
-        _ = s.deferred.swapRemove(index);
-        break;
-    };
-    operation.destroy();
-}
-
-pub fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
-    operation.committed = committed;
-    if (operation.purpose == .safe_point and !operation.released) return vote.note(operation);
-    if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
-    operation_free(s, operation);
-}
+pub const release = operations.release;
 
 // ---- shared states
 
 pub const StateError = error{ OutOfMemory, Closed, NameInUse };
 
 /// A state of a group that this peer is in. Its name must be its own.
-pub fn state_add(s: *Session, state: *State) StateError!void {
-    const group = state.group;
+pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     if (group.state != .joined) return error.Closed;
-    for (group.states.items) |other| if (other.tag == state.tag) return error.NameInUse;
-    try group.states.append(s.gpa, state);
+    for (group.states.items) |*other| if (other.state.tag == state.tag) return error.NameInUse;
+    try group.states.append(s.gpa, .{ .group = group, .state = state });
 }
 
 /// No sync of it is under way.
-pub fn state_remove(s: *Session, state: *State) void {
-    assert(state.operation == null);
-    prefetch.stop(s, state);
-    frames.detach_all(s, .{ .state = state });
-    const states = &state.group.states;
-    for (states.items, 0..) |item, index| if (item == state) {
+pub fn state_remove(s: *Session, group: *Group, state: *State) void {
+    assert(!state.in_call);
+    if (group.shared(state)) |shared| prefetch.stop(s, shared);
+    operations.detach_all(s, .{ .state = state });
+    const states = &group.states;
+    for (states.items, 0..) |*item, index| if (item.state == state) {
         _ = states.swapRemove(index);
         return;
     };
 }
 
 /// A newcomer fetches in the background, if it can. The leaves are hashed.
-pub fn prefetch_begin(s: *Session, now: Instant, state: *State) Allocator.Error!void {
+pub fn prefetch_begin(
+    s: *Session,
+    now: Instant,
+    group: *Group,
+    state: *const State,
+) Allocator.Error!void {
     s.reach(now);
-    try prefetch.begin(s, state);
+    try prefetch.begin(s, group.shared(state).?);
 }
 
 pub const SyncCall = struct {
+    group: *Group,
     state: *State,
     strategy: control.Strategy,
     /// The revision of the content in this call; null: the own one of the state.
@@ -163,13 +144,13 @@ pub const SyncError = protocol.Member.StartError || error{
 pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
     s.reach(now);
     const state = sync_call.state;
-    const group = state.group;
+    const group = sync_call.group;
     if (group.state != .joined) return error.Left;
     if (sync_call.revision) |revision| if (revision >= base.limits.state_revisions_max)
         return error.RevisionTooLarge;
     try group.member.check_start(state.tag);
-    assert(state.operation == null);
-    prefetch.stop(s, state);
+    assert(!state.in_call);
+    prefetch.stop(s, group.shared(state).?);
     var uses: Uses = .{};
     errdefer uses.deinit(s.gpa);
     try uses.reserve(s.gpa, state.entries.len);
@@ -189,9 +170,9 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
     };
     const operation =
         try operation_create(s, group, &.sync(&group.member, &call, uses), made);
-    state.operation = operation;
+    state.in_call = true;
     start(s, operation, state.tag);
-    s.run_deferred();
+    deferred.run(s);
     return operation;
 }
 

@@ -6,15 +6,16 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
-const Group = @import("group.zig").Group;
+const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
+const deferred = @import("deferred.zig");
 const dial_back = @import("dial_back.zig");
 const groups = @import("groups.zig");
 const labels = @import("labels.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const rounds = @import("rounds.zig");
-const sync = @import("sync.zig");
+const syncing = @import("syncing.zig");
 const traffic = @import("traffic.zig");
 const waits = @import("waits.zig");
 const Instant = base.Instant;
@@ -65,14 +66,14 @@ pub fn received(s: *Session, now: Instant) void {
         };
     }
     greeting.greet_waiting(s);
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// The connection ended, or could not be made.
 pub fn closed(s: *Session, now: Instant) void {
     s.reach(now);
     coordinator_away(s, "the connection to the coordinator closed");
-    s.run_deferred();
+    deferred.run(s);
 }
 
 fn control_greeted(s: *Session) void {
@@ -154,7 +155,7 @@ pub fn abandon(s: *Session, now: Instant) void {
     s.reach(now);
     if (s.control_state != .lost) end_groups(s, "this peer ends");
     for (s.operations.items) |operation| if (operation.moves()) |x| x.end_now();
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// When a coordinator that is away is given up.
@@ -180,11 +181,11 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .joined => |*body| try groups.on_joined(s, body),
         .refused => |*body| groups.on_refused(s, body),
         .heartbeat_ack => |body| note_round_trip(s, body.number),
-        .prepare => |*body| try rounds.on_prepare(s, body),
+        .prepare => |*body| try groups.on_prepare(s, body),
         .release => |body| {
             const group = s.group_of(body.group) orelse return;
             group.member.on_release(body.round);
-            rounds.over(s, group);
+            groups.round_over(s, group);
         },
         .ask_safe_points => |body| {
             if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
@@ -192,7 +193,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .activate => |*body| {
             const group = s.group_of(body.group) orelse return;
             try group.member.on_activate(body);
-            rounds.over(s, group);
+            groups.round_over(s, group);
         },
         .view => |*body| {
             const group = s.group_of(body.group) orelse return;
@@ -220,15 +221,15 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .labels => |*body| try labels.on_labels(s, body),
         .state_elected => |*body| if (s.group_of(body.group)) |group| {
             const op = try group.member.on_elected(body) orelse return;
-            sync.elected(s, Session.operation_from(op), body);
+            syncing.elected(s, .from_op(op), body);
         },
         .state_ask => |*body| if (s.group_of(body.group)) |group| {
             const op = group.member.find_sync(body.epoch, body.op) orelse return;
-            try sync.describe(Session.operation_from(op), body.first);
+            try syncing.describe(.from_op(op), body.first);
         },
         .state_differs => |*body| if (s.group_of(body.group)) |group| {
             const op = group.member.find_sync(body.epoch, body.op) orelse return;
-            Session.operation_from(op).work.sync.note_differs(body.text.data);
+            Operation.from_op(op).work.sync.note_differs(body.text.data);
         },
         .stalled => |*body| try waits.on_stalled(s, body),
         .waiting => |*body| waits.on_waiting(s, body),
@@ -236,7 +237,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .entered => |*body| if (s.group_of(body.group)) |group| {
             try group.member.on_entered(body);
         },
-        .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
+        .unreached => |*body| if (s.group_of(body.group) != null) rounds.say_unreached(
             s,
             .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
         ),

@@ -1,24 +1,14 @@
-//! DialBack: a dial that the coordinator asks this peer for, because another peer wants to know
+//! dial_back: a dial that the coordinator asks this peer for, because another peer wants to know
 //! whether it can be reached (`pccl doctor`). It is a lane that belongs to no peer: one probe, one
 //! answer. The result goes to the coordinator, which alone can tell whose proof it is. There is one
 //! at a time: the next one ends it. Which address, and how often: protocol/dial_back.zig.
 
-const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Lane = @import("link.zig").Lane;
 const Session = @import("session.zig").Session;
 const links = @import("links.zig");
 const hello = wire.hello;
-
-pub const DialBack = struct {
-    lane: *Lane,
-    peer: base.PeerId,
-    nonce: hello.Nonce,
-    /// As it would end now.
-    dialed: wire.Dialed = .no_answer,
-    proof: hello.Proof = @splat(0),
-};
 
 pub const Error = error{ OutOfMemory, Unexpected };
 
@@ -54,15 +44,4 @@ pub fn answered(s: *Session, lane: *Lane) void {
         under_way.dialed = .pending;
     } else |_| under_way.dialed = .other_answers;
     links.fail(s, lane, "it has answered");
-}
-
-/// Its connection has ended.
-pub fn over(s: *Session) void {
-    const ended = s.dial_back.?;
-    s.dial_back = null;
-    s.send(.{ .dialed_back = .{
-        .nonce = ended.nonce,
-        .dialed = ended.dialed,
-        .proof = ended.proof,
-    } });
 }

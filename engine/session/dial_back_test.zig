@@ -6,6 +6,9 @@ const base = @import("base");
 const wire = @import("wire");
 const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
+const control = @import("control.zig");
+const driver = @import("driver.zig");
+const lanes = @import("lanes.zig");
 const World = world.World;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -93,20 +96,20 @@ test "a dial back ends after five seconds, with its connection, and when another
         while (w.dials.items.len == 0) try control_step(&w);
         const lane = s.dial_back.?.lane;
         try expect(lane == w.dials.pop().?.lane);
-        if (case != .nothing_answers) s.lane_opened(w.now, lane);
+        if (case != .nothing_answers) lanes.opened(s, w.now, lane);
         switch (case) {
             .nothing_answers, .silent => {
                 w.now = lane.deadline - 1;
-                s.tick(w.now);
+                driver.tick(s, w.now);
                 const is_silent = case == .silent;
-                try expectEqual(w.now + 1, @min(s.next_deadline(), lane.deadline));
+                try expectEqual(w.now + 1, @min(driver.next_deadline(s), lane.deadline));
                 try expect(s.dial_back != null);
                 w.now += 1;
-                s.tick(w.now);
+                driver.tick(s, w.now);
                 try expect_told(&w, if (is_silent) .silent else .no_answer);
             },
             .hangs_up => {
-                s.lane_closed(w.now, lane);
+                lanes.closed(s, w.now, lane);
                 try expect_told(&w, .other_answers);
             },
             .another => {
@@ -114,7 +117,7 @@ test "a dial back ends after five seconds, with its connection, and when another
                 while (w.dials.items.len == 0) try control_step(&w);
                 try expect(s.dial_back.?.lane == w.dials.items[0].lane);
                 try expectEqual(1, w.dials.items.len);
-                s.lane_failed(w.now, w.dials.pop().?.lane, .unreachable_host);
+                lanes.failed(s, w.now, w.dials.pop().?.lane, .unreachable_host);
                 try expect_told(&w, .unreachable_host);
             },
         }
@@ -129,21 +132,21 @@ fn control_step(w: *World) !void {
     @memcpy(room[0..bytes.len], bytes);
     w.nodes[0].s.control.received(bytes.len);
     stream.sent(bytes.len);
-    w.nodes[0].s.control_received(w.now);
+    control.received(w.nodes[0].s, w.now);
 }
 
 /// The last that the first peer has to say to the coordinator.
 fn expect_told(w: *World, dialed: wire.Dialed) !void {
     try expectEqual(null, w.nodes[0].s.dial_back);
-    const control = &w.nodes[0].s.control;
+    const stream = &w.nodes[0].s.control;
     var buffer: [4096]u8 = undefined;
     var wanted: [100]u8 = undefined;
     var length: usize = 0;
-    while (control.send_slice().len > 0) {
-        const bytes = control.send_slice();
+    while (stream.send_slice().len > 0) {
+        const bytes = stream.send_slice();
         @memcpy(buffer[length..][0..bytes.len], bytes);
         length += bytes.len;
-        control.sent(bytes.len);
+        stream.sent(bytes.len);
     }
     const message = try wire.control.encode(.{ .dialed_back = .{
         .nonce = @splat(7),

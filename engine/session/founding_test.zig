@@ -6,6 +6,8 @@ const base = @import("base");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
+const control = session.control;
+const joining = session.joining;
 const Node = world.Node;
 const World = world.World;
 const gpa = std.testing.allocator;
@@ -17,7 +19,7 @@ fn ask(node: *Node, founders: []const usize) !*session.Group {
     var ids: [world.nodes_max]base.PeerId = undefined;
     for (founders, ids[0..founders.len]) |index, *id| id.* = .from_int(index + 1);
     const members = ids[0..founders.len];
-    return node.s.found(node.world.now, "sub", node.group, members);
+    return joining.found(node.s, node.world.now, "sub", node.group, members);
 }
 
 /// The connection to the coordinator ends; another one comes.
@@ -25,7 +27,7 @@ fn reconnect(node: *Node) !void {
     const w = node.world;
     w.coordinator.closed(w.now, node.connection.?);
     node.connection = null;
-    node.s.control_closed(w.now);
+    control.closed(node.s, w.now);
     while (node.connection == null) try w.pass(1);
     try w.settle();
 }
@@ -39,7 +41,7 @@ test "founders enter a sub-group in the order in which they are named, and nobod
     const second = try ask(&w.nodes[0], &.{ 2, 0 });
     try w.settle();
     for ([_]*session.Group{ first, second }, [_]usize{ 2, 0 }) |group, index|
-        try w.nodes[index].s.admit(w.now, group, base.never);
+        try joining.admit(w.nodes[index].s, w.now, group, base.never);
     try w.settle();
     try expectEqual(0, first.rank());
     try expectEqual(1, second.rank());
@@ -74,8 +76,8 @@ test "a member of a sub-group comes back as a member, and a founder that waits a
     try reconnect(node);
     const second = try ask(&w.nodes[1], &.{ 0, 1 });
     try w.settle();
-    try node.s.admit(w.now, first, base.never);
-    try w.nodes[1].s.admit(w.now, second, base.never);
+    try joining.admit(node.s, w.now, first, base.never);
+    try joining.admit(w.nodes[1].s, w.now, second, base.never);
     try w.settle();
     try expectEqual(2, first.world_size());
     try expectEqual(0, first.founders().members.count);

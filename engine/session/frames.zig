@@ -9,17 +9,15 @@ const collective = @import("collective");
 const Session = @import("session.zig").Session;
 const Lane = @import("link.zig").Lane;
 const Early = @import("early.zig").Early;
-const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
-const outgoing = @import("outgoing.zig");
+const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
-const sync = @import("sync.zig");
+const syncing = @import("syncing.zig");
 const transfers = @import("transfer.zig");
 const Group = @import("group.zig").Group;
 const Header = wire.frame.Header;
-const limits = base.limits;
 const control = wire.control;
 
 // ---- operations
@@ -32,10 +30,10 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
         return group.member.ask_to_abort(&operation.op);
     // Completion is looked at later: this runs inside the member.
-    defer later(s, operation);
+    defer operations.later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
-    if (operation.sync() != null) return sync.start(s, operation);
+    if (operation.sync() != null) return syncing.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
@@ -74,7 +72,8 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
         const position: u16 = @intCast(index);
         const receives = x.receives_from(position);
         if (!receives and !x.sends_to(position)) continue;
-        const link = links.obtain(s, operation.ids[rank]) catch return give_up(s, operation);
+        const link = links.obtain(s, operation.ids[rank]) catch
+            return operations.give_up(s, operation);
         const count = operation.neighbours.len;
         operation.neighbours_room[count] = .{
             .link = link,
@@ -89,7 +88,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     for (operation.neighbours) |*neighbour| {
         const early = neighbour.link.early.recall(key_of(operation), begin.attempt);
         if (early) |open| opened(s, operation, neighbour, open.credit, &open.descriptor);
-        outgoing.wake(s, neighbour.link);
+        s.wake(neighbour.link);
         replay(s, operation, neighbour);
     }
 }
@@ -123,33 +122,13 @@ fn key_of(operation: *const Operation) Early.Key {
     return .of_operation(operation.group.id.?, operation.op.epoch, operation.op.id);
 }
 
-pub fn later(s: *Session, operation: *Operation) void {
-    for (s.deferred.items) |item| if (item == operation) return;
-    s.deferred.appendAssumeCapacity(operation); // room was made when it was created
-}
-
-pub fn give_up(s: *Session, operation: *Operation) void {
-    s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
-    operation.withdraws = .cancelled;
-}
-
-/// Nothing goes around a link between the two of a message, or of an uneven exchange.
-pub fn link_down(s: *Session, link: *const Link) void {
-    for (s.operations.items) |operation| {
-        if (operation.is_over or !operation.needs_every_link()) continue;
-        if (operation.neighbour(link) == null) continue;
-        operation.withdraw_from(link);
-        later(s, operation);
-    }
-}
-
 /// From now on no lane reads or writes memory of this operation.
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
     operation.neighbours = &.{};
     switch (operation.work) {
         .movement => |x| x.halt(),
-        .sync => sync.stop(operation),
+        .sync => syncing.stop(operation),
     }
 }
 
@@ -159,32 +138,21 @@ pub fn stop(s: *Session, operation: *Operation) void {
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
     if (operation.sync() == null) return operation.work.movement.set_aside();
-    sync.over(operation, false);
+    syncing.over(operation, false);
     return true;
 }
 
 fn detach(s: *Session, operation: *Operation) void {
-    if (operation.sync() != null) return detach_all(s, operation.owner());
-    for (operation.neighbours) |*neighbour| detach_link(s, neighbour.link, operation.owner());
-}
-
-/// No lane reads or writes memory of this owner any more.
-pub fn detach_all(s: *Session, owner: Lane.Owner) void {
-    for (s.links.items) |link| detach_link(s, link, owner);
-}
-
-fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
-    for (link.lanes) |place| if (place) |lane| {
-        lane.detach(owner);
-        if (lane.broken) s.lanes_broken = true;
-    };
+    if (operation.sync() != null) return operations.detach_all(s, operation.owner());
+    for (operation.neighbours) |*neighbour|
+        operations.detach_link(s, neighbour.link, operation.owner());
 }
 
 /// A runner has done a job of it.
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.done(job)) outgoing.wake_all(s, operation);
+    if (x.done(job)) operations.wake_all(s, operation);
     // One that is over in doubt goes on for the others.
     if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .all_reduce_settled);
@@ -195,7 +163,7 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
 pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
-    if (operation.sync() != null) return sync.step(s, operation);
+    if (operation.sync() != null) return syncing.step(s, operation);
     const x = operation.work.movement;
     if (x.board.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
@@ -306,7 +274,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             if (!x.sends_to(neighbour.position)) return true;
             x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
-            outgoing.wake(s, lane.link.?);
+            s.wake(lane.link.?);
         },
         .partial, .final => return on_data(s, lane, header),
         .want => {
@@ -321,7 +289,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 // It offered before anybody could ask, so the attempt of this request is over.
                 .early, .stale => return true,
             };
-            sync.on_want(s, lane.link.?, operation, header) catch |err|
+            syncing.on_want(s, lane.link.?, operation, header) catch |err|
                 return reject(s, lane, @errorName(err));
         },
         .leaf, .hashes => return on_state_data(s, lane, header),
@@ -366,13 +334,13 @@ fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-fn place_of(s: *Session, lane: *Lane, header: *const Header) sync.Error!?transfers.Place {
+fn place_of(s: *Session, lane: *Lane, header: *const Header) syncing.Error!?transfers.Place {
     if (header.epoch == 0) return prefetch.place(s, lane, header);
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
         .early, .stale => return null, // nobody has asked for it
     };
-    return sync.place(s, lane, operation, header);
+    return syncing.place(s, lane, operation, header);
 }
 
 /// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
@@ -397,12 +365,12 @@ fn on_payload(s: *Session, lane: *Lane) bool {
         return true;
     };
     if (operation.sync() != null) {
-        sync.arrived(s, lane, operation, header);
+        syncing.arrived(s, lane, operation, header);
         return true;
     }
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.arrived(header, lane.into_slot)) outgoing.wake_all(s, operation);
+    if (x.arrived(header, lane.into_slot)) operations.wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);
@@ -432,7 +400,7 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
         return true;
     };
     replay(s, operation, neighbour);
-    outgoing.wake_all(s, operation);
+    operations.wake_all(s, operation);
     check_complete(s, operation);
     return true;
 }
@@ -443,7 +411,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     switch (route(s, header, lane.link.?.peer)) {
         .stale => {},
         .current => |operation| if (operation.sync() != null) {
-            sync.on_open(s, lane.link.?, operation);
+            syncing.on_open(s, lane.link.?, operation);
         } else if (operation.neighbour(lane.link.?)) |neighbour| {
             opened(s, operation, neighbour, header.index, &descriptor);
         },
@@ -473,7 +441,7 @@ fn opened(
     const x = operation.work.movement;
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
-    outgoing.wake(s, neighbour.link);
+    s.wake(neighbour.link);
     // For a message, the other's call may be all that was missing.
-    if (operation.op.descriptor.kind == .send_recv) later(s, operation);
+    if (operation.op.descriptor.kind == .send_recv) operations.later(s, operation);
 }

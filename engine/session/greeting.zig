@@ -103,7 +103,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
 fn must_wait(s: *const Session, hello: *const wire.hello.Hello) bool {
     // The other side may have been told of a round first.
     if (!is_named(s, hello.from)) return true;
-    const link = links.find(s, hello.from) orelse return false;
+    const link = s.link_to(hello.from) orelse return false;
     const lane = link.lanes[hello.lane] orelse return false;
     return !gives_way(link, lane);
 }
@@ -125,7 +125,7 @@ fn gives_way(link: *const Link, lane: *const Lane) bool {
 
 /// Whether the coordinator has named this peer as one to have lanes to, or did so lately.
 fn is_named(s: *const Session, id: PeerId) bool {
-    if (links.find(s, id) != null) return true;
+    if (s.link_to(id) != null) return true;
     for (s.groups.items) |group| {
         if (group.state == .joined and group.knows(id)) return true;
     }

@@ -5,14 +5,14 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
-const Awaited = @import("waits.zig").Awaited;
-const Session = @import("session.zig").Session;
+const Awaited = @import("awaited.zig").Awaited;
 const SharedState = @import("state.zig").State;
-const Vote = @import("vote.zig").Vote;
+const Transfer = @import("transfer.zig").Transfer;
 const PeerId = base.PeerId;
 
 pub const Group = struct {
-    session: *Session,
+    /// Its Session, which is made of groups: the actions of the member find it here (actions.zig).
+    session: *anyopaque,
     /// The caller's to use.
     user: usize = 0,
     name: []u8,
@@ -51,7 +51,7 @@ pub const Group = struct {
     /// The call that this peer, which is new, should have made, and who has made it.
     wanted: ?Wanted = null,
     /// The user's, who destroys them before the group is released.
-    states: std.ArrayList(*SharedState) = .empty,
+    states: std.ArrayList(Shared) = .empty,
 
     pub const State = enum { joining, joined, left };
     pub const Wanted = struct {
@@ -67,7 +67,44 @@ pub const Group = struct {
         members: []PeerId,
     };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
+    /// A state that the user shares with the group.
+    pub const Shared = struct {
+        group: *Group,
+        state: *SharedState,
+        /// The fetch of this peer before it enters (prefetch.zig).
+        prefetch: ?*Transfer = null,
+    };
     const removed_bytes_max = base.limits.expelled_bytes_max;
+
+    /// A safe point that all members pass together (vote.zig).
+    pub const Vote = struct {
+        /// Whether this peer knows of an epoch that begins at this safe point, and whether all do.
+        own: u32 = 0,
+        all: u32 = 0,
+        /// The operation of the members, while there is one.
+        op: ?*protocol.Op = null,
+        /// The user waits for what all agree on.
+        is_wanted: bool = false,
+        /// It has come to something.
+        is_news: bool = false,
+        /// Agreed: a new epoch begins at the safe point, which is not passed yet, or it does not.
+        agreed: ?bool = null,
+        /// For whom a call that ran out of time has waited.
+        late_storage: [late_bytes_max]u8 = undefined,
+        late_length: usize = 0,
+
+        const late_bytes_max = 400;
+
+        /// Half a sentence, or nothing.
+        pub fn why_late(vote: *const Vote) []const u8 {
+            return vote.late_storage[0..vote.late_length];
+        }
+
+        /// An earlier call has run out of time, and others may have passed the safe point.
+        pub fn is_open(vote: *const Vote) bool {
+            return vote.op != null or vote.agreed != null;
+        }
+    };
 
     /// As a newcomer tells them: a member is one, whoever the founders were.
     pub fn founders(group: *const Group) wire.control.Founders {
@@ -113,6 +150,11 @@ pub const Group = struct {
         return false;
     }
 
+    pub fn shared(group: *const Group, state: *const SharedState) ?*Shared {
+        for (group.states.items) |*item| if (item.state == state) return item;
+        return null;
+    }
+
     /// The user waits in an admit.
     pub fn is_admitting(group: *const Group) bool {
         return group.member.admitting or group.vote.is_wanted;
@@ -121,19 +163,6 @@ pub const Group = struct {
     pub fn is_fetching(group: *const Group) bool {
         for (group.states.items) |item| if (item.prefetch != null) return true;
         return false;
-    }
-
-    /// To the log, once for each epoch: a peer with which all is well says this and little else.
-    pub fn tell_entry(group: *Group) void {
-        const current = group.member.current orelse return;
-        if (group.entry_said == current.number) return;
-        group.entry_said = current.number;
-        group.session.log(.info, "entered epoch {d} of group {s} as rank {d} of {d}", .{
-            current.number,
-            group.name,
-            current.rank,
-            current.world_size(),
-        });
     }
 
     pub fn epoch(group: *const Group) u64 {

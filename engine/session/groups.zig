@@ -1,6 +1,7 @@
-//! groups: those of this peer, as they come and go: asked for, joined, admitted to, left, and lost.
-//! Free functions on Session. The user's view of a group: group.zig; its members, and when they
-//! enter: protocol/member.zig; safe points that all pass together: vote.zig.
+//! groups: those of this peer, as they come and go by the coordinator's word: joined, refused and
+//! lost, and the next epoch of one while it is prepared. Free functions on Session. The user asks
+//! to join and to leave them in joining.zig. The user's view of one: group.zig; its members, and
+//! when they enter: protocol/member.zig; which lanes an epoch waits for: rounds.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,19 +9,15 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const Group = @import("group.zig").Group;
 const GroupEvent = @import("host.zig").GroupEvent;
-const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const labels = @import("labels.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
-const vote = @import("vote.zig");
 const Allocator = std.mem.Allocator;
-const Instant = base.Instant;
 const PeerId = base.PeerId;
 const Status = protocol.Status;
 const control = wire.control;
-const assert = std.debug.assert;
 
 const Error = error{ OutOfMemory, Unexpected };
 
@@ -39,7 +36,7 @@ pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) v
 pub fn forget_group(s: *Session, group: *Group) void {
     group.admit_waits = false;
     group.vote.is_wanted = false;
-    for (group.states.items) |state| prefetch.stop(s, state);
+    for (group.states.items) |*shared| prefetch.stop(s, shared);
     if (group.id) |id| for (s.links.items) |link| link.early.prune_epochs(id, std.math.maxInt(u64));
     prune_addresses(s);
     links.review(s);
@@ -54,7 +51,7 @@ pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
         group.member.welcomed(body.group);
         if (group.member.current == null) {
             group.member.forget_round();
-            rounds.over(s, group);
+            round_over(s, group);
         }
         return links.report_closed(s, group);
     }
@@ -135,84 +132,6 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
     }
 }
 
-pub const JoinError = error{ OutOfMemory, AlreadyJoined };
-
-/// Asks to join a group; `ready` or `join_failed` follows. The name has been checked.
-pub fn join(
-    s: *Session,
-    now: Instant,
-    name: []const u8,
-    initial_world_size: u32,
-) JoinError!*Group {
-    s.reach(now);
-    return open(s, name, initial_world_size, null);
-}
-
-pub const FoundError = JoinError || error{
-    /// This peer is in no epoch of the parent.
-    NotReady,
-    /// Not all founders are members of the epoch, or one is named twice, or this peer is none.
-    BadFounders,
-};
-
-/// Asks for a group that is made of these members of the parent's epoch, in this order, and of
-/// nobody else; they must all ask. `ready` or `join_failed` follows when all of them have that
-/// are not lost.
-pub fn found(
-    s: *Session,
-    now: Instant,
-    name: []const u8,
-    parent: *const Group,
-    founders: []const PeerId,
-) FoundError!*Group {
-    s.reach(now);
-    const epoch = parent.member.current orelse return error.NotReady;
-    if (parent.state != .joined) return error.NotReady;
-    var named: base.Mask = .empty;
-    for (founders) |id| {
-        const rank = epoch.rank_of(id) orelse return error.BadFounders;
-        if (named.has(rank)) return error.BadFounders;
-        named.set(rank);
-    }
-    if (!named.has(epoch.rank)) return error.BadFounders;
-    const members = try s.gpa.dupe(PeerId, founders);
-    errdefer s.gpa.free(members);
-    const parent_name = try s.gpa.dupe(u8, parent.name);
-    errdefer s.gpa.free(parent_name);
-    return open(s, name, 0, .{
-        .parent = parent_name,
-        .epoch = epoch.number,
-        .members = members,
-    });
-}
-
-fn open(
-    s: *Session,
-    name: []const u8,
-    initial_world_size: u32,
-    founding: ?Group.Founding,
-) JoinError!*Group {
-    for (s.groups.items) |group| {
-        if (group.state != .left and std.mem.eql(u8, group.name, name))
-            return error.AlreadyJoined;
-    }
-    try s.groups.ensureUnusedCapacity(s.gpa, 1);
-    const group = try s.gpa.create(Group);
-    errdefer s.gpa.destroy(group);
-    group.* = .{
-        .session = s,
-        .name = try s.gpa.dupe(u8, name),
-        .initial_world_size = initial_world_size,
-        .founding = founding,
-        .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &Session.member_actions }),
-    };
-    group.member.in_flight_max = s.in_flight_max;
-    s.groups.appendAssumeCapacity(group);
-    if (s.control_state == .open) present(s, group);
-    if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
-    return group;
-}
-
 /// Opens a group on a connection: a newcomer's wish, or all that a member knows.
 pub fn present(s: *Session, group: *Group) void {
     if (group.state == .left) return;
@@ -231,33 +150,12 @@ pub fn present(s: *Session, group: *Group) void {
     member.present();
 }
 
-/// Leaves gracefully: the others go on without this peer, operations in flight here are
-/// cancelled.
-pub fn leave(s: *Session, now: Instant, group: *Group) void {
-    s.reach(now);
-    if (group.state == .joined) group.member.leave();
-    group.state = .left;
-    forget_group(s, group);
-    s.run_deferred();
-}
-
-/// Frees a group that was left. No operation of it may be held any more; `leave` has let go of
-/// those of vote.zig.
-pub fn group_release(s: *Session, group: *Group) void {
-    assert(group.state == .left);
-    for (s.groups.items, 0..) |item, index| if (item == group) {
-        _ = s.groups.orderedRemove(index);
-        break;
-    };
-    group_free(s, group);
-}
-
 pub fn group_free(s: *Session, group: *Group) void {
     group.member.deinit();
     group.round_members.deinit(s.gpa);
     group.round_peers.deinit(s.gpa);
     group.missing_told.deinit(s.gpa);
-    for (group.states.items) |state| prefetch.forget(state);
+    for (group.states.items) |*shared| prefetch.forget(shared);
     group.states.deinit(s.gpa);
     if (group.founding) |*founding| {
         s.gpa.free(founding.parent);
@@ -267,75 +165,44 @@ pub fn group_free(s: *Session, group: *Group) void {
     s.gpa.destroy(group);
 }
 
-pub const AdmitError = error{ Left, NotReady, Busy };
+// ---- rounds
 
-/// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
-pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
-    s.reach(now);
-    try may_admit(group);
-    group.admit_deadline = deadline;
-    if (group.vote.is_open()) {
-        vote.resume_call(s, group);
-    } else admit_alone(s, group, .alone);
-    s.run_deferred();
-}
-
-/// The same together with all members, which must all call this: it is over when all have, and
-/// all enter a new epoch, or none does. On an error nothing was begun.
-pub fn admit_together(
-    s: *Session,
-    now: Instant,
-    group: *Group,
-    deadline: Instant,
-) (AdmitError || Session.CallError)!void {
-    s.reach(now);
-    try may_admit(group);
-    if (group.member.current == null) {
-        group.admit_deadline = deadline;
-        admit_alone(s, group, .together);
-    } else {
-        try vote.begin(s, group, deadline);
-        if (group.is_admitting()) group.admit_deadline = deadline;
+pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!void {
+    const group = s.group_of(body.group) orelse return;
+    const member = &group.member;
+    const old = group.alive_mask();
+    try group.round_members.ensureTotalCapacity(s.gpa, old.count() + body.members.count);
+    try group.round_peers.ensureTotalCapacity(s.gpa, body.links.count);
+    try group.missing_told.ensureTotalCapacity(s.gpa, body.links.count);
+    group.round_members.clearRetainingCapacity();
+    group.round_peers.clearRetainingCapacity();
+    group.missing_told.clearRetainingCapacity();
+    for (group.members(), 0..) |id, rank| {
+        if (old.has(rank)) group.round_members.appendAssumeCapacity(id);
     }
-    s.run_deferred();
+    var new = body.members.iterator();
+    while (new.next()) |id| group.round_members.appendAssumeCapacity(id);
+    var wanted = body.links.iterator();
+    while (wanted.next()) |entry| {
+        if (entry.id.eql(s.self)) continue;
+        group.round_peers.appendAssumeCapacity(entry.id);
+        try s.remember_address(entry.id, entry.address.data);
+    }
+    prune_addresses(s);
+    group.report_at = s.now +| rounds.report_ns;
+    group.attendance = null; // enough have come
+    group.forget_away(); // the coordinator says it again
+    member.on_prepare(body.round, body.members.count);
+    links.review(s);
+    links.say_broken(s, group);
+    rounds.check_ready(s);
 }
 
-fn may_admit(group: *const Group) AdmitError!void {
-    if (group.state != .joined) return error.Left;
-    if (!group.ready_told) return error.NotReady;
-    if (group.is_admitting()) return error.Busy;
-}
-
-/// A newcomer enters when it has fetched what it can: from then on the others wait for it.
-fn admit_alone(_: *Session, group: *Group, how: protocol.Member.How) void {
-    group.member.how = how;
-    if (group.member.current == null and group.is_fetching()) {
-        group.admit_waits = true;
-    } else group.member.admit();
-}
-
-/// Asks how many newcomers wait for the next safe point that all members pass together.
-/// The answer, in `pending`, is the same for all; they must all ask.
-pub fn ask_pending(
-    s: *Session,
-    now: Instant,
-    group: *Group,
-    pending: *u32,
-    deadline: Instant,
-) Session.CallError!*Operation {
-    pending.* = group.member.newcomers_waiting_together();
-    s.reach(now);
-    return vote.agree(s, group, .pending, pending, pending, deadline);
-}
-
-/// The user does not wait for its admit any more; the safe point was not passed.
-pub fn admit_withdraw(
-    _: *Session,
-    group: *Group,
-    reason: control.AbortReason,
-) void {
-    group.admit_deadline = base.never;
-    group.admit_waits = false;
-    vote.withdraw(group, reason);
-    group.member.admit_give_up();
+/// The epoch that a round was for has begun, or never will.
+pub fn round_over(s: *Session, group: *Group) void {
+    group.round_peers.clearRetainingCapacity();
+    group.round_members.clearRetainingCapacity();
+    group.forget_away();
+    prune_addresses(s);
+    links.review(s);
 }

@@ -7,6 +7,11 @@ const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
+const calls = session.calls;
+const control = session.control;
+const driver = session.driver;
+const lanes = session.lanes;
+const joining = session.joining;
 const World = world.World;
 const Node = world.Node;
 const Lane = session.Lane;
@@ -43,10 +48,10 @@ pub fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
     while (rest.len > 0) {
         if (link.lanes[number] != lane) return false;
         var in: [2][]u8 = undefined;
-        _ = node.s.lane_recv_slices(lane, &in);
+        _ = lanes.recv_slices(node.s, lane, &in);
         const count = @min(in[0].len, rest.len);
         @memcpy(in[0][0..count], rest[0..count]);
-        node.s.lane_received(node.world.now, lane, count);
+        lanes.received(node.s, node.world.now, lane, count);
         rest = rest[count..];
     }
     return link.lanes[number] == lane;
@@ -119,7 +124,7 @@ test "a peer that keeps sending ahead loses its lane at the bound, and the memor
         try expect(kept <= limits.early_operations_max);
         try expect(link.early.bytes <= limits.early_bytes_max);
         try w.settle();
-        node.s.tick(w.now + 10 * std.time.ns_per_s);
+        driver.tick(node.s, w.now + 10 * std.time.ns_per_s);
         link.early.prune_epochs(node.group.id.?, node.group.epoch());
         try expectEqual(0, link.early.bytes);
     }
@@ -154,13 +159,13 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
         groups[index][0] = node.group;
         for (1..group_count) |number| {
             const name = ([_][]const u8{ "", "h", "i" })[number];
-            groups[index][number] = try node.s.join(w.now, name, 2);
+            groups[index][number] = try joining.join(node.s, w.now, name, 2);
         }
     }
     try w.settle();
     for (1..group_count) |number| {
         for (w.nodes[0..2], 0..) |*node, index| {
-            try node.s.admit(w.now, groups[index][number], base.never);
+            try joining.admit(node.s, w.now, groups[index][number], base.never);
         }
         try w.settle();
     }
@@ -174,7 +179,7 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
     var next: usize = 0;
     for (w.nodes[0..2], 0..) |*node, index| {
         for (0..group_count * each) |number| {
-            operations[next] = try node.s.begin(w.now, groups[index][number / each], .{
+            operations[next] = try calls.begin(node.s, w.now, groups[index][number / each], .{
                 .kind = .all_reduce,
                 .send = @ptrCast(&memory[next * count]),
                 .recv = @ptrCast(&memory[next * count]),
@@ -193,10 +198,10 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
         try expectEqual(limits.eager_operations_max, ahead);
         try expectEqual(group_count * each, link.early.count());
     }
-    for (operations[0..next]) |operation| {
+    for (operations[0..next], 0..) |operation, number| {
         try expectEqual(.ok, operation.status);
         try expectEqual(1, operation.op.attempts);
-        operation.group.session.release(operation);
+        calls.release(w.nodes[number / (group_count * each)].s, operation);
     }
 }
 
@@ -209,22 +214,22 @@ test "what came ahead of time is forgotten when its operation is aborted or its 
     const first = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(1, link.early.count());
-    w.nodes[1].s.cancel(w.now, first);
+    calls.cancel(w.nodes[1].s, w.now, first);
     try w.settle();
     try expectEqual(0, link.early.count());
     // Frames that were still in the air when the abort came, too.
     try expect(try inject(node, link.lanes[0].?, data(node.group, 0, 64)));
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early.bytes);
-    w.nodes[1].s.release(first);
+    calls.release(w.nodes[1].s, first);
     const second = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(1, link.early.count());
-    node.s.leave(w.now, node.group);
+    joining.leave(node.s, w.now, node.group);
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early.bytes);
     try w.settle();
-    w.nodes[1].s.release(second);
+    calls.release(w.nodes[1].s, second);
 }
 
 test "where peers are dialed is forgotten when they are gone" {
@@ -242,7 +247,7 @@ test "where peers are dialed is forgotten when they are gone" {
         try expectEqual(2, stays.group.world_size());
         try expectEqual(1, stays.s.addresses.count());
     }
-    stays.s.leave(w.now, stays.group);
+    joining.leave(stays.s, w.now, stays.group);
     try expectEqual(0, stays.s.addresses.count());
 }
 
@@ -272,10 +277,10 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     operation.withdraws = .cancelled;
     failing.fail_index = failing.alloc_index;
     var in: [2][]u8 = undefined;
-    try expectEqual(2, node.s.lane_recv_slices(lane, &in));
+    try expectEqual(2, lanes.recv_slices(node.s, lane, &in));
     @memset(in[0], 1);
     @memset(in[1][0..10], 2); // and the next frame has begun
-    node.s.lane_received(w.now, lane, in[0].len + 10);
+    lanes.received(node.s, w.now, lane, in[0].len + 10);
     try expect(failing.has_induced_failure);
     failing.fail_index = std.math.maxInt(usize);
     try expectEqual(.cancelled, operation.status);
@@ -284,17 +289,17 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     // The others learn it, and the two go on once their lane is there again.
     try w.settle();
     try expectEqual(.aborted, other.status);
-    node.s.release(operation);
-    w.nodes[1].s.release(other);
+    calls.release(node.s, operation);
+    calls.release(w.nodes[1].s, other);
     w.now += 10 * std.time.ns_per_s;
-    for (w.nodes[0..2]) |*each| each.s.tick(w.now);
+    for (w.nodes[0..2]) |*each| driver.tick(each.s, w.now);
     try w.settle();
     const again = try world.sum(node, world.elements, .restart);
     const other_again = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(.ok, again.status);
-    node.s.release(again);
-    w.nodes[1].s.release(other_again);
+    calls.release(node.s, again);
+    calls.release(w.nodes[1].s, other_again);
 }
 
 test "a new attempt needs no memory: one that has voted could not be withdrawn for want of it" {
@@ -331,12 +336,12 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
     try w.settle();
     try std.testing.expectEqualSlices(u8, &bytes[0], &bytes[1]);
     try expectEqual(.ok, operation.status);
-    node.s.release(operation);
-    w.nodes[1].s.release(other);
+    calls.release(node.s, operation);
+    calls.release(w.nodes[1].s, other);
 }
 
 fn broadcast(node: *Node, bytes: []u8) !*Operation {
-    return node.s.begin(node.world.now, node.group, .{
+    return calls.begin(node.s, node.world.now, node.group, .{
         .kind = .broadcast,
         .send = bytes.ptr,
         .recv = bytes.ptr,
@@ -376,15 +381,15 @@ test "the number of a group from before says nothing on a new connection to the 
     defer w.deinit();
     const node = &w.nodes[0];
     const first = node.group;
-    const second = try node.s.join(w.now, "h", 2);
+    const second = try joining.join(node.s, w.now, "h", 2);
     try w.settle();
     try expectEqual(0, first.id.?);
     try expectEqual(1, second.id.?);
     const settings = node.s.settings;
     w.coordinator.closed(w.now, node.connection.?);
     node.connection = null;
-    node.s.control_closed(w.now);
-    node.s.control_opened(w.now);
+    control.closed(node.s, w.now);
+    control.opened(node.s, w.now);
     const welcome = wire.hello.encode_answer(.welcome);
     try hear_bytes(node, &welcome);
     try hear(node, .{ .welcome = settings });
@@ -404,12 +409,12 @@ test "a member whose place another process has taken is out, says so, and a newc
         try form(&w, 2);
         defer w.deinit();
         const node = &w.nodes[0];
-        const newcomer = try node.s.join(w.now, "h", 2);
+        const newcomer = try joining.join(node.s, w.now, "h", 2);
         const operation = try world.sum(node, world.elements, .restart);
         w.coordinator.closed(w.now, node.connection.?);
         node.connection = null;
-        node.s.control_closed(w.now);
-        node.s.control_opened(w.now);
+        control.closed(node.s, w.now);
+        control.opened(node.s, w.now);
         try hear_bytes(node, &wire.hello.encode_answer(verdict));
         const is_out = verdict != .full; // the run has no room now, which may pass
         try expectEqual(is_out, node.group.state == .left);
@@ -430,5 +435,5 @@ fn hear_bytes(node: *Node, bytes: []const u8) !void {
     const room = try node.s.control.recv_slice();
     @memcpy(room[0..bytes.len], bytes);
     node.s.control.received(bytes.len);
-    node.s.control_received(node.world.now);
+    control.received(node.s, node.world.now);
 }

@@ -5,6 +5,7 @@
 
 const base = @import("base");
 const wire = @import("wire");
+const deferred = @import("deferred.zig");
 const frames = @import("frames.zig");
 const outgoing = @import("outgoing.zig");
 const greeting = @import("greeting.zig");
@@ -31,7 +32,7 @@ pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
     // Whatever takes the connection and ends it at once is no peer of this run.
     if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
     links.lane_gone(s, lane);
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// A lane is being dialed from this address of the machine; one of nobody has no link.
@@ -57,7 +58,7 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     if (lane.link) |link| link.received += count;
     lane.heard_at = now;
     frames.received(s, lane, count);
-    s.run_deferred();
+    deferred.run(s);
 }
 
 /// The bytes to send on this lane now; 0 slices if none.

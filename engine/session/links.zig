@@ -9,21 +9,17 @@ const Session = @import("session.zig").Session;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
-const dial_back = @import("dial_back.zig");
-const frames = @import("frames.zig");
 const labels = @import("labels.zig");
+const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
-const sync = @import("sync.zig");
-const Unreached = @import("unreached.zig").Unreached;
+const syncing = @import("syncing.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const limits = base.limits;
 
 /// A connection must be made and greeted within this time.
 pub const greet_ns_max = limits.stranger_ns_max;
-/// An unwanted link is kept this long: the other side may have been told of this peer first.
-pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
 /// The side that does not lead waits for this part of the silence limit before it dials.
@@ -32,13 +28,8 @@ const stands_by_parts = 10;
 const ask_ns: u64 = std.time.ns_per_s;
 const retries_before_asking = 6;
 
-pub fn find(s: *const Session, id: PeerId) ?*Link {
-    for (s.links.items) |link| if (link.peer.eql(id)) return link;
-    return null;
-}
-
 pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
-    if (find(s, id)) |link| return link;
+    if (s.link_to(id)) |link| return link;
     try s.links.ensureUnusedCapacity(s.gpa, 1);
     const link = try s.gpa.create(Link);
     link.* = .{
@@ -46,7 +37,7 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
         .peer = id,
         .wins = id.less_than(s.self),
         .leads = id.less_than(s.self),
-        .expires_at = s.now + linger_ns,
+        .expires_at = s.now + Session.linger_ns,
         .early = .{ .gpa = s.gpa },
         .down_since = s.now,
     };
@@ -65,7 +56,7 @@ fn stand_by(s: *Session, link: *Link) void {
 pub fn review(s: *Session) void {
     for (s.links.items) |link| {
         // Nobody dials what is not wanted, so only from now on it can be down.
-        if (link.wanted) link.expires_at = s.now + linger_ns else link.down_since = s.now;
+        if (link.wanted) link.expires_at = s.now + Session.linger_ns else link.down_since = s.now;
         if (!link.wanted) stand_by(s, link);
         link.wanted = false;
         link.borrowed = false;
@@ -73,8 +64,8 @@ pub fn review(s: *Session) void {
     for (s.groups.items) |group| {
         if (group.state != .joined) continue;
         for (group.round_peers.items) |id| want(s, id);
-        for (group.states.items) |state| {
-            const fetching = state.prefetch orelse continue;
+        for (group.states.items) |*shared| {
+            const fetching = shared.prefetch orelse continue;
             for (fetching.peers) |*peer| want(s, peer.id);
         }
         for (group.member.epochs) |slot| {
@@ -91,7 +82,7 @@ pub fn review(s: *Session) void {
     }
     for (s.operations.items) |operation| if (operation.op.state != .finished) {
         const id = operation.partner() orelse continue;
-        if (find(s, id)) |link| mark_borrowed(link);
+        if (s.link_to(id)) |link| mark_borrowed(link);
     };
     // Links that nobody uses are not reported, and how they will be next time is not known.
     for (s.links.items) |link| if (!link.wanted) tell(s, link, .up);
@@ -115,7 +106,7 @@ fn mark_borrowed(link: *Link) void {
 
 /// A message is over.
 pub fn give_back(s: *Session, id: PeerId) void {
-    const link = find(s, id) orelse return;
+    const link = s.link_to(id) orelse return;
     if (link.borrowed) s.links_stale = true;
 }
 
@@ -171,7 +162,7 @@ fn ask_address(s: *Session, link: *Link) void {
 }
 
 pub fn on_address(s: *Session, entry: *const wire.control.MemberEntry) Allocator.Error!void {
-    const link = find(s, entry.id) orelse return; // it has expired since
+    const link = s.link_to(entry.id) orelse return; // it has expired since
     if (link.asked_at == null) return; // nor has it asked
     try s.remember_address(entry.id, entry.address.data);
     dial_missing(s);
@@ -192,18 +183,6 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     lane_gone(s, lane);
 }
 
-/// For the user: this one could not be dialed, and it has not dialed this peer.
-pub fn note_unreached(s: *Session, link: *const Link) void {
-    const address = s.addresses.get(link.peer.bytes) orelse "";
-    const peer = labels.named(s, link.peer);
-    say_unreached(s, .of(peer, false, link.dialed, link.dialed_from, address));
-}
-
-pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
-    if (!s.unreached.note(s.now, entry)) return;
-    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&entry});
-}
-
 /// How a dial of this peer has ended.
 pub fn note_dialed(s: *Session, lane: *const Lane, why: wire.Dialed) void {
     const place = if (lane.link) |link| &link.dialed else &s.dial_back.?.dialed;
@@ -215,10 +194,21 @@ pub fn lane_gone(s: *Session, lane: *Lane) void {
     if (lane.link) |link|
         detach(s, lane, link)
     else if (lane.is_ours)
-        dial_back.over(s)
+        dial_back_over(s)
     else
         stranger_forget(s, lane);
     lane_free(s, lane);
+}
+
+/// The coordinator hears how a dial that it has asked for has ended.
+fn dial_back_over(s: *Session) void {
+    const ended = s.dial_back.?;
+    s.dial_back = null;
+    s.send(.{ .dialed_back = .{
+        .nonce = ended.nonce,
+        .dialed = ended.dialed,
+        .proof = ended.proof,
+    } });
 }
 
 fn detach(s: *Session, lane: *Lane, link: *Link) void {
@@ -296,8 +286,8 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     if (!news) return;
     for (s.groups.items) |group| say(s, group, link);
     if (health == .down and link.dialed != .pending and !is_away(s, link.peer))
-        note_unreached(s, link);
-    if (health == .down) frames.link_down(s, link);
+        rounds.note_unreached(s, link);
+    if (health == .down) operations.link_down(s, link);
     rounds.check_ready(s);
 }
 
@@ -364,7 +354,7 @@ pub fn tick(s: *Session, late: bool) void {
         for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
         if (link.ends_at() <= s.now) {
             close(s, link);
-            for (s.operations.items) |operation| sync.link_gone(s, operation, link);
+            for (s.operations.items) |operation| syncing.link_gone(s, operation, link);
             _ = s.links.orderedRemove(index);
             free(s, link);
         } else if (is_down(s, link)) {

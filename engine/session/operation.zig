@@ -8,10 +8,10 @@ const protocol = @import("protocol");
 const wire = @import("wire");
 const collective = @import("collective");
 const outline = @import("outline.zig");
+const Call = @import("call.zig").Call;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Names = @import("labels.zig").Names;
-const Session = @import("session.zig").Session;
+const Names = @import("names.zig").Names;
 const Group = @import("group.zig").Group;
 const Sync = @import("sync.zig").Sync;
 const Uses = @import("uses.zig").Uses;
@@ -73,7 +73,7 @@ pub const Operation = struct {
     /// that a message needs is down.
     withdraws: ?wire.control.AbortReason = null,
 
-    purpose: Session.Call.Purpose,
+    purpose: Call.Purpose,
     /// Call.form: says what the arrays are to the caller.
     form: u64,
     /// Members of the epoch in rank order.
@@ -94,6 +94,10 @@ pub const Operation = struct {
         /// It is to be told that this peer has called.
         open_pending: bool,
     };
+
+    pub fn from_op(op: *protocol.Op) *Operation {
+        return @fieldParentPtr("op", op);
+    }
 
     /// An attempt is under way, in which this peer exchanges frames with others.
     pub fn is_under_way(operation: *const Operation) bool {
@@ -144,6 +148,39 @@ pub const Operation = struct {
             .operation => |operation| @ptrCast(@alignCast(operation)),
             .state => null,
         };
+    }
+
+    pub const Put = struct {
+        kind: wire.frame.Kind,
+        index: u64,
+        class: u16 = 0,
+        reduced_attempt: u32 = 0,
+        payload_bytes: u32 = 0,
+    };
+
+    /// Puts the head of one of its frames on a lane. `inline_payload` travels in the head.
+    pub fn put(
+        operation: *const Operation,
+        lane: *Lane,
+        what: Put,
+        inline_payload: []const u8,
+    ) void {
+        const head = lane.head_room(wire.frame.header_bytes + inline_payload.len);
+        wire.frame.encode_into(head[0..wire.frame.header_bytes], &.{
+            .epoch = operation.op.epoch,
+            .tag = operation.op.id.tag,
+            .sequence = operation.op.id.sequence,
+            .index = what.index,
+            .attempt = operation.attempt(),
+            .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
+            .reduced_attempt = what.reduced_attempt,
+            .fingerprint = operation.fingerprint,
+            .group = operation.group.id.?,
+            .class = what.class,
+            .kind = what.kind,
+        });
+        if (inline_payload.len > 0) @memcpy(head[wire.frame.header_bytes..], inline_payload);
+        lane.out_busy = true;
     }
 
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {
@@ -205,14 +242,14 @@ pub const Operation = struct {
 
     /// This peer is new and was refused for what it has called here: beside that is what it should
     /// have called.
-    pub fn note_wanted(operation: *Operation) void {
+    pub fn note_wanted(operation: *Operation, self: base.PeerId) void {
         const failure = &operation.failure;
         if (failure.status != .mismatch or failure.reason != null) return;
         const wanted = &(operation.group.wanted orelse return);
         if (!wanted.op.eql(operation.op.id)) return;
         failure.peer = wanted.peer;
         failure.descriptor = wanted.descriptor;
-        failure.other = operation.group.session.self;
+        failure.other = self;
         failure.other_descriptor = operation.op.descriptor;
     }
 

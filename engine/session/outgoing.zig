@@ -1,7 +1,7 @@
 //! outgoing: from moves of an operation to bytes on a lane: which frame an idle lane sends next,
-//! how it is put there, and what follows once it has left. Free functions on Session. The way in,
-//! and when an operation is complete: frames.zig; what moves next: collective/movement.zig; frames
-//! of shared states: sync.zig, prefetch.zig.
+//! and what follows once it has left. Free functions on Session. The way in, and when an operation
+//! is complete: frames.zig; what moves next: collective/movement.zig; how a frame is put on a lane:
+//! operation.zig; frames of shared states: syncing.zig, prefetch.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,8 +9,9 @@ const wire = @import("wire");
 const collective = @import("collective");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
-const sync = @import("sync.zig");
+const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
@@ -18,19 +19,6 @@ const Session = @import("session.zig").Session;
 const Header = wire.frame.Header;
 const control = wire.control;
 const limits = base.limits;
-
-/// There may be something to send to any neighbour.
-pub fn wake_all(s: *Session, operation: *const Operation) void {
-    for (operation.neighbours) |*neighbour| wake(s, neighbour.link);
-}
-
-/// There may be something to send on this link.
-pub fn wake(s: *Session, link: *Link) void {
-    for (link.lanes[0..s.settings.lanes]) |place| {
-        const lane = place orelse continue;
-        if (lane.state == .open and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
-    }
-}
 
 /// Puts the next frame on a lane that is idle, if there is one. Operations take turns.
 pub fn next(s: *Session, lane: *Lane) void {
@@ -56,7 +44,7 @@ fn put_ping(lane: *Lane) void {
 
 /// `room`: of room_ahead, once it is known.
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
-    if (operation.sync() != null) return sync.next(lane, link, operation);
+    if (operation.sync() != null) return syncing.next(lane, link, operation);
     const x = operation.work.movement;
     if (x.board.members < 2) return false;
     const neighbour = operation.neighbour(link) orelse return false;
@@ -65,12 +53,12 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
         if (neighbour.open_pending) {
             neighbour.open_pending = false;
             const descriptor = control.encode_descriptor(operation.descriptor_for(position));
-            put(lane, operation, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
+            operation.put(lane, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
             s.fault_point(operation, .all_reduce_opened);
             return true;
         }
         if (x.next_grant(position)) |grant| {
-            put(lane, operation, .{
+            operation.put(lane, .{
                 .kind = .credit,
                 .index = grant.allowed,
                 .class = grant.class,
@@ -84,7 +72,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
         if (!room.*.?) return false;
     }
     lane.out = x.next(position) orelse return false;
-    put(lane, operation, .{
+    operation.put(lane, .{
         .kind = lane.out.move.kind,
         .index = x.board.ledger.partition.number(lane.out.move.piece),
         .class = lane.out.move.class,
@@ -106,34 +94,6 @@ fn has_room_ahead(s: *const Session, link: *const Link) bool {
     return ahead < limits.eager_operations_max;
 }
 
-const Put = struct {
-    kind: wire.frame.Kind,
-    index: u64,
-    class: u16 = 0,
-    reduced_attempt: u32 = 0,
-    payload_bytes: u32 = 0,
-};
-
-/// `inline_payload` travels in the head.
-pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
-    const head = lane.head_room(wire.frame.header_bytes + inline_payload.len);
-    wire.frame.encode_into(head[0..wire.frame.header_bytes], &.{
-        .epoch = operation.op.epoch,
-        .tag = operation.op.id.tag,
-        .sequence = operation.op.id.sequence,
-        .index = what.index,
-        .attempt = operation.attempt(),
-        .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
-        .reduced_attempt = what.reduced_attempt,
-        .fingerprint = operation.fingerprint,
-        .group = operation.group.id.?,
-        .class = what.class,
-        .kind = what.kind,
-    });
-    if (inline_payload.len > 0) @memcpy(head[wire.frame.header_bytes..], inline_payload);
-    lane.out_busy = true;
-}
-
 /// Everything that was put on the lane has left.
 pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
@@ -142,11 +102,11 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const owner = lane.out_owner orelse return;
     lane.out_owner = null;
     const operation = Operation.from_owner(owner) orelse return;
-    if (operation.sync() != null) return sync.sent(s, lane, operation);
+    if (operation.sync() != null) return syncing.sent(s, lane, operation);
     operation.work.movement.sent(&lane.out);
     if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) frames.check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.
-    if (lane.out.move.slot != collective.no_slot) wake_all(s, operation);
+    if (lane.out.move.slot != collective.no_slot) operations.wake_all(s, operation);
 }

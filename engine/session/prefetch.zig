@@ -1,4 +1,4 @@
-//! Prefetch: the part of a shared state that a newcomer fetches in the background, before it
+//! prefetch: the part of a shared state that a newcomer fetches in the background, before it
 //! enters, from members that have opted in and train meanwhile. They send their memory as it is at
 //! that moment, perhaps torn. Each leaf is kept with the hash of the bytes that came, and the first
 //! sync (sync.zig) takes it only if that hash was elected; so only leaves that have changed since
@@ -12,12 +12,12 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
-const frames = @import("frames.zig");
-const outgoing = @import("outgoing.zig");
+const asking = @import("asking.zig");
 const labels = @import("labels.zig");
-const links = @import("links.zig");
+const operations = @import("operations.zig");
 const transfers = @import("transfer.zig");
 const Group = @import("group.zig").Group;
+const Shared = Group.Shared;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Requests = @import("requests.zig").Requests;
@@ -36,10 +36,11 @@ fn fingerprint(state: *const State) u32 {
 // ---- the newcomer
 
 /// Begins to fetch, if this peer is a newcomer whose lanes are open. The state's leaves are hashed.
-pub fn begin(s: *Session, state: *State) Allocator.Error!void {
-    const group = state.group;
+pub fn begin(s: *Session, shared: *Shared) Allocator.Error!void {
+    const group = shared.group;
+    const state = shared.state;
     if (group.state != .joined or group.member.current != null or !group.ready_told) return;
-    if (state.prefetch != null or state.leaf_count() == 0) return;
+    if (shared.prefetch != null or state.leaf_count() == 0) return;
     var count: usize = 0;
     for (s.links.items) |link| count += @intFromBool(may_give(group, link));
     if (count == 0) return;
@@ -56,10 +57,10 @@ pub fn begin(s: *Session, state: *State) Allocator.Error!void {
     t.repeats = true;
     t.phase = .hashes;
     t.fetch.begin(&.full(count));
-    state.prefetch = t;
+    shared.prefetch = t;
     state.wanted_root = null;
     // Newcomers spread over the members.
-    t.ask_for_hashes(s, @intCast(s.prng.below(count)));
+    asking.ask_for_hashes(s, t, @intCast(s.prng.below(count)));
 }
 
 fn may_give(group: *const Group, link: *const Link) bool {
@@ -67,18 +68,18 @@ fn may_give(group: *const Group, link: *const Link) bool {
 }
 
 /// Whatever is still on its way is not wanted; what has come stays.
-pub fn stop(s: *Session, state: *State) void {
-    if (state.prefetch == null) return;
-    frames.detach_all(s, .{ .state = state });
-    forget(state);
+pub fn stop(s: *Session, shared: *Shared) void {
+    if (shared.prefetch == null) return;
+    operations.detach_all(s, .{ .state = shared.state });
+    forget(shared);
     s.links_stale = true; // perhaps nothing else wants those to the sources
-    entry_may_go_on(state.group);
+    entry_may_go_on(shared.group);
 }
 
 /// The process ends.
-pub fn forget(state: *State) void {
-    const t = state.prefetch orelse return;
-    state.prefetch = null;
+pub fn forget(shared: *Shared) void {
+    const t = shared.prefetch orelse return;
+    shared.prefetch = null;
     const gpa = t.gpa;
     t.deinit();
     gpa.destroy(t);
@@ -91,111 +92,115 @@ fn entry_may_go_on(group: *Group) void {
     group.member.admit();
 }
 
-fn ask_more(s: *Session, t: *Transfer) void {
+fn ask_more(s: *Session, shared: *Shared) void {
+    const t = shared.prefetch.?;
     if (t.hashes_from != null) return;
-    if (t.fetch.left == 0 or !t.fetch.has_sources()) return over(s, t);
-    t.ask_for_leaves(s);
+    if (t.fetch.left == 0 or !t.fetch.has_sources()) return over(s, shared);
+    asking.ask_for_leaves(s, t);
 }
 
-fn over(s: *Session, t: *Transfer) void {
-    const state = t.state.?;
+fn over(s: *Session, shared: *Shared) void {
+    const t = shared.prefetch.?;
     s.log(.info, "shared state \"{s}\": {d} leaves fetched in the background, {d} missing", .{
-        state.name, t.leaves_kept, t.fetch.left,
+        shared.state.name, t.leaves_kept, t.fetch.left,
     });
-    stop(s, state);
+    stop(s, shared);
 }
 
 /// This source gives nothing any more.
-fn discard(s: *Session, t: *Transfer, source: u16) void {
+fn discard(s: *Session, shared: *Shared, source: u16) void {
+    const t = shared.prefetch.?;
     const gives_hashes = t.hashes_from == source;
     t.discard(source);
-    if (gives_hashes) t.ask_another_for_hashes(s);
-    ask_more(s, t); // perhaps nobody is left
+    if (gives_hashes) asking.ask_another_for_hashes(s, t);
+    ask_more(s, shared); // perhaps nobody is left
 }
 
 /// A lane to this peer is gone, with whatever was on it.
 pub fn lane_gone(s: *Session, peer: PeerId) void {
-    for (s.groups.items) |group| for (group.states.items) |state| {
-        const t = state.prefetch orelse continue;
-        discard(s, t, t.find(peer) orelse continue);
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        discard(s, shared, t.find(peer) orelse continue);
     };
 }
 
 /// A lane to this peer is open again: on the one before, which only the other may have missed, an
 /// answer may have been lost.
 pub fn lane_back(s: *Session, peer: PeerId) void {
-    for (s.groups.items) |group| for (group.states.items) |state| {
-        const t = state.prefetch orelse continue;
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
         const source = t.find(peer) orelse continue;
         t.peers[source].wants = .{};
         t.fetch.take_back(source);
-        if (t.hashes_from == source) t.ask_for_hashes(s, source);
-        ask_more(s, t);
+        if (t.hashes_from == source) asking.ask_for_hashes(s, t, source);
+        ask_more(s, shared);
     };
 }
 
 /// As in a sync: whoever gives nothing is not waited for.
 pub fn tick(s: *Session, late: bool) void {
-    for (s.groups.items) |group| for (group.states.items) |state| {
-        const t = state.prefetch orelse continue;
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
         var mute: ?u16 = null;
         for (0..t.peers.len) |index| {
-            if (t.is_mute(s, @intCast(index), late)) mute = @intCast(index);
+            if (asking.is_mute(s, t, @intCast(index), late)) mute = @intCast(index);
         }
         const source = mute orelse continue; // another one at the next tick
         s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
-            labels.named(s, t.peers[source].id), state.name,
+            labels.named(s, t.peers[source].id), shared.state.name,
         });
-        discard(s, t, source);
+        discard(s, shared, source);
     };
 }
 
-fn find_state(s: *const Session, group_id: u16, tag: u64) ?*State {
+fn find(s: *const Session, group_id: u16, tag: u64) ?*Shared {
     for (s.groups.items) |group| {
         if (group.state != .joined or group.id != group_id) continue;
-        for (group.states.items) |state| if (state.tag == tag) return state;
+        for (group.states.items) |*shared| if (shared.state.tag == tag) return shared;
     }
     return null;
 }
 
-fn find_fetch(s: *const Session, header: *const Header) ?*Transfer {
-    const state = find_state(s, header.group, header.tag) orelse return null;
-    const t = state.prefetch orelse return null;
-    return if (t.number == header.attempt) t else null;
+/// The one that is fetched, if it is this fetch.
+fn find_fetch(s: *const Session, header: *const Header) ?*Shared {
+    const shared = find(s, header.group, header.tag) orelse return null;
+    const t = shared.prefetch orelse return null;
+    return if (t.number == header.attempt) shared else null;
 }
 
 /// Where the payload of an answer goes; null: it is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, header: *const Header) transfers.Error!?transfers.Place {
-    const t = find_fetch(s, header) orelse return null;
-    return t.place(s, lane, header) catch |err| {
+    const shared = find_fetch(s, header) orelse return null;
+    return asking.place(s, shared.prefetch.?, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
-        over(s, t); // what there is memory for
+        over(s, shared); // what there is memory for
         return null;
     };
 }
 
 /// The payload of a placed frame is complete.
 pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
-    const t = find_fetch(s, header) orelse return;
-    const source = t.arrived(s, lane) orelse return;
+    const shared = find_fetch(s, header) orelse return;
+    const t = shared.prefetch.?;
+    const source = asking.arrived(s, t, lane) orelse return;
     if (header.kind == .leaf) {
         const leaf: u32 = @intCast(header.index);
         t.state.?.staged_hashes[leaf] = kernels.blake3(t.state.?.staged[leaf].?);
         t.fetch.delivered(source, leaf);
         t.leaves_kept += 1;
     } else {
-        if (!t.page_arrived(s, source, header)) return;
+        if (!asking.page_arrived(s, t, source, header)) return;
         // Leaves that this peer has as the members had them after their last sync are not worth
         // fetching.
         _ = t.begin_leaves();
     }
-    ask_more(s, t);
+    ask_more(s, shared);
 }
 
 /// The other has nothing to give.
 pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
-    const t = find_fetch(s, header) orelse return;
-    discard(s, t, t.find(link.peer) orelse return);
+    const shared = find_fetch(s, header) orelse return;
+    discard(s, shared, shared.prefetch.?.find(link.peer) orelse return);
 }
 
 // ---- the members
@@ -210,7 +215,7 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
         if (group.knows(link.peer)) link.asks_in = header.group;
     }
     // Nothing else may keep the link, when others have entered before the one that asks.
-    if (!link.wanted) link.expires_at = s.now + links.linger_ns;
+    if (!link.wanted) link.expires_at = s.now + Session.linger_ns;
     if (!link.asked.push(.{
         .class = header.class,
         .index = index,
@@ -219,19 +224,19 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
         .number = header.attempt,
         .fingerprint = header.fingerprint,
     })) return error.TooManyRequests;
-    outgoing.wake(s, link);
+    s.wake(link);
 }
 
 /// Puts the next frame on a lane that is idle and that no operation needs, if there is one.
 pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
-    for (s.groups.items) |group| for (group.states.items) |state| {
-        const t = state.prefetch orelse continue;
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
         const source = t.find(link.peer) orelse continue;
         var item = t.peers[source].wants.pop() orelse continue;
         item.group = group.id.?;
-        item.tag = state.tag;
+        item.tag = shared.state.tag;
         item.number = t.number;
-        item.fingerprint = fingerprint(state);
+        item.fingerprint = fingerprint(shared.state);
         put(lane, .want, item, 0);
         return true;
     };
@@ -248,9 +253,10 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
 
 /// The state that answers: of a member that has opted in, and of the structure that is asked for.
 fn giver(s: *const Session, link: *const Link, item: *const Requests.Item) ?*State {
-    const state = find_state(s, item.group, item.tag) orelse return null;
+    const shared = find(s, item.group, item.tag) orelse return null;
+    const state = shared.state;
     if (link.asks_in != item.group) return null; // it was in no round that this peer was told of
-    if (!state.serves or state.group.member.current == null) return null;
+    if (!state.serves or shared.group.member.current == null) return null;
     if (fingerprint(state) != item.fingerprint) return null;
     return if (transfers.has(state, item.class, item.index)) state else null;
 }

@@ -1,4 +1,4 @@
-//! Queue: calls beyond those that a group may have in flight. They wait here in the order of the
+//! queue: calls beyond those that a group may have in flight. They wait here in the order of the
 //! calls and begin as others end, so a program need not count what it has in flight. Such a call
 //! has its number, its deadline and its arrays like any other; the others are not told of it, and
 //! the large buffers of its operation are reserved when its turn comes. Whose turn it is:
@@ -9,26 +9,16 @@
 //! must call each of the three in one order: where two wait for what is in flight at the other,
 //! both wait for their deadlines.
 
-const std = @import("std");
 const base = @import("base");
-const protocol = @import("protocol");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const Uses = @import("uses.zig").Uses;
-const Instant = base.Instant;
-
-pub const Queue = struct {
-    /// In all groups. They are in Session.operations from their turn on, or from their end.
-    count: usize = 0,
-    /// None of them is due before.
-    deadline: Instant = base.never,
-};
 
 /// With the session: operations are not used any more.
 pub fn destroy(s: *Session) void {
     for (s.groups.items) |group| for (group.member.epochs) |slot| if (slot) |epoch| {
-        for (epoch.queued.items) |op| Session.operation_from(op).destroy();
+        for (epoch.queued.items) |op| Operation.from_op(op).destroy();
     };
 }
 
@@ -52,7 +42,7 @@ pub fn step(s: *Session) bool {
     var any = false;
     for (s.groups.items) |group| while (group.member.next_queued()) |op| {
         any = true;
-        const operation = Session.operation_from(op);
+        const operation = Operation.from_op(op);
         if (operation.moves()) |x| x.reserve() catch {
             s.log(.err, "no memory for {f}, which has waited for its turn: it is withdrawn", .{
                 operation.named(&operation.names),
@@ -78,7 +68,7 @@ pub fn tick(s: *Session) void {
 /// The first whose deadline has passed; else notes when the next one does.
 fn due(s: *Session, group: *Group) ?*Operation {
     for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
-        const operation = Session.operation_from(op);
+        const operation = Operation.from_op(op);
         if (operation.deadline <= s.now) return operation;
         s.queue.deadline = @min(s.queue.deadline, operation.deadline);
     };
@@ -90,7 +80,7 @@ pub fn clashes(s: *const Session, uses: *const Uses) bool {
     if (s.queue.count == 0) return false;
     for (s.groups.items) |group| {
         for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
-            if (Session.operation_from(op).clashes(uses)) return true;
+            if (Operation.from_op(op).clashes(uses)) return true;
         };
     }
     return false;

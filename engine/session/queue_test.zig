@@ -8,6 +8,9 @@ const wire = @import("wire");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const world_of = @import("hostile_test.zig").form;
+const calls = session.calls;
+const driver = session.driver;
+const joining = session.joining;
 const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
@@ -37,7 +40,7 @@ const Caller = struct {
 
     fn begin(caller: *Caller, tag: u64, send: []u64, recv: [*]u64) !*Operation {
         const node = caller.node;
-        return node.s.begin(node.world.now, node.group, .{
+        return calls.begin(node.s, node.world.now, node.group, .{
             .kind = .all_reduce,
             .send = @ptrCast(send.ptr),
             .recv = @ptrCast(recv),
@@ -62,7 +65,8 @@ const Caller = struct {
     }
 
     fn release(caller: *Caller) void {
-        for (caller.operations[0..caller.count]) |operation| caller.node.s.release(operation);
+        for (caller.operations[0..caller.count]) |operation|
+            calls.release(caller.node.s, operation);
         caller.count = 0;
         @memset(&caller.memory, 1);
     }
@@ -81,9 +85,10 @@ const Two = struct {
     /// Both enter the next epoch, with a newcomer. Their calls so far belong to the last one.
     fn enter_next(two: *Two, newcomer: *Node) !void {
         const w = &two.w;
-        try newcomer.s.admit(w.now, newcomer.group, base.never);
+        try joining.admit(newcomer.s, w.now, newcomer.group, base.never);
         try w.settle();
-        for (&two.callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
+        for (&two.callers) |*caller|
+            try joining.admit(caller.node.s, w.now, caller.node.group, base.never);
         try w.settle();
     }
 };
@@ -124,8 +129,8 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
 /// A message between the two, of one number.
 const Message = struct { node: *Node, operation: *Operation, memory: *u64 };
 
-fn message(node: *Node, part: session.Session.Call.Part, tag: u64, memory: *u64) !Message {
-    const operation = try node.s.begin(node.world.now, node.group, .{
+fn message(node: *Node, part: session.Call.Part, tag: u64, memory: *u64) !Message {
+    const operation = try calls.begin(node.s, node.world.now, node.group, .{
         .kind = .send_recv,
         .part = part,
         .partner_rank = 1 - node.group.rank(),
@@ -170,7 +175,7 @@ test "many receives called before the sends hold up neither these nor a collecti
     for (&messages) |*one| {
         try expect(one.operation.finished);
         try expectEqual(.ok, one.operation.status);
-        one.node.s.release(one.operation);
+        calls.release(one.node.s, one.operation);
     }
     for (received, 0..) |memory, index| for (memory, 0..) |number, tag|
         try expectEqual(1000 * (1 - index) + tag, number);
@@ -200,7 +205,7 @@ test "so many calls wait and no more, and those end like any other" {
     try w.settle();
     try callers[1].expect_sums(2);
     try expectEqual(2, value[0]);
-    callers[0].node.s.release(operation);
+    calls.release(callers[0].node.s, operation);
     callers[1].release();
 }
 
@@ -217,7 +222,7 @@ test "the tag and the memory of a call that waits are in use" {
     var other = [1]u64{0};
     const in_use = first.memory[at_once + 1 ..][0..1];
     try expectError(error.BufferInUse, first.begin(5000, in_use, &other));
-    first.node.s.leave(w.now, first.node.group);
+    joining.leave(first.node.s, w.now, first.node.group);
     for (first.operations[0..first.count]) |operation| {
         try expect(operation.finished);
         try expectEqual(.cancelled, operation.status);
@@ -235,7 +240,7 @@ test "the deadline of a call that waits runs from the call, and its number is us
     try first.call_all(0, at_once);
     first.deadline = w.now + 2 * std.time.ns_per_s;
     try first.call(at_once);
-    try expect(first.node.s.next_deadline() <= first.deadline);
+    try expect(driver.next_deadline(first.node.s) <= first.deadline);
     first.deadline = base.never;
     try first.call(at_once + 1);
     try w.pass(std.time.ns_per_s);
@@ -271,7 +276,7 @@ test "a call that waits ends at once when another member gives it up" {
     try callers[0].call_all(0, at_once + 1);
     try callers[1].call(at_once);
     try w.settle();
-    callers[1].node.s.cancel(w.now, callers[1].operations[0]);
+    calls.cancel(callers[1].node.s, w.now, callers[1].operations[0]);
     try w.settle();
     try expectEqual(.aborted, callers[0].operations[at_once].status);
     try expect(!callers[0].operations[0].finished);
@@ -289,7 +294,7 @@ test "a peer that withdraws a call that waits leaves the group, as with any of s
     const w = &two.w;
     const callers = &two.callers;
     try callers[0].call_all(0, at_once + 2);
-    callers[0].node.s.desert(w.now, callers[0].operations[at_once]);
+    calls.desert(callers[0].node.s, w.now, callers[0].operations[at_once]);
     for (callers[0].operations[0 .. at_once + 2]) |operation|
         try expectEqual(.cancelled, operation.status);
     try expectEqual(.left, callers[0].node.group.state);
@@ -370,7 +375,7 @@ test "calls that wait belong to their epoch, which is over when they are" {
         try expectEqual(.ok, operation.status);
     }
     try expectEqual(null, member.epoch_of(before));
-    callers[0].node.s.leave(w.now, callers[0].node.group);
+    joining.leave(callers[0].node.s, w.now, callers[0].node.group);
     callers[0].release();
 }
 
@@ -429,11 +434,11 @@ test "a call whose turn finds no memory is withdrawn for all, and later ones go 
     var large: [4096]u64 = @splat(1);
     const waiting = try callers[0].begin(at_once, &large, &large);
     failing.fail_index = failing.alloc_index;
-    node.s.cancel(w.now, callers[0].operations[0]);
+    calls.cancel(node.s, w.now, callers[0].operations[0]);
     failing.fail_index = std.math.maxInt(usize);
     try expectEqual(.cancelled, waiting.status);
     try expect(waiting.ended_queued);
-    node.s.release(waiting);
+    calls.release(node.s, waiting);
     try callers[0].call(at_once + 1);
     try w.settle();
     try callers[1].call_all(0, at_once + 2);

@@ -1,6 +1,6 @@
 //! Requests: what one peer asks another for of a shared state: leaves and pages of their hashes,
 //! from when they are wanted until they are sent, or answered, first in first out. How they are
-//! made, and where the answers go: transfer.zig.
+//! made, and where the answers go: asking.zig.
 
 const std = @import("std");
 const limits = @import("base").limits;

@@ -2,6 +2,7 @@
 //! lanes and the calls of the user. net/ drives it with real connections, tests/sim with simulated
 //! ones. The duties of a driver: session.zig, "for drivers". Next: net/root.zig.
 
+const call = @import("call.zig");
 const host = @import("host.zig");
 const session = @import("session.zig");
 
@@ -13,25 +14,37 @@ pub const LogLevel = host.LogLevel;
 pub const Lane = @import("link.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
+pub const Names = @import("names.zig").Names;
+pub const Call = call.Call;
+pub const CallError = call.CallError;
+pub const Array = call.Array;
+pub const all_to_all_ranks_max = call.all_to_all_ranks_max;
+pub const calls = @import("calls.zig");
+pub const control = @import("control.zig");
+pub const driver = @import("driver.zig");
 pub const labels = @import("labels.zig");
+pub const lanes = @import("lanes.zig");
+pub const joining = @import("joining.zig");
+pub const syncing = @import("syncing.zig");
 pub const waits = @import("waits.zig");
 pub const outline = @import("outline.zig");
 pub const Operation = @import("operation.zig").Operation;
 pub const Span = @import("uses.zig").Span;
 pub const State = @import("state.zig").State;
 pub const Sync = @import("sync.zig").Sync;
+pub const Transfer = @import("transfer.zig").Transfer;
 pub const Tensor = @import("state.zig").Tensor;
 pub const Status = @import("protocol").Status;
 pub const How = @import("protocol").Member.How;
 
 test {
+    _ = @import("driver.zig");
     _ = @import("session.zig");
     _ = @import("early.zig");
     _ = @import("link.zig");
-    _ = @import("dial_back.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
-    _ = @import("labels.zig");
+    _ = @import("names.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");
     _ = @import("group.zig");

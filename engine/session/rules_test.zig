@@ -12,6 +12,11 @@ const world = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
+const calls = session.calls;
+const control = session.control;
+const driver = session.driver;
+const lanes = session.lanes;
+const joining = session.joining;
 const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
@@ -29,19 +34,19 @@ test "a call whose arrays lie in the same memory is refused" {
     defer w.deinit();
     const node = &w.nodes[0];
     var memory: [12]u64 = @splat(1);
-    var arrays: [2]Session.Array = undefined;
+    var arrays: [2]session.Array = undefined;
     for (&arrays, [_]usize{ 0, 4 }) |*array, first| array.* = .{
         .send = @ptrCast(&memory[first]),
         .recv = @ptrCast(&memory[first]),
         .count = 8,
         .dtype = .u64,
     };
-    const call: Session.Call = .{
+    const call: session.Call = .{
         .kind = .all_reduce,
         .arrays = &arrays,
         .deadline = base.never,
     };
-    try expectError(error.ArraysOverlap, node.s.begin(w.now, node.group, call));
+    try expectError(error.ArraysOverlap, calls.begin(node.s, w.now, node.group, call));
     try expectEqual(0, node.s.operations.items.len);
 }
 
@@ -52,7 +57,7 @@ test "a rank sends itself as much as it receives of itself" {
     const node = &w.nodes[0];
     var given: [3]u64 = @splat(1);
     var taken: [4]u64 = undefined;
-    var call: Session.Call = .{
+    var call: session.Call = .{
         .kind = .all_to_all,
         .send = @ptrCast(&given),
         .recv = @ptrCast(&taken),
@@ -60,11 +65,11 @@ test "a rank sends itself as much as it receives of itself" {
         .dtype = .u64,
         .deadline = base.never,
     };
-    try expectError(error.OwnCountsDiffer, node.s.begin(w.now, node.group, call));
+    try expectError(error.OwnCountsDiffer, calls.begin(node.s, w.now, node.group, call));
     call.exchanged = .{ .send = &.{ 1, 2 }, .recv = &.{ 1, 2 } };
-    const operation = try node.s.begin(w.now, node.group, call);
-    node.s.cancel(w.now, operation);
-    node.s.release(operation);
+    const operation = try calls.begin(node.s, w.now, node.group, call);
+    calls.cancel(node.s, w.now, operation);
+    calls.release(node.s, operation);
 }
 
 test "members that cut the same number of elements differently have called different things" {
@@ -76,7 +81,7 @@ test "members that cut the same number of elements differently have called diffe
     const counts = [2][]const u64{ &.{ 10, 20 }, &.{ 20, 10 } };
     var operations: [2]*Operation = undefined;
     for (w.nodes[0..2], &given, &taken, counts, &operations) |*node, *own, *all, cut, *operation| {
-        operation.* = try node.s.begin(w.now, node.group, .{
+        operation.* = try calls.begin(node.s, w.now, node.group, .{
             .kind = .all_gather,
             .send = @ptrCast(own),
             .recv = @ptrCast(all),
@@ -89,7 +94,7 @@ test "members that cut the same number of elements differently have called diffe
     try w.settle();
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.mismatch, operation.status);
-        node.s.release(operation);
+        calls.release(node.s, operation);
     }
 }
 
@@ -100,7 +105,7 @@ test "a coordinator with other settings is not the one of before" {
     for (w.nodes[0..2]) |*node| {
         w.coordinator.closed(w.now, node.connection.?);
         node.connection = null;
-        node.s.control_closed(w.now);
+        control.closed(node.s, w.now);
     }
     w.coordinator.options.lanes += 1; // as one that was started anew, with other options
     try w.pass(std.time.ns_per_s);
@@ -165,7 +170,8 @@ test "operations take turns on a link, also where one has much to send" {
     var memory: [2][2][400]u64 = @splat(@splat(@splat(1)));
     var operations: [2][2]*Operation = undefined;
     for (w.nodes[0..2], &memory, &operations) |*node, *own, *both| {
-        for (own, both, 0..) |*array, *operation, tag| operation.* = try node.s.begin(
+        for (own, both, 0..) |*array, *operation, tag| operation.* = try calls.begin(
+            node.s,
             w.now,
             node.group,
             .{
@@ -195,7 +201,7 @@ test "operations take turns on a link, also where one has much to send" {
     try expect(compared > 5);
     for (w.nodes[0..2], &operations) |*node, *both| for (both) |operation| {
         try expectEqual(.ok, operation.status);
-        node.s.release(operation);
+        calls.release(node.s, operation);
     };
 }
 
@@ -231,7 +237,7 @@ test "a group that was left wants no links any more" {
     const node = &w.nodes[0];
     const link = hostile_test.link_to(node, &w.nodes[1]);
     try expect(link.wanted);
-    node.s.leave(w.now, node.group);
+    joining.leave(node.s, w.now, node.group);
     try expect(!link.wanted);
 }
 
@@ -260,7 +266,7 @@ test "a newcomer that has another connection wants no links for the round it was
     try expect(node.group.member.round != 0);
     w.coordinator.closed(w.now, node.connection.?);
     node.connection = null;
-    node.s.control_closed(w.now);
+    control.closed(node.s, w.now);
     while (node.connection == null or node.group.id == null) try w.pass(1);
     for (0..4) |_| _ = try w.step(); // hello, welcome, joined
     try expectEqual(0, node.group.member.round);
@@ -275,7 +281,7 @@ test "a link that was broken in a passed attempt ends no message in the next" {
     var operations: [2]*Operation = undefined;
     for (w.nodes[0..2], &values, &operations) |*node, *own, *operation| {
         const sends = node.group.rank() == 0;
-        operation.* = try node.s.begin(w.now, node.group, .{
+        operation.* = try calls.begin(node.s, w.now, node.group, .{
             .kind = .send_recv,
             .part = if (sends) .send else .recv,
             .partner_rank = if (sends) 1 else 0,
@@ -296,7 +302,7 @@ test "a link that was broken in a passed attempt ends no message in the next" {
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.ok, operation.status);
         try expectEqual(2, operation.op.attempts);
-        node.s.release(operation);
+        calls.release(node.s, operation);
     }
 }
 
@@ -339,9 +345,9 @@ test "the side that does not lead dials when the other has had time to" {
         defer w.deinit();
         try w.settle();
         // The one that leads, the second, dials at once; the other not yet.
-        const lanes = w.nodes[0].s.settings.lanes;
+        const most = w.nodes[0].s.settings.lanes;
         const first = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
-        try expectEqual(if (walled == 1) 0 else lanes, first.open_count);
+        try expectEqual(if (walled == 1) 0 else most, first.open_count);
         try w.pass(w.nodes[0].s.settings.silence_ns / 10);
         try w.pass(std.time.ns_per_s);
         try w.admit_all();
@@ -362,7 +368,7 @@ test "where both sides dial at once, they agree on the lane of the one that wins
         defer w.deinit();
         for (ends, w.nodes[0..2]) |link, *node| {
             link.retry_at = 0;
-            node.s.tick(w.now);
+            driver.tick(node.s, w.now);
         }
         // Each has said its hello before it hears that of the other.
         try expectEqual(4, w.dials.items.len);
@@ -386,10 +392,10 @@ test "a hello that waits for a lane of ours is taken when that comes to nothing"
     // The one that wins has dialed, and is not answered.
     const s = w.nodes[1].s;
     ends[1].retry_at = 0;
-    s.tick(w.now);
+    driver.tick(s, w.now);
     const ours = ends[1].lanes[0].?;
     w.dials.clearRetainingCapacity();
-    s.lane_opened(w.now, ours);
+    lanes.opened(s, w.now, ours);
     const theirs = try knock(s, w.now, .{
         .purpose = .lane,
         .run_id = s.run_id,
@@ -397,7 +403,7 @@ test "a hello that waits for a lane of ours is taken when that comes to nothing"
         .to = s.self,
     });
     try expectEqual(.waiting, theirs.state);
-    s.lane_closed(w.now, ours);
+    lanes.closed(s, w.now, ours);
     try expectEqual(.open, theirs.state);
     try expectEqual(theirs, ends[1].lanes[0].?);
 }
@@ -418,7 +424,7 @@ test "a lane is for the peer and the run that it names" {
     var of_another = right;
     of_another.run_id[0] ^= 1;
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
-        const lane = s.accept_lane(w.now, @splat(0)).?;
+        const lane = lanes.accept(s, w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
         _ = greeting.greet(s, lane);
         const is_taken = for (s.links.items) |link| {
@@ -430,11 +436,11 @@ test "a lane is for the peer and the run that it names" {
 
 /// A connection that says this comes in.
 fn knock(s: *session.Session, now: u64, hello: wire.hello.Hello) !*session.Lane {
-    const lane = s.accept_lane(now, @splat(0)).?;
+    const lane = lanes.accept(s, now, @splat(0)).?;
     var slices: [2][]u8 = undefined;
-    const count = s.lane_recv_slices(lane, &slices);
+    const count = lanes.recv_slices(s, lane, &slices);
     @memcpy(slices[count - 1][0..wire.hello.hello_bytes], &wire.hello.encode(hello));
-    s.lane_received(now, lane, wire.hello.hello_bytes);
+    lanes.received(s, now, lane, wire.hello.hello_bytes);
     return lane;
 }
 
@@ -461,16 +467,16 @@ test "a lane in the name of a peer that nobody has named stays a stranger until 
     try expectEqual(0, last.out_head_left.len);
     const named: base.PeerId = .from_int(119);
     try node.group.round_members.append(gpa, named);
-    s.control_received(w.now + 20);
+    control.received(s, w.now + 20);
     try expectEqual(7, s.strangers.items.len);
     try expectEqual(.open, last.state);
-    try expectEqual(last, links.find(s, named).?.lanes[0].?);
-    try expectEqual(null, links.find(s, first));
+    try expectEqual(last, s.link_to(named).?.lanes[0].?);
+    try expectEqual(null, s.link_to(first));
     // A stranger that is not patient has lost its place, and so has one not named in time.
     const waiting = s.strangers.items[0];
-    s.lane_received(w.now + 20, waiting, 1);
+    lanes.received(s, w.now + 20, waiting, 1);
     try expectEqual(6, s.strangers.items.len);
-    s.tick(w.now + 20 + base.limits.stranger_ns_max);
+    driver.tick(s, w.now + 20 + base.limits.stranger_ns_max);
     try expectEqual(0, s.strangers.items.len);
 }
 
@@ -492,7 +498,7 @@ test "a peer shows who it is to whom asks for it, and to nobody who asks for ano
         try expectEqual(turn == 0, wire.hello.is_proof(answer, proof));
         // It says that, and no more.
         try expectEqual(.refusing, lane.state);
-        s.lane_sent(w.now, lane, wire.hello.answer_bytes);
+        lanes.sent(s, w.now, lane, wire.hello.answer_bytes);
         try expectEqual(0, s.strangers.items.len);
     }
 }
@@ -538,7 +544,7 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     try w.pass(2 * std.time.ns_per_s);
     for (operations, [_]*Node{ a, b }) |operation, node| {
         try expectEqual(.aborted, operation.status);
-        node.s.release(operation);
+        calls.release(node.s, operation);
     }
     try w.settle();
     const claims = &w.coordinator.groups.items[0].broken.claims;
@@ -546,7 +552,7 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     w.kill(world.node_of_rank(&w, 3));
     try w.settle();
     try w.pass(std.time.ns_per_s);
-    try expect(links.find(a.s, b.s.self).?.wanted);
+    try expect(a.s.link_to(b.s.self).?.wanted);
     try expectEqual(0, claims.items.len);
     try w.pass(silence_ns);
     try expect(claims.items.len > 0);
@@ -562,7 +568,7 @@ fn exchange_unevenly(
     for (counts, memory, operations, 0..) |*own, *arrays, *operation, rank| {
         const node = world.node_of_rank(w, @intCast(rank));
         arrays[0] = @splat(rank);
-        operation.* = try node.s.begin(w.now, node.group, .{
+        operation.* = try calls.begin(node.s, w.now, node.group, .{
             .kind = .all_to_all,
             .send = @ptrCast(&arrays[0]),
             .recv = @ptrCast(&arrays[1]),
@@ -592,7 +598,7 @@ test "an uneven exchange goes around no broken link" {
     try w.pass(w.nodes[0].s.settings.silence_ns + std.time.ns_per_s);
     for (operations, 0..) |operation, rank| {
         try expectEqual(.aborted, operation.status);
-        world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+        calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
     }
 }
 
@@ -612,7 +618,7 @@ test "what two exchange unevenly must be the same for both" {
         for (operations, 0..) |operation, rank| {
             const status: session.Status = if (wanted == 3) .ok else .mismatch;
             try expectEqual(status, operation.status);
-            world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+            calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
         }
     }
 }
@@ -632,7 +638,7 @@ test "a peer that has seen a mismatch says so again in the next attempt" {
     try expect(!operations[0].mismatch_told);
     for (operations, 0..) |operation, rank| {
         try expectEqual(.ok, operation.status);
-        world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+        calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
     }
 }
 
@@ -644,13 +650,13 @@ test "a peer that was frozen takes no link to be broken for the time that it has
     const link = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
     w.cut(link);
     var now = w.now + 4 * s.settings.silence_ns;
-    s.tick(now);
+    driver.tick(s, now);
     try expectEqual(.up, link.told);
     const ticks = s.settings.silence_ns / s.settings.heartbeat_ns;
     for (0..ticks) |_| {
         try expectEqual(.up, link.told);
         now += s.settings.heartbeat_ns;
-        s.tick(now);
+        driver.tick(s, now);
     }
     try expectEqual(.down, link.told);
 }
@@ -661,7 +667,7 @@ test "a call that has returned uses no memory, though nobody has taken its resul
     defer w.deinit();
     const node = &w.nodes[0];
     var memory: [8]u64 = @splat(1);
-    const call: Session.Call = .{
+    const call: session.Call = .{
         .kind = .all_reduce,
         .send = @ptrCast(&memory),
         .recv = @ptrCast(&memory),
@@ -671,13 +677,13 @@ test "a call that has returned uses no memory, though nobody has taken its resul
     };
     var again = call;
     again.tag = 1;
-    const first = try node.s.begin(w.now, node.group, call);
-    try expectError(error.BufferInUse, node.s.begin(w.now, node.group, again));
+    const first = try calls.begin(node.s, w.now, node.group, call);
+    try expectError(error.BufferInUse, calls.begin(node.s, w.now, node.group, again));
     try w.settle();
     try expect(first.finished);
-    const second = try node.s.begin(w.now, node.group, again);
+    const second = try calls.begin(node.s, w.now, node.group, again);
     try w.settle();
-    for ([_]*Operation{ first, second }) |operation| node.s.release(operation);
+    for ([_]*Operation{ first, second }) |operation| calls.release(node.s, operation);
 }
 
 test "what is left of a payload that nobody wants any more is still to be read" {
@@ -698,7 +704,7 @@ test "data of a call that differs is thrown away as it comes in" {
     defer w.deinit();
     const node = &w.nodes[0];
     var values: [100]u64 = @splat(1);
-    const operation = try node.s.begin(w.now, node.group, .{
+    const operation = try calls.begin(node.s, w.now, node.group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&values),
         .recv = @ptrCast(&values),
@@ -715,15 +721,15 @@ test "data of a call that differs is thrown away as it comes in" {
         try expect(try hostile_test.inject(node, lane, header));
     }
     try expectEqual(0, x.bytes_received);
-    node.s.cancel(w.now, operation);
-    node.s.release(operation);
+    calls.cancel(node.s, w.now, operation);
+    calls.release(node.s, operation);
 }
 
 /// The connection to the coordinator ends, and no other is made before the world moves.
 fn cut_off(w: *World, node: *Node) void {
     w.coordinator.closed(w.now, node.connection.?);
     node.connection = null;
-    node.s.control_closed(w.now);
+    control.closed(node.s, w.now);
 }
 
 test "a peer gives up a coordinator that is away for longer than reconnect_timeout, and no other" {
@@ -738,18 +744,18 @@ test "a peer gives up a coordinator that is away for longer than reconnect_timeo
     // It is back in time, once, and that time does not count again.
     cut_off(&w, hasty);
     w.now += second;
-    hasty.s.tick(w.now);
+    driver.tick(hasty.s, w.now);
     try w.settle();
     try expectEqual(.open, hasty.s.control_state);
     for ([_]*Node{ hasty, patient }) |node| cut_off(&w, node);
     const away_at = w.now;
     for ([_]u64{ second, 2 * second - 1 }) |after_ns| {
-        for ([_]*Node{ hasty, patient }) |node| node.s.tick(away_at + after_ns);
+        for ([_]*Node{ hasty, patient }) |node| driver.tick(node.s, away_at + after_ns);
         try expectEqual(.dialing, hasty.s.control_state);
         try expect(!operation.finished);
     }
-    try expect(hasty.s.next_deadline() <= away_at + 2 * second);
-    for ([_]*Node{ hasty, patient }) |node| node.s.tick(away_at + 2 * second);
+    try expect(driver.next_deadline(hasty.s) <= away_at + 2 * second);
+    for ([_]*Node{ hasty, patient }) |node| driver.tick(node.s, away_at + 2 * second);
     try expectEqual(.coordinator_unreachable, operation.status);
     try expectEqual(.left, hasty.group.state);
     try expectEqual(.joined, patient.group.state);
@@ -759,5 +765,5 @@ test "a peer gives up a coordinator that is away for longer than reconnect_timeo
     try expectEqual(.lost, hasty.s.control_state);
     try expectEqual(null, hasty.connection);
     try expectEqual(.open, patient.s.control_state);
-    hasty.s.release(operation);
+    calls.release(hasty.s, operation);
 }

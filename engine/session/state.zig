@@ -1,6 +1,6 @@
 //! State: named tensors of the user that all members of a group want to be equal, with a revision.
 //! It knows how they are cut into leaves, the hash of each leaf, and where leaves of another
-//! content wait until they are committed. The tensors stay in the user's memory. sync.zig makes
+//! content wait until they are committed. The tensors stay in the user's memory. syncing.zig makes
 //! them equal; net/shared_state.zig decides which threads hash.
 //!
 //! Each tensor is cut separately, so a leaf never spans two. The root is the hash of the structure
@@ -10,10 +10,7 @@ const std = @import("std");
 const base = @import("base");
 const kernels = @import("kernels");
 const wire = @import("wire");
-const Operation = @import("operation.zig").Operation;
 const Span = @import("uses.zig").Span;
-const Group = @import("group.zig").Group;
-const Transfer = @import("transfer.zig").Transfer;
 const Allocator = std.mem.Allocator;
 const Hash = wire.control.Hash;
 const limits = base.limits;
@@ -32,7 +29,6 @@ pub const Tensor = struct {
 pub const State = struct {
     gpa: Allocator,
     arena: std.heap.ArenaAllocator,
-    group: *Group,
     name: []const u8,
     /// The tag of its operations; follows from the name.
     tag: u64,
@@ -53,10 +49,8 @@ pub const State = struct {
     /// Leaves of another content, with their hashes; null: none.
     staged: []?[]u8,
     staged_hashes: []Hash,
-    /// The sync under way.
-    operation: ?*Operation = null,
-    /// The fetch of this peer before it enters (prefetch.zig).
-    prefetch: ?*Transfer = null,
+    /// A sync of it is under way.
+    in_call: bool = false,
     /// Newcomers may read the user's memory at any time.
     serves: bool,
 
@@ -86,7 +80,7 @@ pub const State = struct {
     };
 
     /// `at`: the tensor that an error is about.
-    pub fn create(gpa: Allocator, group: *Group, options: Options, at: *usize) Error!*State {
+    pub fn create(gpa: Allocator, options: Options, at: *usize) Error!*State {
         at.* = 0;
         if (options.tensors.len > limits.state_tensors_max) return error.TooManyTensors;
         if (options.revision >= limits.state_revisions_max) return error.RevisionTooLarge;
@@ -95,7 +89,6 @@ pub const State = struct {
         state.* = .{
             .gpa = gpa,
             .arena = .init(gpa),
-            .group = group,
             .name = "",
             .tag = tag_of(options.name),
             .revision = options.revision,
@@ -132,7 +125,7 @@ pub const State = struct {
 
     /// No operation uses it any more.
     pub fn destroy(state: *State) void {
-        assert(state.operation == null and state.prefetch == null);
+        assert(!state.in_call);
         state.forget_staged();
         const gpa = state.gpa;
         state.arena.deinit();
@@ -379,7 +372,7 @@ fn test_tensor(name: []const u8, data: []u8) Tensor {
 fn test_create(tensors: []const Tensor) State.Error!*State {
     var at: usize = 0;
     const options: State.Options = .{ .name = "test", .tensors = tensors, .leaf_bytes = 8 };
-    return State.create(std.testing.allocator, undefined, options, &at);
+    return State.create(std.testing.allocator, options, &at);
 }
 
 fn test_root(state: *State) Hash {

@@ -1,31 +1,15 @@
-//! Sync: one call that makes a shared state equal on all members. It offers the content that this
-//! peer holds. If another content is elected, it fetches the leaves that differ from all members
-//! that hold that content, while those serve from the user's memory. Fetched leaves wait in the
-//! state (state.zig) until the commit, so a failed call has changed nothing. The election:
-//! protocol/election.zig; how leaves come in: transfer.zig; other operations: frames.zig.
-//!
-//! A member asks for the hashes of all leaves first and compares them with the elected root, so
-//! each leaf is checked as it arrives, no matter which peer sends it.
+//! Sync: one call that makes a shared state equal on all members: what it has offered, what was
+//! elected, and what has moved. The steps of the call: syncing.zig; the election:
+//! protocol/election.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
-const protocol = @import("protocol");
-const frames = @import("frames.zig");
-const outgoing = @import("outgoing.zig");
-const labels = @import("labels.zig");
-const links = @import("links.zig");
-const transfers = @import("transfer.zig");
-const Session = @import("session.zig").Session;
-const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Operation = @import("operation.zig").Operation;
 const State = @import("state.zig").State;
-const Place = transfers.Place;
-const Transfer = transfers.Transfer;
+const Transfer = @import("transfer.zig").Transfer;
 const Allocator = std.mem.Allocator;
-const Header = wire.frame.Header;
 const Hash = wire.control.Hash;
 const Mask = base.Mask;
 const control = wire.control;
@@ -87,7 +71,7 @@ pub const Sync = struct {
     }
 
     pub fn destroy(sync: *Sync) void {
-        if (sync.transfer.state) |state| state.operation = null;
+        if (sync.transfer.state) |state| state.in_call = false;
         const gpa = sync.transfer.gpa;
         sync.transfer.deinit();
         gpa.destroy(sync);
@@ -98,24 +82,13 @@ pub const Sync = struct {
         return sync.transfer.phase != .stopped;
     }
 
-    fn digest_of(root: *const Hash, revision: u64) u128 {
+    pub fn digest_of(root: *const Hash, revision: u64) u128 {
         return kernels.digest(root, revision);
     }
 
     /// The revision after the commit. A liar may have brought it to the limit: it stays there.
     pub fn revision_after(sync: *const Sync) u64 {
         return @min(sync.revision + 1, limits.state_revisions_max);
-    }
-
-    /// The members whose offers the committed content was elected from: those of that attempt.
-    pub fn contributors(operation: *const Operation) *const Mask {
-        return operation.history.members(operation.op.voted_attempt);
-    }
-
-    /// The contributors that held the content when it was elected.
-    pub fn holders_of(operation: *const Operation) *const Mask {
-        const sync = operation.work.sync;
-        return if (sync.holders.is_empty()) contributors(operation) else &sync.holders;
     }
 
     /// Structures differ: how, in words.
@@ -136,363 +109,8 @@ pub const Sync = struct {
     }
 
     /// This peer's offer rests on what it has staged, not on the user's memory alone.
-    fn offers_staged(sync: *const Sync) bool {
+    pub fn offers_staged(sync: *const Sync) bool {
         const state = sync.transfer.state orelse return false; // it gives nothing any more
         return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };
-
-// ---- attempts
-
-/// An attempt begins; the offer follows in `step`.
-pub fn start(s: *Session, operation: *Operation) void {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
-    sync.attempt = epoch.attempt;
-    sync.page_patience_ns = s.settings.silence_ns / 4;
-    t.owner = operation.owner();
-    t.phase = .begun;
-    t.hashes_from = null;
-    // Members spread over the sources: each begins behind itself.
-    t.first = epoch.paths.order.position(epoch.rank);
-    for (t.peers, epoch.ids, 0..) |*peer, id, rank| {
-        const is_other = rank != epoch.rank and epoch.alive.has(rank);
-        const is_linked = is_other and links.find(s, id) != null;
-        peer.* = .{ .id = id, .is_linked = is_linked, .gave_at = s.now };
-    }
-}
-
-/// The link ends, because nobody has wanted it for a while: in a large group a sync may have begun
-/// while it was still there for a message, or for an order of another epoch.
-pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
-    const sync = operation.sync() orelse return;
-    const t = &sync.transfer;
-    const rank = t.find(link.peer) orelse return;
-    t.peers[rank] = .{};
-    if (t.hashes_from == rank) t.hashes_from = null;
-    if (t.is_fetching()) t.fetch.forget(rank);
-    frames.later(s, operation);
-}
-
-/// No lane reads or writes memory of the state any more.
-pub fn stop(operation: *Operation) void {
-    const t = &operation.work.sync.transfer;
-    t.phase = .stopped;
-    for (t.peers) |*peer| peer.* = .{};
-}
-
-/// Sends what is due and can only be said outside of the member.
-pub fn step(s: *Session, operation: *Operation) void {
-    const sync = operation.work.sync;
-    if (operation.op.state == .finished) return;
-    switch (sync.transfer.phase) {
-        .stopped, .offered => {},
-        .begun => offer(s, operation),
-        .hashes, .leaves => fetch_more(s, operation),
-        .complete => {
-            const digest = Sync.digest_of(&sync.root, sync.revision);
-            const voted = operation.op.voted_attempt;
-            operation.group.member.completed(&operation.op, digest);
-            if (operation.op.voted_attempt != voted) s.sync_point(operation, .sync_voted, 0);
-        },
-    }
-}
-
-fn offer(s: *Session, operation: *Operation) void {
-    const sync = operation.work.sync;
-    sync.transfer.phase = .offered;
-    sync.holders = .empty;
-    // In doubt it has let go of the state, and offers nothing.
-    const state = sync.transfer.state;
-    operation.group.member.offer(&operation.op, .{
-        .digest = Sync.digest_of(&sync.root, sync.revision),
-        .revision = sync.revision,
-        .expected = sync.expected,
-        .structure = if (state) |it| it.structure() else sync.root,
-        .root = sync.root,
-        .strategy = sync.strategy,
-        .voted = sync.voted,
-        .name = if (state) |it| .shown(it.name) else .{},
-    });
-    s.sync_point(operation, .sync_offered, 0);
-}
-
-/// The call returns, committed or not: the caller has its memory back. An attempt that is under way
-/// goes on without.
-pub fn over(operation: *Operation, committed: bool) void {
-    const sync = operation.work.sync;
-    const is_under_way = sync.is_under_way();
-    stop(operation);
-    if (is_under_way) sync.transfer.phase = .begun;
-    const state = sync.transfer.state orelse return;
-    sync.transfer.state = null;
-    state.operation = null;
-    if (!committed) return; // what is staged serves the next call
-    state.revision = sync.revision_after();
-    state.is_synced = true;
-    // The difference is complete in `wanted` and `staged`; the caller applies it.
-    if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
-}
-
-/// Offers differ, and this was elected.
-pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    const state = t.state orelse return;
-    if (t.phase != .offered) return; // the offer of this attempt is still to be sent
-    sync.elected_revision = message.revision;
-    sync.elected_root = message.root;
-    sync.holders = message.holders;
-    if (std.mem.eql(u8, &sync.root, &message.root)) {
-        completed(s, operation);
-        return step(s, operation);
-    }
-    // Links may be broken while the members are well: then the others give. If all are broken, what
-    // is asked for waits for the first that is open again.
-    var sources: Mask = .empty;
-    var working: Mask = .empty;
-    for (t.peers, 0..) |*peer, rank| {
-        const link = t.link_to(s, rank) orelse continue;
-        if (!peer.gives and !message.holders.has(rank)) continue;
-        sources.set(rank);
-        if (link.open_count > 0) working.set(rank);
-    }
-    t.fetch.begin(if (working.is_empty()) &sources else &working);
-    const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
-    if (known) begin_leaves(operation) else {
-        state.wanted_root = null;
-        t.phase = .hashes;
-    }
-    step(s, operation);
-}
-
-/// This peer has what was elected: from now on it offers that, and nothing else. Others may have no
-/// link to any who had it before.
-fn completed(s: *Session, operation: *Operation) void {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    const held = std.mem.eql(u8, &sync.root, &sync.elected_root);
-    if (!held) for (t.peers, 0..) |*peer, rank| {
-        const link = t.link_to(s, rank) orelse continue;
-        peer.tell = !sync.holders.has(rank);
-        outgoing.wake(s, link);
-    };
-    t.phase = .complete;
-    sync.revision = sync.elected_revision;
-    sync.root = sync.elected_root;
-    sync.voted = true;
-}
-
-fn begin_leaves(operation: *Operation) void {
-    const sync = operation.work.sync;
-    sync.leaves_early = sync.transfer.begin_leaves() -| sync.leaves_moved;
-}
-
-fn fetch_more(s: *Session, operation: *Operation) void {
-    const t = &operation.work.sync.transfer;
-    if (t.phase == .leaves and t.fetch.left == 0) {
-        completed(s, operation);
-        return step(s, operation);
-    }
-    if (!t.fetch.has_sources()) {
-        // It has no link to those who hold it: in a large group only to neighbours, who will.
-        if (t.fetch.may_wait()) return;
-        s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
-        return operation.group.member.give_up(&operation.op, .state_unavailable);
-    }
-    if (t.phase == .leaves) return t.ask_for_leaves(s);
-    if (t.hashes_from == null) t.ask_another_for_hashes(s);
-}
-
-/// "shared state "weights"", or "a shared state" when the caller has it back.
-const Of = struct {
-    transfer: *const Transfer,
-
-    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const state = it.transfer.state orelse return writer.writeAll("a shared state");
-        try writer.print("shared state \"{s}\"", .{state.name});
-    }
-};
-
-/// Nothing more is asked of this source.
-fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
-    const t = &operation.work.sync.transfer;
-    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
-        Of{ .transfer = t }, labels.named(s, operation.ids[rank]), why,
-    });
-    t.discard(rank);
-    frames.later(s, operation);
-}
-
-const not_elected = "what it sent is not the elected content";
-
-pub fn tick(s: *Session, operation: *Operation, late: bool) void {
-    const t = &operation.work.sync.transfer;
-    for (0..t.peers.len) |index| {
-        const rank: u16 = @intCast(index);
-        if (t.is_mute(s, rank, late)) discard(s, operation, rank, "it gives nothing");
-    }
-    if (t.phase == .hashes) tick_hashes(s, operation, late);
-}
-
-/// Nothing can be asked for without the hashes, so another one is asked for them long before that:
-/// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
-fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    // All who are left owe one already, or did so before.
-    const rank = t.hashes_from orelse return t.ask_another_for_hashes(s);
-    // Slow data counts, but not data that has begun and stands still.
-    const left = if (t.link_to(s, rank)) |link| link.bytes_left(t.owner) else 0;
-    if (late or left != sync.page_bytes_left) t.page_moved_at = s.now;
-    sync.page_bytes_left = left;
-    if (s.now -| t.page_moved_at < sync.page_patience_ns) return;
-    t.ask_another_for_hashes(s);
-    if (t.hashes_from != rank) sync.page_patience_ns *|= 2;
-}
-
-// ---- outgoing
-
-/// Puts the next frame of a sync on a lane that is idle, if there is one.
-pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    if (t.phase == .begun) return false; // it has offered nothing
-    const rank = t.find(link.peer) orelse return false;
-    const peer = &t.peers[rank];
-    if (peer.tell) {
-        peer.tell = false;
-        peer.used = true;
-        const descriptor = control.encode_descriptor(operation.op.descriptor);
-        outgoing.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
-        return true;
-    }
-    if (peer.wants.pop()) |item| {
-        outgoing.put(lane, operation, .{
-            .kind = .want,
-            .index = item.index,
-            .class = item.class,
-        }, "");
-        return true;
-    }
-    const staged = sync.offers_staged();
-    // Members lie about votes if another content is elected than the one that this peer has voted
-    // for. While that comes in, what is staged is neither the one nor the other.
-    if (staged and t.is_fetching()) return false;
-    const item = peer.asked.pop() orelse return false;
-    const payload = transfers.payload_of(t.state.?, item, staged);
-    outgoing.put(lane, operation, .{
-        .kind = transfers.kind_of(item),
-        .index = item.index,
-        .payload_bytes = @intCast(payload.len),
-    }, "");
-    lane.put_payload(payload, t.owner);
-    return true;
-}
-
-/// A leaf or a page has gone.
-pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
-    const sync = operation.work.sync;
-    const header = lane.outgoing();
-    if (header.kind != .leaf) {
-        sync.hash_bytes_sent += header.payload_bytes;
-        return;
-    }
-    sync.bytes_sent += header.payload_bytes;
-    sync.leaves_given += 1;
-    s.sync_point(operation, .sync_given, sync.leaves_given);
-}
-
-// ---- incoming
-
-pub const Error = transfers.Error || error{ TooManyRequests, WrongPhase };
-
-/// Another member has everything by now.
-pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
-    const t = &operation.work.sync.transfer;
-    const rank = t.find(link.peer) orelse return;
-    t.peers[rank].gives = true;
-    if (!t.is_fetching()) return; // `elected` looks at it
-    t.fetch.add_source(rank);
-    frames.later(s, operation);
-}
-
-/// Another member wants a leaf, or a page of hashes.
-pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
-    const sync = operation.sync() orelse return error.WrongPhase;
-    const state = sync.transfer.state orelse return; // in doubt: it gives nothing any more
-    const rank = sync.transfer.find(link.peer) orelse return;
-    const peer = &sync.transfer.peers[rank];
-    if (!transfers.has(state, header.class, header.index)) return error.UnknownLeaf;
-    if (!peer.asked.push(.{ .class = header.class, .index = @intCast(header.index) }))
-        return error.TooManyRequests;
-    peer.used = true;
-    outgoing.wake(s, link);
-}
-
-/// Where the payload of a leaf or a page goes; null: it is not wanted any more.
-pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
-    const sync = operation.sync() orelse return error.WrongPhase;
-    return sync.transfer.place(s, lane, header) catch |err| {
-        if (err != error.OutOfMemory) return err;
-        frames.give_up(s, operation);
-        frames.later(s, operation);
-        return null;
-    };
-}
-
-/// The payload of a placed frame is complete.
-pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
-    const sync = operation.work.sync;
-    const t = &sync.transfer;
-    const rank = t.arrived(s, lane) orelse return;
-    if (header.kind == .hashes) {
-        sync.hash_bytes_received += header.payload_bytes;
-        if (t.page_arrived(s, rank, header)) hashes_arrived(s, operation, rank);
-    } else {
-        sync.bytes_received += header.payload_bytes;
-        const leaf: u32 = @intCast(header.index);
-        if (!t.state.?.check_staged(leaf)) return discard(s, operation, rank, not_elected);
-        t.fetch.delivered(rank, leaf);
-        sync.leaves_moved += 1;
-        sync.sources.set(rank);
-        s.sync_point(operation, .sync_taken, sync.leaves_moved);
-    }
-    frames.later(s, operation);
-}
-
-fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
-    const sync = operation.work.sync;
-    const state = sync.transfer.state.?;
-    const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
-    if (!std.mem.eql(u8, &root, &sync.elected_root))
-        return discard(s, operation, rank, not_elected);
-    state.wanted_root = root;
-    begin_leaves(operation);
-}
-
-// ---- structures
-
-/// The coordinator asks what this state is made of, from some tensor on.
-pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
-    const sync = operation.work.sync;
-    const state = sync.transfer.state orelse return;
-    if (first > state.entries.len) return error.Unexpected;
-    var tensors: std.ArrayList(control.StateTensor) = .empty;
-    defer tensors.deinit(sync.transfer.gpa);
-    var bytes: usize = 0;
-    for (state.entries[first..]) |*entry| {
-        const tensor = &entry.tensor;
-        bytes += 16 + tensor.name.len + 8 * tensor.shape.len;
-        if (bytes > limits.state_page_bytes and tensors.items.len > 0) break;
-        try tensors.append(sync.transfer.gpa, .{
-            .name = .of(tensor.name),
-            .dtype = tensor.dtype,
-            .may_differ = tensor.may_differ,
-            .shape = .of(tensor.shape),
-        });
-    }
-    const total: u32 = @intCast(state.entries.len);
-    operation.group.member.describe(&operation.op, tensors.items, first, total);
-}

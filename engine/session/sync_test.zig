@@ -5,12 +5,15 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
-const links = @import("links.zig");
+const groups = @import("groups.zig");
 const prefetch = @import("prefetch.zig");
-const rounds = @import("rounds.zig");
-const sync_file = @import("sync.zig");
+const syncing = @import("syncing.zig");
 const world_test = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
+const calls = session.calls;
+const driver = session.driver;
+const lanes = session.lanes;
+const joining = session.joining;
 const World = world_test.World;
 const Node = world_test.Node;
 const State = session.State;
@@ -58,19 +61,19 @@ const Held = struct {
 
     fn share(held: *Held, tensors: []const session.Tensor, revision: u64) !void {
         var at: usize = 0;
-        held.state = try State.create(gpa, held.node.group, .{
+        held.state = try State.create(gpa, .{
             .name = "model",
             .tensors = tensors,
             .revision = revision,
             .rules = held.rules,
             .leaf_bytes = leaf_bytes,
         }, &at);
-        try held.node.s.state_add(held.state);
+        try calls.state_add(held.node.s, held.node.group, held.state);
     }
 
     /// Another state of the same name, of one tensor.
     fn share_anew(held: *Held, shape: []const u64, revision: u64) !void {
-        held.node.s.state_remove(held.state);
+        calls.state_remove(held.node.s, held.node.group, held.state);
         held.state.destroy();
         try held.share(&.{
             .{ .name = "weights", .dtype = .u8, .shape = shape, .data = &held.weights },
@@ -83,8 +86,12 @@ const Held = struct {
         held.state.rules = rules;
     }
 
+    fn fetch(held: *const Held) ?*session.Transfer {
+        return held.node.group.shared(held.state).?.prefetch;
+    }
+
     fn deinit(held: *Held) void {
-        if (held.node.alive) held.node.s.state_remove(held.state);
+        if (held.node.alive) calls.state_remove(held.node.s, held.node.group, held.state);
         held.state.destroy();
     }
 
@@ -100,7 +107,8 @@ const Held = struct {
     ) !void {
         held.state.hash_leaves(0, held.state.leaf_count());
         held.state.hash_root();
-        held.operation = try held.node.s.begin_sync(held.node.world.now, .{
+        held.operation = try calls.begin_sync(held.node.s, held.node.world.now, .{
+            .group = held.node.group,
             .state = held.state,
             .strategy = strategy,
             .revision = revision,
@@ -114,7 +122,7 @@ const Held = struct {
         try expect(operation.finished);
         try expectEqual(status, operation.status);
         if (status == .ok) held.state.apply();
-        held.node.s.release(operation);
+        calls.release(held.node.s, operation);
         held.operation = null;
     }
 
@@ -142,7 +150,7 @@ const Case = struct {
         try case.world.init(values.len, @intCast(values.len));
         try case.world.settle();
         for (case.world.nodes[0..values.len]) |*node| {
-            try node.s.admit(case.world.now, node.group, deadline_never);
+            try joining.admit(node.s, case.world.now, node.group, deadline_never);
         }
         try case.world.settle();
         for (values, revisions, 0..) |value, revision, index| {
@@ -271,7 +279,7 @@ test "structures that differ are listed to everybody" {
     try case.init(&.{ 1, 1, 1 }, &.{ 0, 0, 0 });
     defer case.deinit();
     const other = &case.held[1];
-    other.node.s.state_remove(other.state);
+    calls.state_remove(other.node.s, other.node.group, other.state);
     other.state.destroy();
     try other.share(&.{
         .{ .name = "weights", .dtype = .u8, .shape = &.{7}, .data = &other.weights },
@@ -304,7 +312,7 @@ test "a newcomer whose state does not fit is refused alone, told both, and the o
         const late = &case.held[3];
         try late.init(node, 9, 9);
         if (is_shape) {
-            node.s.state_remove(late.state);
+            calls.state_remove(node.s, node.group, late.state);
             late.state.destroy();
             try late.share(&.{
                 .{ .name = "weights", .dtype = .u8, .shape = &.{ 39, 16 }, .data = &late.weights },
@@ -344,8 +352,8 @@ test "a revision that the caller gives is that of this call, and an outcome name
     for (case.all()) |*held| {
         const operation = held.operation.?;
         try expectEqual(70, operation.work.sync.revision);
-        try expect(session.Sync.contributors(operation).eql(&.full(3)));
-        try expect(session.Sync.holders_of(operation).eql(&.full(1)));
+        try expect(syncing.contributors(operation).eql(&.full(3)));
+        try expect(syncing.holders(operation).eql(&.full(1)));
         try held.end(.ok);
         try held.expect_value(1, 71);
     }
@@ -358,7 +366,7 @@ test "a revision that the caller gives is that of this call, and an outcome name
     try case.sync_all();
     for (case.all()) |*held| {
         try expectEqual(71, held.operation.?.work.sync.revision);
-        try expect(session.Sync.holders_of(held.operation.?).eql(&.full(3)));
+        try expect(syncing.holders(held.operation.?).eql(&.full(3)));
         try held.end(.ok);
         try held.expect_value(1, 72);
     }
@@ -407,7 +415,7 @@ test "successive: the revision goes up by one, and content of another one is not
         try held.expect_value(2, 9);
     }
     // One that has made its state anew knows of no commit, and receives.
-    case.held[0].node.s.state_remove(case.held[0].state);
+    calls.state_remove(case.held[0].node.s, case.held[0].node.group, case.held[0].state);
     case.held[0].state.destroy();
     try case.held[0].init(&case.world.nodes[0], 4, 50);
     case.held[0].rule(.{ .successive = true });
@@ -449,8 +457,8 @@ test "holders are those of the attempt that was committed" {
         var left: base.Mask = .full(3);
         left.unset(0);
         try expectEqual(2, operation.op.attempts);
-        try expect(session.Sync.contributors(operation).eql(&left));
-        try expect(session.Sync.holders_of(operation).eql(&left));
+        try expect(syncing.contributors(operation).eql(&left));
+        try expect(syncing.holders(operation).eql(&left));
         try held.end(.ok);
         try held.expect_value(2, 4);
     }
@@ -575,17 +583,17 @@ test "an answer that is lost on a lane which only its sender believes in is aske
         .{ pipe.a, pipe.b }
     else
         .{ pipe.b, pipe.a };
-    case.held[1].node.s.lane_closed(w.now, there);
+    lanes.closed(case.held[1].node.s, w.now, there);
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     var slices: [2][]const u8 = undefined;
     for (0..40) |_| { // what goes there is never heard of again
         _ = try w.step();
-        const count = case.held[0].node.s.lane_send_slices(w.now, here, &slices);
-        for (slices[0..count]) |slice| case.held[0].node.s.lane_sent(w.now, here, slice.len);
+        const count = lanes.send_slices(case.held[0].node.s, w.now, here, &slices);
+        for (slices[0..count]) |slice| lanes.sent(case.held[0].node.s, w.now, here, slice.len);
     }
     try w.settle();
     try expect(!case.held[1].operation.?.finished);
-    case.held[0].node.s.lane_closed(w.now, here);
+    lanes.closed(case.held[0].node.s, w.now, here);
     try w.settle();
     w.now += std.time.ns_per_s / 10;
     w.coordinator.tick(w.now);
@@ -634,7 +642,7 @@ test "a link that ends beside a sync ends nothing, whether or not anybody was as
     while (sync.transfer.phase != .hashes) try expect(try case.world.step());
     try expect(!sync.transfer.fetch.has_sources());
     const link = hostile_test.link_to(last.node, case.held[1].node);
-    sync_file.link_gone(last.node.s, last.operation.?, link);
+    syncing.link_gone(last.node.s, last.operation.?, link);
     case.held[1].operation.?.work.sync.transfer.peers[3].is_linked = false;
     try case.world.settle();
     var source: base.Mask = .empty;
@@ -695,12 +703,12 @@ test "a sync in doubt, whose state is the caller's again, gives up a source like
     while (t.peers[0].wants.count > 0) try expect(try case.world.step());
     try expect(t.fetch.owes(0));
     const s = late.node.s;
-    sync_file.over(operation, false);
-    sync_file.start(s, operation);
+    syncing.over(operation, false);
+    syncing.start(s, operation);
     s.now += 2 * s.settings.silence_ns;
-    sync_file.tick(s, operation, false);
+    syncing.tick(s, operation, false);
     try expect(!t.fetch.owes(0) and !t.fetch.may_wait());
-    for (case.all()) |*held| held.node.s.cancel(s.now, held.operation.?);
+    for (case.all()) |*held| calls.cancel(held.node.s, s.now, held.operation.?);
     try case.world.settle();
     for (case.all()) |*held| try held.end(held.operation.?.status);
 }
@@ -741,10 +749,10 @@ test "who asks for what there is not, or brings a page that is not its turn, bre
     const link = hostile_test.link_to(held.node, case.held[0].node);
     var header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
     header.index = held.state.leaf_count();
-    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
+    try expectError(error.UnknownLeaf, syncing.on_want(s, link, operation, &header));
     header.class = 1; // pages
     header.index = held.state.page_count();
-    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
+    try expectError(error.UnknownLeaf, syncing.on_want(s, link, operation, &header));
 
     sync.transfer.phase = .hashes;
     sync.transfer.hashes_from = sync.transfer.find(link.peer);
@@ -752,13 +760,13 @@ test "who asks for what there is not, or brings a page that is not its turn, bre
     header.payload_bytes = @intCast(State.page_of(held.state.wanted, 0).len);
     sync.transfer.pages_got = 1;
     const lane = link.lanes[0].?;
-    try expectError(error.UnknownPage, sync_file.place(s, lane, operation, &header));
+    try expectError(error.UnknownPage, syncing.place(s, lane, operation, &header));
     sync.transfer.pages_got = 0;
-    try expect(try sync_file.place(s, lane, operation, &header) != null);
+    try expect(try syncing.place(s, lane, operation, &header) != null);
 
     // That another has everything by now may come before it is known what was elected.
     sync.transfer.phase = .offered;
-    sync_file.on_open(s, link, operation);
+    syncing.on_open(s, link, operation);
     try expect(sync.transfer.peers[sync.transfer.find(link.peer).?].gives);
     sync.transfer.hashes_from = null;
     sync.transfer.peers[sync.transfer.find(link.peer).?].gives = false;
@@ -776,7 +784,7 @@ test "what is elected counts when the offer of this attempt has been made" {
     const sync = held.operation.?.work.sync;
     const offered = sync.transfer.phase;
     sync.transfer.phase = .begun;
-    sync_file.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
+    syncing.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
         .revision = sync.revision,
         .root = sync.root,
         .holders = base.Mask.full(2),
@@ -818,14 +826,14 @@ test "a newcomer does not wait to enter for members that answer pings and give n
         var case: Case = undefined;
         const late = try newcomer_case(&case);
         defer case.deinit();
-        const fetching = late.state.prefetch.?;
+        const fetching = late.fetch().?;
         const first = fetching.hashes_from.?;
         if (all) for (0..fetching.peers.len) |source| {
             if (source != first) fetching.fetch.discard(@intCast(source));
         };
         // The first request is lost: what it asked for never comes.
         fetching.peers[first].wants = .{};
-        try late.node.s.admit(case.world.now, late.node.group, deadline_never);
+        try joining.admit(late.node.s, case.world.now, late.node.group, deadline_never);
         const patience_ns = 2 * late.node.s.settings.silence_ns;
         try case.world.pass(patience_ns - std.time.ns_per_s);
         try expect(late.node.group.admit_waits);
@@ -936,7 +944,7 @@ test "who lies about a vote does not get leaves that are on their way to another
     try expect(sync.transfer.peers[0].asked.push(.{ .class = 0, .index = leaves }));
     var slices: [2][]const u8 = undefined;
     for (link.lanes) |place| if (place) |lane| {
-        _ = honest.node.s.lane_send_slices(case.world.now, lane, &slices);
+        _ = lanes.send_slices(honest.node.s, case.world.now, lane, &slices);
     };
     try case.world.settle();
     for (case.held[0..3]) |*held| try expect(held.operation.?.finished);
@@ -983,7 +991,7 @@ test "who waits for a member that never calls is told so at its deadline, not le
     try case.world.settle();
     try expect(!case.held[0].operation.?.finished);
     case.world.now += 1000;
-    case.held[0].node.s.tick(case.world.now);
+    driver.tick(case.held[0].node.s, case.world.now);
     try expect(!case.held[0].operation.?.finished); // the coordinator is asked
     try case.world.settle();
     try case.held[0].end(.deadline_exceeded);
@@ -1004,7 +1012,7 @@ test "a sync that is cancelled after its offer is in doubt, and aborted for the 
     defer case.deinit();
     try case.held[0].sync(.popular, deadline_never);
     try case.world.settle();
-    case.held[0].node.s.cancel(case.world.now, case.held[0].operation.?);
+    calls.cancel(case.held[0].node.s, case.world.now, case.held[0].operation.?);
     try case.held[0].end(.in_doubt);
     try case.world.settle();
     try expectEqual(0, case.held[0].node.s.operations.items.len);
@@ -1019,7 +1027,7 @@ test "a holder that is cancelled while others fetch gives nothing more, and all 
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     try run_until_moved(&case, &case.held[1], 5);
     const holder = &case.held[0];
-    holder.node.s.cancel(case.world.now, holder.operation.?);
+    calls.cancel(holder.node.s, case.world.now, holder.operation.?);
     try holder.end(.in_doubt);
     @memset(&holder.weights, 9); // its own again
     try case.world.settle();
@@ -1034,7 +1042,7 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
     defer case.deinit();
     const held = &case.held[0];
     try held.sync(.popular, deadline_never);
-    var call: session.Session.Call = .{
+    var call: session.Call = .{
         .kind = .all_reduce,
         .send = &held.weights,
         .recv = &held.weights,
@@ -1042,12 +1050,12 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
         .deadline = deadline_never,
     };
     const s = held.node.s;
-    try std.testing.expectError(error.BufferInUse, s.begin(case.world.now, held.node.group, call));
+    try expectError(error.BufferInUse, calls.begin(s, case.world.now, held.node.group, call));
     call.send = &held.own;
     call.recv = &held.own;
     call.count = 3;
     call.tag = base.limits.state_tags_first;
-    try std.testing.expectError(error.TagReserved, s.begin(case.world.now, held.node.group, call));
+    try expectError(error.TagReserved, calls.begin(s, case.world.now, held.node.group, call));
     try case.held[1].sync(.popular, deadline_never);
     try case.world.settle();
     for (case.all()) |*each| try each.end(.ok);
@@ -1070,7 +1078,7 @@ fn newcomer_case(case: *Case) !*Held {
     late.state.serves = true;
     late.state.hash_leaves(0, late.state.leaf_count());
     late.state.hash_root();
-    try node.s.prefetch_begin(case.world.now, late.state);
+    try calls.prefetch_begin(node.s, case.world.now, node.group, late.state);
     try expect(node.group.is_fetching());
     return late;
 }
@@ -1087,7 +1095,8 @@ fn admit_all(case: *Case) !void {
     const all = case.all();
     for (0..all.len) |back| {
         const held = &all[all.len - 1 - back];
-        if (held.node.alive) try held.node.s.admit(case.world.now, held.node.group, deadline_never);
+        if (!held.node.alive) continue;
+        try joining.admit(held.node.s, case.world.now, held.node.group, deadline_never);
         if (back == 0) try case.world.settle();
     }
     try case.world.settle();
@@ -1100,7 +1109,7 @@ test "what a newcomer has fetched before it enters does not move again, but what
     var case: Case = undefined;
     const late = try newcomer_case(&case);
     defer case.deinit();
-    while (late.state.prefetch) |under_way| {
+    while (late.fetch()) |under_way| {
         if (under_way.leaves_kept == leaves / 2) break;
         try expect(try case.world.step());
     } else return error.TestUnexpectedResult;
@@ -1127,13 +1136,13 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     const late = try newcomer_case(&case);
     defer case.deinit();
     const s = late.node.s;
-    try s.admit(case.world.now, late.node.group, deadline_never);
+    try joining.admit(s, case.world.now, late.node.group, deadline_never);
     try expect(late.node.group.admit_waits);
     while (late.node.group.is_fetching()) try expect(try case.world.step());
     try expect(!late.node.group.admit_waits);
     try case.world.settle();
     for (case.held[0..2]) |*held| {
-        try held.node.s.admit(case.world.now, held.node.group, deadline_never);
+        try joining.admit(held.node.s, case.world.now, held.node.group, deadline_never);
     }
     try case.world.settle();
     try expectEqual(1, late.node.admitted);
@@ -1154,8 +1163,8 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     last.weights[0] = 7;
     last.weights[99] = 7;
     last.state.hash_leaves(0, last.state.leaf_count());
-    try node.s.prefetch_begin(case.world.now, last.state);
-    const under_way = last.state.prefetch.?;
+    try calls.prefetch_begin(node.s, case.world.now, node.group, last.state);
+    const under_way = last.fetch().?;
     while (under_way.hashes_from != null) try expect(try case.world.step());
     try expectEqual(3, under_way.fetch.left);
     try case.world.settle();
@@ -1189,7 +1198,7 @@ test "a newcomer whose round is over finds its sources while it fetches, and the
     defer case.deinit();
     const s = late.node.s;
     for (0..8) |_| try expect(try case.world.step());
-    rounds.over(s, late.node.group); // the coordinator has released it
+    groups.round_over(s, late.node.group); // the coordinator has released it
     try expect(late.node.group.is_fetching());
     try expectEqual(2, s.addresses.count());
     for (s.links.items) |link| try expect(link.wanted);
@@ -1207,7 +1216,7 @@ test "a source that dies, closes its state or has not opted in is done without" 
         switch (how) {
             0 => case.world.kill(source.node),
             1 => {
-                source.node.s.state_remove(source.state);
+                calls.state_remove(source.node.s, source.node.group, source.state);
                 @memset(&source.weights, 7);
             },
             else => source.state.serves = false,
@@ -1215,7 +1224,7 @@ test "a source that dies, closes its state or has not opted in is done without" 
         try case.world.settle();
         try expect(!late.node.group.is_fetching());
         for (late.state.staged) |place| try expectEqual(1, place.?[0]);
-        if (how == 1) try source.node.s.state_add(source.state);
+        if (how == 1) try calls.state_add(source.node.s, source.node.group, source.state);
     }
 }
 
@@ -1224,13 +1233,13 @@ test "a newcomer whose members share nothing enters at once, and its fetch ends 
     const late = try newcomer_case(&case);
     defer case.deinit();
     for (0..8) |_| try expect(try case.world.step());
-    late.node.s.state_remove(late.state);
-    try expect(late.state.prefetch == null);
+    calls.state_remove(late.node.s, late.node.group, late.state);
+    try expect(late.node.group.shared(late.state) == null);
     try case.world.settle();
     for (case.held[0..2]) |*held| held.state.serves = false;
     const before = missing(late.state);
-    try late.node.s.state_add(late.state);
-    try late.node.s.prefetch_begin(case.world.now, late.state);
+    try calls.state_add(late.node.s, late.node.group, late.state);
+    try calls.prefetch_begin(late.node.s, case.world.now, late.node.group, late.state);
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
     try expectEqual(before, missing(late.state));
@@ -1241,13 +1250,13 @@ test "requests that were lost with a lane are made again; answers to a fetch bef
     var case: Case = undefined;
     const late = try newcomer_case(&case);
     defer case.deinit();
-    const fetching = late.state.prefetch.?;
+    const fetching = late.fetch().?;
     const only = fetching.hashes_from.?;
     fetching.fetch.discard(1 - only);
     const source = &fetching.peers[only];
     while (!fetching.fetch.owes(only) or source.wants.count == 0)
         try expect(try case.world.step());
-    const link = links.find(late.node.s, source.id).?;
+    const link = late.node.s.link_to(source.id).?;
     prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
         .kind = .lack,
         .tag = late.state.tag,

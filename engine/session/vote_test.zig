@@ -6,6 +6,9 @@ const base = @import("base");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
+const calls = session.calls;
+const deferred = @import("deferred.zig");
+const joining = session.joining;
 const Node = world.Node;
 const World = world.World;
 const gpa = std.testing.allocator;
@@ -15,12 +18,12 @@ const expectEqualStrings = std.testing.expectEqualStrings;
 const second = std.time.ns_per_s;
 
 fn together(node: *Node) !void {
-    try node.s.admit_together(node.world.now, node.group, base.never);
+    try joining.admit_together(node.s, node.world.now, node.group, base.never);
     try node.world.settle();
 }
 
 fn alone(node: *Node) !void {
-    try node.s.admit(node.world.now, node.group, base.never);
+    try joining.admit(node.s, node.world.now, node.group, base.never);
     try node.world.settle();
 }
 
@@ -125,13 +128,13 @@ test "all members are told the same number of newcomers, who enter at the next s
         for (w.nodes[0..2], &answers, &works, 0..) |*node, *answer, *work, index| {
             // In the second turn the first does not know of it yet.
             if (turn == 1 and index == 1) _ = try add_newcomer(&w);
-            work.* = try node.s.ask_pending(w.now, node.group, answer, base.never);
+            work.* = try joining.ask_pending(node.s, w.now, node.group, answer, base.never);
             try w.settle();
         }
         for (w.nodes[0..2], works, answers) |*node, work, answer| {
             try expectEqual(.ok, work.status);
             try expectEqual(wanted, answer);
-            node.s.release(work);
+            calls.release(node.s, work);
         }
     }
     for (w.nodes[0..2]) |*node| try together(node);
@@ -142,7 +145,7 @@ test "a safe point that one has no time for is passed by nobody, and by all who 
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);
     defer w.deinit();
-    try w.nodes[0].s.admit_together(w.now, w.nodes[0].group, w.now + second);
+    try joining.admit_together(w.nodes[0].s, w.now, w.nodes[0].group, w.now + second);
     try w.pass(2 * second);
     try expectEqual(.deadline_exceeded, w.nodes[0].admit_failure.?);
     const late = w.nodes[0].group.vote.why_late();
@@ -162,7 +165,7 @@ test "a safe point says for whom it has waited, in its log and when its time is 
     try form(&w, 2);
     defer w.deinit();
     const first = &w.nodes[0];
-    try first.s.admit_together(w.now, first.group, w.now + 8 * second);
+    try joining.admit_together(first.s, w.now, first.group, w.now + 8 * second);
     try w.pass(7 * second);
     try expectEqualStrings("admit_together (sequence 0 of epoch 1) has been waiting 6 s for " ++
         "rank 1 (n1, 00000000); group g", w.said[0..w.said_bytes]);
@@ -176,11 +179,11 @@ test "a call that ended in doubt is answered at the next one" {
     try form(&w, 2);
     defer w.deinit();
     const first = &w.nodes[0];
-    for (w.nodes[0..2]) |*node| try node.s.admit_together(w.now, node.group, base.never);
-    const operation = first.group.vote.operation.?;
+    for (w.nodes[0..2]) |*node| try joining.admit_together(node.s, w.now, node.group, base.never);
+    const operation: *session.Operation = .from_op(first.group.vote.op.?);
     while (operation.op.state != .voted) try expect(try w.step());
-    first.s.admit_withdraw(first.group, .cancelled);
-    first.s.run_deferred();
+    joining.admit_withdraw(first.s, first.group, .cancelled);
+    deferred.run(first.s);
     try expectEqual(.in_doubt, operation.op.state);
     try w.settle();
     try expectEqual(1, first.admitted);
@@ -199,8 +202,8 @@ test "whoever leaves a safe point that others pass together takes nothing along"
     defer w.deinit();
     for (w.nodes[0..2]) |*node| try together(node);
     const leaver = &w.nodes[0];
-    leaver.s.leave(w.now, leaver.group);
-    leaver.s.group_release(leaver.group);
+    joining.leave(leaver.s, w.now, leaver.group);
+    joining.release(leaver.s, leaver.group);
     try expectEqual(0, leaver.s.operations.items.len);
     try w.settle();
     try together(&w.nodes[2]);

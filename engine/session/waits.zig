@@ -6,6 +6,8 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
+const Awaited = @import("awaited.zig").Awaited;
+const Names = @import("names.zig").Names;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const labels = @import("labels.zig");
@@ -49,7 +51,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     if (s.now -| operation.started_at < told_ns) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
-    const names: labels.Names = .of_missing(s, operation);
+    const names: Names = labels.names_of_missing(s, operation);
     s.log(.warning, "{f} has been waiting {d} s for {f}{f}; group {s}", .{
         operation.named(&names),
         (s.now -| operation.started_at) / std.time.ns_per_s,
@@ -66,83 +68,18 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
 
 /// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
 pub const Missing = struct {
-    names: *const labels.Names,
+    names: *const Names,
     operation: *const Operation,
 
     pub fn format(missing: Missing, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const names = missing.names;
         const mask = &missing.operation.op.missing;
-        const most = labels.Names.missing_max;
+        const most = Names.missing_max;
         for (0..@min(mask.count(), most)) |index| {
             if (index > 0) try writer.writeAll(" and ");
             try writer.print("{f}", .{names.who(missing.operation.ids[mask.at(index)])});
         }
         if (mask.count() > most) try writer.print(" and {d} more", .{mask.count() - most});
-    }
-};
-
-/// Peers for which this one, a newcomer, waits.
-pub const Awaited = struct {
-    why: control.Awaited.Why = .begin,
-    count: u32 = 0,
-    named: [limits.awaited_told_max]Named = undefined,
-    named_count: usize = 0,
-    at: base.Instant = 0,
-
-    const Named = struct {
-        id: base.PeerId,
-        label: base.Label,
-        /// Null: it is in no epoch.
-        rank: ?u16,
-
-        pub fn format(it: *const Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            const rank = it.rank orelse
-                return writer.print("peer {s}{f}", .{ it.id.short(), &it.label });
-            const ranked: base.Ranked = .{ .rank = rank, .id = it.id, .label = it.label };
-            try ranked.format(writer);
-        }
-    };
-
-    /// The coordinator has lost this peer's connection.
-    pub fn is_away(awaited: *const Awaited, id: base.PeerId) bool {
-        if (awaited.why != .away) return false;
-        for (awaited.named[0..awaited.named_count]) |*peer| if (peer.id.eql(id)) return true;
-        return awaited.count > awaited.named_count; // it may be one that is not named
-    }
-
-    fn eql(a: *const Awaited, b: *const Awaited) bool {
-        if (a.why != b.why) return false;
-        if (a.count != b.count or a.named_count != b.named_count) return false;
-        for (a.named[0..a.named_count], b.named[0..a.named_count]) |*one, *other|
-            if (!one.id.eql(other.id)) return false;
-        return true;
-    }
-
-    /// For an error; nothing where it was long ago: it is said again and again while it lasts.
-    pub fn text(awaited: *const Awaited, now: base.Instant, buffer: []u8) []const u8 {
-        const is_old = now -| awaited.at >= 3 * limits.wait_told_ns_max;
-        if (awaited.count == 0 or is_old) return "";
-        var writer: std.Io.Writer = .fixed(buffer);
-        writer.print("{f}", .{awaited}) catch {}; // cut
-        return writer.buffered();
-    }
-
-    pub fn format(awaited: *const Awaited, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        for (awaited.named[0..awaited.named_count], 0..) |*peer, index| {
-            if (index > 0) try writer.writeAll(" and ");
-            try peer.format(writer);
-        }
-        const more = awaited.count -| awaited.named_count;
-        if (more > 0) try writer.print(" and {d} more", .{more});
-        try writer.writeAll(switch (awaited.why) {
-            .begin => " must call admit first: every peer must call it equally often",
-            .safe_point => " must pass the next safe point (call admit) first: newcomers enter " ++
-                "after all members have",
-            .founders => " must ask for the group first: it begins when all its founders have",
-            .in_flight => " must finish calls of the epoch before first: newcomers enter then",
-            .away => " must come back to the coordinator first, or be lost at the silence " ++
-                "limit: the connection to it has closed",
-        });
     }
 };
 
@@ -168,7 +105,7 @@ pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!v
 /// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0
 /// (this peer)"
 pub const Elsewhere = struct {
-    names: *const labels.Names,
+    names: *const Names,
     operation: *const Operation,
     missing: *const base.Mask,
     told: *const protocol.Elsewhere,

@@ -7,6 +7,9 @@ const session = @import("root.zig");
 const groups = @import("groups.zig");
 const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
+const calls = session.calls;
+const driver = session.driver;
+const joining = session.joining;
 const labels = session.labels;
 const World = world.World;
 const gpa = std.testing.allocator;
@@ -39,10 +42,10 @@ test "labels are known of members, of those who have left last, and of nobody el
         const id: base.PeerId = .from_int(index + 1);
         try std.testing.expect(labels.of(newcomer.s, id).length == 2);
     }
-    first.leave(w.now, w.nodes[0].group);
-    first.group_release(w.nodes[0].group);
+    joining.leave(first, w.now, w.nodes[0].group);
+    joining.release(first, w.nodes[0].group);
     groups.prune_addresses(first);
-    try expectEqual(0, first.labels.of_others.count());
+    try expectEqual(0, first.labels.count());
     w.nodes[0].group = undefined;
 }
 
@@ -64,8 +67,8 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], &others) |*node, *other| other.* = try world.sum(node, 10, .restart);
     try w.settle();
     try world.check_sum(operation);
-    w.nodes[0].s.release(operation);
-    for (w.nodes[1..3], others) |*node, other| node.s.release(other);
+    calls.release(w.nodes[0].s, operation);
+    for (w.nodes[1..3], others) |*node, other| calls.release(node.s, other);
 }
 
 test "an admit that waits for five seconds is in the log with those who have not called it" {
@@ -74,7 +77,7 @@ test "an admit that waits for five seconds is in the log with those who have not
     defer w.deinit();
     try w.settle();
     const first = &w.nodes[0];
-    try first.s.admit(w.now, first.group, w.now + 60 * second);
+    try joining.admit(first.s, w.now, first.group, w.now + 60 * second);
     try w.pass(4 * second);
     var room: [200]u8 = undefined;
     try expectEqualStrings("", first.group.awaited.text(w.now, &room));
@@ -86,7 +89,7 @@ test "an admit that waits for five seconds is in the log with those who have not
     const lines = w.log_lines;
     try w.pass(3 * second);
     try expectEqual(0, w.log_lines - lines);
-    try w.nodes[1].s.admit(w.now, w.nodes[1].group, w.now + 60 * second);
+    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + 60 * second);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
     try w.pass(20 * second);
@@ -99,7 +102,7 @@ test "the log says what a member that is waited for waits in itself" {
     defer w.deinit();
     const operation = try world.sum(&w.nodes[0], 10, .restart);
     var values: [10]u64 = @splat(1);
-    const there = try w.nodes[1].s.begin(w.now, w.nodes[1].group, .{
+    const there = try calls.begin(w.nodes[1].s, w.now, w.nodes[1].group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&values),
         .recv = @ptrCast(&values),
@@ -122,8 +125,8 @@ test "the log says what a member that is waited for waits in itself" {
     const other = try world.sum(&w.nodes[1], 10, .restart);
     try w.settle();
     try world.check_sum(operation);
-    w.nodes[0].s.release(operation);
-    for ([_]*session.Operation{ there, other }) |item| w.nodes[1].s.release(item);
+    calls.release(w.nodes[0].s, operation);
+    for ([_]*session.Operation{ there, other }) |item| calls.release(w.nodes[1].s, item);
 }
 
 test "a call that fails names its peers as they were then, with rank and label" {
@@ -139,8 +142,8 @@ test "a call that fails names its peers as they were then, with rank and label" 
         const who = operation.names.who(.from_int(number));
         try expectEqualStrings(wanted, try std.fmt.bufPrint(&line, "{f}", .{who}));
     }
-    w.nodes[0].s.release(operation);
-    w.nodes[1].s.release(other);
+    calls.release(w.nodes[0].s, operation);
+    calls.release(w.nodes[1].s, other);
 }
 
 test "a newcomer that cannot dial a killed member names the loss, and no port" {
@@ -178,11 +181,11 @@ test "a call whose deadline is near names those who have not called when it pass
     var values: [4][10]u64 = @splat(@splat(1));
     var operations: [4]?*session.Operation = @splat(null);
     // The second and the third call in time, one of them at the last moment, and the fourth never.
-    const calls = [_]u64{ 0, second / 4, second * 9 / 10, base.never };
+    const called_at = [_]u64{ 0, second / 4, second * 9 / 10, base.never };
     while (w.now < begun + 2 * second) {
-        for (w.nodes[0..4], &values, &operations, calls) |*node, *value, *operation, call| {
+        for (w.nodes[0..4], &values, &operations, called_at) |*node, *value, *operation, call| {
             if (operation.* != null or w.now - begun < call or w.now - begun > second) continue;
-            operation.* = try node.s.begin(w.now, node.group, .{
+            operation.* = try calls.begin(node.s, w.now, node.group, .{
                 .kind = .all_reduce,
                 .send = @ptrCast(value),
                 .recv = @ptrCast(value),
@@ -193,7 +196,8 @@ test "a call whose deadline is near names those who have not called when it pass
         }
         try w.settle();
         w.now += second / 100;
-        for (w.nodes[0..4]) |*node| if (node.s.next_deadline() <= w.now) node.s.tick(w.now);
+        for (w.nodes[0..4]) |*node|
+            if (driver.next_deadline(node.s) <= w.now) driver.tick(node.s, w.now);
         if (w.coordinator.next_deadline() <= w.now) w.coordinator.tick(w.now);
     }
     try expectEqual(0, w.log_lines - lines);
@@ -203,5 +207,5 @@ test "a call whose deadline is near names those who have not called when it pass
         try expectEqual(1, failure.missing.count());
         try std.testing.expect(failure.missing.has(3));
     }
-    for (w.nodes[0..3], operations[0..3]) |*node, operation| node.s.release(operation.?);
+    for (w.nodes[0..3], operations[0..3]) |*node, operation| calls.release(node.s, operation.?);
 }

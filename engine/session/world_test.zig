@@ -6,10 +6,14 @@
 const std = @import("std");
 const base = @import("base");
 const kernels = @import("kernels");
-const links = @import("links.zig");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const session = @import("root.zig");
+const calls = session.calls;
+const control = session.control;
+const driver = session.driver;
+const lanes = session.lanes;
+const joining = session.joining;
 const Session = session.Session;
 const Lane = session.Lane;
 const Group = session.Group;
@@ -90,7 +94,7 @@ pub const World = struct {
         const node = &w.nodes[w.count];
         node.* = .{ .world = w, .index = w.count, .s = undefined };
         w.count += 1;
-        node.s = try Session.create(w.allocators[node.index] orelse w.gpa, .{
+        node.s = try driver.create(w.allocators[node.index] orelse w.gpa, .{
             .peer_id = .from_int(node.index + 1),
             .run_id = @splat(1),
             .seed = node.index,
@@ -99,9 +103,9 @@ pub const World = struct {
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
-        try node.s.set_address(try std.fmt.bufPrint(&address, "n{d}:1", .{node.index}));
+        try driver.set_address(node.s, try std.fmt.bufPrint(&address, "n{d}:1", .{node.index}));
         w.connect(node);
-        node.group = try node.s.join(w.now, "g", 0);
+        node.group = try joining.join(node.s, w.now, "g", 0);
         return node;
     }
 
@@ -109,11 +113,11 @@ pub const World = struct {
         node.dials_control = false;
         node.connection = w.coordinator.accept(w.now, @splat(0)).?;
         node.connection.?.driver = node.index;
-        node.s.control_opened(w.now);
+        control.opened(node.s, w.now);
     }
 
     pub fn deinit(w: *World) void {
-        for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.destroy();
+        for (w.nodes[0..w.count]) |*node| if (node.alive) driver.destroy(node.s);
         w.coordinator.destroy();
         w.pipes.deinit(w.gpa);
         w.dials.deinit(w.gpa);
@@ -143,7 +147,7 @@ pub const World = struct {
             if (!node.alive) continue;
             for (node.s.operations.items) |operation| if (operation.has_work()) {
                 moved = true;
-                break node.s.tick(w.now);
+                break driver.tick(node.s, w.now);
             };
             if (node.dials_control) w.connect(node);
             const connection = node.connection orelse continue;
@@ -154,7 +158,7 @@ pub const World = struct {
             const again = node.connection orelse continue;
             if (try pump(&again.stream, &node.s.control)) {
                 moved = true;
-                node.s.control_received(w.now);
+                control.received(node.s, w.now);
             }
         }
         if (w.dials.items.len > 0) moved = true;
@@ -181,7 +185,7 @@ pub const World = struct {
                 false;
             const can_be = to.alive and !w.are_apart(dial.node.index, dial.to) and !is_walled;
             w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
+            const lane: ?*Lane = if (can_be) lanes.accept(to.s, w.now, @splat(0)) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,
@@ -189,8 +193,8 @@ pub const World = struct {
                     .node_a = dial.node,
                     .node_b = to,
                 });
-                dial.node.s.lane_opened(w.now, dial.lane);
-            } else dial.node.s.lane_failed(w.now, dial.lane, .refused);
+                lanes.opened(dial.node.s, w.now, dial.lane);
+            } else lanes.failed(dial.node.s, w.now, dial.lane, .refused);
         }
     }
 
@@ -212,15 +216,15 @@ pub const World = struct {
 
     fn move(w: *World, from: *Node, a: *Lane, to: *Node, b: *Lane) bool {
         var out: [2][]const u8 = undefined;
-        if (from.s.lane_send_slices(w.now, a, &out) == 0) return false;
+        if (lanes.send_slices(from.s, w.now, a, &out) == 0) return false;
         var in: [2][]u8 = undefined;
-        _ = to.s.lane_recv_slices(b, &in);
+        _ = lanes.recv_slices(to.s, b, &in);
         const count = @min(out[0].len, in[0].len);
         @memcpy(in[0][0..count], out[0][0..count]);
         // The last words of a lane arrive, though it ends with them.
-        to.s.lane_received(w.now, b, count);
+        lanes.received(to.s, w.now, b, count);
         for (w.pipes.items) |*pipe| if (pipe.a == a or pipe.b == a) {
-            from.s.lane_sent(w.now, a, count);
+            lanes.sent(from.s, w.now, a, count);
             break;
         };
         return true;
@@ -236,11 +240,11 @@ pub const World = struct {
         for (link.lanes) |place| if (place) |lane| {
             const pipe = w.pipe_of(lane).*;
             _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
-            pipe.node_a.s.lane_closed(w.now, pipe.a);
-            pipe.node_b.s.lane_closed(w.now, pipe.b);
+            lanes.closed(pipe.node_a.s, w.now, pipe.a);
+            lanes.closed(pipe.node_b.s, w.now, pipe.b);
             const ends = [_]*Node{ pipe.node_a, pipe.node_b };
             for (ends, 0..) |node, index| {
-                links.find(node.s, ends[1 - index].s.self).?.retry_at = base.never;
+                node.s.link_to(ends[1 - index].s.self).?.retry_at = base.never;
             }
         };
     }
@@ -250,7 +254,7 @@ pub const World = struct {
         const until = w.now + duration_ns;
         while (w.now < until) {
             w.now += std.time.ns_per_s / 4;
-            for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.tick(w.now);
+            for (w.nodes[0..w.count]) |*node| if (node.alive) driver.tick(node.s, w.now);
             w.coordinator.tick(w.now);
             try w.settle();
         }
@@ -266,13 +270,13 @@ pub const World = struct {
             if (pipe.node_a != victim and pipe.node_b != victim) continue;
             _ = w.pipes.orderedRemove(index);
             if (pipe.node_a == victim)
-                pipe.node_b.s.lane_closed(w.now, pipe.b)
+                lanes.closed(pipe.node_b.s, w.now, pipe.b)
             else
-                pipe.node_a.s.lane_closed(w.now, pipe.a);
+                lanes.closed(pipe.node_a.s, w.now, pipe.a);
         }
         if (victim.connection) |connection| w.coordinator.closed(w.now, connection);
         victim.connection = null;
-        victim.s.destroy();
+        driver.destroy(victim.s);
     }
 
     fn coordinator_close(ctx: *anyopaque, connection: *protocol.Connection) void {
@@ -324,8 +328,8 @@ pub const World = struct {
             if (pipe.a != lane and pipe.b != lane) continue;
             _ = w.pipes.orderedRemove(index);
             if (pipe.a == lane) {
-                pipe.node_b.s.lane_closed(w.now, pipe.b);
-            } else pipe.node_a.s.lane_closed(w.now, pipe.a);
+                lanes.closed(pipe.node_b.s, w.now, pipe.b);
+            } else lanes.closed(pipe.node_a.s, w.now, pipe.a);
             return;
         }
     }
@@ -370,7 +374,7 @@ pub const World = struct {
                 if (!node.alive or !node.ready or came[node.index]) continue;
                 if ((node.group.epoch() == 0) != newcomers) continue;
                 came[node.index] = true;
-                try node.s.admit(w.now, node.group, base.never);
+                try joining.admit(node.s, w.now, node.group, base.never);
             }
             try w.settle();
         }
@@ -384,7 +388,7 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
     for (&buffers[node.index], 0..) |*value, index| {
         value.* = (index % 7 + 1) << @intCast(4 * node.index);
     }
-    return node.s.begin(node.world.now, node.group, .{
+    return calls.begin(node.s, node.world.now, node.group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&buffers[node.index]),
         .recv = @ptrCast(&buffers[node.index]),
@@ -428,7 +432,7 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
         try w.settle();
         for (w.nodes[0..count], 0..) |*node, index| {
             try check_sum(operations[index]);
-            node.s.release(operations[index]);
+            calls.release(node.s, operations[index]);
         }
         if (count == 1) continue;
         for (w.nodes[0..count], 0..) |*node, index| {
@@ -440,7 +444,7 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
         for (w.nodes[0..count], 0..) |*node, index| {
             if (!node.alive) continue;
             try check_sum(operations[index]);
-            node.s.release(operations[index]);
+            calls.release(node.s, operations[index]);
         }
         // At the next safe point the ranks are dense again, and all agree on who left.
         try w.admit_all();
@@ -460,13 +464,13 @@ test "a peer says whether its user waits to enter, and a group begins when all d
     try w.settle();
     const newcomers = &w.coordinator.groups.items[0].newcomers;
     for (newcomers.items) |*newcomer| try expect(newcomer.prepared and !newcomer.entering);
-    try w.nodes[0].s.admit(w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
+    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
     try w.settle();
     var waiting: usize = 0;
     for (newcomers.items) |*newcomer| waiting += @intFromBool(newcomer.entering);
     try expectEqual(1, waiting);
     try expectEqual(0, w.nodes[0].admitted);
-    try w.nodes[1].s.admit(w.now, w.nodes[1].group, w.now + std.time.ns_per_s);
+    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + std.time.ns_per_s);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
 }
@@ -486,7 +490,7 @@ test "time does not go back when a call began in the midst of a round of the eng
     for ([_]*Operation{ early, late }, w.nodes[0..2]) |operation, *node| {
         try expectEqual(.ok, operation.status);
         try expect(operation.finished_at >= operation.started_at);
-        node.s.release(operation);
+        calls.release(node.s, operation);
     }
 }
 
@@ -501,14 +505,14 @@ test "newcomers are pending until this member has passed the safe point with the
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
     // The epoch begins for the newcomer, and then for one member before the other.
-    try w.nodes[2].s.admit(w.now, w.nodes[2].group, base.never);
+    try joining.admit(w.nodes[2].s, w.now, w.nodes[2].group, base.never);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
-    try w.nodes[0].s.admit(w.now, w.nodes[0].group, base.never);
+    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
     try w.settle();
     try expectEqual(0, w.nodes[0].group.pending());
     try expectEqual(1, w.nodes[1].group.pending());
-    try w.nodes[1].s.admit(w.now, w.nodes[1].group, base.never);
+    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
     try w.settle();
     try expectEqual(0, w.nodes[1].group.pending());
     for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
@@ -527,17 +531,17 @@ test "newcomers that come after a loss are pending until this member has passed 
     const newcomer = try w.add();
     try w.pass(std.time.ns_per_s);
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
-    try w.nodes[0].s.admit(w.now, w.nodes[0].group, base.never);
+    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
     try w.pass(std.time.ns_per_s);
     try expectEqual(0, w.nodes[0].group.pending());
     try expectEqual(1, w.nodes[1].group.pending());
-    try w.nodes[1].s.admit(w.now, w.nodes[1].group, base.never);
+    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
     try w.pass(std.time.ns_per_s);
-    try newcomer.s.admit(w.now, newcomer.group, base.never);
+    try joining.admit(newcomer.s, w.now, newcomer.group, base.never);
     try w.pass(std.time.ns_per_s);
     for (w.nodes[0..2]) |*node| {
         try expectEqual(1, node.group.pending());
-        try node.s.admit(w.now, node.group, base.never);
+        try joining.admit(node.s, w.now, node.group, base.never);
         try w.settle();
         try expectEqual(0, node.group.pending());
         try expectEqual(3, node.group.world_size());
@@ -568,7 +572,7 @@ test "a newcomer enters at the safe point, and a mismatch is named on every peer
     for (w.nodes[0..3], 0..) |*node, index| {
         try expectEqual(.mismatch, operations[index].status);
         try expect(operations[index].failure.descriptor != null);
-        node.s.release(operations[index]);
+        calls.release(node.s, operations[index]);
     }
 }
 
@@ -581,15 +585,15 @@ test "one that gives up aborts for all, and a late caller is told" {
     const first = try sum(&w.nodes[0], elements, .restart);
     const second = try sum(&w.nodes[1], elements, .restart);
     try w.settle();
-    w.nodes[0].s.cancel(w.now, first);
+    calls.cancel(w.nodes[0].s, w.now, first);
     try expectEqual(.cancelled, first.status);
     try w.settle();
     try expectEqual(.aborted, second.status);
     const third = try sum(&w.nodes[2], elements, .restart);
     try expectEqual(.aborted, third.status);
-    w.nodes[0].s.release(first);
-    w.nodes[1].s.release(second);
-    w.nodes[2].s.release(third);
+    calls.release(w.nodes[0].s, first);
+    calls.release(w.nodes[1].s, second);
+    calls.release(w.nodes[2].s, third);
 }
 
 /// Nobody waits for the others to call.
@@ -600,7 +604,7 @@ fn expect_aborted_at_once(w: *World, recovery: wire.control.Recovery) !void {
         try expectEqual(.peer_lost, later.failure.reason.?);
         try std.testing.expect(later.failure.peer.eql(.from_int(2)));
         try w.settle();
-        w.nodes[index].s.release(later);
+        calls.release(w.nodes[index].s, later);
     }
 }
 
@@ -617,7 +621,7 @@ test "a call that is deserted costs the others what a death does, and this peer 
         }
         for (0..6) |_| _ = try w.step();
         const leaver = &w.nodes[1];
-        leaver.s.desert(w.now, operations[1]);
+        calls.desert(leaver.s, w.now, operations[1]);
         try expectEqual(.cancelled, operations[1].status);
         try w.settle();
         for ([_]usize{ 0, 2 }) |index| {
@@ -627,11 +631,11 @@ test "a call that is deserted costs the others what a death does, and this peer 
         }
         if (recovery == .complete) try expect_aborted_at_once(&w, recovery);
         try std.testing.expectError(error.Left, sum(leaver, elements, recovery));
-        for (w.nodes[0..3], operations) |*node, operation| node.s.release(operation);
+        for (w.nodes[0..3], operations) |*node, operation| calls.release(node.s, operation);
         // The others pass the safe point without it; it may come again.
-        leaver.s.group_release(leaver.group);
+        joining.release(leaver.s, leaver.group);
         leaver.ready = false;
-        leaver.group = try leaver.s.join(w.now, "g", 0);
+        leaver.group = try joining.join(leaver.s, w.now, "g", 0);
         for ([_]usize{ 2, 3 }) |size| {
             try w.admit_all();
             try expectEqual(size, w.nodes[0].group.world_size());
@@ -648,13 +652,13 @@ test "in a world of one a call is withdrawn alone" {
     try w.admit_all();
     const node = &w.nodes[0];
     const lonely = try sum(node, elements, .resume_chunks);
-    node.s.desert(w.now, lonely);
+    calls.desert(node.s, w.now, lonely);
     try w.settle();
-    node.s.release(lonely);
+    calls.release(node.s, lonely);
     const next = try sum(node, elements, .resume_chunks);
     try w.settle();
     try check_sum(next);
-    node.s.release(next);
+    calls.release(node.s, next);
 }
 
 test "a residual that an operation in flight uses is no buffer of another call" {
@@ -667,7 +671,7 @@ test "a residual that an operation in flight uses is no buffer of another call" 
     var values: [5][elements]f32 = @splat(@splat(1));
     var bytes: [5][*]u8 = undefined;
     for (&bytes, &values) |*at, *of| at.* = @ptrCast(of);
-    var call: Session.Call = .{
+    var call: session.Call = .{
         .kind = .all_reduce,
         .send = bytes[0],
         .recv = bytes[0],
@@ -677,7 +681,7 @@ test "a residual that an operation in flight uses is no buffer of another call" 
         .residual = .{ .in = bytes[1], .out = bytes[2] },
         .deadline = base.never,
     };
-    const operation = try node.s.begin(w.now, node.group, call);
+    const operation = try calls.begin(node.s, w.now, node.group, call);
     call.tag = 1;
     for ([_]?kernels.Residual{
         null,
@@ -688,26 +692,27 @@ test "a residual that an operation in flight uses is no buffer of another call" 
         call.residual = residual;
         call.send = bytes[recv];
         call.recv = bytes[recv];
-        try std.testing.expectError(error.BufferInUse, node.s.begin(w.now, node.group, call));
+        const begun = calls.begin(node.s, w.now, node.group, call);
+        try std.testing.expectError(error.BufferInUse, begun);
     }
-    node.s.cancel(w.now, operation);
-    node.s.release(operation);
+    calls.cancel(node.s, w.now, operation);
+    calls.release(node.s, operation);
     // Nor is it one of its own call.
     for ([_]kernels.Residual{
         .{ .in = bytes[1], .out = bytes[1] },
         .{ .in = bytes[1], .out = bytes[4] },
     }) |residual| {
         call.residual = residual;
-        const refused = node.s.begin(w.now, node.group, call);
+        const refused = calls.begin(node.s, w.now, node.group, call);
         try std.testing.expectError(error.ResidualOverlaps, refused);
     }
     call.residual = .{ .in = bytes[4], .out = bytes[2] };
-    const written = node.s.begin(w.now, node.group, call);
+    const written = calls.begin(node.s, w.now, node.group, call);
     try std.testing.expectError(error.ResidualInWritten, written);
     call.residual = .{ .in = bytes[1], .out = bytes[2] };
-    const second = try node.s.begin(w.now, node.group, call);
-    node.s.cancel(w.now, second);
-    node.s.release(second);
+    const second = try calls.begin(node.s, w.now, node.group, call);
+    calls.cancel(node.s, w.now, second);
+    calls.release(node.s, second);
 }
 
 test "in a world too large for links to all, a call for the direct schedule takes the ring" {
@@ -724,7 +729,7 @@ test "in a world too large for links to all, a call for the direct schedule take
         for (w.nodes[0..nodes_max], &values, &operations) |*node, *own, *operation| {
             if (!node.alive) continue;
             own.* = @splat(1);
-            operation.* = try node.s.begin(w.now, node.group, .{
+            operation.* = try calls.begin(node.s, w.now, node.group, .{
                 .kind = .all_reduce,
                 .send = @ptrCast(own),
                 .recv = @ptrCast(own),
@@ -741,17 +746,17 @@ test "in a world too large for links to all, a call for the direct schedule take
             if (!node.alive) continue;
             try expectEqual(.ok, operation.?.status);
             for (own) |value| try expectEqual(expected, value);
-            node.s.release(operation.?);
+            calls.release(node.s, operation.?);
         }
     }
 }
 
-const Part = Session.Call.Part;
+const Part = session.Call.Part;
 
 /// One part of a message of `elements` numbers, all of them what the sender's rank is.
 pub fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Operation {
     if (part == .send) values.* = @splat(node.group.rank());
-    return node.s.begin(node.world.now, node.group, .{
+    return calls.begin(node.s, node.world.now, node.group, .{
         .kind = .send_recv,
         .part = part,
         .partner_rank = partner,
@@ -783,7 +788,7 @@ test "in a world too large for links to all, a message has a link of its own whi
     var given: [elements]u64 = undefined;
     var taken: [elements]u64 = undefined;
     for ([_]*Node{ a, b, a, b }, [_]*Node{ b, a, b, a }, 0..) |from, to, turn| {
-        try expectEqual(null, links.find(a.s, b.s.self));
+        try expectEqual(null, a.s.link_to(b.s.self));
         taken = @splat(99);
         const order: [2]Part = if (turn < 2) .{ .recv, .send } else .{ .send, .recv };
         var operations: [2]*Operation = undefined;
@@ -801,9 +806,9 @@ test "in a world too large for links to all, a message has a link of its own whi
             try expectEqual(.ok, operation.status);
             // Nothing was taken for a broken link meanwhile.
             try expectEqual(1, operation.op.attempts);
-            (if (part == .send) from else to).s.release(operation);
+            calls.release((if (part == .send) from else to).s, operation);
         }
-        try w.pass(2 * links.linger_ns);
+        try w.pass(2 * Session.linger_ns);
     }
     try expectEqual(1, a.group.attempt());
     for (w.nodes[0..nodes_max]) |*node| try expectEqual(nodes_max, node.group.alive());
@@ -823,7 +828,7 @@ test "what others still need of a call in doubt goes on once all of it is set as
     for (&arrays, &operations, w.nodes[0..2], 1..) |*array, *operation, *node, value| {
         array.* = try w.gpa.alloc(u64, count);
         @memset(array.*, value);
-        operation.* = try node.s.begin(w.now, node.group, .{
+        operation.* = try calls.begin(node.s, w.now, node.group, .{
             .kind = .all_reduce,
             .send = @ptrCast(array.ptr),
             .recv = @ptrCast(array.ptr),
@@ -835,14 +840,14 @@ test "what others still need of a call in doubt goes on once all of it is set as
     defer for (arrays) |array| w.gpa.free(array);
     const node = &w.nodes[0];
     while (operations[0].op.state != .voted) _ = try w.step();
-    node.s.cancel(w.now, operations[0]);
+    calls.cancel(node.s, w.now, operations[0]);
     try expect(!operations[0].finished); // there is more of it than one step gives back
     node.wakes = 0;
-    while (!operations[0].finished) node.s.tick(w.now);
+    while (!operations[0].finished) driver.tick(node.s, w.now);
     try expect(node.wakes > 0);
     try w.settle();
     try expectEqual(session.Status.ok, operations[1].status);
     for (arrays[1]) |value| try expectEqual(3, value);
     for (arrays[0]) |value| try expectEqual(1, value);
-    for (operations, w.nodes[0..2]) |operation, *owner| owner.s.release(operation);
+    for (operations, w.nodes[0..2]) |operation, *owner| calls.release(owner.s, operation);
 }

@@ -8,6 +8,11 @@ const base = @import("base");
 const wire = @import("wire");
 const session = @import("session");
 const words_file = @import("words.zig");
+const calls = session.calls;
+const control = session.control;
+const driver = session.driver;
+const lanes = session.lanes;
+const joining = session.joining;
 const Group = session.Group;
 const Lane = session.Lane;
 const Operation = session.Operation;
@@ -113,7 +118,7 @@ const Booth = struct {
             @memcpy(room[0..count], rest[0..count]);
             booth.s.control.received(count);
             rest = rest[count..];
-            booth.s.control_received(booth.now);
+            control.received(booth.s, booth.now);
         }
     }
 
@@ -129,12 +134,12 @@ const Booth = struct {
         var rest = bytes;
         while (rest.len > 0 and booth.lanes[place] == lane) {
             var slices: [2][]u8 = undefined;
-            const count = booth.s.lane_recv_slices(lane, &slices);
+            const count = lanes.recv_slices(booth.s, lane, &slices);
             std.debug.assert(count > 0 and slices[0].len > 0);
             const taken = @min(slices[0].len, rest.len);
             @memcpy(slices[0][0..taken], rest[0..taken]);
             rest = rest[taken..];
-            booth.s.lane_received(booth.now, lane, taken);
+            lanes.received(booth.s, booth.now, lane, taken);
         }
     }
 
@@ -147,11 +152,11 @@ const Booth = struct {
             var turns: usize = 0;
             while (place.* == lane and turns < 100) : (turns += 1) {
                 var slices: [2][]const u8 = undefined;
-                const count = booth.s.lane_send_slices(booth.now, lane, &slices);
+                const count = lanes.send_slices(booth.s, booth.now, lane, &slices);
                 if (count == 0 or place.* != lane) break;
                 var total: usize = 0;
                 for (slices[0..count]) |slice| total += slice.len;
-                booth.s.lane_sent(booth.now, lane, total);
+                lanes.sent(booth.s, booth.now, lane, total);
             }
         }
     }
@@ -163,17 +168,17 @@ pub fn run(allocator: std.mem.Allocator, bytes: []const u8) !void {
     defer arena.deinit();
     var words: Words = .{ .rest = bytes, .arena = arena.allocator() };
     var booth: Booth = .{ .s = undefined };
-    booth.s = try Session.create(allocator, .{
+    booth.s = try driver.create(allocator, .{
         .peer_id = words_file.id_of(self),
         .run_id = words_file.run_id,
         .seed = 1,
         .address_key = @splat(1),
         .host = .{ .ctx = &booth, .vtable = &Booth.host },
     });
-    defer booth.s.destroy();
-    try booth.s.set_address("n0:1");
+    defer driver.destroy(booth.s);
+    try driver.set_address(booth.s, "n0:1");
     try connect(&booth);
-    booth.group = try booth.s.join(booth.now, "g", 0);
+    booth.group = try joining.join(booth.s, booth.now, "g", 0);
     // Most inputs begin as a member, where most code is.
     if (words.byte() % 8 != 0) try become_member(&booth);
     while (words.rest.len > 0) {
@@ -184,7 +189,7 @@ pub fn run(allocator: std.mem.Allocator, bytes: []const u8) !void {
 
 fn connect(booth: *Booth) !void {
     booth.dials_control = false;
-    booth.s.control_opened(booth.now);
+    control.opened(booth.s, booth.now);
     try booth.hear(&wire.hello.encode_answer(.welcome));
     try booth.tell(.{ .welcome = .{
         .heartbeat_ns = second / 2,
@@ -211,7 +216,8 @@ fn become_member(booth: *Booth) !void {
         .links = .of(&members),
     } });
     open_lanes(booth);
-    if (booth.group) |group| booth.s.admit(booth.now, group, booth.now + 60 * second) catch {};
+    if (booth.group) |group|
+        joining.admit(booth.s, booth.now, group, booth.now + 60 * second) catch {};
     try booth.tell(.{ .ask_safe_points = .{ .group = 0, .round = 1 } });
     try booth.tell(.{ .activate = .{
         .group = 0,
@@ -231,7 +237,7 @@ fn open_lanes(booth: *Booth) void {
         const lane = booth.lanes[place] orelse continue;
         if (booth.is_up[place]) continue;
         booth.is_up[place] = true;
-        booth.s.lane_opened(booth.now, lane);
+        lanes.opened(booth.s, booth.now, lane);
         booth.feed(place, &wire.hello.encode_answer(.welcome));
     }
     accept(booth, .{
@@ -243,8 +249,8 @@ fn open_lanes(booth: *Booth) void {
 }
 
 fn accept(booth: *Booth, hello: wire.hello.Hello) void {
-    const lane = booth.s.accept_lane(booth.now, @splat(1)) orelse return;
-    if (!booth.add(lane, true)) return booth.s.lane_closed(booth.now, lane);
+    const lane = lanes.accept(booth.s, booth.now, @splat(1)) orelse return;
+    if (!booth.add(lane, true)) return lanes.closed(booth.s, booth.now, lane);
     for (&booth.lanes, 0..) |place, index| if (place == lane) {
         return booth.feed(index, &wire.hello.encode(hello));
     };
@@ -264,20 +270,20 @@ fn step(booth: *Booth, words: *Words) !void {
         2, 3, 4, 5 => try feed_frame(booth, place, words),
         6 => if (booth.lanes[place]) |lane| {
             booth.lanes[place] = null;
-            booth.s.lane_closed(booth.now, lane);
+            lanes.closed(booth.s, booth.now, lane);
         },
         7 => open_lanes(booth),
         8 => try booth.hear(words.bytes(words.byte())),
         9 => {
             booth.now += @as(u64, std.time.ns_per_ms) << @intCast(words.below(14));
-            booth.s.tick(booth.now);
+            driver.tick(booth.s, booth.now);
             if (booth.dials_control) try connect(booth);
         },
         10 => booth.drain(),
         11, 12 => call(booth, words),
         13 => end_call(booth, words),
         14 => if (booth.group) |group|
-            booth.s.admit(booth.now, group, booth.now + second) catch {},
+            joining.admit(booth.s, booth.now, group, booth.now + second) catch {},
         15 => if (booth.is_gone or words.below(8) == 0) try join_again(booth),
         else => try booth.tell(try words.message()),
     }
@@ -314,7 +320,7 @@ fn call(booth: *Booth, words: *Words) void {
     const kind = kinds[words.below(kinds.len)];
     const is_barrier = kind == .barrier;
     const count = if (is_barrier) 0 else words.below(16);
-    lent.op = booth.s.begin(booth.now, group, .{
+    lent.op = calls.begin(booth.s, booth.now, group, .{
         .kind = kind,
         .send = lent.middle(),
         .recv = lent.middle() + buffer_bytes / 2,
@@ -328,20 +334,20 @@ fn call(booth: *Booth, words: *Words) void {
 fn end_call(booth: *Booth, words: *Words) void {
     const lent = &booth.lent[words.below(calls_max)];
     const op = lent.op orelse return;
-    if (!op.finished) booth.s.cancel(booth.now, op);
+    if (!op.finished) calls.cancel(booth.s, booth.now, op);
     if (!op.finished) return;
     lent.op = null;
-    booth.s.release(op);
+    calls.release(booth.s, op);
 }
 
 fn join_again(booth: *Booth) !void {
-    if (booth.group) |group| booth.s.leave(booth.now, group);
+    if (booth.group) |group| joining.leave(booth.s, booth.now, group);
     for (&booth.lent) |*lent| if (lent.op) |op| if (op.finished) {
         lent.op = null;
-        booth.s.release(op);
+        calls.release(booth.s, op);
     };
     booth.is_gone = false;
-    booth.group = booth.s.join(booth.now, "g", 0) catch |err| switch (err) {
+    booth.group = joining.join(booth.s, booth.now, "g", 0) catch |err| switch (err) {
         error.AlreadyJoined => null,
         error.OutOfMemory => return error.OutOfMemory,
     };

@@ -19,13 +19,6 @@ ALLOWED: dict[str, list[str]] = {
         "labels.zig late.zig lobby.zig misfit.zig owed.zig queues.zig recovery.zig refusals.zig "
         "roster.zig stall.zig status.zig unreached.zig unseen.zig",
     ],
-    "session": [
-        # All take Session, whose functions for drivers call all of them.
-        "actions.zig calls.zig control.zig dial_back.zig frames.zig greeting.zig group.zig "
-        "groups.zig host.zig labels.zig lanes.zig links.zig operation.zig outgoing.zig "
-        "prefetch.zig queue.zig rounds.zig session.zig state.zig sync.zig "
-        "transfer.zig vote.zig waits.zig",
-    ],
     "net": [
         # All take the engine: it begins by greeting, does what its session asks of it, and keeps
         # memberships and works, which take its lock.

@@ -22,13 +22,14 @@ const shards = @import("shards.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
+const calls = session_layer.calls;
 const fmt_key = checkers_file.fmt_key;
 const fmt_peers = checkers_file.fmt_peers;
 const Instant = base.Instant;
 const Group = session_layer.Group;
 const Node = world_file.Node;
 const Operation = session_layer.Operation;
-const Sync = session_layer.Sync;
+const syncing = session_layer.syncing;
 const Step = program.Step;
 const StateRules = wire.control.StateRules;
 const Strategy = wire.control.Strategy;
@@ -341,7 +342,7 @@ fn is_sender(work: *const Work) bool {
 fn begin_plain(work: *const Work) !*Operation {
     const user = work.user;
     const step = &work.step;
-    var arrays: [Step.arrays_max]session_layer.Session.Array = undefined;
+    var arrays: [Step.arrays_max]session_layer.Array = undefined;
     var before: usize = 0;
     for (arrays[0..step.arrays], step.split()[0..step.arrays]) |*array, count| {
         array.* = .{
@@ -356,7 +357,7 @@ fn begin_plain(work: *const Work) !*Operation {
     const ranks = user.group.?.member.current.?.ids.len;
     var exchanged: [2][base.limits.peers_max]u64 = undefined;
     if (is_exchange) work.layout.exchanged(exchanged[0][0..ranks], exchanged[1][0..ranks]);
-    return user.node.session.?.begin(user.node.here(), user.group.?, .{
+    return calls.begin(user.node.session.?, user.node.here(), user.group.?, .{
         .kind = step.kind,
         .send = work.send.ptr,
         .recv = work.recv.ptr,
@@ -389,10 +390,10 @@ pub fn cancel(work: *Work) void {
     if (!world.scripted and world.faults.stream(.cancel).chance(2)) {
         world.note("p{d} deserts {f}", .{ work.node.index, work.name() });
         work.user.deserts = true;
-        session.desert(work.node.here(), work.op.?);
+        calls.desert(session, work.node.here(), work.op.?);
     } else {
         world.note("p{d} cancels {f}", .{ work.node.index, work.name() });
-        session.cancel(work.node.here(), work.op.?);
+        calls.cancel(session, work.node.here(), work.op.?);
     }
     world.settle(work.node);
     work.user.deserts = false;
@@ -551,7 +552,7 @@ fn close(work: *Work) void {
     }
     const op = work.op orelse return syncs.forget(work);
     work.op = null;
-    if (work.node.session) |s| s.release(op);
+    if (work.node.session) |s| calls.release(s, op);
     syncs.forget(work);
 }
 
@@ -643,7 +644,7 @@ fn succeed(work: *Work) void {
 fn hash_of_members(work: *Work, before: u64) u64 {
     const op = work.op.?;
     var hash = before;
-    for ([_]*const base.Mask{ Sync.contributors(op), Sync.holders_of(op) }) |mask| {
+    for ([_]*const base.Mask{ syncing.contributors(op), syncing.holders(op) }) |mask| {
         const digits = contributors_of(work, mask);
         hash = std.hash.Wyhash.hash(hash, std.mem.asBytes(&digits.words));
         // A coordinator that dies may have told some, but not all, who has it.

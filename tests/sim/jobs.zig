@@ -7,6 +7,7 @@ const base = @import("base");
 const Config = @import("swarm.zig").Config;
 const Node = @import("world.zig").Node;
 const swarm = @import("swarm.zig");
+const driver = @import("session").driver;
 const Prng = base.Prng;
 
 /// In such a time all jobs of any call are done, and told of.
@@ -75,7 +76,7 @@ pub const Workshop = struct {
         const tells = shop.waiting.items.len == 0 or shop.prng.chance(2);
         if (tells and shop.done.items.len > 0) {
             const job = shop.done.swapRemove(shop.prng.below(shop.done.items.len));
-            return shop.node.session.?.job_done(shop.node.here(), job);
+            return driver.job_done(shop.node.session.?, shop.node.here(), job);
         }
         if (shop.waiting.items.len == 0) return;
         const job = shop.waiting.swapRemove(shop.prng.below(shop.waiting.items.len));

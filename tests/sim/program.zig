@@ -9,7 +9,7 @@ const wire = @import("wire");
 const session_layer = @import("session");
 const syncs = @import("syncs.zig");
 const Prng = base.Prng;
-const all_to_all_ranks_max = session_layer.Session.all_to_all_ranks_max;
+const all_to_all_ranks_max = session_layer.all_to_all_ranks_max;
 
 pub const OpKind = wire.control.OpKind;
 pub const Recovery = wire.control.Recovery;

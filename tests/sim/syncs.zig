@@ -106,16 +106,17 @@ pub fn keep(user: *User) void {
     };
     user.kept = .{ .state = state, .memory = memory };
     state.hash_leaves(0, state.leaf_count());
-    user.node.session.?.prefetch_begin(user.node.here(), state) catch |err| {
+    const s = user.node.session.?;
+    session_layer.calls.prefetch_begin(s, user.node.here(), user.group.?, state) catch |err| {
         world.note("p{d} cannot fetch ahead: {t}", .{ user.node.index, err });
     };
 }
 
 /// A group that was left is about to be released.
 pub fn drop_states(node: *Node, group: *session_layer.Group) void {
-    while (group.states.getLastOrNull()) |state| {
-        node.session.?.state_remove(state);
-        destroy(node, state);
+    while (group.states.getLastOrNull()) |shared| {
+        session_layer.calls.state_remove(node.session.?, group, shared.state);
+        destroy(node, shared.state);
     }
 }
 
@@ -155,7 +156,7 @@ fn create(
         .{ .name = "empty", .dtype = .f32, .shape = &.{0}, .data = null },
     };
     var at: usize = 0;
-    const state = State.create(user.node.memory.allocator(), group, .{
+    const state = State.create(user.node.memory.allocator(), .{
         .name = "state",
         .tensors = &tensors,
         .revision = user.content.revision,
@@ -168,7 +169,7 @@ fn create(
     };
     // As a user's own state, which outlives the call.
     state.is_synced = user.synced_in == user.membership;
-    user.node.session.?.state_add(state) catch |err| {
+    session_layer.calls.state_add(user.node.session.?, group, state) catch |err| {
         state.destroy();
         return switch (err) {
             error.OutOfMemory => error.OutOfMemory,
@@ -194,7 +195,8 @@ pub fn begin(work: *Work) !*session_layer.Operation {
     call.revision = work.revision orelse state.revision;
     call.expected = state.expected();
     call.strategy = work.strategy;
-    const op = try s.begin_sync(user.node.here(), .{
+    const op = try session_layer.calls.begin_sync(s, user.node.here(), .{
+        .group = work.group,
         .state = state,
         .strategy = work.strategy,
         .revision = work.revision,
@@ -252,7 +254,7 @@ pub fn forget(work: *Work) void {
     work.shared = null;
     const s = work.node.session orelse return; // node_down sees to it
     if (work.kept) return;
-    s.state_remove(state);
+    session_layer.calls.state_remove(s, work.group, state);
     destroy(work.node, state);
 }
 

@@ -37,6 +37,9 @@ const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
+const control = session_layer.control;
+const driver = session_layer.driver;
+const lanes = session_layer.lanes;
 const Allocator = std.mem.Allocator;
 const Coordinator = protocol.Coordinator;
 const Instant = base.Instant;
@@ -676,7 +679,7 @@ pub const World = struct {
         world.draw_clock(node);
         world.note("p{d} starts, id {s}", .{ node.index, node.id.short() });
         node.workshop = .init(node, &world.config);
-        node.session = Session.create(node.memory.allocator(), .{
+        node.session = driver.create(node.memory.allocator(), .{
             .peer_id = node.id,
             .run_id = run_id,
             .seed = prng.next(),
@@ -688,7 +691,7 @@ pub const World = struct {
         }) catch @panic("out of memory");
         var address: [finder.text_bytes_max]u8 = undefined;
         const here = finder.name_of(node.index, &address);
-        node.session.?.set_address(here) catch @panic("out of memory");
+        driver.set_address(node.session.?, here) catch @panic("out of memory");
         if (node.generation == 0) {
             node.users = world.gpa.alloc(users.User, world.config.groups) catch
                 @panic("out of memory");
@@ -720,15 +723,15 @@ pub const World = struct {
                 if (e.node != node.index or e.what != .lane) continue;
                 const lane = e.what.lane;
                 e.what = .nothing;
-                s.lane_closed(node.here(), lane);
+                lanes.closed(s, node.here(), lane);
             }
         }
         if (node.control != null) {
             node.control = null;
-            s.control_closed(node.here());
+            control.closed(s, node.here());
         }
         node.connections.clearRetainingCapacity();
-        s.destroy();
+        driver.destroy(s);
         node.workshop.close();
         node.session = null;
         node.state = .down;
@@ -786,7 +789,7 @@ pub const World = struct {
 
     fn plan_tick(world: *World, node: *Node) void {
         const wanted = if (node.session) |s|
-            s.next_deadline()
+            driver.next_deadline(s)
         else
             world.coordinator.next_deadline();
         if (wanted == base.never) return;
@@ -803,7 +806,7 @@ pub const World = struct {
         node.tick_at = base.never;
         const now = node.here();
         const wanted = if (node.session) |s|
-            s.next_deadline()
+            driver.next_deadline(s)
         else
             world.coordinator.next_deadline();
         if (wanted <= now) {
@@ -817,7 +820,7 @@ pub const World = struct {
                 "node {d}: tick leaves a deadline in the past again and again",
                 .{node.index},
             );
-            if (node.session) |s| s.tick(now) else world.coordinator.tick(now);
+            if (node.session) |s| driver.tick(s, now) else world.coordinator.tick(now);
         }
         world.settle(node);
     }
@@ -885,8 +888,8 @@ pub const World = struct {
         const node = &world.nodes[e.node];
         const ref: Ref = .{ .connection = index, .side = 0 };
         switch (e.what) {
-            .lane => |lane| node.session.?.lane_opened(node.here(), lane),
-            .control => node.session.?.control_opened(node.here()),
+            .lane => |lane| lanes.opened(node.session.?, node.here(), lane),
+            .control => control.opened(node.session.?, node.here()),
             .nothing, .accepted, .stranger => unreachable,
         }
         world.schedule_delivery(connection, 1);
@@ -914,7 +917,7 @@ pub const World = struct {
                 accepted_connection.driver = index * 2 + 1;
                 e.what = .{ .accepted = accepted_connection };
             }
-        } else if (node.session.?.accept_lane(node.here(), source)) |lane| {
+        } else if (lanes.accept(node.session.?, node.here(), source)) |lane| {
             lane.driver = index * 2 + 1;
             e.what = .{ .lane = lane };
         }
@@ -947,12 +950,12 @@ pub const World = struct {
         world.note("{d} learns that connection {d} ended", .{ node.index, ref.connection });
         switch (what) {
             .lane => |lane| if (never_was)
-                node.session.?.lane_failed(now, lane, .refused)
+                lanes.failed(node.session.?, now, lane, .refused)
             else
-                node.session.?.lane_closed(now, lane),
+                lanes.closed(node.session.?, now, lane),
             .control => {
                 node.control = null;
-                node.session.?.control_closed(now);
+                control.closed(node.session.?, now);
             },
             .accepted => |accepted_connection| world.coordinator.closed(now, accepted_connection),
             .nothing, .stranger => {},
@@ -1051,7 +1054,7 @@ pub const World = struct {
                     s.control.received(count);
                     rest = rest[count..];
                 }
-                s.control_received(node.here());
+                control.received(s, node.here());
             },
             .accepted => |connection| {
                 const node = &world.nodes[coordinator_index];
@@ -1086,7 +1089,7 @@ pub const World = struct {
         while (rest.len > 0 and e.state == .open) {
             const lane = e.what.lane;
             var slices: [2][]u8 = undefined;
-            const count = s.lane_recv_slices(lane, &slices);
+            const count = lanes.recv_slices(s, lane, &slices);
             if (count < 1 or count > 2 or slices[0].len == 0) return world.checkers.fail(
                 .interface,
                 "p{d}: lane_recv_slices gives {d} slices",
@@ -1100,7 +1103,7 @@ pub const World = struct {
                 rest = rest[length..];
                 taken += length;
             }
-            s.lane_received(node.here(), lane, taken);
+            lanes.received(s, node.here(), lane, taken);
         }
     }
 
@@ -1174,7 +1177,7 @@ pub const World = struct {
             }
             const lane = e.what.lane;
             var slices: [2][]const u8 = undefined;
-            const count = s.lane_send_slices(node.here(), lane, &slices);
+            const count = lanes.send_slices(s, node.here(), lane, &slices);
             if (count == 0) break;
             var total: usize = 0;
             for (slices[0..count]) |slice| {
@@ -1184,7 +1187,7 @@ pub const World = struct {
                 if (taken < slice.len) break;
             }
             if (e.state != .open) break;
-            s.lane_sent(node.here(), lane, total);
+            lanes.sent(s, node.here(), lane, total);
         }
         world.schedule_delivery(world.connections.items[ref.connection], ref.side);
     }
@@ -1281,8 +1284,8 @@ fn host_dial(ctx: *anyopaque, lane: *Lane, address: []const u8) void {
     node.world.dial_lane(node, lane, address);
 }
 
-fn ref_of(driver: usize) Ref {
-    return .{ .connection = @intCast(driver / 2), .side = @intCast(driver % 2) };
+fn ref_of(number: usize) Ref {
+    return .{ .connection = @intCast(number / 2), .side = @intCast(number % 2) };
 }
 
 fn host_lane_close(ctx: *anyopaque, lane: *Lane) void {

@@ -1,0 +1,146 @@
+//! asking: how a transfer (transfer.zig) asks other peers for hashes and leaves, and takes what
+//! they give. Free functions on Session. Why, and what follows: syncing.zig, prefetch.zig.
+
+const std = @import("std");
+const wire = @import("wire");
+const requests = @import("requests.zig");
+const transfers = @import("transfer.zig");
+const Lane = @import("link.zig").Lane;
+const Link = @import("link.zig").Link;
+const Session = @import("session.zig").Session;
+const State = @import("state.zig").State;
+const Error = transfers.Error;
+const Header = wire.frame.Header;
+const Place = transfers.Place;
+const Transfer = transfers.Transfer;
+const assert = std.debug.assert;
+
+pub fn link_to(s: *const Session, t: *const Transfer, rank: usize) ?*Link {
+    const peer = &t.peers[rank];
+    return if (peer.is_linked) s.link_to(peer.id) else null;
+}
+
+fn ask(s: *Session, t: *Transfer, rank: u16, class: u16, index: u32) void {
+    const link = link_to(s, t, rank) orelse return;
+    const peer = &t.peers[rank];
+    // At most a page and the leaves that Fetch allows are on request.
+    assert(peer.wants.push(.{ .class = class, .index = index }));
+    peer.used = true;
+    s.wake(link);
+}
+
+/// Asks this peer for all pages, one after the other.
+pub fn ask_for_hashes(s: *Session, t: *Transfer, rank: u16) void {
+    t.hashes_from = rank;
+    t.pages_got = 0;
+    ask_for_page(s, t);
+}
+
+/// Asks a source that owes none already.
+pub fn ask_another_for_hashes(s: *Session, t: *Transfer) void {
+    for (0..t.peers.len) |distance| {
+        const rank: u16 = @intCast((t.first + distance) % t.peers.len);
+        if (!t.fetch.is_usable(rank) or t.peers[rank].owes_page) continue;
+        return ask_for_hashes(s, t, rank);
+    }
+}
+
+fn ask_for_page(s: *Session, t: *Transfer) void {
+    const rank = t.hashes_from.?;
+    t.peers[rank].owes_page = true;
+    t.page_moved_at = s.now;
+    ask(s, t, rank, requests.class_hashes, t.pages_got);
+}
+
+pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
+    while (t.fetch.next()) |request|
+        ask(s, t, request.rank, requests.class_leaf, request.leaf);
+}
+
+/// A source whose lanes are well and that gives nothing for so long is not waited for. A lane
+/// that is not well, or on which a request was lost, is closed before. Slow data counts as
+/// well, and whether a lane still moves is its own affair.
+pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
+    const link = link_to(s, t, rank) orelse return false;
+    const peer = &t.peers[rank];
+    const owes = t.fetch.owes(rank) or peer.owes_page;
+    const waits = owes and peer.wants.count == 0 and link.open_count > 0;
+    if (late or !waits or link.brings(t.owner)) peer.gave_at = s.now;
+    return s.now -| peer.gave_at >= 2 *| s.settings.silence_ns;
+}
+
+// ---- what comes in
+
+/// Where the payload of an answer goes; null: it is not wanted any more.
+pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Error!?Place {
+    const state = t.state orelse return null;
+    const rank = t.find(lane.link.?.peer) orelse return null;
+    const peer = &t.peers[rank];
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    if (header.kind == .hashes) {
+        if (index >= state.page_count()) return error.UnknownPage;
+        if (peer.wants.has(requests.class_hashes, null)) return not_asked(t);
+        if (t.phase != .hashes or t.hashes_from != rank) {
+            peer.owes_page = false;
+            return null;
+        }
+        if (index != t.pages_got) return if (t.repeats) null else error.UnknownPage;
+        const page = State.page_of(state.wanted, index);
+        if (header.payload_bytes != page.len) return error.WrongLength;
+        // One at a time: nobody may write to a page that has been checked.
+        take_over(s, t, lane, rank, header);
+        return .{ page, t.owner };
+    }
+    if (peer.wants.has(requests.class_leaf, index)) return not_asked(t);
+    if (index >= state.leaf_count()) return error.UnknownLeaf;
+    if (header.payload_bytes != state.leaf(index).len) return error.WrongLength;
+    if (t.phase != .leaves or !t.fetch.wants(rank, index)) {
+        peer.gave_at = s.now;
+        if (t.phase == .leaves) t.fetch.delivered(rank, index);
+        return null;
+    }
+    // Asked of two, and the other one is still sending: whoever began later is faster.
+    take_over(s, t, lane, rank, header);
+    return .{ try state.stage(index), t.owner };
+}
+
+/// It is still to be asked for.
+fn not_asked(t: *const Transfer) error{NotAsked}!?Place {
+    return if (t.repeats) null else error.NotAsked;
+}
+
+/// No other lane brings the same any more.
+fn take_over(s: *Session, t: *Transfer, lane: *Lane, rank: u16, header: *const Header) void {
+    for (s.links.items) |link| for (link.lanes) |other_place| {
+        const other = other_place orelse continue;
+        if (other == lane or !other.brings(t.owner)) continue;
+        if (other.incoming.kind != header.kind) continue;
+        if (header.kind == .leaf and other.incoming.index != header.index) continue;
+        other.detach(t.owner);
+        const slower = t.find(link.peer) orelse continue;
+        if (header.kind == .hashes) {
+            t.peers[slower].owes_page = false;
+        } else if (slower != rank) { // else it sends the same twice
+            t.fetch.cancel(slower, @intCast(header.index));
+        }
+    };
+}
+
+/// The payload of a placed frame is complete: the peer that has given it.
+pub fn arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
+    if (t.state == null) return null;
+    const rank = t.find(lane.link.?.peer) orelse return null;
+    t.peers[rank].gave_at = s.now;
+    return rank;
+}
+
+/// It was a page: whether it was the last one.
+pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
+    t.peers[rank].owes_page = false;
+    const is_next = t.hashes_from == rank and header.index == t.pages_got;
+    if (t.phase != .hashes or !is_next) return false;
+    t.pages_got += 1;
+    if (t.pages_got == t.state.?.page_count()) return true;
+    ask_for_page(s, t);
+    return false;
+}

@@ -1,0 +1,148 @@
+//! driver: the life of a session as its driver has it: it is made, told the time and given back
+//! jobs, and ends. Free functions on Session. The bytes of lanes: lanes.zig; those of the
+//! coordinator: control.zig. A driver's duties: session.zig.
+
+const std = @import("std");
+const base = @import("base");
+const control = @import("control.zig");
+const deferred = @import("deferred.zig");
+const frames = @import("frames.zig");
+const groups = @import("groups.zig");
+const joining = @import("joining.zig");
+const links = @import("links.zig");
+const prefetch = @import("prefetch.zig");
+const queue = @import("queue.zig");
+const rounds = @import("rounds.zig");
+const syncing = @import("syncing.zig");
+const waits = @import("waits.zig");
+const Session = @import("session.zig").Session;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+
+pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session {
+    const s = try (options.secrets orelse gpa).create(Session);
+    s.* = .{
+        .gpa = gpa,
+        .home = options.secrets orelse gpa,
+        .self = options.peer_id,
+        .run_id = options.run_id,
+        .host = options.host,
+        .prng = .init(options.seed),
+        .pool = .init(gpa),
+        .runner = options.runner,
+        .control = .init(gpa),
+        .instance = undefined,
+        .address_key = options.address_key,
+        .label = options.label,
+        .strangers_max = options.strangers_max,
+        .in_flight_max = options.in_flight_max,
+        .reconnect_timeout_ns = options.reconnect_timeout_ns,
+    };
+    s.instance = s.prng.next() | 1;
+    return s;
+}
+
+/// The driver has closed all connections and will not use lanes, groups or operations any more.
+pub fn destroy(s: *Session) void {
+    for (s.operations.items) |operation| operation.destroy();
+    queue.destroy(s);
+    s.operations.deinit(s.gpa);
+    for (s.groups.items) |group| groups.group_free(s, group);
+    s.groups.deinit(s.gpa);
+    for (s.links.items) |link| links.free(s, link);
+    s.links.deinit(s.gpa);
+    for (s.strangers.items) |lane| links.lane_free(s, lane);
+    s.strangers.deinit(s.gpa);
+    if (s.dial_back) |under_way| links.lane_free(s, under_way.lane);
+    for (s.addresses.values()) |address| s.gpa.free(address);
+    s.addresses.deinit(s.gpa);
+    s.labels.deinit(s.gpa);
+    s.deferred.deinit(s.gpa);
+    s.control.deinit();
+    s.pool.deinit();
+    s.gpa.free(s.address);
+    s.home.destroy(s);
+}
+
+pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
+    const copy = try s.gpa.dupe(u8, address);
+    s.gpa.free(s.address);
+    s.address = copy;
+}
+
+/// For a driver with a runner: a job that it has done, and that no fence has taken back.
+pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
+    s.reach(now);
+    for (s.operations.items) |operation| {
+        const x = operation.moves() orelse continue;
+        if (@as(*const anyopaque, x) != job.owner) continue;
+        frames.job_done(s, operation, job);
+        break;
+    } else unreachable; // an operation waits for its jobs before it goes
+    deferred.run(s);
+}
+
+/// Not inlined, and rare: its frame is large.
+pub noinline fn tick(s: *Session, now: Instant) void {
+    s.reach(now);
+    // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
+    const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
+    s.last_tick = now;
+    if (now >= control.reconnect_until(s))
+        control.lose_coordinator(s, "it was away for longer than reconnect_timeout");
+    switch (s.control_state) {
+        .greeting, .open => control.tick(s, late),
+        .away => if (now >= s.reconnect_at) {
+            s.control_state = .dialing;
+            s.host.vtable.control_dial(s.host.ctx);
+        },
+        .closed, .dialing, .lost => {},
+    }
+    for (s.groups.items) |group| {
+        if (group.admit_deadline > now) continue;
+        joining.admit_withdraw(s, group, .deadline);
+        s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
+    }
+    var index: usize = 0;
+    while (index < s.operations.items.len) : (index += 1) {
+        const operation = s.operations.items[index];
+        if (!operation.is_over) waits.say_called(s, operation);
+        if (!operation.is_over and operation.deadline <= now) {
+            operation.group.member.give_up(&operation.op, .deadline);
+            // A sync that has voted waits for the coordinator's answer, but not for ever.
+            if (!operation.is_over) operation.deadline = now +| s.settings.silence_ns;
+        } else if (operation.sync() != null) {
+            syncing.tick(s, operation, late);
+        } else if (operation.has_work()) {
+            operation.work.movement.work();
+            if (operation.op.state != .finished) frames.check_complete(s, operation);
+        }
+    }
+    queue.tick(s);
+    prefetch.tick(s, late);
+    links.tick(s, late);
+    rounds.tick(s);
+    deferred.run(s);
+}
+
+/// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick that is
+/// later than that means something.
+pub fn next_deadline(s: *const Session) Instant {
+    var next: Instant = switch (s.control_state) {
+        .closed, .dialing, .lost => base.never,
+        .away => s.reconnect_at,
+        .greeting => control.silent_at(s),
+        .open => if (control.is_welcome(s)) @max(s.heartbeat_at, s.last_tick) //
+        else control.silent_at(s),
+    };
+    if (s.knows_settings() and s.control_state != .lost)
+        next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
+    for (s.groups.items) |group| next = @min(next, group.admit_deadline);
+    next = @min(next, s.queue.deadline, control.reconnect_until(s));
+    for (s.operations.items) |operation| {
+        if (!operation.is_over)
+            next = @min(next, operation.deadline, waits.says_called_at(s, operation));
+        if (operation.has_work() or operation.is_back()) next = @min(next, s.now);
+    }
+    return @min(next, links.next_deadline(s), rounds.next_deadline(s));
+}
