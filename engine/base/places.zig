@@ -1,7 +1,7 @@
 //! places: which connection gets a place among those that have not said who they are yet, and which
 //! one loses its place. Any stranger can take places, so there are few of them, and a guest from
 //! the network that has taken most goes first: a crowd from one network keeps nobody else out. The
-//! doors are those of the coordinator (protocol/coordinator.zig) and of each peer
+//! doors are those of the coordinator (protocol/door.zig) and of each peer
 //! (session/links.zig).
 
 const std = @import("std");

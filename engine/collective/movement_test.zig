@@ -1084,7 +1084,7 @@ fn Life(comptime T: type) type {
             if (bench.alive.has(rank) and !root and several) bench.alive.unset(rank);
         }
 
-        /// The ranges that the coordinator would keep (protocol/epoch.zig).
+        /// The ranges that the coordinator would keep (protocol/reports.zig).
         fn kept_by(life: *Self, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
             var kept: std.ArrayList(KeptRange) = .empty;
             var any_voted = false;

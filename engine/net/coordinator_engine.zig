@@ -105,7 +105,7 @@ pub const CoordinatorEngine = struct {
             },
         }, random.array(16));
         errdefer engine.coordinator.destroy();
-        engine.finder.run_id = &engine.coordinator.options.run_id;
+        engine.finder.run_id = &engine.coordinator.run.options.run_id;
         if (options.journal) |file| try engine.take_up(file, options.trouble);
         if (engine.writer) |writer| try writer.start();
         engine.thread = try thread.spawn("pccl-coord", engine, run);
@@ -206,7 +206,7 @@ pub const CoordinatorEngine = struct {
         const events = links.poller.wait(deadline);
         engine.lock.lock();
         const now = clock.now();
-        engine.coordinator.wall_ahead_ns = clock.wall() -| now;
+        engine.coordinator.run.wall_ahead_ns = clock.wall() -| now;
         links.note(events);
         if (engine.writer) |writer| engine.hear(now, writer.take());
         for (0..links.ready_count) |_| {
@@ -337,7 +337,7 @@ test "a coordinator begins again where its journal says, or not at all" {
             .protocol = .{ .run_id = @splat(1) },
         });
         defer engine.destroy();
-        try std.testing.expectEqual(incarnation, engine.coordinator.incarnation);
+        try std.testing.expectEqual(incarnation, engine.coordinator.run.incarnation);
         port = engine.port;
     }
     const file = try JournalFile.open(gpa, state, &trouble);
@@ -391,14 +391,14 @@ test "a round takes in no more connections than there are places for strangers" 
     var strangers: [200]socket.Fd = undefined;
     for (&strangers) |*fd| fd.* = try socket.connect_start(&at);
     defer for (strangers) |fd| socket.close(fd);
-    const c = engine.coordinator;
+    const run = &engine.coordinator.run;
     engine.lock.lock();
-    while (c.connections.items.len + c.strangers_refused == 0) engine.round();
+    while (run.connections.items.len + run.strangers_refused == 0) engine.round();
     engine.lock.unlock();
     engine.thread = try thread.spawn("pccl-coord", engine, run_no_more);
     // Some of them may have been turned away at the door.
-    try std.testing.expect(c.connections.items.len <= Links.accepts_per_round);
-    const taken = c.connections.items.len + c.strangers_refused;
+    try std.testing.expect(run.connections.items.len <= Links.accepts_per_round);
+    const taken = run.connections.items.len + run.strangers_refused;
     try std.testing.expectEqual(Links.accepts_per_round, taken);
 }
 
@@ -410,7 +410,7 @@ test "the run id that the engine and its finder keep is in no core file" {
     const gpa = std.testing.allocator;
     const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
     defer engine.destroy();
-    try std.testing.expect(try secret.is_left_out(&engine.coordinator.options.run_id[0]));
-    try std.testing.expect(try secret.is_left_out(&engine.coordinator.seal_key[0]));
+    try std.testing.expect(try secret.is_left_out(&engine.coordinator.run.options.run_id[0]));
+    try std.testing.expect(try secret.is_left_out(&engine.coordinator.run.seal_key[0]));
     try std.testing.expect(try secret.is_left_out(&engine.finder.run_id[0]));
 }

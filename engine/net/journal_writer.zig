@@ -2,7 +2,7 @@
 //! a disk that takes seconds holds up only those that must wait for it. Records that the
 //! coordinator gives it meanwhile are written together. It also looks now and then whether the
 //! state directory is still locked, because that asks the same disk. The file: journal_file.zig;
-//! who waits for which record: protocol/recovery.zig; owned by coordinator_engine.zig.
+//! who waits for which record: protocol/journaling.zig; owned by coordinator_engine.zig.
 
 const std = @import("std");
 const base = @import("base");

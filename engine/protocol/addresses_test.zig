@@ -1,12 +1,12 @@
 //! Addresses, seen from outside: nobody is told an address that is not known to be the peer's, and
-//! who waits for the answer. The rules: addresses.zig. The harness: court_test.zig.
+//! who waits for the answer. The rules: finding.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
 const court_file = @import("court_test.zig");
-const Peer = @import("coordinator.zig").Peer;
+const Peer = @import("peer.zig").Peer;
 const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
@@ -19,7 +19,7 @@ const Court = court_file.Court;
 
 fn init(court: *Court) !void {
     try court.init(gpa);
-    court.c.options.initial_world_size = 1;
+    court.c.run.options.initial_world_size = 1;
 }
 
 fn knock(court: *Court, index: usize) !void {
@@ -49,7 +49,7 @@ fn begin_join(court: *Court, index: usize, address: []const u8) !void {
 }
 
 fn address_of(court: *const Court, index: usize) []const u8 {
-    return court.c.peer_of(id_of(index)).?.address;
+    return court.c.run.peer_of(id_of(index)).?.address;
 }
 
 /// This text is in what a peer was told and has not read yet.
@@ -63,7 +63,7 @@ test "an address that is not known to be the peer's is told to nobody, and then 
     var court: Court = undefined;
     try init(&court);
     defer court.c.destroy();
-    court.c.options.initial_world_size = 2;
+    court.c.run.options.initial_world_size = 2;
     try knock(&court, 1);
     try join(&court, 1, "192.0.2.8:80");
     court.reply = .later;
@@ -72,7 +72,7 @@ test "an address that is not known to be the peer's is told to nobody, and then 
     try expectEqual(2, court.asked);
     try court.listen();
     try expectEqual(0, court.round); // not even a round of its own
-    try expect(!court.c.is_member(court.c.peer_of(id_of(0)).?));
+    try expect(!court.c.run.is_member(court.c.run.peer_of(id_of(0)).?));
     // It is there as long as it says that it lives.
     for (0..40) |_| {
         court.now += 500 * ms;
@@ -166,7 +166,7 @@ test "a peer may be where its connection comes from, at its own port, and others
     var court: Court = undefined;
     try init(&court);
     defer court.c.destroy();
-    court.c.options.initial_world_size = 2;
+    court.c.run.options.initial_world_size = 2;
     try comes_from(&court, "192.0.2.50");
     try knock(&court, 1);
     try join(&court, 1, "192.0.2.50:80");
@@ -190,7 +190,7 @@ test "a member that was found where it came from is looked for again when it com
     try court.form();
     court.advertises = false;
     court.reply = .later;
-    const peer = court.c.peer_of(id_of(2)).?;
+    const peer = court.c.run.peer_of(id_of(2)).?;
     const own = "10.0.0.4:29400";
     gpa.free(peer.claim.text);
     peer.claim.text = try gpa.dupe(u8, own);
@@ -307,7 +307,7 @@ test "networks take turns to be looked for, and those from where somebody was no
 /// Whose question was the last.
 fn asked_of(court: *const Court) usize {
     for (0..9) |index| {
-        const peer = court.c.peer_of(id_of(index)) orelse continue;
+        const peer = court.c.run.peer_of(id_of(index)) orelse continue;
         if (peer.claim.number == court.last_question) return index;
     }
     unreachable;
@@ -338,7 +338,7 @@ test "a network from where somebody was not found waits for the others, for a mi
 
 /// As after a restart: the last of the three is a member, and where it is dialed is not known.
 fn forget_address(court: *Court) !*Peer {
-    const peer = court.c.peer_of(id_of(2)).?;
+    const peer = court.c.run.peer_of(id_of(2)).?;
     gpa.free(peer.address);
     peer.address = &.{};
     gpa.free(peer.claim.text);
@@ -433,7 +433,7 @@ test "a peer of the coordinator's machine is told to others where they have reac
     var court: Court = undefined;
     try init(&court);
     defer court.c.destroy();
-    court.c.options.initial_world_size = 3;
+    court.c.run.options.initial_world_size = 3;
     // 0 and 2 come over the loopback interface, 1 from another machine.
     const hosts = [_][]const u8{ "127.0.0.1", "192.0.2.7", "127.0.0.1" };
     const here = (try base.Endpoint.parse("192.0.2.1:1")).source().?;
@@ -453,12 +453,12 @@ test "a peer of the coordinator's machine is told to others where they have reac
     try expect(try was_told(&court, 1, "192.0.2.1:42"));
     // Peers of one machine meet on its loopback interface, and other addresses are what they are.
     var room: addresses.Room = undefined;
-    const local = court.c.peer_of(id_of(0)).?;
-    const remote = court.c.peer_of(id_of(1)).?;
-    const neighbour = court.c.peer_of(id_of(2)).?;
-    try expectEqualStrings("127.0.0.1:40", addresses.told_to(neighbour, local, &room));
-    try expectEqualStrings("192.0.2.7:41", addresses.told_to(local, remote, &room));
+    const local = court.c.run.peer_of(id_of(0)).?;
+    const remote = court.c.run.peer_of(id_of(1)).?;
+    const neighbour = court.c.run.peer_of(id_of(2)).?;
+    try expectEqualStrings("127.0.0.1:40", neighbour.told_to(local, &room));
+    try expectEqualStrings("192.0.2.7:41", local.told_to(remote, &room));
     // One that does not know where it has reached the coordinator is told nothing that is wrong.
     remote.connection.?.here = @splat(0);
-    try expectEqualStrings("", addresses.told_to(remote, local, &room));
+    try expectEqualStrings("", remote.told_to(local, &room));
 }

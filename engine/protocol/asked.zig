@@ -3,12 +3,11 @@
 //! that long; so the member's time begins when the question has left for it. A healthy engine
 //! answers within a moment, whatever its user does: after the silence limit the member is let go.
 //! It is also let go after twelve times that limit, whatever it reads. The questions are about the
-//! lanes and safe points of a round (group.zig), and about the decisions that the member has seen
-//! (epoch.zig).
+//! lanes and safe points of a round (rounds.zig), and about the decisions that the member has seen
+//! (decisions.zig).
 
-const std = @import("std");
 const base = @import("base");
-const Peer = @import("coordinator.zig").Peer;
+const Peer = @import("peer.zig").Peer;
 const Instant = base.Instant;
 
 /// When a question ends that has not left, or whose answer waits at the coordinator, in silence
@@ -38,7 +37,7 @@ pub const Asked = struct {
     }
 
     /// At a tick. Others could not go on without the answer for longer. `late`: the coordinator was
-    /// frozen, or has not put the question on the disk, and judges nobody by the time that passed.
+    /// frozen, or the disk holds up the question, and nobody is judged by the time that passed.
     pub fn is_overdue(
         asked: *Asked,
         peer: *const Peer,
@@ -46,7 +45,7 @@ pub const Asked = struct {
         silence_ns: u64,
         late: bool,
     ) bool {
-        if (late or peer.waits_for_disk()) {
+        if (late) {
             asked.at = now;
             asked.put(peer, now);
         }

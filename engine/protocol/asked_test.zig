@@ -26,7 +26,7 @@ test "a member that beats and never answers a round is let go, and newcomers get
     try form(&court);
     defer court.c.destroy();
     try court.connect(3);
-    try court.pass_answering(court.c.options.silence_ns - 500 * ms, &.{ 0, 1, 3 });
+    try court.pass_answering(court.c.run.options.silence_ns - 500 * ms, &.{ 0, 1, 3 });
     try expectEqual(.prepare, court.group().phase);
     try expectEqual(0b111, court.members_alive());
     try court.pass_answering(1500 * ms, &.{ 0, 1, 3 });
@@ -42,7 +42,7 @@ test "a member that beats and never answers a round keeps no gap open" {
     try form(&court);
     defer court.c.destroy();
     try court.say(1, .{ .leave = .{ .group = 0 } });
-    try court.pass_answering(court.c.options.silence_ns + 2 * second, &.{0});
+    try court.pass_answering(court.c.run.options.silence_ns + 2 * second, &.{0});
     try expectEqual(null, court.peers[2]);
     try expectEqual(2, court.group().last_epoch);
     try expectEqual(0b001, court.members_alive());
@@ -79,7 +79,7 @@ test "a member has its time from when a question has left for it, up to a minute
         var court: Court = undefined;
         try form(&court);
         defer court.c.destroy();
-        const silence_ns = court.c.options.silence_ns;
+        const silence_ns = court.c.run.options.silence_ns;
         try burden(&court, 2);
         try court.connect(3);
         try court.pass_answering(0, &.{});
@@ -125,7 +125,7 @@ test "a member that has been let into a long queue by others may say later what 
     try expectEqual(decisions, court.group().current().?.decisions);
     try expect(court.peers[2].?.stream.out.length > 12 * thin_bytes); // more than the limit's worth
     // One that reads and says nothing of it goes after the silence limit.
-    try pass_thin(&court, court.c.options.silence_ns + second, 2, all);
+    try pass_thin(&court, court.c.run.options.silence_ns + second, 2, all);
     try expectEqual(null, court.peers[2]);
     try court.expect_said("info peer 03000000 is gone: it does not say which decisions it has " ++
         "seen");
@@ -138,13 +138,13 @@ test "time in which the answer of a member lies unread at the coordinator is not
     try court.connect(3);
     try court.listen();
     for ([_]usize{ 0, 1, 3 }) |index| try court.prepare(index, court.round, true);
-    const until = court.now + 2 * court.c.options.silence_ns;
+    const until = court.now + 2 * court.c.run.options.silence_ns;
     while (court.now < until) {
         try pass_thin(&court, second, 2, all);
         court.peers[2].?.peer.?.unread_until = court.now; // as when its vote waits (unseen.zig)
     }
     try expectEqual(0b111, court.members_alive());
-    try pass_thin(&court, court.c.options.silence_ns + second, 2, all);
+    try pass_thin(&court, court.c.run.options.silence_ns + second, 2, all);
     try expectEqual(null, court.peers[2]);
 }
 
@@ -168,7 +168,7 @@ test "a member whose line always has something under way has its time once it is
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     try pass_late(&court, 13 * silence_ns, 2);
     try decide(&court);
     try pass_late(&court, silence_ns, 2);
@@ -181,7 +181,7 @@ test "a member that comes back has its time from when it has been told what it m
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     court.hang_up(2);
     try decide(&court);
     try court.pass(second);

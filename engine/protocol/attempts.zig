@@ -1,5 +1,5 @@
 //! attempts: with which attempt an epoch goes on after a restart. The coordinator before may have
-//! begun more attempts than are set aside for a start (epoch.zig: restored), and the members tell
+//! begun more attempts than are set aside for a start (recovery.zig), and the members tell
 //! of them. A member that lies must not use up the attempts that an epoch has. The numbers:
 //! base/limits.zig.
 
@@ -117,7 +117,7 @@ test "an epoch that has had all attempts ends, and its members may begin another
     try court.say_closed(0, 1);
     try court.pass(500 * court_file.ms);
     for (court.peers[0..peers_max]) |place| try testing.expectEqual(null, place);
-    court.c.next_group = 0;
+    court.c.run.next_group = 0;
     try court.form();
     try testing.expectEqual(1, court.group().current().?.attempt);
     try testing.expectEqual(0b111, court.members_alive());

@@ -1,11 +1,12 @@
 //! attendance: a group without members begins when enough peers have come. While there are too few,
 //! the peers that are there are told how many they are, and so are the log and the status. The
-//! round that lets them in: group.zig.
+//! round that lets them in: rounds.zig.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
+const post = @import("post.zig");
 const Group = @import("group.zig").Group;
+const Run = @import("run.zig").Run;
 
 pub const Count = struct {
     here: u32,
@@ -15,44 +16,37 @@ pub const Count = struct {
 };
 
 /// Null: enough have come, or the group has members, who wait for nobody.
-pub fn of(group: *const Group) ?Count {
+pub fn of(run: *const Run, group: *const Group) ?Count {
     if (group.current()) |epoch| if (!epoch.alive.is_empty()) return null;
     if (group.founding != null) return null; // it waits for these peers by name (awaited.zig)
     const needed = group.least();
     var here: usize = group.newcomers.items.len;
-    // They are looked for where they say they are (addresses.zig).
-    for (group.coordinator.peers.items) |peer| for (peer.claim.waiting.items) |*item| {
-        here += @intFromBool(item.group == group);
+    // They are looked for where they say they are (finding.zig).
+    for (run.peers.items) |peer| for (peer.claim.waiting.items) |*item| {
+        here += @intFromBool(item.group == group.id);
     };
     if (here == 0 or here >= needed) return null;
     return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
-/// The part of the log about it.
-pub const Said = struct {
-    /// So many are here; 0: nothing is to be said.
-    here: u32 = 0,
-    since: base.Instant = 0,
-    /// The log says that they wait for long, perhaps for somebody who has ended.
-    waits: bool = false,
-
-    pub fn next_deadline(said: *const Said, group: *const Group) base.Instant {
-        if (said.here == 0 or said.waits) return base.never;
-        return said.since +| group.coordinator.options.stall_warning_ns;
-    }
-};
+/// When the log says that they wait for long.
+pub fn next_deadline(run: *const Run, group: *const Group) base.Instant {
+    const said = &group.attendance_said;
+    if (said.here == 0 or said.waits) return base.never;
+    return said.since +| run.options.stall_warning_ns;
+}
 
 /// At a tick, so that those who come together are one line of the log.
-pub fn review(group: *Group, now: base.Instant) void {
+pub fn review(run: *Run, group: *Group, now: base.Instant) void {
     const said = &group.attendance_said;
-    const count = of(group) orelse {
+    const count = of(run, group) orelse {
         said.* = .{};
         return;
     };
     for (group.newcomers.items) |*newcomer| {
         if (newcomer.here_told == count.here) continue;
         newcomer.here_told = count.here;
-        newcomer.peer.send(group.id, .{ .waiting = .{
+        post.send(run, newcomer.peer, group.id, .{ .waiting = .{
             .group = group.id,
             .here = count.here,
             .needed = count.needed,
@@ -62,16 +56,16 @@ pub fn review(group: *Group, now: base.Instant) void {
     const emptied = if (count.emptied) "; all that were in it are gone" else "";
     if (said.here != count.here) {
         said.* = .{ .here = count.here, .since = now };
-        group.coordinator.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
+        run.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
             count.here,
             count.needed,
             emptied,
             group.name,
         });
     }
-    if (now < said.next_deadline(group)) return;
+    if (now < next_deadline(run, group)) return;
     said.waits = true;
-    group.coordinator.log(.warning, "only {d} of {d} peers are here after {d} s, and the " ++
+    run.log(.warning, "only {d} of {d} peers are here after {d} s, and the " ++
         "others may have ended{s}; group {s}", .{
         count.here,
         count.needed,

@@ -36,7 +36,7 @@ fn counted(here: u32, emptied: bool) control.Waiting {
 }
 
 fn expect_status(court: *Court, wanted: ?[]const u8) !void {
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     const key = "\"here\":";
     const at = std.mem.indexOf(u8, text, key) orelse return expectEqual(null, wanted);
     if (!std.mem.startsWith(u8, text[at..], wanted.?)) return error.NotInStatus;

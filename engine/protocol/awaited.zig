@@ -1,27 +1,22 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
-//! newcomers have called `admit`, and one of founders when all of these have asked for it. Where
-//! it has members, newcomers wait outside while one of them has not come to the safe point of the
+//! newcomers have called `admit`, and one of founders when all of these have asked for it. Where it
+//! has members, newcomers wait outside while one of them has not come to the safe point of the
 //! epoch that has begun, as after a loss, or has calls of the epoch before in flight; and in a
 //! round while one is away, which may be dead. The newcomers, the log and the status are told for
-//! whom they wait. No decision depends on it: rounds are group.zig's, missing calls of operations
-//! are stall.zig's.
+//! whom they wait. No decision depends on it: rounds are in rounds.zig, missing calls of operations
+//! in stalls.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const post = @import("post.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
-const Peer = @import("coordinator.zig").Peer;
+const Peer = @import("peer.zig").Peer;
+const Run = @import("run.zig").Run;
 const Instant = base.Instant;
 const control = wire.control;
 const limits = base.limits;
-
-pub const Awaited = struct {
-    /// Since when somebody waits; `never` while nobody does.
-    since: Instant = base.never,
-    told_at: Instant = 0,
-    is_logged: bool = false,
-};
 
 pub const Why = control.Awaited.Why;
 
@@ -62,7 +57,7 @@ pub const Missing = struct {
 };
 
 /// Fills in for whom newcomers wait, if there are any.
-pub fn find(group: *const Group, missing: *Missing) void {
+pub fn find(run: *const Run, group: *const Group, missing: *Missing) void {
     missing.count = 0;
     if (group.newcomers.items.len == 0) return;
     if (group.current()) |epoch| if (!epoch.alive.is_empty()) {
@@ -78,7 +73,7 @@ pub fn find(group: *const Group, missing: *Missing) void {
         const awaited = founding.awaited(group.newcomers.items);
         missing.why = .founders;
         for (founding.members, 0..) |id, place| if (awaited.has(place)) {
-            if (group.coordinator.peer_of(id)) |peer| missing.add(.{ .peer = peer });
+            if (run.peer_of(id)) |peer| missing.add(.{ .peer = peer });
         };
         if (missing.count > 0) return;
     }
@@ -101,33 +96,33 @@ fn away(epoch: *const Epoch) base.Mask {
 
 /// A newcomer has said that it cannot dial a member, which is away: at once, since it would look
 /// for the reason in its network.
-pub fn tell_of_away(group: *const Group, newcomer: *Peer) void {
+pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
     var missing: Missing = .{};
-    find(group, &missing);
+    find(run, group, &missing);
     if (missing.count == 0 or missing.why != .away) return;
     var entries: Entries = undefined;
-    newcomer.send(group.id, message(group, &missing, &entries));
+    post.send(run, newcomer, group.id, message(group, &missing, &entries));
 }
 
 /// At a tick. `late`: the coordinator was frozen, and nobody waited longer for that.
-pub fn review(group: *Group, now: Instant, late: bool) void {
+pub fn review(run: *Run, group: *Group, now: Instant, late: bool) void {
     const it = &group.awaited;
     var missing: Missing = .{};
-    find(group, &missing);
+    find(run, group, &missing);
     if (missing.count == 0) {
         it.* = .{};
         return;
     }
     if (late or it.since == base.never) it.since = now;
-    const warning_ns = group.coordinator.options.stall_warning_ns;
+    const warning_ns = run.options.stall_warning_ns;
     const told_ns = limits.wait_told_ns(warning_ns);
     const waited_ns = now -| it.since;
     if (waited_ns < told_ns or now -| it.told_at < told_ns) return;
     it.told_at = now;
-    tell(group, &missing);
+    tell(run, group, &missing);
     if (waited_ns < warning_ns or it.is_logged) return;
     it.is_logged = true;
-    group.coordinator.log(.warning, "newcomers have waited {d} s for {f} to {s}{s}; group {s}", .{
+    run.log(.warning, "newcomers have waited {d} s for {f} to {s}{s}; group {s}", .{
         waited_ns / std.time.ns_per_s,
         missing.items[0],
         what(missing.why),
@@ -147,11 +142,11 @@ fn what(why: Why) []const u8 {
 }
 
 /// Newcomers that could enter, or wait for the next round.
-fn tell(group: *Group, missing: *const Missing) void {
+fn tell(run: *Run, group: *Group, missing: *const Missing) void {
     var entries: Entries = undefined;
     for (group.newcomers.items) |*newcomer| {
         if (missing.why == .begin and !newcomer.wants) continue;
-        newcomer.peer.send(group.id, message(group, missing, &entries));
+        post.send(run, newcomer.peer, group.id, message(group, missing, &entries));
     }
 }
 

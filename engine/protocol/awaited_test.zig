@@ -45,7 +45,7 @@ fn told(court: *Court, index: usize) !Told {
 }
 
 fn in_status(court: *Court, comptime peers: []const u8, comptime why: []const u8) !bool {
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     const field = "\"awaited\":[" ++ peers ++ "]" ++ why;
     return std.mem.indexOf(u8, text, field) != null;
 }
@@ -55,7 +55,7 @@ test "a group that begins names those who have not called admit, to those who ha
     try court.init(gpa);
     defer court.c.destroy();
     for (0..3) |index| try court.connect(index);
-    court.c.peer_of(id_of(2)).?.label = base.Label.read("node7:42").?;
+    court.c.run.peer_of(id_of(2)).?.label = base.Label.read("node7:42").?;
     try court.listen();
     // Missing lanes are another reason, with words of their own.
     try court.prepare(0, court.round, true);

@@ -1,12 +1,12 @@
 //! Broken: which links of a group are broken, by the reports of the members. A link is broken when
-//! either end says so, until that end takes it back. The consequences: plan.zig, group.zig; how a
+//! either end says so, until that end takes it back. The consequences: plan.zig, detours.zig; how a
 //! member finds out: session/links.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Edges = @import("plan.zig").Edges;
-const Ranks = @import("epoch.zig").Ranks;
+const Ranks = @import("peer.zig").Ranks;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Health = wire.control.LinkHealth;

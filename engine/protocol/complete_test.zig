@@ -1,6 +1,6 @@
 //! Calls that need every member of the epoch (recovery complete), and calls that a member has left
 //! behind unmade: what the coordinator takes from members that lie, and what a member says. The
-//! rules: epoch.zig, member.zig, stall.zig; in a world: tests/sim/scenarios (complete,
+//! rules: reports.zig, member.zig, stalls.zig; in a world: tests/sim/scenarios (complete,
 //! complete_to_one_then_both_lost, passed_without_a_call). The harness: court_test.zig.
 
 const std = @import("std");

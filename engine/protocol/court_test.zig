@@ -11,10 +11,11 @@ const addresses = @import("addresses.zig");
 const coordinator = @import("coordinator.zig");
 const journal_file = @import("journal.zig");
 const seal = @import("seal.zig");
+const status_file = @import("status.zig");
 const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
 const Group = @import("group.zig").Group;
-const Told = @import("elsewhere.zig").Told;
+const Told = @import("told_elsewhere.zig").Told;
 const control = wire.control;
 const limits = base.limits;
 const gpa = std.testing.allocator;
@@ -129,6 +130,11 @@ pub const Court = struct {
         const room = court.said[court.said_bytes..];
         const line = std.fmt.bufPrint(room, "{t} {s}\n", .{ level, message }) catch return;
         court.said_bytes += line.len;
+    }
+
+    /// Valid until it is asked for again.
+    pub fn status(court: *const Court) ![]const u8 {
+        return status_file.get(&court.c.run, court.now);
     }
 
     pub fn expect_said(court: *const Court, line: []const u8) !void {
@@ -405,7 +411,7 @@ pub const Court = struct {
 
     /// The first group; all of these tests but a few have no other.
     pub fn group(court: *const Court) *Group {
-        return court.c.groups.items[0];
+        return court.c.run.groups.items[0];
     }
 
     pub fn members_alive(court: *const Court) u64 {
@@ -673,8 +679,8 @@ pub const Shelf = struct {
         court.shelf = shelf;
         shelf.forget();
         shelf.behind = false;
-        court.c.options.journal = shelf.journal();
-        court.c.options.min_world_size = shelf.min_world_size;
+        court.c.run.options.journal = shelf.journal();
+        court.c.run.options.min_world_size = shelf.min_world_size;
         const bytes = try gpa.dupe(u8, shelf.bytes.items);
         defer gpa.free(bytes);
         try court.c.restore(court.now, bytes);
@@ -721,14 +727,14 @@ pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
         .acknowledged = 0,
         .seal = 0,
     };
-    abort.seal = seal.of_abort(&court.c.seal_key, &abort);
+    abort.seal = seal.of_abort(&court.c.run.seal_key, &abort);
     return abort;
 }
 
 /// All are back, and report that they have called nothing.
 pub fn report_nothing(court: *Court) !void {
-    court.attempt = court.c.groups.items[0].current().?.attempt;
+    court.attempt = court.c.run.groups.items[0].current().?.attempt;
     for (0..peers_max) |index| try court.report_end(index);
     for (court.peers[0..peers_max]) |peer| try expect(peer != null);
-    try expect(court.c.groups.items[0].current().?.running);
+    try expect(court.c.run.groups.items[0].current().?.running);
 }

@@ -44,7 +44,7 @@ fn dials_of(court: *Court, index: usize) !?control.DialBack {
 }
 
 fn answer(court: *Court, index: usize, dialed: wire.Dialed, key: u8) !void {
-    const asked = &court.c.dial_back;
+    const asked = &court.c.run.dial_back;
     const bytes: wire.hello.Key = @splat(key);
     try court.say(index, .{ .dialed_back = .{
         .nonce = asked.nonce,
@@ -61,7 +61,7 @@ test "members dial whom somebody of its host asks for, and its own proof alone i
     try court.connect(wants);
     try court.listen();
     try ask(&court, wants);
-    const asked = &court.c.dial_back;
+    const asked = &court.c.run.dial_back;
     for (0..members) |index| {
         const told = (try dials_of(&court, index)).?;
         try expectEqual(id_of(wants), told.peer);
@@ -78,7 +78,7 @@ test "members dial whom somebody of its host asks for, and its own proof alone i
     try expectEqual(members, asked.count);
     for (asked.slice(), wanted) |*entry, dialed| try expectEqual(dialed, entry.answer);
     try expect(asked.is_over(court.now));
-    const json = try court.c.status.get(gpa, court.c, court.now);
+    const json = try court.status();
     for ([_][]const u8{
         "\"state\":\"reached\",\"address\":\"a:1\"}",
         "\"state\":\"failed\",\"address\":\"a:1\",\"why\":\"something else answers there\"}",
@@ -94,12 +94,12 @@ test "nobody has members dial a peer of another host, one that is away, or one w
     try court.connect(wants);
     court.source = (try base.Endpoint.parse("192.0.2.7:1")).source().?;
     try ask(&court, wants);
-    try expectEqual(base.PeerId.none, court.c.dial_back.peer);
+    try expectEqual(base.PeerId.none, court.c.run.dial_back.peer);
     court.source = @splat(0);
     try ask(&court, wants + 1);
-    try expectEqual(base.PeerId.none, court.c.dial_back.peer);
+    try expectEqual(base.PeerId.none, court.c.run.dial_back.peer);
     try ask(&court, 2); // a member may, too
-    try expectEqual(members - 1, court.c.dial_back.count);
+    try expectEqual(members - 1, court.c.run.dial_back.count);
     court.hang_up(2);
     court.now += 2000 * ms;
     try ask(&court, 2);
@@ -107,17 +107,17 @@ test "nobody has members dial a peer of another host, one that is away, or one w
     try expect((try dials_of(&court, 0)) != null);
 
     court.now += 60_000 * ms;
-    const peer = court.c.peer_of(id_of(wants)).?;
+    const peer = court.c.run.peer_of(id_of(wants)).?;
     peer.claim.state = .asked; // it is looked for still
     try ask(&court, wants);
     try expectEqual(null, try dials_of(&court, 0));
     peer.claim.failed = true; // and again, as a member
-    court.c.gpa.free(peer.address);
+    court.c.run.gpa.free(peer.address);
     peer.address = &.{};
     try ask(&court, wants);
     try expectEqual(null, try dials_of(&court, 0));
-    try expectEqual(2, court.c.dial_back.count);
-    for (court.c.dial_back.slice()) |*entry| try expectEqual(.no_address, entry.answer);
+    try expectEqual(2, court.c.run.dial_back.count);
+    for (court.c.run.dial_back.slice()) |*entry| try expectEqual(.no_address, entry.answer);
 }
 
 test "one peer is dialed at a time, a second apart, and none again within a minute" {
@@ -126,7 +126,7 @@ test "one peer is dialed at a time, a second apart, and none again within a minu
     defer court.c.destroy();
     try court.form();
     for (0..3) |index| try court.connect(wants + index);
-    const asked = &court.c.dial_back;
+    const asked = &court.c.run.dial_back;
     try ask(&court, wants);
     const began_at = asked.began_at;
     const nonce = asked.nonce;
@@ -174,10 +174,10 @@ test "of many members so few dial a peer that its places for strangers last" {
     const last = DialBack.members_max + 2;
     try court.connect(last);
     try ask(&court, last);
-    try expectEqual(DialBack.members_max, court.c.dial_back.count);
-    try expectEqual(2, court.c.dial_back.left_out);
-    for (court.c.dial_back.slice(), 0..) |*entry, index| {
+    try expectEqual(DialBack.members_max, court.c.run.dial_back.count);
+    try expectEqual(2, court.c.run.dial_back.left_out);
+    for (court.c.run.dial_back.slice(), 0..) |*entry, index| {
         try expectEqual(null, entry.answer);
-        for (court.c.dial_back.slice()[0..index]) |*other| try expect(!entry.id.eql(other.id));
+        for (court.c.run.dial_back.slice()[0..index]) |*other| try expect(!entry.id.eql(other.id));
     }
 }

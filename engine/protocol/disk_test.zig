@@ -1,5 +1,5 @@
 //! How a coordinator goes on while its disk takes long: messages that rely on a record wait for it,
-//! and no others do. Next: hold.zig, where messages wait; recovery.zig, which says for which
+//! and no others do. Next: hold.zig, where messages wait; journaling.zig, which says for which
 //! record.
 
 const std = @import("std");
@@ -59,7 +59,7 @@ test "a group is told of when its record is on the disk; other groups and beats 
     try expectEqual(0, try told(&court, 0, .joined));
     try expectEqual(0, try told(&court, 0, .prepare));
     // Meanwhile the disk takes longer than anybody may be silent, and than a round may take.
-    try court.pass(court.c.options.prepare_ns + court.c.options.silence_ns);
+    try court.pass(court.c.run.options.prepare_ns + court.c.run.options.silence_ns);
     try expect(try told(&court, 0, .heartbeat_ack) > 10);
     for (0..court_file.peers_max) |index| try court.done(index, 1, 0);
     for (0..court_file.peers_max) |index| try expectEqual(1, try told(&court, index, .commit));
@@ -71,7 +71,7 @@ test "a group is told of when its record is on the disk; other groups and beats 
     try expectEqual(1, try told(&court, 0, .joined));
     try expectEqual(1, try told(&court, 0, .prepare));
     try expectEqual(0, try told(&court, 0, .release));
-    try expectEqual(.ok, court.c.journal_state);
+    try expectEqual(.ok, court.c.run.journal_state);
     // A refusal does not overtake the answer before it, whose number it does not name.
     try join(&court, 1, "i");
     try join_at(&court, 1, "i", "no address");
@@ -87,7 +87,7 @@ test "an epoch is told of when it is on the disk, and what is decided in the one
     var court: Court = undefined;
     try shelf.start(&court);
     defer court.c.destroy();
-    court.c.options.initial_world_size = 2;
+    court.c.run.options.initial_world_size = 2;
     for (0..2) |index| try court.connect(index);
     try court.listen();
     for (0..2) |index| try court.prepare(index, court.round, true);
@@ -106,7 +106,7 @@ test "an epoch is told of when it is on the disk, and what is decided in the one
     for (0..2) |index| try court.done(index, 1, 0);
     for (0..3) |index| try expectEqual(0, try told(&court, index, .activate));
     for (0..2) |index| try expectEqual(1, try told(&court, index, .commit));
-    try court.pass(10 * court.c.options.silence_ns);
+    try court.pass(10 * court.c.run.options.silence_ns);
     for (0..3) |index| try expectEqual(0, try told(&court, index, .activate));
     try shelf.write(&court);
     for (0..3) |index| try expectEqual(1, try told(&court, index, .activate));
@@ -123,7 +123,7 @@ test "a loss is told when it is on the disk, also to whoever is lost" {
     for (0..2) |index| try court.done(index, 1, 0);
     shelf.slow = true;
     // It is silent, is let go, and comes back.
-    const until = court.now + court.c.options.silence_ns;
+    const until = court.now + court.c.run.options.silence_ns;
     while (court.now < until) {
         court.now += 500 * ms;
         for (0..2) |index| try court.beat(index);
@@ -140,7 +140,7 @@ test "a loss is told when it is on the disk, also to whoever is lost" {
     // Nobody is judged by the decisions that it does not say to have seen.
     for (0..2 * limits.decisions_untold_max) |tag| try court.give_up(0, 100 + tag);
     for (0..2) |index| try expectEqual(0, try told(&court, index, .abort));
-    try court.pass(10 * court.c.options.silence_ns);
+    try court.pass(10 * court.c.run.options.silence_ns);
     try expectEqual(0b011, court.members_alive());
     try shelf.write(&court);
     for (0..2) |index| {
@@ -171,7 +171,7 @@ test "nobody is named for a call that it makes when it has heard what waits for 
         .count = 1,
     } });
     try expectEqual(2, court.group().epochs.items.len);
-    const limit_ns = court.c.options.stall_warning_ns;
+    const limit_ns = court.c.run.options.stall_warning_ns;
     const before = court.said_bytes;
     try court.pass(2 * limit_ns);
     try expectEqual(0, try told(&court, 2, .activate));
@@ -217,28 +217,28 @@ test "a disk that fails while something waits for it holds up nobody" {
         try join(&court, 0, "h");
         shelf.full = true;
         try shelf.write(&court);
-        try expectEqual(.failed, court.c.journal_state);
+        try expectEqual(.failed, court.c.run.journal_state);
         try expectEqual(1, try told(&court, 0, .joined));
         // Nothing waits, whether or not all of it is being written anew.
         shelf.full = false;
         try join(&court, 1, "i");
         try expectEqual(1, try told(&court, 1, .joined));
-        try court.pass(court.c.options.journal_retry_ns);
+        try court.pass(court.c.run.options.journal_retry_ns);
         try expect(shelf.replaces);
         try join(&court, 1, "j");
         try expectEqual(2, try told(&court, 1, .joined));
         // It is well when that is written too, and not only what was given at first.
         court.c.journal_written(court.now, shelf.number - 1);
-        try expectEqual(.failed, court.c.journal_state);
+        try expectEqual(.failed, court.c.run.journal_state);
         try shelf.write(&court);
-        try expectEqual(.ok, court.c.journal_state);
+        try expectEqual(.ok, court.c.run.journal_state);
         try join(&court, 2, "k");
         try expectEqual(0, try told(&court, 2, .joined));
     }
     try shelf.start(&court);
     defer court.c.destroy();
     // Those that had no members have ended; nobody has heard of k.
-    try expectEqual(1, court.c.groups.items.len);
+    try expectEqual(1, court.c.run.groups.items.len);
     try expect(std.mem.find(u8, shelf.bytes.items, "j") != null);
 }
 

@@ -1,11 +1,13 @@
 //! Door: who gets in and who stays: places of strangers, of status questions and of members; peers
 //! that join nothing, a full run, ids of members that are away, groups that end, and peers that say
-//! too much. The rules: coordinator.zig, rates.zig, base/places.zig. The harness: court_test.zig.
+//! too much. The rules: door.zig, tick.zig, rates.zig, base/places.zig. The harness:
+//! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const hearing = @import("hearing.zig");
 const rates = @import("rates.zig");
 const Connection = @import("coordinator.zig").Connection;
 const control = wire.control;
@@ -49,7 +51,7 @@ fn other_id(index: usize) base.PeerId {
 }
 
 fn is_there(court: *const Court, connection: *const Connection) bool {
-    for (court.c.connections.items) |item| if (item == connection) return true;
+    for (court.c.run.connections.items) |item| if (item == connection) return true;
     return false;
 }
 
@@ -58,7 +60,7 @@ fn greet(court: *Court, id: base.PeerId, instance: u64) !bool {
     const connection = try knock(court);
     try give(connection, &hello_of(.control, id, instance));
     court.c.received(court.now, connection);
-    return court.c.peer_of(id) != null and court.c.peer_of(id).?.connection != null;
+    return court.c.run.peer_of(id) != null and court.c.run.peer_of(id).?.connection != null;
 }
 
 /// Comes again until it has a place.
@@ -104,13 +106,13 @@ test "a crowd from one network takes places from nobody else, whoever speaks in 
         court.now += 1;
         const connection = court.c.accept(court.now, crowd) orelse continue;
         if (index % 2 == 0) try give(connection, "PCCL"); // the rest of the hello never comes
-        most = @max(most, court.c.connections.items.len);
+        most = @max(most, court.c.run.connections.items.len);
     }
     try expectEqual(limits.strangers_max, most);
     try expect(is_there(&court, silent));
     // None of those that are half-way is pushed out for a silent one of its kind.
     var spoken: usize = 0;
-    for (court.c.connections.items) |item| spoken += @intFromBool(item.stream.in.items.len > 0);
+    for (court.c.run.connections.items) |item| spoken += @intFromBool(item.stream.in.items.len > 0);
     try expect(spoken > limits.strangers_max / 2);
 }
 
@@ -126,7 +128,7 @@ test "those who have come just now are heard before any of them must go" {
     try expectEqual(null, court.c.accept(court.now, crowd));
     court.now += 1;
     try expect(court.c.accept(court.now, crowd) != null);
-    try expectEqual(limits.strangers_max + 1, court.c.connections.items.len);
+    try expectEqual(limits.strangers_max + 1, court.c.run.connections.items.len);
 }
 
 test "members that are away have places besides those of strangers, also after a restart" {
@@ -141,7 +143,7 @@ test "members that are away have places besides those of strangers, also after a
         court.now += 1;
         _ = court.c.accept(court.now, crowd);
     }
-    try expectEqual(limits.strangers_max + peers_max, court.c.connections.items.len);
+    try expectEqual(limits.strangers_max + peers_max, court.c.run.connections.items.len);
     var members: [peers_max]*Connection = undefined;
     court.source = elsewhere;
     for (&members) |*member| member.* = try knock(&court);
@@ -153,7 +155,7 @@ test "members that are away have places besides those of strangers, also after a
         try expect(is_there(&court, member));
         try give(member, &hello_of(.control, id_of(index), 1 + index));
         court.c.received(court.now, member);
-        try expectEqual(member, court.c.peer_of(id_of(index)).?.connection);
+        try expectEqual(member, court.c.run.peer_of(id_of(index)).?.connection);
     }
     try expectEqual(0b111, court.members_alive());
 }
@@ -169,40 +171,40 @@ test "who asks for the status has a place of another kind, for a second" {
         court.c.received(court.now, connection);
         try expect(is_there(&court, connection));
     }
-    try expectEqual(limits.statuses_max, court.c.connections.items.len);
+    try expectEqual(limits.statuses_max, court.c.run.connections.items.len);
     // An answer that is not read holds one of these, too.
     court.source = elsewhere;
     const asked = try knock(&court);
     try give(asked, &hello_of(.status, .none, 0));
     try say(&court, asked, .{ .status_request = .{} });
-    try expectEqual(limits.statuses_max, court.c.connections.items.len);
+    try expectEqual(limits.statuses_max, court.c.run.connections.items.len);
     try expect(is_there(&court, asked));
     try expect(try greet(&court, id_of(0), 1));
     try expect(court.c.next_deadline() <= court.now + limits.status_ns_max);
     court.now += limits.status_ns_max - 200;
     court.c.tick(court.now);
-    try expectEqual(limits.statuses_max + 1, court.c.connections.items.len);
+    try expectEqual(limits.statuses_max + 1, court.c.run.connections.items.len);
     court.now += 200;
     court.c.tick(court.now);
-    try expectEqual(1, court.c.connections.items.len);
+    try expectEqual(1, court.c.run.connections.items.len);
 }
 
 test "a stranger has five seconds, however long the heartbeat is" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    court.c.options.heartbeat_ns = 1000 * std.time.ns_per_s;
-    court.c.options.silence_ns = 3000 * std.time.ns_per_s;
+    court.c.run.options.heartbeat_ns = 1000 * std.time.ns_per_s;
+    court.c.run.options.silence_ns = 3000 * std.time.ns_per_s;
     court.c.tick(court.now);
     _ = try knock(&court);
     const until = court.now + limits.stranger_ns_max;
     try expectEqual(until, court.c.next_deadline());
     court.now = until - 1;
     court.c.tick(court.now);
-    try expectEqual(1, court.c.connections.items.len);
+    try expectEqual(1, court.c.run.connections.items.len);
     court.now = until;
     court.c.tick(court.now);
-    try expectEqual(0, court.c.connections.items.len);
+    try expectEqual(0, court.c.run.connections.items.len);
 }
 
 // ---- those who join nothing, and the full run
@@ -228,7 +230,7 @@ test "a peer that joins nothing is let go after five seconds, and one that waits
         try court.init(gpa);
         defer court.c.destroy();
         try expect(try greet(&court, id_of(0), 1));
-        const connection = court.c.peer_of(id_of(0)).?.connection.?;
+        const connection = court.c.run.peer_of(id_of(0)).?.connection.?;
         if (case != .joins_nothing) try say(&court, connection, join_of("g"));
         if (case == .waits or case == .leaves) try say(&court, connection, .{ .join_end = .{} });
         try beat_for(&court, connection, limits.idle_ns_max - 500 * ms);
@@ -239,7 +241,7 @@ test "a peer that joins nothing is let go after five seconds, and one that waits
             try expect(is_there(&court, connection));
         }
         if (case == .tells_for_ever) {
-            try beat_for(&court, connection, court.c.options.silence_ns);
+            try beat_for(&court, connection, court.c.run.options.silence_ns);
             try expect(is_there(&court, connection));
         }
         try beat_for(&court, connection, 500 * ms);
@@ -261,7 +263,7 @@ test "a full run says so to the next peer, and has room when one has gone" {
     try expectEqual(null, court.peers[0]);
     try expectEqual(.full, court.verdict.?);
     try expect(court.verdict.?.may_pass());
-    const gone = court.c.peer_of(other_id(7)).?.connection.?;
+    const gone = court.c.run.peer_of(other_id(7)).?.connection.?;
     court.c.closed(court.now, gone);
     try expect(try greet(&court, id_of(0), 1));
 }
@@ -303,7 +305,7 @@ test "the journal keeps which process a member is when it is written anew, lost 
         defer court.c.destroy();
         try court.form();
         try court.say(2, .{ .leave = .{ .group = 0 } });
-        court.c.journal_due = true;
+        court.c.run.journal_due = true;
         court.c.tick(court.now);
         try shelf.write(&court);
     }
@@ -311,8 +313,8 @@ test "the journal keeps which process a member is when it is written anew, lost 
         try shelf.start(&court);
         defer court.c.destroy();
         try expectEqual(0b011, court.members_alive());
-        for (0..2) |index| try expectEqual(1 + index, court.c.peer_of(id_of(index)).?.instance);
-        try expectEqual(null, court.c.peer_of(id_of(2)));
+        for (0..2) |index| try expectEqual(1 + index, court.c.run.peer_of(id_of(index)).?.instance);
+        try expectEqual(null, court.c.run.peer_of(id_of(2)));
     }
 }
 
@@ -324,21 +326,21 @@ test "groups that nobody is in end, so that there is room for any number of name
     defer court.c.destroy();
     try court.form();
     try expect(try greet(&court, other_id(0), 1));
-    const connection = court.c.peer_of(other_id(0)).?.connection.?;
+    const connection = court.c.run.peer_of(other_id(0)).?.connection.?;
     var numbers: std.StaticBitSet(limits.groups_max) = .initEmpty();
     for (0..300) |index| {
         connection.peer.?.rates = .{};
         var name: [16]u8 = undefined;
         try say(&court, connection, join_of(try std.fmt.bufPrint(&name, "g{d}", .{index})));
         try say(&court, connection, .{ .join_end = .{} });
-        const id = court.c.groups.getLast().id;
+        const id = court.c.run.groups.getLast().id;
         numbers.set(id);
         try say(&court, connection, .{ .leave = .{ .group = id } });
         try expect(is_there(&court, connection));
         if (index % 10 == 0) court.c.tick(court.now);
     }
     court.c.tick(court.now);
-    try expectEqual(1, court.c.groups.items.len);
+    try expectEqual(1, court.c.run.groups.items.len);
     try expectEqual(0b111, court.members_alive());
     try expectEqual(limits.groups_max - 1, numbers.count()); // one is of a group that goes on
     try court.expect_said("info group g1 has ended: nobody is in it");
@@ -352,13 +354,13 @@ test "64 groups are all there are while somebody is in each" {
     for (0..limits.groups_max / each) |index| try expect(try greet(&court, other_id(index), 1));
     var left: ?*Connection = null;
     for (0..limits.groups_max) |number| {
-        const connection = court.c.peer_of(other_id(number / each)).?.connection.?;
+        const connection = court.c.run.peer_of(other_id(number / each)).?.connection.?;
         var name: [16]u8 = undefined;
         try say(&court, connection, join_of(try std.fmt.bufPrint(&name, "g{d}", .{number})));
         try say(&court, connection, .{ .join_end = .{} });
         left = connection;
     }
-    try expectEqual(limits.groups_max, court.c.groups.items.len);
+    try expectEqual(limits.groups_max, court.c.run.groups.items.len);
     for ([_]bool{ true, false }) |refused| {
         try court.connect(0);
         court.refused = false;
@@ -378,8 +380,8 @@ test "a group that a removed member has not heard of is not over, and its number
     defer court.c.destroy();
     try court.form();
     for (0..peers_max) |index| court.hang_up(index);
-    try court.pass(court.c.options.silence_ns);
-    try expectEqual(0, court.c.groups.items.len);
+    try court.pass(court.c.run.options.silence_ns);
+    try expectEqual(0, court.c.run.groups.items.len);
     try court.come_back(0, court.attempt);
     try court.say(0, .{ .join_end = .{} });
     court.c.tick(court.now);
@@ -393,7 +395,7 @@ test "a group that a removed member has not heard of is not over, and its number
     try expect(court.peers[0] != null);
     try court.say(0, .{ .leave = .{ .group = group.id } });
     court.c.tick(court.now);
-    try expectEqual(0, court.c.groups.items.len);
+    try expectEqual(0, court.c.run.groups.items.len);
     try expect(court.peers[0] != null);
 }
 
@@ -405,11 +407,11 @@ test "no epoch and no round of a name or of a number comes again after its group
     for (0..3) |start| {
         try shelf.start(&court);
         defer court.c.destroy();
-        if (start == 2) try expectEqual(last_epoch, court.c.ended.epoch);
+        if (start == 2) try expectEqual(last_epoch, court.c.run.ended.epoch);
         var last_round: u64 = 0;
         for (0..3) |again| {
             court.peers = @splat(null);
-            court.c.next_group = 0;
+            court.c.run.next_group = 0;
             court.safe_point = 0;
             try court.form();
             try expect(court.epoch > last_epoch and court.round > last_round);
@@ -426,9 +428,9 @@ test "no epoch and no round of a name or of a number comes again after its group
                 last_epoch = 1 << 22;
             }
             court.c.tick(court.now);
-            try expectEqual(0, court.c.groups.items.len);
+            try expectEqual(0, court.c.run.groups.items.len);
         }
-        court.c.journal_due = true;
+        court.c.run.journal_due = true;
         court.c.tick(court.now);
         try shelf.write(&court);
     }
@@ -496,8 +498,8 @@ test "a pause is no silence, and what follows it is" {
     try court.form();
     const connection = court.peers[0].?;
     connection.paused_until = court.now + 1;
-    court.c.pause(court.now, connection, limits.pause_ns_max);
-    const silence_ns = court.c.options.silence_ns;
+    hearing.pause(&court.c.run, court.now, connection, limits.pause_ns_max);
+    const silence_ns = court.c.run.options.silence_ns;
     const until = court.now + limits.pause_ns_max + silence_ns;
     while (court.now + 500 * ms < until) {
         court.now += 500 * ms;
@@ -515,7 +517,7 @@ test "joins and leaves without end come four a second, from one peer and from on
     try court.init(gpa);
     defer court.c.destroy();
     try expect(try greet(&court, id_of(0), 1));
-    const connection = court.c.peer_of(id_of(0)).?.connection.?;
+    const connection = court.c.run.peer_of(id_of(0)).?.connection.?;
     // Its program leaves as soon as it is in.
     const began = court.now;
     for (0..limits.peer_joins_burst + 12) |_| {
@@ -532,12 +534,12 @@ test "joins and leaves without end come four a second, from one peer and from on
     const seconds = (court.now - began) / std.time.ns_per_s;
     try expect(seconds >= 2 and seconds <= 3);
     // Another one from there finds that others have joined too often; from elsewhere it does not.
-    const shared = court.c.arrivals.of(gpa, court.now, connection.source, .begins_group);
+    const shared = court.c.run.arrivals.of(gpa, court.now, connection.source, .begins_group);
     shared.paid_at = court.now + 3600 * std.time.ns_per_s;
     for ([_]base.Source{ connection.source, elsewhere }, 1..) |source, index| {
         court.source = source;
         try expect(try greet(&court, id_of(index), 1));
-        const other = court.c.peer_of(id_of(index)).?.connection.?;
+        const other = court.c.run.peer_of(id_of(index)).?.connection.?;
         try say(&court, other, join_of("h"));
         try expectEqual(@intFromBool(index == 1), other.peer.?.joins_waiting);
         try expectEqual(index == 1, other.peer.?.telling.?.group == null);
@@ -561,9 +563,9 @@ test "a peer whose join waits is not idle, and one that only says too much is" {
         try court.init(gpa);
         defer court.c.destroy();
         try expect(try greet(&court, id_of(0), 1));
-        const connection = court.c.peer_of(id_of(0)).?.connection.?;
+        const connection = court.c.run.peer_of(id_of(0)).?.connection.?;
         if (joins) {
-            const arrivals = court.c.arrivals.of(gpa, court.now, court.source, .begins_group);
+            const arrivals = court.c.run.arrivals.of(gpa, court.now, court.source, .begins_group);
             arrivals.paid_at = court.now + 20 * std.time.ns_per_s +
                 rates.joins_of_network.burst_ns;
             try say(&court, connection, join_of("g"));
@@ -575,7 +577,7 @@ test "a peer whose join waits is not idle, and one that only says too much is" {
         try wait(&court, 5);
         try expectEqual(joins, is_there(&court, connection));
         if (!joins) continue;
-        try expectEqual(0, court.c.groups.items.len);
+        try expectEqual(0, court.c.run.groups.items.len);
         try wait(&court, 20);
         try expect(court.group().contains(connection.peer.?));
     }
@@ -586,12 +588,12 @@ test "a member that comes back waits neither for the joins of its network nor fo
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    court.c.arrivals.of(gpa, court.now, court.source, .enters_group).paid_at = base.never;
-    court.c.peer_of(id_of(0)).?.rates.joins.paid_at = base.never;
+    court.c.run.arrivals.of(gpa, court.now, court.source, .enters_group).paid_at = base.never;
+    court.c.run.peer_of(id_of(0)).?.rates.joins.paid_at = base.never;
     court.hang_up(0);
     try court.come_back(0, court.attempt);
     try expect(!court.peers[0].?.is_paused(court.now));
-    try expect(court.c.peer_of(id_of(0)).?.telling.?.group != null);
+    try expect(court.c.run.peer_of(id_of(0)).?.telling.?.group != null);
 }
 
 test "a member that comes back again and again has the others begin anew twice a second" {
@@ -637,18 +639,18 @@ test "a member of many groups that comes back waits for none of them, and not fo
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    court.c.options.initial_world_size = 1;
+    court.c.run.options.initial_world_size = 1;
     court.keeps_rates = true;
     try expect(try greet(&court, id_of(0), 1));
     var names: [6][2]u8 = undefined;
     for (&names, 0..) |*name, number| {
-        const connection = court.c.peer_of(id_of(0)).?.connection.?;
+        const connection = court.c.run.peer_of(id_of(0)).?.connection.?;
         name.* = .{ 'm', @intCast('0' + number) };
         var join = join_of(name);
         join.join.initial_world_size = 1;
         try say(&court, connection, join);
         try say(&court, connection, .{ .join_end = .{} });
-        const group = court.c.groups.getLast();
+        const group = court.c.run.groups.getLast();
         try say(&court, connection, .{ .prepared = .{
             .group = group.id,
             .round = group.round,
@@ -658,10 +660,10 @@ test "a member of many groups that comes back waits for none of them, and not fo
         try expect(group.current() != null);
     }
     for (0..limits.peer_attempts_burst) |_| {
-        court.c.closed(court.now, court.c.peer_of(id_of(0)).?.connection.?);
+        court.c.closed(court.now, court.c.run.peer_of(id_of(0)).?.connection.?);
         try expect(try greet(&court, id_of(0), 1));
-        const connection = court.c.peer_of(id_of(0)).?.connection.?;
-        for (&names, court.c.groups.items) |*name, group| {
+        const connection = court.c.run.peer_of(id_of(0)).?.connection.?;
+        for (&names, court.c.run.groups.items) |*name, group| {
             const before = group.current().?.attempt;
             try say(&court, connection, join_of(name));
             try say(&court, connection, .{ .epoch_report = .{
@@ -683,11 +685,11 @@ test "groups made without end keep no newcomer of the same network out of a grou
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    const begins = court.c.arrivals.of(gpa, court.now, court.source, .begins_group);
+    const begins = court.c.run.arrivals.of(gpa, court.now, court.source, .begins_group);
     begins.paid_at = base.never;
     for ([_][]const u8{ "another", "g" }, peers_max..) |group, index| {
         try expect(try greet(&court, id_of(index), 1));
-        const connection = court.c.peer_of(id_of(index)).?.connection.?;
+        const connection = court.c.run.peer_of(id_of(index)).?.connection.?;
         try say(&court, connection, join_of(group));
         try expectEqual(@intFromBool(index == peers_max), connection.peer.?.joins_waiting);
     }
@@ -723,7 +725,7 @@ test "attempts that one member causes come two a second after a burst, and other
     try expect(caused >= 20 and caused <= limits.peer_attempts_burst + 22);
     // One of another member is not put off by it.
     const epoch = court.group().current().?;
-    for (0..10) |_| court.c.peer_of(id_of(0)).?.rates.cost_attempt(court.now);
+    for (0..10) |_| court.c.run.peer_of(id_of(0)).?.rates.cost_attempt(court.now);
     for ([_]usize{ 0, 1 }) |index| try court.say(index, .{ .link_lost = .{
         .other = id_of(2),
         .group = 0,

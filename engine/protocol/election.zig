@@ -1,27 +1,23 @@
 //! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
-//! epoch.zig tells it the offers of an attempt and who is alive, and carries out its decision.
+//! syncs.zig tells it the offers of an attempt and who is alive, and carries out its decision.
 //! structure.zig finds how two structures differ; session/sync.zig moves the bytes.
 //!
-//!   1. Structures must be equal, and all members that insist (send_only) must hold the same
-//!      content.
-//!   2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is
-//!      left of a member that is gone.
-//!   3. Otherwise the content of send_only members is elected. Without any, members of strategy
-//!      popular are compared: the highest revision wins, then members of the epoch before
-//!      newcomers, then the content that most of them hold, then the smallest peer id. So fresh
-//!      weights of three newcomers never outvote one incumbent.
-//!   4. If all hold the elected content at its revision, and nobody only receives, the offers are
-//!      votes, and nothing moves.
+//! 1. Structures must be equal, and all members that insist (send_only) must hold the same content.
+//! 2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
+//! of a member that is gone. 3. Otherwise the content of send_only members is elected. Without any,
+//! members of strategy popular are compared: the highest revision wins, then members of the epoch
+//! before newcomers, then the content that most of them hold, then the smallest peer id. So fresh
+//! weights of three newcomers never outvote one incumbent. 4. If all hold the elected content at
+//! its revision, and nobody only receives, the offers are votes, and nothing moves.
 //!
 //! A state may have further rules (wire.control.StateRules). For two of them the word of the judges
 //! counts: that of the members from before, or of all where none of those is left.
 //!
-//!   successive  Only content of the revision that is expected is elected: one more than the last
-//!               one that a judge has committed. Before the first commit any may be.
-//!   refuse      Where more judges have one structure than any other, members of another one are
-//!               refused. So are members that would give content of a higher revision than is
-//!               expected, if there is content that may be elected.
-//!   one_sender  Beside a send_only member, all others must be receive_only.
+//! successive  Only content of the revision that is expected is elected: one more than the last one
+//! that a judge has committed. Before the first commit any may be. refuse      Where more judges
+//! have one structure than any other, members of another one are refused. So are members that would
+//! give content of a higher revision than is expected, if there is content that may be elected.
+//! one_sender  Beside a send_only member, all others must be receive_only.
 
 const std = @import("std");
 const base = @import("base");

@@ -2,14 +2,14 @@
 //! operation, and others have not. Two members that wait for each other in this way have called
 //! different things: other tags, or states of other names. To refuse one of them would be wrong,
 //! because its other thread may be about to call; so each is told, and both have their deadlines.
-//! The evidence is that of stall.zig, and no decision depends on it.
+//! The evidence is that of stalls.zig, and no decision depends on it.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Epoch = @import("epoch.zig").Epoch;
-const Record = @import("epoch.zig").Record;
-const stall = @import("stall.zig");
+const Record = @import("record.zig").Record;
+const Told = @import("told_elsewhere.zig").Told;
 const Instant = base.Instant;
 const Mask = base.Mask;
 const control = wire.control;
@@ -40,7 +40,7 @@ pub const Elsewhere = struct {
     /// Null: it is not known to wait for anybody.
     pub fn get(elsewhere: *const Elsewhere, rank: usize) ?control.Elsewhere {
         const known = elsewhere.by_rank[rank] orelse return null;
-        const missing = stall.missing_of(elsewhere.epoch, known);
+        const missing = elsewhere.epoch.missing_of(known);
         if (missing.is_empty()) return null;
         return .{
             .rank = @intCast(rank),
@@ -80,38 +80,4 @@ pub const Elsewhere = struct {
             if (waits.count > 1) try writer.print(" and {d} more", .{waits.count - 1});
         }
     };
-};
-
-/// As it is told to those who wait.
-pub const Told = struct {
-    items: [limits.elsewhere_told_max]control.Elsewhere = @splat(.{}),
-    count: u8 = 0,
-
-    pub fn slice(told: *const Told) []const control.Elsewhere {
-        return told.items[0..told.count];
-    }
-
-    fn add(told: *Told, item: control.Elsewhere) void {
-        told.items[told.count] = item;
-        told.count += 1;
-    }
-
-    pub fn eql(told: *const Told, other: *const Told) bool {
-        return std.meta.eql(told.*, other.*);
-    }
-
-    /// From a message to a member of an epoch of so many.
-    pub fn read(
-        list: *const wire.codec.List(control.Elsewhere),
-        world_size: usize,
-    ) error{Unexpected}!Told {
-        var told: Told = .{};
-        var it = list.iterator();
-        while (it.next()) |item| {
-            if (item.rank >= world_size or item.waits_for >= world_size) return error.Unexpected;
-            if (item.count == 0 or item.count > world_size) return error.Unexpected;
-            told.add(item); // no more than its bound
-        }
-        return told;
-    }
 };

@@ -1,5 +1,5 @@
 //! Groups that are made of members of another one: when they begin, in which order, and who stays
-//! outside (founding.zig). The harness: court_test.zig; its group is the parent.
+//! outside (founders.zig). The harness: court_test.zig; its group is the parent.
 
 const std = @import("std");
 const base = @import("base");
@@ -46,7 +46,7 @@ fn join(
 }
 
 fn sub(court: *const Court) *Group {
-    return court.c.group_named("sub").?;
+    return court.c.run.group_named("sub").?;
 }
 
 /// Its lanes are open, and its user waits to enter, or does not.
@@ -81,7 +81,7 @@ test "a group of founders begins when all have asked, and has their order" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    court.c.options.min_world_size = 3; // of the run, and not of its sub-groups
+    court.c.run.options.min_world_size = 3; // of the run, and not of its sub-groups
     try court.form();
     try ask(&court, 2, 1, &.{ 2, 0 });
     try court.pass(2000 * ms);
@@ -264,7 +264,7 @@ test "founders must be members of one epoch, each once, and the one who asks amo
     }) |case| {
         try ask(&court, case.by, case.epoch, case.founders);
         try expect_refused(&court, true);
-        try expectEqual(null, court.c.group_named("sub"));
+        try expectEqual(null, court.c.run.group_named("sub"));
     }
     try court.say(1, .{ .leave = .{ .group = 0 } });
     try ask(&court, 1, 2, &.{ 0, 1 });
@@ -328,7 +328,7 @@ test "after a restart founders that wait ask anew, and a group that has begun st
             }
         }.before);
         defer court.c.destroy();
-        try expectEqual(has_begun, court.c.group_named("sub") != null);
+        try expectEqual(has_begun, court.c.run.group_named("sub") != null);
         for (0..2) |index| {
             try court.come_back(index, 1);
             try court.say(index, .{ .join_end = .{} });
@@ -356,7 +356,7 @@ test "founders keep to their own rate of joins alone, and what they name waits w
     court.keeps_rates = true;
     try court.form();
     const rates = @import("rates.zig");
-    for ([_]rates.Arrivals.Aim{ .begins_group, .enters_group }) |aim| court.c.arrivals
+    for ([_]rates.Arrivals.Aim{ .begins_group, .enters_group }) |aim| court.c.run.arrivals
         .of(gpa, court.now, court.source, aim)
         .take(court.now, rates.joins_of_network, 2 * limits.network_joins_burst);
     try ask(&court, 0, 1, &.{ 1, 0 });
@@ -364,7 +364,7 @@ test "founders keep to their own rate of joins alone, and what they name waits w
     court.peers[1].?.peer.?.rates.joins.take(court.now, rates.joins, limits.peer_joins_burst + 1);
     try ask(&court, 1, 1, &.{ 1, 0 });
     try expectEqual(1, sub(&court).newcomers.items.len);
-    try expectEqual(1, court.c.lobby.waiting.items.len);
+    try expectEqual(1, court.c.run.lobby.waiting.items.len);
     try court.pass(1500 * ms);
     for (0..2) |index| try prepare(&court, index, true);
     try expect_members(&court, &.{ 1, 0 });

@@ -1,8 +1,8 @@
 //! Hold: messages of a coordinator on one connection that nobody may hear yet, because they rely on
 //! a record that is not on the disk. Each message waits for its own record, in the order of its
 //! group, and nothing else waits: other groups, epochs that the record does not name, signs of
-//! life. Which records there are, and when they are on the disk: recovery.zig. coordinator.zig
-//! sends the messages.
+//! life. Which records there are, and when they are on the disk: journaling.zig. post.zig sends the
+//! messages.
 
 const std = @import("std");
 const base = @import("base");

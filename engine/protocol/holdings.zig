@@ -1,6 +1,6 @@
 //! Holdings: which chunks of an operation the members hold, by their reports of one attempt. It
 //! keeps ranges, not chunks, so it holds about as much as was said, and the budget of all queues
-//! counts it (queues.zig). The reports, and the choice of chunks to keep: epoch.zig.
+//! counts it (queues.zig). The reports, and the choice of chunks to keep: reports.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -7,6 +7,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const status = @import("status.zig");
 const member_file = @import("member.zig");
 const Member = member_file.Member;
 const Op = member_file.Op;
@@ -168,7 +169,7 @@ test "what members say of links that are none of theirs changes nothing, or ends
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    const group = court.c.groups.items[0];
+    const group = court.c.run.groups.items[0];
     // About a stranger: others may have known it once.
     try court.say(2, .{ .link_told = .{
         .other = id_of(8),
@@ -308,13 +309,13 @@ test "who does not say how many safe points it has passed does not stop the othe
     for (0..2) |index| try court.prepare(index, court.round, true);
     try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
     try court.listen();
-    try court.pass(court.c.options.silence_ns - 500 * ms);
+    try court.pass(court.c.run.options.silence_ns - 500 * ms);
     try expect(court.peers[1] != null);
     try court.pass(1000 * ms);
     try expect(court.peers[0] != null);
     try expectEqual(null, court.peers[1]);
     try court.next_round();
-    try expectEqual(.prepare, court.c.groups.items[0].phase); // of a round without it
+    try expectEqual(.prepare, court.c.run.groups.items[0].phase); // of a round without it
 }
 
 test "one member alone cannot have another lost that is away, unless nobody else could notice" {
@@ -560,7 +561,7 @@ test "a member may tell as many decisions as it keeps, and those that all have s
         try court.say(index, .{ .join_end = .{} });
     }
     try report_nothing(&court);
-    try expectEqual(1000, court.c.groups.items[0].current().?.decided_ids.count());
+    try expectEqual(1000, court.c.run.groups.items[0].current().?.decided_ids.count());
 }
 
 test "who tells decisions that it says it has not seen would have others keep them, and is let go" {
@@ -612,23 +613,23 @@ test "a journal that could not be written is tried again, and then holds what it
         try court.form();
         shelf.full = true;
         try court.say(2, .{ .leave = .{ .group = 0 } });
-        try expectEqual(.failed, court.c.journal_state);
+        try expectEqual(.failed, court.c.run.journal_state);
         for (0..3) |_| {
-            try court.pass_answering(court.c.options.journal_retry_ns, &.{ 0, 1 });
-            try expectEqual(.failed, court.c.journal_state);
+            try court.pass_answering(court.c.run.options.journal_retry_ns, &.{ 0, 1 });
+            try expectEqual(.failed, court.c.run.journal_state);
         }
-        const json = try court.c.status.get(gpa, court.c, court.now);
+        const json = try court.status();
         try expect(std.mem.indexOf(u8, json, "\"journal\":\"failed\"") != null);
         shelf.full = false;
-        try court.pass(court.c.options.journal_retry_ns);
-        try expectEqual(.ok, court.c.journal_state);
+        try court.pass(court.c.run.options.journal_retry_ns);
+        try expectEqual(.ok, court.c.run.journal_state);
         try expectEqual(1, std.mem.count(u8, court.said[0..court.said_bytes], "err the run cont"));
         try court.expect_said("warning the journal is written again: from now on the run " ++
             "survives the end of this coordinator");
     }
     try shelf.start(&court);
     defer court.c.destroy();
-    const epoch = court.c.groups.items[0].current().?;
+    const epoch = court.c.run.groups.items[0].current().?;
     try expect(epoch.alive.has(0) and epoch.alive.has(1) and !epoch.alive.has(2));
 }
 
@@ -749,7 +750,7 @@ fn recover(court: *Court) !void {
         }
         if (!any) return; // all were let go, and told so by that
     }
-    const group = court.c.groups.items[0];
+    const group = court.c.run.groups.items[0];
     try expectEqual(.idle, group.phase);
     const epoch = group.current().?;
     try expect(epoch.running);
@@ -774,7 +775,7 @@ test "a name that no terminal should get, and an address of no host, are refused
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    const before = court.c.groups.items.len;
+    const before = court.c.run.groups.items.len;
     const said_before = court.said_bytes;
     for ([_][2][]const u8{
         .{ "\xffg", "a:1" },
@@ -803,9 +804,9 @@ test "a name that no terminal should get, and an address of no host, are refused
         try expect(court.refused);
     }
     try expect(court.peers[2] != null);
-    try expectEqual(before, court.c.groups.items.len);
+    try expectEqual(before, court.c.run.groups.items.len);
     try expectEqual(said_before, court.said_bytes);
-    const json = try court.c.status.get(gpa, court.c, court.now);
+    const json = try court.status();
     const parsed = try std.json.parseFromSlice(std.json.Value, gpa, json, .{});
     defer parsed.deinit();
     const group = parsed.value.object.get("groups").?.array.items[0].object;
@@ -826,7 +827,7 @@ test "the id of zeros, which stands for nobody, is refused, and a status needs n
             .from = .none,
         });
         try expectEqual(purpose == .status, court.peers[0] != null);
-        try expectEqual(0, court.c.peers.items.len);
+        try expectEqual(0, court.c.run.peers.items.len);
     }
 }
 
@@ -843,7 +844,7 @@ test "a run id that differs in one bit, wherever it is, is of another run" {
             .from = id_of(0),
         });
         try expectEqual(null, court.peers[0]);
-        try expectEqual(0, court.c.peers.items.len);
+        try expectEqual(0, court.c.run.peers.items.len);
     }
 }
 
@@ -853,7 +854,7 @@ test "the status says who is alive" {
     defer court.c.destroy();
     try court.form();
     for ([_]usize{ 0, 1 }) |dead| {
-        const json = try court.c.status.get(gpa, court.c, court.now);
+        const json = try court.status();
         try expectEqual(dead, std.mem.count(u8, json, "\"alive\":false"));
         try expectEqual(peers_max - dead, std.mem.count(u8, json, "\"alive\":true"));
         try court.say(2, .{ .leave = .{ .group = 0 } });
@@ -865,13 +866,13 @@ test "a status that does not fit into a message is cut, and a large one is not m
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    const first = try court.c.status.get(gpa, court.c, court.now);
+    const first = try court.status();
     try expect(std.mem.endsWith(u8, first, "\"cut\":false}"));
     // Small ones are always new.
     court.now += 1;
-    _ = try court.c.status.get(gpa, court.c, court.now);
-    try expectEqual(court.now, court.c.status.made_at);
-    const group = court.c.groups.items[0];
+    _ = try court.status();
+    try expectEqual(court.now, court.c.run.status.made_at);
+    const group = court.c.run.groups.items[0];
     const claims = 40_000;
     for (0..claims) |index| try group.broken.claims.append(gpa, .{
         .from = .from_int(1),
@@ -879,7 +880,7 @@ test "a status that does not fit into a message is cut, and a large one is not m
         .health = .silent,
     });
     const made_at = court.now;
-    const large = try court.c.status.get(gpa, court.c, made_at);
+    const large = try status.get(&court.c.run, made_at);
     try expect(large.len < limits.control_message_bytes_max);
     const parsed = try std.json.parseFromSlice(std.json.Value, gpa, large, .{});
     defer parsed.deinit();
@@ -889,8 +890,8 @@ test "a status that does not fit into a message is cut, and a large one is not m
     try expect(told > 1000 and told < claims);
     for ([_]u64{ 249, 251 }) |later_ms| {
         court.now = made_at + later_ms * std.time.ns_per_ms;
-        _ = try court.c.status.get(gpa, court.c, court.now);
-        try expectEqual(if (later_ms < 250) made_at else court.now, court.c.status.made_at);
+        _ = try court.status();
+        try expectEqual(if (later_ms < 250) made_at else court.now, court.c.run.status.made_at);
     }
 }
 

@@ -2,7 +2,7 @@
 //! the run, groups, epochs, removals, refused calls. This file has the format: records to bytes,
 //! and a file that was read back to records. A torn end is cut off, and anything else that does not
 //! check out is refused. It touches no file (net/journal_file.zig) and does not know the meaning of
-//! the records (coordinator.zig). The bytes: docs/PROTOCOL.md.
+//! the records (journaling.zig). The bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -71,7 +71,7 @@ pub const GroupMade = struct {
     initial_world_size: u32,
     /// No epoch has this number or a smaller one again.
     last_epoch: u64,
-    /// Once it has begun, nobody else enters it (founding.zig).
+    /// Once it has begun, nobody else enters it (founders.zig).
     is_founded: bool = false,
 
     pub const bounds = .{

@@ -88,7 +88,7 @@ test "the status names who is there and who is lost" {
     try court.listen();
     for (0..peers_max) |index| try court.enter(index);
     try court.say(2, .{ .leave = .{ .group = 0 } });
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     for ([_][]const u8{ "a:1", "b:2", "c:3" }, 0..) |label, rank| {
         var wanted: [100]u8 = undefined;
         const alive = if (rank < 2) "true" else "false";

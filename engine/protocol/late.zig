@@ -5,12 +5,10 @@
 
 const std = @import("std");
 const base = @import("base");
-const Epoch = @import("epoch.zig").Epoch;
-const Record = @import("epoch.zig").Record;
 const Instant = base.Instant;
 
 /// Less is the noise of networks and machines.
-const margin_ns_min = std.time.ns_per_ms;
+pub const margin_ns_min = std.time.ns_per_ms;
 
 /// The calls of one operation, in the current attempt.
 pub const Calls = struct {
@@ -41,21 +39,6 @@ pub const Late = struct {
     /// The time that others have waited for it alone, in all of these.
     ns: u64 = 0,
 };
-
-/// An operation of all is committed. Nobody can say who was to come first in a message, and the
-/// votes of a sync have no ages.
-pub fn judge(epoch: *const Epoch, known: *const Record) void {
-    const kind = known.descriptor.kind;
-    if (kind == .send_recv or kind == .sync or known.calls.count < 2) return;
-    for (epoch.members, 0..) |*member, rank| if (known.done.has(rank)) {
-        if (member.peer) |peer| peer.late.calls += 1;
-    };
-    const margin_ns = known.calls.last - known.calls.second_last;
-    if (margin_ns < margin_ns_min) return;
-    const peer = epoch.members[known.calls.rank].peer orelse return;
-    peer.late.last += 1;
-    peer.late.ns +|= margin_ns;
-}
 
 test "the last call is found in any order of the votes, and by how much it was late" {
     const orders = [_][3]u16{ .{ 0, 1, 2 }, .{ 2, 1, 0 }, .{ 1, 2, 0 }, .{ 0, 2, 1 } };

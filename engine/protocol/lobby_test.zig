@@ -1,4 +1,5 @@
-//! Tests of joins that wait because there were too many (lobby.zig). The harness: court_test.zig.
+//! Tests of joins that wait because there were too many (arrivals.zig). The harness:
+//! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,12 +16,12 @@ const ms = court_file.ms;
 const peers_max = court_file.peers_max;
 const id_of = court_file.id_of;
 const Court = court_file.Court;
-const Peer = @import("coordinator.zig").Peer;
+const Peer = @import("peer.zig").Peer;
 
 /// Somebody behind the same address has used up its joins, and what comes in `seconds` with them.
 fn use_up(court: *Court, seconds: u64) void {
     for ([_]rates.Arrivals.Aim{ .enters_group, .begins_group }) |aim| {
-        const bucket = court.c.arrivals.of(gpa, court.now, court.source, aim);
+        const bucket = court.c.run.arrivals.of(gpa, court.now, court.source, aim);
         bucket.paid_at = court.now + rates.joins_of_network.burst_ns + seconds * 1000 * ms;
     }
 }
@@ -52,7 +53,7 @@ fn greet(court: *Court, index: usize) !*Peer {
 }
 
 fn is_in(court: *const Court, peer: *const Peer, name: []const u8) bool {
-    const group = court.c.group_named(name) orelse return false;
+    const group = court.c.run.group_named(name) orelse return false;
     return group.contains(peer);
 }
 
@@ -135,9 +136,9 @@ test "a peer has no more joins that wait than it may have groups, and none witho
     try court.listen();
     try expect(court.refused);
     try expectEqual(limits.groups_per_peer_max, peer.joins_waiting);
-    try expectEqual(0, court.c.groups.items.len);
+    try expectEqual(0, court.c.run.groups.items.len);
     court.hang_up(0);
-    try expectEqual(0, court.c.lobby.waiting.items.len);
+    try expectEqual(0, court.c.run.lobby.waiting.items.len);
 }
 
 test "a peer whose user gives up and tries again before it hears an answer has that answer" {
@@ -151,7 +152,7 @@ test "a peer whose user gives up and tries again before it hears an answer has t
     try expect(is_in(&court, peer, "one"));
     try expect(!court.refused);
     // Its next word about the group is one of a newcomer.
-    const id = court.c.group_named("one").?.id;
+    const id = court.c.run.group_named("one").?.id;
     try court.say(0, .{ .leave = .{ .group = id } });
     try expect(!is_in(&court, peer, "one"));
 }
@@ -180,7 +181,7 @@ test "a member that was lost while it was away is told so when its join is answe
     defer court.c.destroy();
     try court.form();
     court.hang_up(2);
-    try court.pass(court.c.options.silence_ns + 500 * ms);
+    try court.pass(court.c.run.options.silence_ns + 500 * ms);
     try expectEqual(0b011, court.members_alive());
     use_up(&court, 5);
     try court.come_back(2, court.attempt);

@@ -13,7 +13,7 @@ const ms = court_file.ms;
 const peers_max = court_file.peers_max;
 
 fn expect_status(court: *Court, wanted: []const u8) !void {
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     if (std.mem.indexOf(u8, text, wanted) != null) return;
     std.debug.print("missing: {s}\nin: {s}\n", .{ wanted, text });
     return error.NotInStatus;
@@ -41,7 +41,7 @@ test "the status has the speed of each peer and of its links, of one span, as it
         "\"received_per_s\":8}]}");
     // A peer that says no more of them.
     try court.pass(11_000 * ms);
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     try expect(std.mem.indexOf(u8, text, "\"rank\":2,\"sent_per_s\"") == null);
     try expect(std.mem.indexOf(u8, text, "\"sent_per_s\":701") == null);
 }

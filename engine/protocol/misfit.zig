@@ -1,10 +1,10 @@
 //! Misfit: a newcomer whose first call of a tag differs from that of the members that were there
 //! before it, or whose shared state does not fit theirs. It alone is refused and told both calls;
 //! the others go on as after a death. If the members from before differ among themselves, or there
-//! are none, the operation is aborted for all (epoch.zig).
+//! are none, the operation is aborted for all (calls.zig).
 //!
 //! The evidence is each member's own word about its call. When some member sees a call that is not
-//! its own, all are asked for theirs (stall.zig). A newcomer is refused when all members from
+//! its own, all are asked for theirs (waits.zig). A newcomer is refused when all members from
 //! before have named the same call, and the newcomer another. So a member that lies about a
 //! newcomer has it refused only where no other member was there before. A message belongs to two
 //! members alone: nobody is refused for one. Only its two ranks know a shard of an uneven
@@ -21,43 +21,24 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const decisions = @import("decisions.zig");
+const waits = @import("waits.zig");
 const Election = @import("election.zig").Election;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
-const Overdue = @import("stall.zig").Overdue;
-const ProtocolError = @import("epoch.zig").ProtocolError;
-const Record = @import("epoch.zig").Record;
-const Verdict = @import("epoch.zig").Verdict;
-const stall = @import("stall.zig");
+const Overdue = @import("overdue.zig").Overdue;
+const ProtocolError = @import("peer.zig").ProtocolError;
+const Record = @import("record.zig").Record;
+const Run = @import("run.zig").Run;
+const Verdict = @import("record.zig").Verdict;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
 const control = wire.control;
-const Described = wire.Described(Epoch.Names);
 const Descriptor = control.Descriptor;
+const Described = wire.Described(Epoch.Names);
 
-/// The calls of one operation that are not the one of its record.
-pub const Misfits = struct {
-    said: std.ArrayList(Said) = .empty,
-    /// Some member has seen another call than its own.
-    is_open: bool = false,
-    /// A newcomer and a member have other sizes for the shards that they exchange.
-    apart: ?Apart = null,
-
-    const Said = struct { rank: u16, descriptor: Descriptor };
-    const Apart = struct { newcomer: Said, member: Said };
-
-    pub fn deinit(misfits: *Misfits, gpa: Allocator) void {
-        misfits.said.deinit(gpa);
-    }
-
-    fn of(misfits: *const Misfits, rank: u16) ?*const Said {
-        for (misfits.said.items) |*said| if (said.rank == rank) return said;
-        return null;
-    }
-};
-
-fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
+pub fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
     return rank >= epoch.members.len - epoch.began.joined;
 }
 
@@ -68,7 +49,7 @@ fn elders(epoch: *const Epoch) Mask {
 }
 
 /// Whether a newcomer can be refused for this operation.
-fn may_be(epoch: *const Epoch, id: control.OpId) bool {
+pub fn may_be(epoch: *const Epoch, id: control.OpId) bool {
     if (id.sequence != 0 or base.Pair.of(id.tag) != null) return false;
     return !elders(epoch).is_empty();
 }
@@ -77,6 +58,7 @@ fn may_be(epoch: *const Epoch, id: control.OpId) bool {
 
 /// A member says what it has called. `contradicts`: there is nobody to refuse.
 pub fn hear(
+    run: *Run,
     epoch: *Epoch,
     known: *Record,
     descriptor: *const Descriptor,
@@ -97,7 +79,7 @@ pub fn hear(
         try misfits.said.append(epoch.gpa, .{ .rank = rank, .descriptor = descriptor.* });
         known.stall.called.set(rank);
     } else return .contradicts;
-    open(epoch, known);
+    open(run, epoch, known);
     return if (misfits.of(rank) == null) .fits else .misfit;
 }
 
@@ -134,43 +116,14 @@ fn overrule(
     };
 }
 
-/// A member has seen that another calls something else. False: two contradict each other of whom
-/// none can be refused.
-pub fn on_seen(
-    epoch: *Epoch,
-    rank: u16,
-    message: *const control.MismatchSeen,
-) ProtocolError!bool {
-    const other = epoch.ranks.get(message.other) orelse return false;
-    if (!may_be(epoch, message.op)) return false;
-    const from_newcomer = is_newcomer(epoch, rank);
-    if (!from_newcomer and !is_newcomer(epoch, other)) return false;
-    const mine = message.mine.of_all();
-    const is_of_two = mine.uneven and mine.eql(&message.theirs.of_all());
-    if (is_of_two and from_newcomer == is_newcomer(epoch, other)) return false;
-    // In a new attempt the reports say what all have called, and what two see they say again.
-    if (!epoch.running or epoch.is_decided(message.op)) return true;
-    const known = try epoch.record_of(message.op, &mine, rank) orelse return true;
-    known.stall.called.set(rank);
-    if (is_of_two) {
-        const one: Misfits.Said = .{ .rank = rank, .descriptor = message.mine };
-        const two: Misfits.Said = .{ .rank = other, .descriptor = message.theirs };
-        known.misfits.apart = if (from_newcomer)
-            .{ .newcomer = one, .member = two }
-        else
-            .{ .newcomer = two, .member = one };
-    } else open(epoch, known);
-    return true;
-}
-
 /// All say what they have called: at once, or as soon as they have.
-fn open(epoch: *Epoch, known: *Record) void {
+pub fn open(run: *Run, epoch: *Epoch, known: *Record) void {
     known.misfits.is_open = true;
-    if (epoch.running) stall.ask(epoch, known, &stall.missing_of(epoch, known));
+    if (epoch.running) waits.ask(run, epoch, known, &epoch.missing_of(known));
 }
 
 /// At a tick.
-pub fn review(epoch: *Epoch) ProtocolError!void {
+pub fn review(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (!epoch.running) return;
     var index = epoch.records.items.len;
     while (index > 0) {
@@ -180,7 +133,10 @@ pub fn review(epoch: *Epoch) ProtocolError!void {
         forget_lost(epoch, known);
         // Nobody is left whose word would count for more.
         const verdict = if (elders(epoch).is_empty()) contradiction(epoch, known) else null;
-        if (verdict) |it| try epoch.abort(known.id, it, null) else open(epoch, known);
+        if (verdict) |it|
+            try decisions.abort(run, epoch, known.id, it, null)
+        else
+            open(run, epoch, known);
     }
 }
 
@@ -252,13 +208,13 @@ pub fn blames(
 // ---- calls that nobody else makes
 
 /// Newcomers that wait in a call that no member makes, while all members wait for theirs.
-pub fn find_stranded(group: *const Group, now: Instant, overdue: *Overdue) bool {
-    const warning_ns = group.coordinator.options.stall_warning_ns;
+pub fn find_stranded(run: *Run, group: *const Group, now: Instant, overdue: *Overdue) bool {
+    const warning_ns = run.options.stall_warning_ns;
     for (group.epochs.items) |epoch| {
         if (!epoch.running) continue;
         const before = elders(epoch);
         for (epoch.records.items) |known| {
-            const missing = stall.missing_of(epoch, known);
+            const missing = epoch.missing_of(known);
             if (!may_be(epoch, known.id) or !known.stall.called.covers(&before)) continue;
             if (missing.is_empty() or !known.stall.all_have_waited(now, warning_ns))
                 continue;

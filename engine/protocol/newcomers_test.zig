@@ -1,5 +1,5 @@
 //! Newcomers that come and go, or open no lanes: what that costs, and whom it holds up. The rules:
-//! group.zig, roster.zig, patience.zig. The harness: court_test.zig; its three peers are members
+//! rounds.zig, roster.zig, patience.zig. The harness: court_test.zig; its three peers are members
 //! here, or have left. By processes: tests/hostile/test_hostile_rounds.py.
 
 const std = @import("std");
@@ -197,7 +197,7 @@ test "the first epoch begins with those who failed before, if there are no other
     const first = court.round;
     try court.lack(0, &.{id_of(1)});
     try court.lack(1, &.{id_of(0)});
-    try court.pass(court.c.options.prepare_ns);
+    try court.pass(court.c.run.options.prepare_ns);
     try court.pass(500 * ms);
     try court.listen();
     try expect(court.round > first);

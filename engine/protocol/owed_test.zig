@@ -1,5 +1,5 @@
 //! Reports and votes that a member owes: who is named, who is let go, and who has more time. The
-//! rules: owed.zig. The harness: court_test.zig.
+//! rules: debtors.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,7 +19,7 @@ const tag = 5;
 fn form(court: *Court, stall_ns: u64) !void {
     try court.init(gpa);
     errdefer court.c.destroy();
-    court.c.options.stall_ns = stall_ns;
+    court.c.run.options.stall_ns = stall_ns;
     try court.form();
     try court.stumble();
     for (0..2) |index| try court.report_end(index);
@@ -130,7 +130,7 @@ test "whose vote alone is missing is named, and stays" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    court.c.options.stall_ns = 20 * second;
+    court.c.run.options.stall_ns = 20 * second;
     try court.form();
     for (0..2) |index| try court.done(index, tag, 0);
     try court.called(2, tag);

@@ -1,6 +1,6 @@
 //! Patience: which peers have failed to enter a group, and until when they wait before they are
 //! tried again: 1, 2, 4 ... 60 s. It goes by the id, so that a peer that leaves and comes back does
-//! not begin anew. Asked by group.zig.
+//! not begin anew. Asked by candidates.zig and rounds.zig.
 
 const std = @import("std");
 const base = @import("base");

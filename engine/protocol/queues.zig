@@ -3,19 +3,18 @@
 //! the peer that asked last.
 
 const std = @import("std");
-const coordinator = @import("coordinator.zig");
-const Connection = coordinator.Connection;
-const Coordinator = coordinator.Coordinator;
+const Connection = @import("peer.zig").Connection;
+const Run = @import("run.zig").Run;
 
 /// Closes connections before the call under way returns, until what the others hold fits. Their
 /// memory is free at once, but for what they have said.
-pub fn keep_budget(c: *Coordinator) void {
-    while (c.memory.is_over()) {
+pub fn keep_budget(run: *Run) void {
+    while (run.memory.is_over()) {
         var leaving: usize = 0;
         var longest: ?*Connection = null;
         var longest_bytes: usize = 0;
-        for (c.connections.items) |connection| {
-            const bytes = connection.memory() + held_for(c, connection);
+        for (run.connections.items) |connection| {
+            const bytes = connection.memory() + held_for(run, connection);
             if (connection.doomed != null) {
                 leaving += bytes;
             } else if (bytes > longest_bytes) {
@@ -23,11 +22,11 @@ pub fn keep_budget(c: *Coordinator) void {
                 longest_bytes = bytes;
             }
         }
-        if (c.memory.bytes -| leaving <= c.memory.bytes_max) return;
+        if (run.memory.bytes -| leaving <= run.memory.bytes_max) return;
         const victim = longest orelse return;
-        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {f} must go, " ++
+        run.log(.warning, "all queues hold {d} MiB, more than the option memory: {f} must go, " ++
             "whose queue is the longest, {d} KiB", .{
-            c.memory.bytes >> 20,
+            run.memory.bytes >> 20,
             Who{ .connection = victim },
             longest_bytes >> 10,
         });
@@ -37,11 +36,11 @@ pub fn keep_budget(c: *Coordinator) void {
 }
 
 /// The bytes that are held of the reports of its peer, which come back when that is gone.
-fn held_for(c: *const Coordinator, connection: *const Connection) usize {
+fn held_for(run: *const Run, connection: *const Connection) usize {
     const peer = connection.peer orelse return 0;
     if (peer.present == 0) return 0;
     var bytes: usize = 0;
-    for (c.groups.items) |group| if (peer.is_present(group.id)) for (group.epochs.items) |epoch| {
+    for (run.groups.items) |group| if (peer.is_present(group.id)) for (group.epochs.items) |epoch| {
         const rank = epoch.rank_of(peer) orelse continue;
         bytes += epoch.members[rank].held_bytes;
     };

@@ -58,7 +58,7 @@ const Idlers = struct {
     fn look(idlers: *Idlers) void {
         for (&idlers.connections) |*place| {
             const connection = place.* orelse continue;
-            for (idlers.court.c.connections.items) |known| {
+            for (idlers.court.c.run.connections.items) |known| {
                 if (known == connection) break;
             } else place.* = null;
         }
@@ -92,7 +92,7 @@ test "peers that beat and read nothing are let go, longest queue first, and no m
     try court.init(gpa);
     defer court.c.destroy();
     const memory = 2 * limits.MiB;
-    court.c.memory.bytes_max = memory;
+    court.c.run.memory.bytes_max = memory;
     try court.form();
     try court.listen();
     var idlers: Idlers = .{ .court = &court };
@@ -104,23 +104,23 @@ test "peers that beat and read nothing are let go, longest queue first, and no m
     for (0..40) |_| {
         for (0..Idlers.count) |index| {
             try idlers.beat(index, heartbeats);
-            most = @max(most, court.c.memory.bytes);
+            most = @max(most, court.c.run.memory.bytes);
         }
         for (0..peers_max) |index| {
             try court.beat(index);
             idlers.look();
-            most = @max(most, court.c.memory.bytes);
+            most = @max(most, court.c.run.memory.bytes);
         }
         try court.listen();
     }
     try expect(most > memory / 2 and most < memory + 64 * limits.KiB);
     try expect(idlers.left() < Idlers.count);
     for (court.peers[0..peers_max]) |place| try expect(place != null);
-    try expectEqual(peers_max + idlers.left(), court.c.peers.items.len);
+    try expectEqual(peers_max + idlers.left(), court.c.run.peers.items.len);
     // Their memory is free again once all are gone.
     for (idlers.connections) |place| if (place) |connection|
         court.c.closed(court.now, connection);
-    try expect(court.c.memory.bytes < peers_max * 40 * limits.KiB);
+    try expect(court.c.run.memory.bytes < peers_max * 40 * limits.KiB);
 }
 
 test "one peer that reads nothing is let go at its own limit" {
@@ -136,7 +136,7 @@ test "one peer that reads nothing is let go at its own limit" {
     var most: usize = 0;
     while (court.peers[0] != null) {
         try court.beat(0);
-        most = @max(most, court.c.memory.bytes);
+        most = @max(most, court.c.run.memory.bytes);
     }
     try expect(most >= limits.control_queue_bytes_max);
     try expect(most < limits.control_queue_bytes_max + limits.control_queue_bytes_max / 4);
@@ -171,20 +171,20 @@ test "reports have a coordinator hold as much as they say, and no more once they
         defer court.c.destroy();
         try court.form();
         try court.stumble();
-        const before = court.c.memory.bytes;
+        const before = court.c.run.memory.bytes;
         var said: usize = 0;
         for (0..limits.operations_in_flight_max) |tag| {
             const report = try report_of(&court, tag, ranges, buffer);
             said += report.len;
             try court.put(2, report);
         }
-        const held = court.c.memory.bytes - before;
+        const held = court.c.run.memory.bytes - before;
         try expect(held < 8 * said);
         try expect(held >= limits.operations_in_flight_max * ranges * 72);
         for (0..peers_max) |index| try court.report_end(index);
         try court.listen();
         try expect(court.group().current().?.running);
-        try expect(court.c.memory.bytes <= before + 128 * limits.KiB);
+        try expect(court.c.run.memory.bytes <= before + 128 * limits.KiB);
         try expectEqual(0, court.group().current().?.members[2].held_bytes);
         for (court.peers[0..peers_max]) |place| try expect(place != null);
     }
@@ -197,19 +197,19 @@ test "a member whose reports fill the memory for all queues goes, and all that i
     try court.init(gpa);
     defer court.c.destroy();
     const memory = 4 * limits.MiB;
-    court.c.memory.bytes_max = memory;
+    court.c.run.memory.bytes_max = memory;
     try court.form();
     try court.stumble();
     var most: usize = 0;
     for (0..limits.operations_in_flight_max) |tag| {
         if (court.peers[2] == null) break;
         try court.put(2, try report_of(&court, tag, limits.chunks_max / 2, buffer));
-        most = @max(most, court.c.memory.bytes);
+        most = @max(most, court.c.run.memory.bytes);
         for (0..2) |index| try court.beat(index);
     }
     try expectEqual(null, court.peers[2]);
     try expect(most > memory / 2 and most <= memory);
-    try expect(court.c.memory.bytes < limits.MiB);
+    try expect(court.c.run.memory.bytes < limits.MiB);
     try expectEqual(0b011, court.members_alive());
 }
 
@@ -249,10 +249,10 @@ test "a host that asks for large answers too often is told to wait, others are n
     try court.init(gpa);
     defer court.c.destroy();
     var answers: usize = 0;
-    court.c.status_rates.charge(@splat(1), court.now, 100 * limits.MiB);
+    court.c.run.status_rates.charge(@splat(1), court.now, 100 * limits.MiB);
     for (0..20) |_| {
         court.source = @splat(1);
-        court.c.status_rates.charge(court.source, court.now, limits.MiB);
+        court.c.run.status_rates.charge(court.source, court.now, limits.MiB);
         answers += @intFromBool(try ask(&court) == .status_reply);
     }
     try expect(answers < 10);

@@ -1,8 +1,7 @@
 //! rates: how much one peer, and one address, may ask of the coordinator in a time. A bucket is
 //! paid with time: a request that costs a second can be made once a second, and a burst ahead of
 //! that. A peer that takes more is not read for a while, so that TCP slows it down; it loses
-//! nothing by that, and is not let go for it. Used by coordinator.zig. The numbers:
-//! base/limits.zig.
+//! nothing by that, and is not let go for it. Used by hearing.zig. The numbers: base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");

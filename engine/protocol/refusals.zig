@@ -1,44 +1,35 @@
 //! refusals: the part of the journal about calls that were refused. The members that have heard of
 //! one may have gone on, and left, when the coordinator dies: the next one refuses it, too. A
 //! refusal is written at once if the disk has nothing to do; those that come meanwhile share the
-//! next write. The decisions: epoch.zig; who waits for the disk: hold.zig; the format: journal.zig.
+//! next write. The decisions: decisions.zig; who waits for the disk: hold.zig; the format:
+//! journal.zig.
 
 const std = @import("std");
+const wire = @import("wire");
 const journal = @import("journal.zig");
-const recovery = @import("recovery.zig");
-const epoch_file = @import("epoch.zig");
-const Coordinator = @import("coordinator.zig").Coordinator;
-const Epoch = epoch_file.Epoch;
+const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
-const OpId = @import("wire").control.OpId;
+const Run = @import("run.zig").Run;
+const Verdict = @import("record.zig").Verdict;
 const Allocator = std.mem.Allocator;
+const control = wire.control;
+const OpId = control.OpId;
 const assert = std.debug.assert;
-
-/// The last decision of the epoch is an abort, and nobody has heard of it. Messages about the epoch
-/// wait for the disk from here on.
-pub noinline fn note(epoch: *Epoch) void {
-    const c = epoch.coordinator;
-    const progress = &c.journal_progress;
-    if (c.journal_state == .ok and progress.given > progress.settled) {
-        progress.refusals_wait = true;
-        epoch.recorded = progress.given + 1;
-    } else epoch.recorded = recovery.record_refusals(c);
-}
 
 // ---- writing
 
 /// Adds the refusals that the journal has not been given.
-pub fn add_new(c: *Coordinator, image: *journal.Image) !void {
-    for (c.groups.items) |group| for (group.epochs.items) |epoch| {
+pub fn add_new(run: *Run, image: *journal.Image) !void {
+    for (run.groups.items) |group| for (group.epochs.items) |epoch| {
         const from = epoch.refusals_given;
         epoch.refusals_given = epoch.decisions;
-        try add_decided(epoch, from, c.gpa, image);
+        try add_decided(epoch, from, run.gpa, image);
     };
 }
 
 /// The journal was given all refusals that there are.
-pub fn all_given(c: *Coordinator) void {
-    for (c.groups.items) |group| for (group.epochs.items) |epoch| {
+pub fn all_given(run: *Run) void {
+    for (run.groups.items) |group| for (group.epochs.items) |epoch| {
         epoch.refusals_given = epoch.decisions;
     };
 }
@@ -77,7 +68,7 @@ const Batch = struct {
     calls: [journal.refusals_max]journal.Refusal = undefined,
     count: usize = 0,
 
-    fn add(batch: *Batch, id: OpId, number: u64, verdict: *const epoch_file.Verdict) !void {
+    fn add(batch: *Batch, id: OpId, number: u64, verdict: *const Verdict) !void {
         assert(number > batch.epoch.acknowledged); // else nobody reads it
         if (batch.count == batch.calls.len) try batch.end();
         batch.calls[batch.count] = .{
@@ -106,7 +97,7 @@ const Batch = struct {
 
 // ---- reading
 
-/// They count as if a member told of them (epoch.zig: settle_claims).
+/// They count as if a member told of them (claims.zig).
 pub fn restore(group: *Group, body: *const journal.Refusals) Allocator.Error!void {
     const epoch = group.epoch_of(body.epoch) orelse return; // it was over
     epoch.acknowledged_then = @max(epoch.acknowledged_then, body.acknowledged);

@@ -70,7 +70,7 @@ test "a refusal is told when it is on the disk, and what is decided after it not
     try expectEqual(@as([peers_max]u32, @splat(0)), court.aborts[0..peers_max].*);
     try expectEqual(@as([peers_max]u32, @splat(0)), court.commits[0..peers_max].*);
     // Nobody is judged meanwhile.
-    try court.pass(10 * court.c.options.silence_ns);
+    try court.pass(10 * court.c.run.options.silence_ns);
     try court.listen();
     try expectEqual(0b111, court.members_alive());
     try expectEqual(null, court.last_abort);
@@ -91,13 +91,13 @@ test "refusals that come while the disk is busy share one write" {
     try court.listen();
     shelf.slow = true;
     const count = 2 * journal.refusals_max;
-    const before = court.c.journal_progress.given;
+    const before = court.c.run.journal_progress.given;
     for (0..count) |number| try court.give_up(0, number);
-    try expectEqual(before + 1, court.c.journal_progress.given);
+    try expectEqual(before + 1, court.c.run.journal_progress.given);
     try shelf.write(&court);
     try court.listen();
     try expectEqual(1, court.aborts[1]);
-    try expectEqual(before + 2, court.c.journal_progress.given);
+    try expectEqual(before + 2, court.c.run.journal_progress.given);
     try shelf.write(&court);
     try court.listen();
     try expectEqual(count, court.aborts[1]);
@@ -105,7 +105,7 @@ test "refusals that come while the disk is busy share one write" {
     // A record about something else does not overtake them.
     for (0..2) |number| try court.give_up(0, count + number);
     try court.say(2, .{ .leave = .{ .group = 0 } });
-    try expectEqual(before + 5, court.c.journal_progress.given);
+    try expectEqual(before + 5, court.c.run.journal_progress.given);
     try shelf.write(&court);
     try court.listen();
     try expectEqual(count + 2, court.aborts[1]);
@@ -176,7 +176,7 @@ test "the next coordinator refuses again what some member has not seen, and no m
         // When all have seen them they are over.
         for (0..peers_max) |index| try court.say_seen(index, epoch.decisions);
         try expectEqual(0, epoch.outstanding().len);
-        court.c.journal_due = true;
+        court.c.run.journal_due = true;
         try court.pass(500 * court_file.ms);
         try expectEqual(Found{}, try refusals_in(shelf.bytes.items));
     }
@@ -220,7 +220,7 @@ test "a refusal waits for no journal that has failed, and is in the next whole o
     for (0..2) |number| try court.give_up(0, number);
     shelf.full = true;
     try shelf.write(&court);
-    try expectEqual(.failed, court.c.journal_state);
+    try expectEqual(.failed, court.c.run.journal_state);
     try court.listen();
     try expectEqual(2, court.aborts[1]);
     try court.give_up(0, 2);
@@ -228,8 +228,8 @@ test "a refusal waits for no journal that has failed, and is in the next whole o
     try expectEqual(3, court.aborts[1]);
     shelf.full = false;
     shelf.slow = false;
-    try court.pass(court.c.options.journal_retry_ns);
-    try expectEqual(.ok, court.c.journal_state);
+    try court.pass(court.c.run.options.journal_retry_ns);
+    try expectEqual(.ok, court.c.run.journal_state);
     try expectEqual(3, (try refusals_in(shelf.bytes.items)).calls);
 }
 
@@ -243,13 +243,13 @@ test "refusals of an epoch that ends while they wait hold up nobody" {
     try court.listen();
     shelf.slow = true;
     for (0..2) |number| try court.give_up(0, number);
-    try expect(court.c.journal_progress.refusals_wait);
+    try expect(court.c.run.journal_progress.refusals_wait);
     // All say that they have seen what none of them can have heard.
     for (0..peers_max) |index| try court.say_seen(index, 2);
     try shelf.write(&court);
     try court.listen();
     try expectEqual(2, court.aborts[1]);
-    try expectEqual(court.c.journal_progress.given, court.c.journal_progress.settled);
+    try expectEqual(court.c.run.journal_progress.given, court.c.run.journal_progress.settled);
     try expectEqual(1, (try refusals_in(shelf.bytes.items)).calls);
 }
 
@@ -263,7 +263,7 @@ test "one who has calls refused all the time does not keep a mute member from be
     try court.form();
     shelf.slow = true;
     for (0..base.limits.decisions_untold_max) |number| try court.give_up(0, number);
-    const until = court.now + 3 * court.c.options.silence_ns;
+    const until = court.now + 3 * court.c.run.options.silence_ns;
     var number: u64 = base.limits.decisions_untold_max;
     while (court.peers[2] != null) : (number += 1) {
         try expect(court.now < until);

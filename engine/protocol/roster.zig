@@ -1,18 +1,18 @@
 //! Roster: who takes part in the preparation of a round, in the rank order of the epoch that the
 //! round is to make, and what each has said of its lanes to the others. From that follows who can
-//! go on when somebody does not open its lanes. It knows no time; the round is group.zig's.
+//! go on when somebody does not open its lanes. It knows no time; the round is in rounds.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Epoch = @import("epoch.zig").Epoch;
-const Peer = @import("coordinator.zig").Peer;
-const Ranks = @import("epoch.zig").Ranks;
+const Peer = @import("peer.zig").Peer;
+const Ranks = @import("peer.zig").Ranks;
+const ranks_of = @import("peer.zig").ranks_of;
 const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const PeerId = base.PeerId;
-const limits = base.limits;
 const control = wire.control;
+const limits = base.limits;
 
 pub const Roster = struct {
     /// Members first, then newcomers.
@@ -46,7 +46,7 @@ pub const Roster = struct {
 
     pub fn begin(roster: *Roster, gpa: Allocator, peers: []const *Peer, options: Options) !void {
         try roster.places.ensureTotalCapacity(gpa, peers.len);
-        const ranks = try Epoch.ranks_of(gpa, peers);
+        const ranks = try ranks_of(gpa, peers);
         roster.ranks.deinit(gpa);
         roster.ranks = ranks;
         roster.places.clearRetainingCapacity();

@@ -1,5 +1,5 @@
 //! Rounds, seen from outside: what counts in which of them, what begins one again, and whom it does
-//! not wait for. Rounds are group.zig's. The harness: court_test.zig. Under every order of events:
+//! not wait for. Rounds: rounds.zig. The harness: court_test.zig. Under every order of events:
 //! tests/sim.
 
 const std = @import("std");

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const journaling = @import("journaling.zig");
 const control = wire.control;
 const limits = base.limits;
 const gpa = std.testing.allocator;
@@ -73,7 +74,7 @@ test "aborts are forgiven once all have seen them, however many there are" {
     try court.listen();
     for (court.peers[0..peers_max]) |peer| try expect(peer != null);
     try expectEqual(3 * limits.decisions_kept_max, court.aborts[0]);
-    const kept = court.c.groups.items[0].current().?.decided_ids.count();
+    const kept = court.c.run.groups.items[0].current().?.decided_ids.count();
     try expectEqual(3 * limits.decisions_kept_max % 1000, kept);
 }
 
@@ -85,7 +86,7 @@ test "all have seen as many decisions as any member in the epoch, whoever says s
         try court.init(gpa);
         defer court.c.destroy();
         try court.form();
-        const epoch = court.c.groups.items[0].current().?;
+        const epoch = court.c.run.groups.items[0].current().?;
         var prng: base.Prng = .init(seed);
         var seen: [peers_max]u64 = @splat(0);
         var decisions: u64 = 0;
@@ -129,7 +130,7 @@ test "a journal in which an epoch has the same member twice is refused" {
         try shelf.start(&court);
         defer court.c.destroy();
         try court.form();
-        _ = court.c.record(.{ .activation = .{
+        _ = journaling.record(&court.c.run, .{ .activation = .{
             .told = .{
                 .group = 0,
                 .round = court.round,
@@ -225,7 +226,7 @@ test "a round is released when a member that it waits for has a new connection, 
         for (0..2) |index| try court.report_end(index);
         const round = court.round;
         if (asked) for (0..2) |index| try court.prepare(index, round, true);
-        const phase = court.c.groups.items[0].phase;
+        const phase = court.c.run.groups.items[0].phase;
         try expectEqual(asked, phase == .ask);
         court.hang_up(1);
         try court.come_back(1, court.attempt);
@@ -233,7 +234,7 @@ test "a round is released when a member that it waits for has a new connection, 
         try court.next_round();
         try expectEqual(round, court.released[0]);
         try expect(court.round > round);
-        try expectEqual(.prepare, court.c.groups.items[0].phase);
+        try expectEqual(.prepare, court.c.run.groups.items[0].phase);
     }
 }
 
@@ -248,7 +249,7 @@ test "a member that comes back says anew what it knows of its links, not what ot
         .group = 0,
         .health = .silent,
     } });
-    const broken = &court.c.groups.items[0].broken;
+    const broken = &court.c.run.groups.items[0].broken;
     try expectEqual(told.len, broken.claims.items.len);
     court.hang_up(1);
     try court.come_back(1, court.attempt);
@@ -262,7 +263,7 @@ test "a group below its least world size commits nothing that all others have vo
         var court: Court = undefined;
         try court.init(gpa);
         defer court.c.destroy();
-        court.c.options.min_world_size = least;
+        court.c.run.options.min_world_size = least;
         try court.form();
         for (0..2) |index| try court.done(index, 5, 0);
         try court.say(2, .{ .leave = .{ .group = 0 } });
@@ -281,7 +282,7 @@ test "members who are too few for anything else still agree on safe points" {
         var court: Court = undefined;
         try court.init(gpa);
         defer court.c.destroy();
-        court.c.options.min_world_size = 3;
+        court.c.run.options.min_world_size = 3;
         try court.form();
         if (voted_before) for (0..2) |index| try court.done(index, tag, 0);
         if (!voted_before) try court.called(0, tag);

@@ -1,5 +1,5 @@
 //! Seal: tells a decision that a coordinator has made from one that a member makes up. Members keep
-//! decisions and tell them to a coordinator that has started again (epoch.zig: on_known); by the
+//! decisions and tell them to a coordinator that has started again (claims.zig: on_known); by the
 //! seal it knows that the coordinator before it made them. The key never leaves the coordinator: it
 //! is drawn at the first start and kept in the journal.
 

@@ -1,7 +1,6 @@
 //! Time, silence and freezes, as the coordinator judges them: whom it takes for lost, whom it waits
-//! for, and when a group begins or begins again. The rules: coordinator.zig, `tick` and the
-//! functions below it; group.zig. The harness: court_test.zig. How members judge silence:
-//! session/links.zig.
+//! for, and when a group begins or begins again. The rules: tick.zig, losses.zig and
+//! attendance.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
 
 const std = @import("std");
 const wire = @import("wire");
@@ -48,7 +47,7 @@ test "a coordinator that was frozen loses nobody before the silence limit has pa
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     try freeze(&court, 2 * silence_ns);
     for (court.peers[0..peers_max]) |peer| try expect(peer != null);
     try pass_hearing(&court, 2, silence_ns - 500 * ms);
@@ -61,7 +60,7 @@ test "time in which the coordinator was frozen does not count as away" {
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     court.hang_up(2);
     try pass_hearing(&court, 2, silence_ns - 500 * ms);
     try freeze(&court, 2 * silence_ns);
@@ -78,7 +77,7 @@ test "after silence from everybody, who is away has the silence limit from the f
         var court: Court = undefined;
         try form(&court);
         defer court.c.destroy();
-        court.c.options.silence_ns = silence_ms * ms;
+        court.c.run.options.silence_ns = silence_ms * ms;
         court.hang_up(2);
         try pass_hearing(&court, 0, 4 * silence_ms * ms);
         for (court.peers[0..2]) |peer| try expect(peer != null);
@@ -101,7 +100,7 @@ test "after a restart members have twice the silence limit to come back" {
         try court.come_back(index, 1);
         try court.say(index, .{ .join_end = .{} });
     }
-    try pass_hearing(&court, 2, 2 * court.c.options.silence_ns - 500 * ms);
+    try pass_hearing(&court, 2, 2 * court.c.run.options.silence_ns - 500 * ms);
     try expectEqual(all_three, court.members_alive());
     try pass_hearing(&court, 2, 500 * ms);
     try expectEqual(first_two, court.members_alive());
@@ -111,7 +110,7 @@ test "a member whose new connection does not name the epoch in time is out of it
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     court.hang_up(2);
     try court.open(2);
     try pass_hearing(&court, 3, silence_ns - 500 * ms);
@@ -212,7 +211,7 @@ test "members that are asked for their safe points have time after a freeze of t
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const silence_ns = court.c.options.silence_ns;
+    const silence_ns = court.c.run.options.silence_ns;
     try court.say(2, .{ .leave = .{ .group = 0 } });
     try court.next_round();
     for (0..2) |index| try court.prepare(index, court.round, true);
@@ -266,8 +265,8 @@ test "the first epoch waits for the least world size, also where fewer were to b
         var court: Court = undefined;
         try court.init(gpa);
         defer court.c.destroy();
-        court.c.options.initial_world_size = 1;
-        court.c.options.min_world_size = @intCast(least);
+        court.c.run.options.initial_world_size = 1;
+        court.c.run.options.min_world_size = @intCast(least);
         for (0..peers_max) |index| {
             try court.connect(index);
             const phase: Group.Phase = if (index + 1 < least) .idle else .prepare;

@@ -1,5 +1,5 @@
 //! Calls that others wait for: who is named, who is let go, and whose word counts for what. The
-//! rules: stall.zig, and member.zig for the messages of a member. The harness: court_test.zig.
+//! rules: stalls.zig, and member.zig for the messages of a member. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,7 +25,7 @@ const warning_ns = 10 * second + 500 * ms;
 fn form(court: *Court, stall_ns: u64) !void {
     try court.init(gpa);
     errdefer court.c.destroy();
-    court.c.options.stall_ns = stall_ns;
+    court.c.run.options.stall_ns = stall_ns;
     try court.form();
 }
 
@@ -128,7 +128,7 @@ test "callers hear it after five seconds, however late the warning is" {
     var court: Court = undefined;
     try form(&court, 0);
     defer court.c.destroy();
-    court.c.options.stall_warning_ns = 60 * second;
+    court.c.run.options.stall_warning_ns = 60 * second;
     for (0..2) |index| try court.called(index, tag);
     try court.pass(4 * second);
     try court.listen();
@@ -147,16 +147,16 @@ test "the status says who has not called, however few have, and for how long" {
     try form(&court, 0);
     defer court.c.destroy();
     try court.called(0, tag);
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     const early = "\"called\":1,\"waits_for\":[],\"not_called\":[]";
     try expect(std.mem.indexOf(u8, text, early) != null);
     try court.pass(6 * second + 500 * ms);
-    const later = try court.c.status.get(gpa, court.c, court.now);
+    const later = try court.status();
     const wanted = "\"waits_for\":[],\"not_called\":[1,2],\"waited_ns\":6000000000";
     try expect(std.mem.indexOf(u8, later, wanted) != null);
     for (1..3) |index| try court.called(index, tag);
     try court.pass(500 * ms);
-    const last = try court.c.status.get(gpa, court.c, court.now);
+    const last = try court.status();
     const nobody = "\"called\":3,\"waits_for\":[],\"not_called\":[]";
     try expect(std.mem.indexOf(u8, last, nobody) != null);
 }
@@ -272,7 +272,7 @@ test "members that wait for each other on different tags are told of it, and nob
     try court.listen();
     for (0..2) |index| try expect_elsewhere(&court, index, &.{.{ 2, tag + 1, 0, 2 }});
     try expect_elsewhere(&court, 2, &.{ .{ 0, tag, 2, 1 }, .{ 1, tag, 2, 1 } });
-    const text = try court.c.status.get(gpa, court.c, court.now);
+    const text = try court.status();
     const wanted = "\"elsewhere\":[{\"rank\":2,\"kind\":\"all_reduce\",\"tag\":6," ++
         "\"sequence\":0,\"waits_for\":[0,1]}]";
     try expect(std.mem.indexOf(u8, text, wanted) != null);

@@ -1,6 +1,6 @@
 //! Standing: which role a peer may have, and what is remembered of it. Which connection speaks for
 //! a peer, what a return makes void, what a coordinator that has started again accepts from peers
-//! that come back, and what a passed attempt still means. The rules: coordinator.zig, group.zig,
+//! that come back, and what a passed attempt still means. The rules: joining.zig, comebacks.zig,
 //! member.zig. The harness: court_test.zig. Rules about votes and decisions: rules_test.zig.
 
 const std = @import("std");
@@ -39,7 +39,7 @@ test "a connection that asks for the status a second time is closed" {
     try court.listen();
     try court.say(0, .{ .status_request = .{} });
     try expectEqual(null, court.peers[0]);
-    try expectEqual(0, court.c.connections.items.len);
+    try expectEqual(0, court.c.run.connections.items.len);
 }
 
 test "a second process does not get the id of one that is there, and gets it when that is gone" {
@@ -54,7 +54,7 @@ test "a second process does not get the id of one that is there, and gets it whe
     });
     try expect(court.peers[0] != null);
     try expectEqual(null, court.peers[1]);
-    try expectEqual(1, court.c.peer_of(id_of(0)).?.instance);
+    try expectEqual(1, court.c.run.peer_of(id_of(0)).?.instance);
     court.hang_up(0);
     try court.knock(1, .{
         .purpose = .control,
@@ -63,7 +63,7 @@ test "a second process does not get the id of one that is there, and gets it whe
         .instance = 2,
     });
     try expect(court.peers[1] != null);
-    try expectEqual(2, court.c.peer_of(id_of(0)).?.instance);
+    try expectEqual(2, court.c.run.peer_of(id_of(0)).?.instance);
 }
 
 test "what others said of a member before it came back does not count when it goes away again" {
@@ -243,7 +243,7 @@ test "no epoch has the number of another after a restart, even if there were ver
         try court.form();
         for (0..peers_max) |index| try court.say(index, .{ .leave = .{ .group = 0 } });
         court.group().last_epoch = last;
-        court.c.journal_due = true;
+        court.c.run.journal_due = true;
         court.c.tick(court.now);
         try shelf.write(&court);
     }

@@ -5,49 +5,34 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Coordinator = @import("coordinator.zig").Coordinator;
-const Group = @import("group.zig").Group;
-const Peer = @import("coordinator.zig").Peer;
-const Epoch = @import("epoch.zig").Epoch;
-const Elsewhere = @import("elsewhere.zig").Elsewhere;
-const Record = @import("epoch.zig").Record;
-const Traffic = @import("traffic.zig").Traffic;
 const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
 const awaited = @import("awaited.zig");
-const stall = @import("stall.zig");
+const Elsewhere = @import("elsewhere.zig").Elsewhere;
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Peer = @import("peer.zig").Peer;
+const Record = @import("record.zig").Record;
+const Run = @import("run.zig").Run;
+const Traffic = @import("traffic.zig").Traffic;
 const limits = base.limits;
 
 pub const schema = 1;
 
-/// The last one that was made.
-pub const Status = struct {
-    text: []u8 = &.{},
-    made_at: base.Instant = 0,
+const keep_ns: u64 = 250 * std.time.ns_per_ms;
+/// Less is made anew each time.
+const keep_bytes_min = 64 * 1024;
 
-    const keep_ns: u64 = 250 * std.time.ns_per_ms;
-    /// Less is made anew each time.
-    const keep_bytes_min = 64 * 1024;
-
-    pub fn deinit(status: *Status, gpa: std.mem.Allocator) void {
-        gpa.free(status.text);
-    }
-
-    /// Valid until it is asked for again.
-    pub fn get(
-        status: *Status,
-        gpa: std.mem.Allocator,
-        c: *const Coordinator,
-        now: base.Instant,
-    ) error{OutOfMemory}![]const u8 {
-        const fresh = now -| status.made_at < keep_ns;
-        if (fresh and status.text.len >= keep_bytes_min) return status.text;
-        const text = try render(gpa, c, now);
-        gpa.free(status.text);
-        status.* = .{ .text = text, .made_at = now };
-        return text;
-    }
-};
+/// Valid until it is asked for again.
+pub fn get(run: *Run, now: base.Instant) error{OutOfMemory}![]const u8 {
+    const last = &run.status;
+    const fresh = now -| last.made_at < keep_ns;
+    if (fresh and last.text.len >= keep_bytes_min) return last.text;
+    const text = try render(run.gpa, run, now);
+    run.gpa.free(last.text);
+    last.* = .{ .text = text, .made_at = now };
+    return text;
+}
 
 /// The text so far, and whether there is room for more: nothing that is one item of a list takes
 /// up more than the rest of a message.
@@ -55,8 +40,7 @@ const Page = struct {
     text: std.Io.Writer.Allocating,
     json: std.json.Stringify,
     is_cut: bool = false,
-    /// How long others have waited for a member's call before it is named.
-    stall_warning_ns: u64,
+    run: *const Run,
 
     const bytes_max = limits.control_message_bytes_max - 64 * 1024;
 
@@ -69,42 +53,44 @@ const Page = struct {
 
 fn render(
     gpa: std.mem.Allocator,
-    c: *const Coordinator,
+    run: *const Run,
     now: base.Instant,
 ) error{OutOfMemory}![]u8 {
     var page: Page = .{
         .text = .init(gpa),
         .json = undefined,
-        .stall_warning_ns = c.options.stall_warning_ns,
+        .run = run,
     };
     defer page.text.deinit();
     page.json = .{ .writer = &page.text.writer };
     // The writer grows in memory, so running out of it is the only way to fail.
-    write_run(&page, c, now) catch return error.OutOfMemory;
+    write_run(&page, now) catch return error.OutOfMemory;
     return page.text.toOwnedSlice();
 }
 
-fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
+fn write_run(page: *Page, now: base.Instant) !void {
+    const run = page.run;
     const json = &page.json;
     try json.beginObject();
     try field(json, "schema", schema);
-    try field(json, "run", &base.short_run(&c.options.run_id));
-    try field(json, "address", c.options.address);
-    try field(json, "uptime_ns", now -| c.started_at);
-    try field(json, "wall_ns", now +| c.wall_ahead_ns);
-    try field(json, "incarnation", c.incarnation);
-    try field(json, "journal", @tagName(c.journal_state));
-    if (c.journal_state == .failed) try field(json, "journal_failure", c.options.journal.?.why());
-    try field(json, "min_world_size", c.options.min_world_size);
-    try field(json, "peers", c.peers.items.len);
-    try field(json, "strangers_refused", c.strangers_refused);
-    try field(json, "queue_bytes", c.memory.bytes);
-    try field(json, "memory", c.memory.bytes_max);
+    try field(json, "run", &base.short_run(&run.options.run_id));
+    try field(json, "address", run.options.address);
+    try field(json, "uptime_ns", now -| run.started_at);
+    try field(json, "wall_ns", now +| run.wall_ahead_ns);
+    try field(json, "incarnation", run.incarnation);
+    try field(json, "journal", @tagName(run.journal_state));
+    if (run.journal_state == .failed)
+        try field(json, "journal_failure", run.options.journal.?.why());
+    try field(json, "min_world_size", run.options.min_world_size);
+    try field(json, "peers", run.peers.items.len);
+    try field(json, "strangers_refused", run.strangers_refused);
+    try field(json, "queue_bytes", run.memory.bytes);
+    try field(json, "memory", run.memory.bytes_max);
     try json.objectField("groups");
     try json.beginArray();
-    for (c.groups.items) |group| if (page.has_room()) try write_group(page, group, now);
+    for (run.groups.items) |group| if (page.has_room()) try write_group(page, group, now);
     try json.endArray();
-    if (c.dial_back.is_shown(now)) try write_dial_back(page, c, now);
+    if (run.dial_back.is_shown(now)) try write_dial_back(page, now);
     try field(json, "cut", page.is_cut);
     try json.endObject();
 }
@@ -114,7 +100,7 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     try json.beginObject();
     try field(json, "name", group.name);
     try field(json, "state", @tagName(group.phase));
-    if (attendance.of(group)) |count| {
+    if (attendance.of(page.run, group)) |count| {
         try field(json, "here", count.here);
         try field(json, "needed", count.needed);
         try field(json, "emptied", count.emptied);
@@ -152,7 +138,7 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
 fn write_awaited(page: *Page, group: *const Group, now: base.Instant) !void {
     const json = &page.json;
     var missing: awaited.Missing = .{};
-    awaited.find(group, &missing);
+    awaited.find(page.run, group, &missing);
     try json.objectField("awaited");
     try json.beginArray();
     for (missing.slice()) |*item| if (page.has_room()) try json.write(&item.peer.id.hex());
@@ -168,14 +154,14 @@ fn write_unreached(page: *Page, group: *Group) !void {
     try json.objectField("unreached");
     try json.beginArray();
     for (group.unreached.claims.items) |*claim| if (page.has_room()) {
-        const from = group.coordinator.peer_of(claim.from) orelse continue;
-        const to = group.coordinator.peer_of(claim.to) orelse continue;
+        const from = page.run.peer_of(claim.from) orelse continue;
+        const to = page.run.peer_of(claim.to) orelse continue;
         if (claim.dialed == .pending or to.connection == null) continue;
         var room: addresses.Room = undefined;
         try json.beginObject();
         try field(json, "peer_id", &claim.from.hex());
         try field(json, "other", &claim.to.hex());
-        try field(json, "address", addresses.told_to(from, to, &room));
+        try field(json, "address", from.told_to(to, &room));
         var host: [base.source.text_bytes_max]u8 = undefined;
         try field(json, "from", base.source.write_host(claim.source, &host));
         try field(json, "why", claim.dialed.why());
@@ -184,25 +170,26 @@ fn write_unreached(page: *Page, group: *Group) !void {
     try json.endArray();
 }
 
-fn write_dial_back(page: *Page, c: *const Coordinator, now: base.Instant) !void {
+fn write_dial_back(page: *Page, now: base.Instant) !void {
+    const run = page.run;
     const json = &page.json;
     try json.objectField("dial_back");
     try json.beginObject();
-    try field(json, "peer_id", &c.dial_back.peer.hex());
-    try field(json, "over", c.dial_back.is_over(now));
-    try field(json, "left_out", c.dial_back.left_out);
+    try field(json, "peer_id", &run.dial_back.peer.hex());
+    try field(json, "over", run.dial_back.is_over(now));
+    try field(json, "left_out", run.dial_back.left_out);
     try json.objectField("members");
     try json.beginArray();
-    for (c.dial_back.slice()) |*entry| {
+    for (run.dial_back.slice()) |*entry| {
         try json.beginObject();
         try field(json, "peer_id", &entry.id.hex());
         const answer = entry.answer;
         try field(json, "state", state_of(answer));
         var room: addresses.Room = undefined;
-        const from = c.peer_of(entry.id);
-        const to = c.peer_of(c.dial_back.peer);
+        const from = run.peer_of(entry.id);
+        const to = run.peer_of(run.dial_back.peer);
         const is_told = from != null and to != null;
-        try field(json, "address", if (is_told) addresses.told_to(from.?, to.?, &room) else "");
+        try field(json, "address", if (is_told) from.?.told_to(to.?, &room) else "");
         if (answer) |dialed| if (dialed != .pending) try field(json, "why", dialed.why());
         try json.endObject();
     }
@@ -246,7 +233,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try json.endObject();
     };
     try json.endArray();
-    const elsewhere: Elsewhere = .of(epoch, now, page.stall_warning_ns);
+    const elsewhere: Elsewhere = .of(epoch, now, page.run.options.stall_warning_ns);
     try json.objectField("operations");
     try json.beginArray();
     for (epoch.records.items) |record| if (page.has_room()) {
@@ -302,19 +289,20 @@ fn write_stall(
     record: *const Record,
     now: base.Instant,
 ) !void {
+    const warning_ns = page.run.options.stall_warning_ns;
     const epoch = elsewhere.epoch;
     const stalled_ns = now -| record.stall.since;
-    const is_named = stalled_ns >= page.stall_warning_ns;
-    const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
+    const is_named = stalled_ns >= warning_ns;
+    const ranks: base.Order = .of(if (is_named) &epoch.missing_of(record) else &.empty);
     try field(&page.json, "waits_for", ranks.slice());
     if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
     // However few have called: those who have not were asked before that.
-    const is_told = record.stall.has_waited(now, base.limits.wait_told_ns(page.stall_warning_ns));
-    const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
+    const is_told = record.stall.has_waited(now, base.limits.wait_told_ns(warning_ns));
+    const silent: base.Order = .of(if (is_told) &epoch.missing_of(record) else &.empty);
     try field(&page.json, "not_called", silent.slice());
     if (!is_told) return;
     try field(&page.json, "waited_ns", now -| record.stall.waits_since);
-    try write_elsewhere(page, elsewhere, &stall.missing_of(epoch, record));
+    try write_elsewhere(page, elsewhere, &epoch.missing_of(record));
 }
 
 /// The operations that those who have not called wait in themselves.
@@ -331,7 +319,7 @@ fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const bas
         try field(json, "sequence", waits.op.sequence);
         const there = elsewhere.by_rank[waits.rank].?;
         if (there.state().len > 0) try field(json, "state", there.state());
-        const whom: base.Order = .of(&stall.missing_of(elsewhere.epoch, there));
+        const whom: base.Order = .of(&elsewhere.epoch.missing_of(there));
         try field(json, "waits_for", whom.slice());
         try json.endObject();
     }

@@ -1,7 +1,7 @@
 //! Turns: in which order newcomers are taken into rounds that have no room for all. Newcomers that
 //! have not failed come before those that have. Within both kinds networks take turns, so that a
 //! crowd from one network, which never opens a lane, keeps nobody from elsewhere out. Within a
-//! network the order is that in which they came. Asked by group.zig.
+//! network the order is that in which they came. Asked by candidates.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
 //! Unreached, seen from outside: who hears of a dial that failed, how often, and until when. The
-//! rules: unreached.zig. The harness: court_test.zig.
+//! rules: dials.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -51,7 +51,7 @@ test "a peer hears who could not dial it, and the log says so, until it can" {
     try court.lack_dialed(4, &.{id_of(3)}, .refused);
     try expect(try hears(&court, 3));
     try expect(!try hears(&court, 4));
-    const told = try court.c.status.get(gpa, court.c, court.now);
+    const told = try court.status();
     try expect(std.mem.indexOf(u8, told, "\"address\":\"a:1\",\"from\":\"10.0.0.7\"") != null);
     try court.expect_said("warning peer 05000000 (n4) cannot dial peer 04000000 (n3) at a:1 " ++
         "from 10.0.0.7: " ++
@@ -144,7 +144,7 @@ test "a newcomer that cannot dial a member which is away hears of that, and nobo
     } });
     const said = court.said[0..court.said_bytes];
     try expectEqual(null, std.mem.indexOf(u8, said, "cannot dial"));
-    const status = try court.c.status.get(gpa, court.c, court.now);
+    const status = try court.status();
     const wanted = "\"unreached\":[],\"awaited\":[\"" ++ comptime id_of(1).hex() ++
         "\"],\"awaits\":\"away\"";
     try expect(std.mem.indexOf(u8, status, wanted) != null);

@@ -1,13 +1,13 @@
 //! unseen: decisions are kept until every member has said that it has seen them. Votes make
 //! decisions, so they must not run far ahead of that. A vote waits while some other member is far
-//! behind: that member says what it has seen, or is let go (epoch.zig: check_seen). A member that
-//! is far behind itself may vote for operations that it has called by then, and is let go beyond.
-//! The numbers: base/limits.zig.
+//! behind: that member says what it has seen, or is let go (decisions.zig: check_seen). A member
+//! that is far behind itself may vote for operations that it has called by then, and is let go
+//! beyond. The numbers: base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");
-const epoch_file = @import("epoch.zig");
-const Epoch = epoch_file.Epoch;
+const Epoch = @import("epoch.zig").Epoch;
+const ProtocolError = @import("peer.zig").ProtocolError;
 const limits = base.limits;
 
 /// How long a vote waits until it is looked at again.
@@ -19,7 +19,7 @@ pub fn must_wait(epoch: *const Epoch, rank: u16) bool {
 }
 
 /// The member votes, or offers, which counts as a vote.
-pub fn count_vote(epoch: *Epoch, rank: u16) epoch_file.ProtocolError!void {
+pub fn count_vote(epoch: *Epoch, rank: u16) ProtocolError!void {
     const member = &epoch.members[rank];
     if (!is_behind(epoch, rank)) {
         member.votes_behind = 0;

@@ -38,7 +38,7 @@ fn ask(w: *World, index: usize) !void {
 }
 
 fn expect_answers(w: *World, wanted: []const ?wire.Dialed) !void {
-    const entries = w.coordinator.dial_back.slice();
+    const entries = w.coordinator.run.dial_back.slice();
     try expectEqual(wanted.len, entries.len);
     for (wanted, entries) |dialed, *entry| try expectEqual(dialed, entry.answer);
     for (w.nodes[0..w.count]) |*node| try expect(!node.alive or node.s.dial_back == null);

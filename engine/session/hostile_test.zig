@@ -316,7 +316,7 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
     w.kill(&w.nodes[2]);
     try w.settle();
     for (0..20) |_| {
-        for (w.coordinator.peers.items) |peer| peer.rates = .{}; // it causes many
+        for (w.coordinator.run.peers.items) |peer| peer.rates = .{}; // it causes many
         node.s.send(.{ .link_lost = .{
             .other = .from_int(2),
             .group = node.group.id.?,

@@ -319,7 +319,7 @@ test "nobody is blamed for a call that waits: a member that is asked says that i
     try callers[0].call_all(0, at_once + 2);
     try callers[1].call(at_once + 1);
     try w.pass(8 * std.time.ns_per_s);
-    const epoch = w.coordinator.groups.items[0].epochs.items[0];
+    const epoch = w.coordinator.run.groups.items[0].epochs.items[0];
     var found: usize = 0;
     for (epoch.records.items) |record| if (record.id.tag >= at_once) {
         found += 1;

@@ -107,7 +107,7 @@ test "a coordinator with other settings is not the one of before" {
         node.connection = null;
         control.closed(node.s, w.now);
     }
-    w.coordinator.options.lanes += 1; // as one that was started anew, with other options
+    w.coordinator.run.options.lanes += 1; // as one that was started anew, with other options
     try w.pass(std.time.ns_per_s);
     for (w.nodes[0..2]) |*node| {
         try expectEqual(.lost, node.s.control_state);
@@ -154,9 +154,9 @@ test "a coordinator whose silence or heartbeat no honest one has is given up" {
         var w: World = .{ .gpa = gpa };
         try w.init(1, 1);
         defer w.deinit();
-        w.coordinator.options.heartbeat_ns = case.heartbeat_ns;
-        w.coordinator.options.silence_ns = case.silence_ns;
-        w.coordinator.options.stall_warning_ns = case.stall_warning_ns;
+        w.coordinator.run.options.heartbeat_ns = case.heartbeat_ns;
+        w.coordinator.run.options.silence_ns = case.silence_ns;
+        w.coordinator.run.options.stall_warning_ns = case.stall_warning_ns;
         try w.settle();
         try expectEqual(case.welcome, w.nodes[0].s.knows_settings());
     }
@@ -214,8 +214,9 @@ test "what was sent ahead in a passed attempt, or comes from a lost member, is n
     const lane = link.lanes[0].?;
     try expect(try hostile_test.inject(node, lane, hostile_test.data(node.group, 9, 8)));
     try expectEqual(1, link.early.count());
-    const group = w.coordinator.groups.items[0];
-    try group.current().?.new_attempt(.all(&.full(3), 3));
+    const group = w.coordinator.run.groups.items[0];
+    group.current().?.replan_at = w.now;
+    w.coordinator.tick(w.now);
     try w.settle();
     try expectEqual(2, node.group.attempt());
     try expectEqual(0, link.early.count());
@@ -246,7 +247,7 @@ test "a member says again which of its links are broken when a round begins" {
     try form(&w, 3);
     defer w.deinit();
     hostile_test.link_to(&w.nodes[0], &w.nodes[2]).told = .down; // and the coordinator forgot it
-    const broken = &w.coordinator.groups.items[0].broken;
+    const broken = &w.coordinator.run.groups.items[0].broken;
     try expectEqual(0, broken.claims.items.len);
     _ = try w.add();
     try w.settle();
@@ -296,8 +297,9 @@ test "a link that was broken in a passed attempt ends no message in the next" {
     // One has voted when its link breaks: it waits for what the other says.
     while (operations[0].op.state != .voted) try expect(try w.step());
     operations[0].withdraw_from(hostile_test.link_to(&w.nodes[0], &w.nodes[1]));
-    const group = w.coordinator.groups.items[0];
-    try group.current().?.new_attempt(.all(&.full(2), 2));
+    const group = w.coordinator.run.groups.items[0];
+    group.current().?.replan_at = w.now;
+    w.coordinator.tick(w.now);
     try w.settle();
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.ok, operation.status);
@@ -312,7 +314,7 @@ test "a connection that could not be made is tried again after longer and longer
     try w.init(3, 3);
     defer w.deinit();
     try w.settle();
-    const newcomers = &w.coordinator.groups.items[0].newcomers;
+    const newcomers = &w.coordinator.run.groups.items[0].newcomers;
     const second_ns = std.time.ns_per_s;
     try w.pass(w.nodes[0].s.settings.silence_ns - second_ns);
     var ready: usize = 0;
@@ -547,7 +549,7 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
         calls.release(node.s, operation);
     }
     try w.settle();
-    const claims = &w.coordinator.groups.items[0].broken.claims;
+    const claims = &w.coordinator.run.groups.items[0].broken.claims;
     try expectEqual(0, claims.items.len);
     w.kill(world.node_of_rank(&w, 3));
     try w.settle();

@@ -130,7 +130,7 @@ pub const World = struct {
     }
 
     fn begin_round(w: *World) bool {
-        for (w.coordinator.groups.items) |group| {
+        for (w.coordinator.run.groups.items) |group| {
             const due = group.round_due();
             if (group.phase != .idle or due <= w.now) continue;
             w.now = due;
@@ -462,7 +462,7 @@ test "a peer says whether its user waits to enter, and a group begins when all d
     try w.init(2, 2);
     defer w.deinit();
     try w.settle();
-    const newcomers = &w.coordinator.groups.items[0].newcomers;
+    const newcomers = &w.coordinator.run.groups.items[0].newcomers;
     for (newcomers.items) |*newcomer| try expect(newcomer.prepared and !newcomer.entering);
     try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
     try w.settle();

@@ -1,6 +1,6 @@
 //! control: the messages between a peer and the coordinator. One struct per message; the union's
 //! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
-//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
+//! Their effects: protocol/hearing.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -570,7 +570,7 @@ pub const Traffic = struct {
     };
 };
 /// For the status. Members are to dial this peer, and the status says how that went
-/// (protocol/dial_back.zig); none: nobody is.
+/// (protocol/doctor.zig); none: nobody is.
 pub const StatusRequest = struct {
     dial_back: PeerId = .none,
 };

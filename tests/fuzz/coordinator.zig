@@ -134,7 +134,7 @@ fn step(hall: *Hall, words: *Words) !void {
 fn go_on(hall: *Hall, first: usize) !void {
     for (0..connections_max) |offset| {
         const place = (first + offset) % connections_max;
-        const group = if (hall.c.groups.items.len > 0) hall.c.groups.items[0] else return;
+        const group = if (hall.c.run.groups.items.len > 0) hall.c.run.groups.items[0] else return;
         const round = group.round;
         try hall.say(place, .{ .prepared = .{
             .group = 0,
@@ -158,5 +158,5 @@ fn ask_status(hall: *Hall) !void {
     if (sent.len < wire.hello.answer_bytes) return;
     const reply = wire.control.decode(sent[wire.hello.answer_bytes..]) catch return;
     if (reply != .status_reply) return;
-    try std.testing.expect(try std.json.validate(hall.c.gpa, reply.status_reply.json.data));
+    try std.testing.expect(try std.json.validate(hall.c.run.gpa, reply.status_reply.json.data));
 }

@@ -12,13 +12,6 @@ import pytest
 
 # Circles that are left, each with the reason that holds it together.
 ALLOWED: dict[str, list[str]] = {
-    "protocol": [
-        # The parts of a group take Coordinator or Group, and these have the parts.
-        "addresses.zig asked.zig attempts.zig attendance.zig awaited.zig broken.zig "
-        "coordinator.zig dial_back.zig elsewhere.zig entering.zig epoch.zig founding.zig group.zig "
-        "labels.zig late.zig lobby.zig misfit.zig owed.zig queues.zig recovery.zig refusals.zig "
-        "roster.zig stall.zig status.zig unreached.zig unseen.zig",
-    ],
     "net": [
         # All take the engine: it begins by greeting, does what its session asks of it, and keeps
         # memberships and works, which take its lock.

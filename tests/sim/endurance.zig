@@ -37,7 +37,7 @@ const windows_of_restarts = 8;
 const slack_bytes: Floors = .{ 4 * limits.KiB, 32 * limits.KiB, 32 * limits.KiB };
 /// Memory that users lend for one call, at most on average.
 const borrowed_bytes_per_call = 2 * limits.KiB;
-/// A journal is written anew when this much was appended (protocol/recovery.zig).
+/// A journal is written anew when this much was appended (protocol/journaling.zig).
 const journal_bytes_max = 2 * limits.MiB;
 
 /// Peers with these numbers are never killed and never leave.
@@ -142,7 +142,7 @@ const Watch = struct {
     fn kept_bytes(node: *const Node) usize {
         if (node.session) |s| return s.pool.kept_bytes + s.control.memory();
         var bytes: usize = 0;
-        for (node.world.coordinator.connections.items) |connection|
+        for (node.world.coordinator.run.connections.items) |connection|
             bytes += connection.stream.memory();
         return bytes;
     }

@@ -1,8 +1,8 @@
 //! Forgiven: worlds in which one member gives up more operations than may be held against it at
 //! once (limits.decisions_kept_max), and goes on. Aborts that everybody has seen are forgiven. A
 //! member stores aborts whose calls it has not made up to the same bound, beyond which it forgets
-//! the oldest. The rules: protocol/epoch.zig (abort_now, acknowledge), protocol/member.zig (store).
-//! Other long lives: endurance.zig.
+//! the oldest. The rules: protocol/decisions.zig (abort_now, acknowledge), protocol/member.zig
+//! (store). Other long lives: endurance.zig.
 
 const std = @import("std");
 const base = @import("base");

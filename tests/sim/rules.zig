@@ -56,11 +56,11 @@ pub const Starved = struct {
 
     /// Between any two steps of the coordinator: a loss is logged before anything follows from it.
     pub fn observe(starved: *Starved, world: *World) void {
-        const c = world.coordinator;
-        for (c.groups.items) |group| for (group.epochs.items) |epoch| {
+        const run = &world.coordinator.run;
+        for (run.groups.items) |group| for (group.epochs.items) |epoch| {
             if (epoch.alive.count() >= epoch.min_world_size) continue;
             // It decides again what the coordinator before it has decided.
-            if (epoch.number < c.first_epoch()) continue;
+            if (epoch.number < run.first_epoch()) continue;
             const key: Key = .{ .group = group.id, .epoch = epoch.number };
             const known = starved.committed.getOrPut(world.gpa, key) catch @panic("out of memory");
             if (!known.found_existing) known.value_ptr.* = epoch.committed;
@@ -266,7 +266,8 @@ fn check_complete(work: *Work) void {
     );
     if (world.config.has(.insider)) return; // it votes as it likes
     // One that has started again commits what all but the lost have voted for.
-    if (world.nodes[0].state != .up or work.op.?.op.epoch < world.coordinator.first_epoch()) return;
+    if (world.nodes[0].state != .up) return;
+    if (work.op.?.op.epoch < world.coordinator.run.first_epoch()) return;
     for (ids) |id| {
         const digit = calls.digit_of(world, id) orelse return;
         if (work.record.calls[digit].state == .none) return world.checkers.fail(
@@ -285,7 +286,7 @@ pub fn check_lost(work: *const Work) void {
     if (world.checkers.forgetful or world.config.has(.insider)) return;
     if (world.nodes[0].state != .up) return;
     const lost = op.failure.peer;
-    for (world.coordinator.groups.items) |group| {
+    for (world.coordinator.run.groups.items) |group| {
         if (group.id != work.group.member.group) continue;
         const epoch = group.epoch_of(op.op.epoch) orelse return; // it is over
         const rank = for (epoch.members, 0..) |*member, rank| {

@@ -401,7 +401,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
             try expect_word(script, words, "journal");
             const node = &world.nodes[world_file.coordinator_index];
             if (node.state != .up) return script.fail("the coordinator is down", .{});
-            world.coordinator.journal_due = true; // at its next tick
+            world.coordinator.run.journal_due = true; // at its next tick
         },
         .claim => try claim(script, words),
         .sever => try sever(script, words),
@@ -1184,8 +1184,8 @@ fn holds(world: *const World, until: Until) bool {
         else
             false,
         .round => |phase| world.nodes[world_file.coordinator_index].state == .up and
-            world.coordinator.groups.items.len > 0 and
-            world.coordinator.groups.items[0].phase == phase,
+            world.coordinator.run.groups.items.len > 0 and
+            world.coordinator.run.groups.items[0].phase == phase,
         .down => |node| node.state == .down,
     };
 }
@@ -1212,7 +1212,7 @@ fn expect(script: *Script, words: *Words) Error!void {
     }
     if (std.mem.eql(u8, what, "peers") or std.mem.eql(u8, what, "groups")) {
         const c = world.coordinator;
-        const found = if (what[0] == 'p') c.peers.items.len else c.groups.items.len;
+        const found = if (what[0] == 'p') c.run.peers.items.len else c.run.groups.items.len;
         if (found == try number(script, words)) return;
         return script.fail("the coordinator has {d} {s}", .{ found, what });
     }

@@ -1,5 +1,5 @@
 //! Splits: users that make sub-groups of their group's members, at places of the program that all
-//! members agree on (engine/protocol/founding.zig). The colors and the order of each are drawn from
+//! members agree on (engine/protocol/founders.zig). The colors and the order of each are drawn from
 //! the place, so all know them without talking. A user waits there until it is in its sub-group,
 //! and keeps that until it splits again. The oracle: a sub-group has exactly the founders that the
 //! coordinator had not lost to the parent's epoch, in their order, and all members see the same.
@@ -276,7 +276,7 @@ fn check(user: *User) void {
 fn may_be_missed(world: *const World, sub: *const Sub, id: PeerId) bool {
     if (world.nodes[world_file.coordinator_index].state != .up) return true;
     if (world.checkers.forgetful) return true;
-    const parent = world.coordinator.group_named(users.group_names[sub.place.group]) orelse
+    const parent = world.coordinator.run.group_named(users.group_names[sub.place.group]) orelse
         return true;
     const epoch = parent.epoch_of(sub.place.epoch) orelse return true;
     return !epoch.alive.has(epoch.ranks.get(id) orelse return false);

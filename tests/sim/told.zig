@@ -208,7 +208,7 @@ pub const Told = struct {
         message: *const control.Message,
     ) void {
         // With a journal that has failed everything may be said.
-        if (world.coordinator.journal_state != .ok or to == world_file.nobody) return;
+        if (world.coordinator.run.journal_state != .ok or to == world_file.nobody) return;
         const node = &world.nodes[to];
         // It tells of groups and epochs that it is not in, and is answered about those.
         if (node.is_insider) return;

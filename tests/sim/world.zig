@@ -473,7 +473,7 @@ pub const World = struct {
         const node = &world.nodes[coordinator_index];
         if (node.state != .up) return;
         world.note("the coordinator is {t}", .{how});
-        if (world.coordinator.journal_state == .failed) world.checkers.forgetful = true;
+        if (world.coordinator.run.journal_state == .failed) world.checkers.forgetful = true;
         node.dying = true;
         for (node.connections.items) |connection| for (&connection.ends, 0..) |*e, side| {
             if (e.node != node.index or e.state == .closed) continue;
@@ -781,7 +781,7 @@ pub const World = struct {
     }
 
     fn observe_epochs(world: *World) void {
-        for (world.coordinator.groups.items) |group| for (group.epochs.items) |epoch| {
+        for (world.coordinator.run.groups.items) |group| for (group.epochs.items) |epoch| {
             world.checkers.epoch_begun(group.name, epoch.number, epoch.began.round);
         };
         world.starved.observe(world);
