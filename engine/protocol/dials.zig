@@ -10,9 +10,11 @@ const post = @import("post.zig");
 const Group = @import("group.zig").Group;
 const Peer = @import("peer.zig").Peer;
 const Run = @import("run.zig").Run;
-const tells_max = @import("unreached.zig").tells_max;
 const Instant = base.Instant;
 const control = wire.control;
+
+/// The others and the log hear of so many pairs of one peer in that time (unreached.zig).
+const tells_max = base.limits.full_mesh_max;
 
 /// A peer has said which lanes it lacks; the roster has heard it.
 pub fn prepared(

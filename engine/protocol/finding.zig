@@ -183,6 +183,16 @@ fn seen_at(peer: *const Peer, room: *Room) []const u8 {
     return base.source.write(source, endpoint.port, room);
 }
 
+const Turn = struct {
+    peer: *Peer,
+    is_newcomer: bool,
+
+    fn less_than(_: void, a: Turn, b: Turn) bool {
+        if (a.is_newcomer != b.is_newcomer) return b.is_newcomer;
+        return a.peer.claim.number < b.peer.claim.number;
+    }
+};
+
 /// Those who may be asked about now, in their order.
 fn turns(
     run: *const Run,
@@ -325,22 +335,12 @@ fn refuse(run: *Run, peer: *Peer, dialed: wire.Dialed) void {
     }
 }
 
+const why_format = "the coordinator cannot reach this peer at {s} ({s}), and its connection " ++
+    "comes from another host: advertise an address that leads here";
+const why_bytes_max = why_format.len + base.limits.address_bytes_max + wire.dialed.why_bytes_max;
+
 pub fn next_deadline(run: *const Run, now: Instant) Instant {
     if (!run.questions.any) return base.never;
     // Those for whom there was no room wait for an answer, or for the next tick.
     return if (run.questions.next_at > now) run.questions.next_at else base.never;
 }
-
-const why_format = "the coordinator cannot reach this peer at {s} ({s}), and its connection " ++
-    "comes from another host: advertise an address that leads here";
-const why_bytes_max = why_format.len + base.limits.address_bytes_max + wire.dialed.why_bytes_max;
-
-const Turn = struct {
-    peer: *Peer,
-    is_newcomer: bool,
-
-    fn less_than(_: void, a: Turn, b: Turn) bool {
-        if (a.is_newcomer != b.is_newcomer) return b.is_newcomer;
-        return a.peer.claim.number < b.peer.claim.number;
-    }
-};

@@ -77,6 +77,13 @@ pub noinline fn objection(
     return null;
 }
 
+const other_kind = "there is a group of this name that takes whoever comes; take another name " ++
+    "for one of founders";
+const not_one = "it is made of founders, and this peer is not one of them";
+const has_begun = "it has begun without this peer, and nobody enters a group of founders " ++
+    "afterwards; take another name for another one";
+const has_gone = "this peer is no longer in the group that its founders are in";
+
 fn problem(
     parent: ?*const Group,
     peer: *const Peer,
@@ -144,10 +151,3 @@ fn expel(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: PeerId) v
         .why = .of(why),
     });
 }
-
-const has_gone = "this peer is no longer in the group that its founders are in";
-const other_kind = "there is a group of this name that takes whoever comes; take another name " ++
-    "for one of founders";
-const not_one = "it is made of founders, and this peer is not one of them";
-const has_begun = "it has begun without this peer, and nobody enters a group of founders " ++
-    "afterwards; take another name for another one";

@@ -246,11 +246,11 @@ pub fn let_in(run: *Run, now: Instant) void {
         const gone = run.lobby.remove(index);
         defer Lobby.free(run.gpa, &gone);
         peer.idle_since = now;
-        enter_late(run, now, &gone) catch |err| peer.doom(fault_of(err));
+        enter(run, now, &gone) catch |err| peer.doom(fault_of(err));
     }
 }
 
-fn enter_late(run: *Run, now: Instant, item: *const Lobby.Waiting) ProtocolError!void {
+fn enter(run: *Run, now: Instant, item: *const Lobby.Waiting) ProtocolError!void {
     const peer = item.peer;
     try begin_telling(run, peer, item.name, &item.told);
     if (peer.telling != null) return on_join_end(run, now, peer);

@@ -56,7 +56,7 @@ pub noinline fn note_refusal(run: *Run, epoch: *Epoch) void {
     } else epoch.recorded = record_refusals(run);
 }
 
-/// Gives the journal a record about it: what is said of the group waits for that.
+/// Gives the journal a record about a group: what is said of the group waits for that.
 pub fn note(run: *Run, group: *Group, entry: journal.Record) u64 {
     group.recorded = record(run, entry);
     return group.recorded;

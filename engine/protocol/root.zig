@@ -18,6 +18,7 @@ pub const journal = @import("journal.zig");
 pub const plan = @import("plan.zig");
 
 test {
+    _ = @import("activation.zig");
     _ = @import("addresses.zig");
     _ = @import("addresses_test.zig");
     _ = @import("attempts.zig");

@@ -9,9 +9,8 @@ const Instant = base.Instant;
 const PeerId = base.PeerId;
 const Dialed = wire.Dialed;
 
-/// The other side and the log hear of one pair no more often, and of so many pairs of one peer.
+/// The other side and the log hear of one pair no more often.
 const tell_ns = 30 * std.time.ns_per_s;
-pub const tells_max = base.limits.full_mesh_max;
 
 pub const Unreached = struct {
     /// About peers that a round has asked for lanes to each other.
