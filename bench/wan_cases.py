@@ -1,0 +1,152 @@
+"""The cases of the benchmark of long links: a table. Each has a network, a work and a bound.
+
+It owns what is measured, and the aims, which are shares of the bound, or seconds. How it is
+measured is in wan_measure.py.
+
+The work of a case: `all_reduce` of one size; `first`, the same on connections that are new;
+`together`, calls that begin at once or a little later under tags of their own; `kill`, an
+all_reduce in which the last peer is killed half way; `sync`, of a state that the last peer lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bench import wan_topology as topologies
+from bench.common import KIB, MIB
+from bench.wan_topology import Topology
+
+Work = Literal["all_reduce", "first", "together", "kill", "sync"]
+Disturbance = Literal["none", "lossy", "reset"]
+
+PAUSE_SECONDS = 1.5
+LONG_PAUSE_SECONDS = 12.0
+BITS = {"none": 32.0, "int8": 8.125, "int4": 4.125}  # of an element, with the scale of its block
+RESET_EVERY_SECONDS = 1.0
+LANE_LOSS = 0.05
+KILL_SECONDS = 0.5  # what a kill may cost beside one operation of those that are left
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a work that has several. `after`: seconds after the first begins."""
+
+    size: int
+    after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table. `share`, `seconds`: the aim, of the bound or absolute."""
+
+    name: str
+    topology: Topology
+    size: int = 64 * MIB
+    work: Work = "all_reduce"
+    codec: str = "none"
+    calls: tuple[Call, ...] = ()
+    pause: float = PAUSE_SECONDS
+    lanes: int | None = None  # between two peers; None: the default
+    disturbance: Disturbance = "none"
+    share: float | None = None
+    seconds: float | None = None
+    quick: bool = False
+
+    @property
+    def world(self) -> int:
+        """How many peers it has."""
+        return self.topology.count
+
+    def bound(self) -> float:
+        """The least seconds that this network allows."""
+        if self.work == "sync":
+            last = self.world - 1
+            return topologies.newcomer_bound(self.topology, self.size, last, list(range(last)))
+        if self.work == "kill":  # from the kill on
+            left = topologies.without(self.topology, self.world - 1)
+            return KILL_SECONDS + topologies.all_reduce_bound(left, self.size)
+        size = sum(call.size for call in self.calls) or self.size
+        return topologies.all_reduce_bound(self.topology, size, BITS[self.codec])
+
+
+def even(congestion: str, *, loss: float = 0.0, flow: float = 0.0) -> Topology:
+    """Four regions with equal rates."""
+    return topologies.regions(topologies.FOUR_REGIONS, congestion, loss=loss, flow=flow)
+
+
+def table() -> list[Case]:
+    """All cases, in the order in which they are measured."""
+    two = topologies.pair(500.0, 100.0, "cubic")
+    two_regions = topologies.regions(topologies.FOUR_REGIONS[:2], "bbr")
+    calls = tuple(Call(8 * MIB) for _ in range(8))
+    inside, across = (2000.0, 1.0), (50.0, 80.0)
+    bbr, cubic = even("bbr"), even("cubic")
+    return [
+        Case("even-bbr", bbr, share=0.90),
+        Case("even-cubic", cubic, share=0.90, quick=True),
+        Case("even-cubic-pause12", cubic, pause=LONG_PAUSE_SECONDS, share=0.85),
+        Case("first-bbr", bbr, work="first", share=0.80),
+        Case("first-cubic", cubic, work="first", share=0.80),
+        Case("large-bbr", bbr, 256 * MIB, share=0.96),
+        Case("large-cubic", cubic, 256 * MIB, share=0.96),
+        Case("flow50-bbr", even("bbr", flow=50.0), share=0.90),
+        Case("loss-0.01-cubic", even("cubic", loss=1e-4), share=0.85),
+        Case("loss-0.1-bbr", even("bbr", loss=1e-3), share=0.85),
+        Case("loss-1-bbr", even("bbr", loss=1e-2), share=0.80),
+        Case("loss-0.1-cubic", even("cubic", loss=1e-3), share=0.65),
+        Case("pair-64", two, share=0.70),
+        Case("pair-256", two, 256 * MIB, share=0.90),
+        Case("int8", bbr, codec="int8", seconds=1.4),
+        Case("int4", bbr, codec="int4", seconds=0.95),
+        Case("int8-256", bbr, 256 * MIB, codec="int8"),
+        Case("int4-256", bbr, 256 * MIB, codec="int4"),
+        Case("small-alone", bbr, 4 * KIB),
+        Case("small-beside", bbr, work="together", calls=(Call(64 * MIB), Call(4 * KIB, 1.0))),
+        Case("eight-at-once", bbr, work="together", calls=calls, share=0.90),
+        Case("lane-lossy", bbr, lanes=8, disturbance="lossy", share=0.90 / 1.1),
+        Case("lane-reset", bbr, lanes=8, disturbance="reset", share=0.90 / 1.1),
+        Case("kill", bbr, work="kill", share=1.0),
+        Case("sync-1", two_regions, work="sync", share=0.85),
+        Case("sync-3", bbr, work="sync", share=0.90, quick=True),
+        Case("thin-node", bbr.with_node(2, 50.0)),
+        Case("bad-pair", bbr.with_pair(1, 2, 20.0)),
+        Case(
+            "clusters",
+            topologies.clusters([4, 4], inside=inside, across=across, congestion="bbr"),
+        ),
+        Case("regions-8", topologies.regions(topologies.EIGHT_REGIONS, "bbr")),
+    ]
+
+
+def chosen(names: list[str] | None, *, quick: bool) -> list[Case]:
+    """Those that are named, or that begin with a name and a dash; raises ValueError for no case."""
+    cases = table()
+    for name in names or []:
+        if not any(is_named(case, name) for case in cases):
+            raise ValueError(f"{name}: there are {', '.join(case.name for case in cases)}")
+    if names:
+        cases = [case for case in cases if any(is_named(case, name) for name in names)]
+    elif quick:
+        cases = [case for case in cases if case.quick]
+    return [smaller(case) for case in cases] if quick else cases
+
+
+def is_named(case: Case, name: str) -> bool:
+    """By its name, or by the beginning that it has in common with its like."""
+    return case.name == name or case.name.startswith(f"{name}-")
+
+
+def smaller(case: Case) -> Case:
+    """The same with an eighth of the bytes, for a smoke run."""
+    calls = tuple(replace(call, size=max(4 * KIB, call.size // 8)) for call in case.calls)
+    return replace(case, size=max(4 * KIB, case.size // 8), calls=calls, pause=0.2)
+
+
+def not_run(case: Case, algorithms: list[str], lacks: Callable[[str], str] = lambda _: "") -> str:
+    """Why a case cannot be measured here; empty if it can be."""
+    congestion = case.topology.congestion
+    if congestion not in algorithms:
+        return f"this kernel has no {congestion} (net.ipv4.tcp_available_congestion_control)"
+    return lacks(case.name)
