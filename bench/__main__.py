@@ -30,6 +30,7 @@ from bench import (
     wan_cases,
     wan_measure,
     wan_network,
+    wan_verify,
 )
 from pccl_py.measure_collectives import COLLECTIVES
 
@@ -324,6 +325,9 @@ def wan_command(
     baseline: Annotated[
         str | None, typer.Option(help="To measure beside ours: gloo.  [none]")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Measure the emulated network, beside what was asked.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for wan.jsonl.")] = Path("bench_out"),
 ) -> None:
     """One operation over emulated long links, beside the least time that they allow, and gloo.
@@ -341,6 +345,9 @@ def wan_command(
         typer.echo(lacking, err=True)
         raise typer.Exit(2)
     pccl_py.exit_on_sigterm()
+    if verify:
+        wan_verify.run(as_json=as_json, out=out)
+        return
     wan_measure.run(cases, quick=quick, baseline=baseline, as_json=as_json, out=out)
 
 

@@ -176,9 +176,7 @@ class Progress:
     case: Case
     status: Console
 
-    def __call__(
-        self, library: str, timed: Timed, into: Measured | None, remark: str = ""
-    ) -> None:
+    def __call__(self, library: str, timed: Timed, into: Measured | None, remark: str = "") -> None:
         operation, since = timed
         seconds = operation.end - (since or operation.begin)
         number = f" {len(into.operations) + 1}" if into is not None else ""

@@ -82,7 +82,8 @@ class Network(Closing):
     def __init__(self, program: Path, topology: Topology, seed: int = 1) -> None:
         ours, theirs = socket.socketpair()
         self.topology = topology
-        self._process = subprocess.Popen([program, str(topology.count), str(seed)], stdin=theirs)
+        command = [str(program), str(topology.count), str(seed)]
+        self._process = subprocess.Popen(command, stdin=theirs.fileno())
         theirs.close()
         ours.settimeout(ANSWER_SECONDS_MAX)
         self._socket, self._lines = ours, ours.makefile("rw", encoding="utf-8")

@@ -111,8 +111,7 @@ class Topology:
     def with_pair(self, one: int, other: int, mbit: float) -> Topology:
         """The same with another rate between two nodes, both ways."""
         changed = {
-            pair: replace(self.paths[pair], rate_mbit=mbit)
-            for pair in ((one, other), (other, one))
+            pair: replace(self.paths[pair], rate_mbit=mbit) for pair in ((one, other), (other, one))
         }
         return replace(self, paths={**self.paths, **changed})
 

@@ -17,6 +17,7 @@ long links no barrier can say so.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -100,11 +101,13 @@ class Ours:
         self._comm.admit()
 
     def call(self, parts: list[Values], after: list[float], codec: Any) -> list[float]:
-        begin, works = time.monotonic(), []
+        works: list[Any] = []
+        ends: list[float] = []
+        begin = time.monotonic()
         for tag, (part, seconds) in enumerate(zip(parts, after, strict=True)):
             time.sleep(max(0.0, begin + seconds - time.monotonic()))
             works.append(self._comm.all_reduce(part, tag=tag, codec=codec, async_op=True))
-        self._outcomes, ends = [], []
+        self._outcomes = []
         for work in reversed(works):  # the later ones are the smaller ones
             self._outcomes.insert(0, work.wait())
             ends.insert(0, time.monotonic())
@@ -227,7 +230,7 @@ class Worker:
         library, is_sync = self._libraries[asked["library"]], asked["work"] == "sync"
         sizes: list[int] = asked["sizes"]
         edges = np.cumsum([0, *sizes]) // 4
-        parts = [self._values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [self._values[a:b] for a, b in itertools.pairwise(edges)]
         values = self._values[: edges[-1]]
         is_newcomer = is_sync and self._job.rank == self._job.world - 1
         self._fill(values, asked["serial"] if is_sync else None, is_newcomer)
