@@ -144,8 +144,7 @@ pub fn build(b: *std.Build) void {
     add_fuzz(b, simulated, filters);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
-    add_benches(b, library_layers, check_step);
-    add_wan(b, target, filters, test_step, check_step);
+    add_benches(b, library_layers, filters, test_step, check_step);
     add_machine(b);
     add_python(b, target, library, tsan);
 }
@@ -514,7 +513,13 @@ const benches = [_]struct {
     },
 };
 
-fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Step) void {
+fn add_benches(
+    b: *std.Build,
+    library_layers: Layers,
+    filters: []const []const u8,
+    test_step: *std.Build.Step,
+    check_step: *std.Build.Step,
+) void {
     const base = library_layers.get("base");
     for (benches) |program| {
         const module = b.createModule(.{
@@ -533,6 +538,7 @@ fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Ste
         const compile_only = b.addExecutable(.{ .name = check_name, .root_module = module });
         check_step.dependOn(&compile_only.step);
     }
+    add_wan(b, base.resolved_target.?, filters, test_step, check_step);
 }
 
 /// The emulated network of `python -m bench wan`, <prefix>/bin/wan, which only Linux can run.

@@ -75,7 +75,7 @@ class Measured:
         return statistics.median(operation.end - since for operation, since in pairs)
 
     def small_seconds(self) -> float | None:
-        """Of the last call, if it is smaller than the first."""
+        """The time of the last call, if that is smaller than the first."""
         calls = self.case.calls
         if not calls or calls[-1].size == calls[0].size:
             return None
@@ -83,7 +83,7 @@ class Measured:
         return self.median(lambda one: one.seconds_of(last, after))
 
     def median(self, of: Callable[[Operation], float]) -> float:
-        """Of anything that an operation has."""
+        """The median of anything that an operation has."""
         return statistics.median(of(operation) for operation in self.operations)
 
     def most(self, of: Callable[[Operation], float]) -> float:
@@ -186,7 +186,7 @@ class Progress:
 
 
 def operation(peers: Peers, case: Case, library: str) -> Callable[[], Timed]:
-    """What makes one operation of the case, as often as it is called."""
+    """A function that makes one operation of the case, as often as it is called."""
     asked: dict[str, Any] = {
         "library": library,
         "work": case.work,
@@ -290,7 +290,7 @@ def aim_of(case: Case) -> float | None:
 
 
 def retransmitted_share(operation: Operation) -> float:
-    """Of all bytes that entered the network."""
+    """The share of all bytes that entered the network."""
     return operation.retransmitted_bytes / max(1, operation.wire_bytes)
 
 

@@ -69,7 +69,7 @@ def address(node: int) -> str:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of all paths: packets and bytes that have entered, and packets dropped, by reason."""
+    """Sums over all paths: packets and bytes that entered, and packets dropped, by reason."""
 
     packets: int
     bytes: int
@@ -126,7 +126,7 @@ class Network(Closing):
         return answer
 
     def statistics(self) -> dict[str, Any]:
-        """What bench/wan/control.zig counts."""
+        """The counters; their names are in bench/wan/control.zig and counters.zig."""
         counted: dict[str, Any] = json.loads(self.command("statistics"))
         return counted
 
@@ -163,7 +163,7 @@ def sums(statistics: dict[str, Any]) -> Sums:
 
 
 def retransmitted_segments(pid: int) -> int:
-    """Of TCP, in the namespace that this process is in, since it was made."""
+    """Segments that TCP sent again in the namespace of this process, since it was made."""
     names, values = _lines_of(Path(f"/proc/{pid}/net/snmp"), "Tcp:")
     return int(values[names.index("RetransSegs")])
 

@@ -1,7 +1,7 @@
 """The peers of one case in its emulated network: started, told what to call, heard, and killed.
 
-It owns the processes and their lines, and what the machine did meanwhile. What is called when, and
-what the times come to, is in wan_measure.py; what runs in each process in wan_worker.py.
+It owns the processes and their lines, and what the machine did meanwhile. The plan, and what the
+times come to, are in wan_measure.py; what runs in each process is in wan_worker.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUSY_SHARE_MAX = 0.8
 
 @dataclass(frozen=True)
 class Mood:
-    """What the machine did during one operation. Cores: how many were busy, of how many."""
+    """The state of the machine during one operation. `busy_cores`: how many of `cores` were."""
 
     late_seconds: float
     stolen_share: float
@@ -157,7 +157,7 @@ class Peers(Closing):
         return found
 
     def pids(self) -> list[int]:
-        """Of those that are there."""
+        """The ids of those that are there."""
         return [child.pid for child in self._children.values()]
 
     def _ask(self, what: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import socket
+import statistics
 import struct
 import sys
 import threading
@@ -139,7 +140,7 @@ def flood_receive(address: str, mbit: str, size: str, seconds: str) -> dict[str,
         "mbit": bits / (times[-1] - times[0]) / 1e6,
         "out_of_order": out_of_order,
         "shortest_ms": min(delays),
-        "longest_ms": max(delays),
+        "steady_ms": statistics.median(delays[len(delays) // 2 :]),
     }
 
 

@@ -180,7 +180,7 @@ def all_reduce_bound(topology: Topology, size: float, bits: float = BITS_OF_F32)
 def cut_mbit(topology: Topology, side: list[int]) -> float:
     """The most that goes from the nodes of one side to all others at once; 0: without a limit.
 
-    Of each source either its uplink is full, or all its paths may be: the least over all choices.
+    Each source is limited by its uplink or by its paths: the least over all choices.
     """
     others = [node for node in range(topology.count) if node not in side]
     least = math.inf

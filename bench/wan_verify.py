@@ -1,4 +1,4 @@
-"""What the emulated network does, beside what it was asked for: `python -m bench wan --verify`.
+"""verify: what the emulated network does, beside what it was asked for: `python -m bench wan --verify`.
 
 It owns the measurements and their two tables, asked and measured. They are made from the ends, by
 small programs of UDP and TCP in the namespaces (wan_probe.py), and not from the emulator's own
@@ -61,7 +61,7 @@ def probe(network: Network, *arguments: str, node: int) -> subprocess.Popen[str]
 
 
 def heard(running: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it says at its end. Raises RuntimeError."""
+    """The object that it says at its end. Raises RuntimeError."""
     said, _ = running.communicate(timeout=PROBE_SECONDS_MAX)
     if running.returncode != 0:
         raise RuntimeError("a probe failed")
@@ -89,7 +89,7 @@ def echo(network: Network, source: int, target: int, count: int, gap_ms: float) 
 
 
 def delays(program: Path) -> Iterator[Checked]:
-    """Of all pairs of the four regions."""
+    """Round trips of all pairs of the four regions."""
     topology = wan_topology.regions(wan_topology.FOUR_REGIONS, "cubic")
     with Network(program, topology) as network:
         for (source, target), path in topology.paths.items():
@@ -112,7 +112,7 @@ def jitter(program: Path) -> Iterator[Checked]:
 
 
 def rates(program: Path) -> Iterator[Checked]:
-    """Of UDP that is sent faster, where the rate is of the path, the uplink, or the downlink."""
+    """Rates of UDP that is sent faster, and of TCP, on the path, the uplink, or the downlink."""
     for name, topology in (
         ("path", two(Way(delay_ms=10, rate_mbit=50))),
         ("uplink", two(Way(delay_ms=10), up=50)),
@@ -135,12 +135,12 @@ def queues(program: Path) -> Iterator[Checked]:
         with Network(program, two(Way(delay_ms=10, rate_mbit=50, queue_kib=kib))) as network:
             flood = between(network, "flood", "60", "1472", "4")
             waited = kib * 1024 * 8 / 50e3
-            measured = flood["longest_ms"] - flood["shortest_ms"]
+            measured = flood["steady_ms"] - flood["shortest_ms"]
             yield Checked(f"wait in a full queue of {kib:.0f} KiB", "ms", waited, measured, 0.05, 2)
 
 
 def losses(program: Path) -> Iterator[Checked]:
-    """Of packets, within three standard deviations."""
+    """The share of packets that are lost, within three standard deviations."""
     for loss in (0.001, 0.01, 0.05):
         with Network(program, two(Way(delay_ms=10, loss=loss))) as network:
             flood = between(network, "flood", "10", "200", "4")
@@ -151,7 +151,7 @@ def losses(program: Path) -> Iterator[Checked]:
 
 
 def caps(program: Path) -> Iterator[Checked]:
-    """Of each connection: several have as many times as much, up to the rate of the path."""
+    """Caps of connections: several have as many times as much, up to the rate of the path."""
     way = Way(delay_ms=10, rate_mbit=200, queue_kib=1024, flow_mbit=50, flow_queue_kib=256)
     for streams in (1, 2, 4, 8):
         with Network(program, two(way)) as network:

@@ -157,7 +157,7 @@ pub const Control = struct {
         };
     }
 
-    /// Of the paths that something has entered.
+    /// The counters of the paths that something has entered.
     fn write_statistics(control: Control, out: *std.Io.Writer) !void {
         const stages = control.stages;
         try out.print("{{\"strays\":{d},\"waiting\":{d},\"late_us\":", .{

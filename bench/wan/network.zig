@@ -66,7 +66,7 @@ fn configure(host: u8) Error!void {
     try control(socket, set_flags, @intFromPtr(&request));
 }
 
-/// What a node has sent; null: nothing more now.
+/// The next packet that a node has sent; null: there is none now.
 pub fn receive(node: Node, buffer: []u8) ?[]u8 {
     const count = linux.read(node.device, buffer.ptr, buffer.len);
     return if (linux.errno(count) == .SUCCESS) buffer[0..count] else null;

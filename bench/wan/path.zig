@@ -16,7 +16,7 @@ pub const Path = struct {
     flow_kbit: u64 = 0,
     flow_queue_bytes: u64 = 0,
     is_cut: bool = false,
-    /// What the flow of the next TCP data is to become.
+    /// The fate of the flow that the next TCP data belongs to.
     mark: Mark = .none,
     random: std.Random.DefaultPrng = .init(0),
     wander: Wander = .{},

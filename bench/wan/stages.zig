@@ -95,7 +95,7 @@ pub const Stages = struct {
         }
     }
 
-    /// What a node has sent.
+    /// A packet that a node has sent.
     pub fn enter(stages: *Stages, source: u8, content: []const u8, now_ns: u64) !void {
         var parsed = packets.parse(content) orelse {
             stages.strays += 1;
