@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,8 @@ class Begun:
     def __init__(self, peers: Peers, at: float) -> None:
         self._peers, self._at = peers, at
         peers.network.command("clear")
-        self._segments = _sum(wan_network.retransmitted_segments, peers.pids())
-        self._overflows = _sum(wan_network.ring_overflows, peers.pids())
+        self._segments = _of_each(wan_network.retransmitted_segments, peers.pids())
+        self._overflows = _of_each(wan_network.ring_overflows, peers.pids())
         self._machine, self._since = _machine_seconds(), time.monotonic()
 
     def wait(self) -> None:
@@ -195,9 +196,8 @@ class Begun:
         passed = time.monotonic() - self._since
         busy, stolen = (b - a for a, b in zip(self._machine, _machine_seconds(), strict=True))
         statistics = peers.network.statistics()
-        pids = peers.pids()
-        # Those of a peer that was killed are gone, and may only be missing.
-        segments = _sum(wan_network.retransmitted_segments, pids) - self._segments
+        pids = peers.pids()  # what a peer that was killed has sent again is not known any more
+        segments = _more(_of_each(wan_network.retransmitted_segments, pids), self._segments)
         sums = wan_network.sums(statistics)
         cores = len(os.sched_getaffinity(0))
         mood = Mood(
@@ -205,12 +205,12 @@ class Begun:
             stolen_share=stolen / passed / cores,
             busy_cores=busy / passed,
             cores=cores,
-            overflows=max(0, _sum(wan_network.ring_overflows, pids) - self._overflows),
+            overflows=_more(_of_each(wan_network.ring_overflows, pids), self._overflows),
         )
         done = Operation(
             begin=self._at,
             samples=self._samples,
-            retransmitted_bytes=max(0, segments) * wan_network.SEGMENT_BYTES,
+            retransmitted_bytes=segments * wan_network.SEGMENT_BYTES,
             wire_bytes=sums.bytes,
             dropped=sums.dropped,
             mood=mood,
@@ -219,8 +219,13 @@ class Begun:
         return done
 
 
-def _sum(count: Any, pids: list[int]) -> int:
-    return sum(count(pid) for pid in pids)
+def _of_each(count: Callable[[int], int], pids: list[int]) -> dict[int, int]:
+    return {pid: count(pid) for pid in pids}
+
+
+def _more(now: dict[int, int], before: dict[int, int]) -> int:
+    """By how much all those grew that are there now."""
+    return sum(count - before[pid] for pid, count in now.items())
 
 
 def _machine_seconds() -> tuple[float, float]:

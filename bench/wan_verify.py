@@ -1,4 +1,4 @@
-"""verify: what the emulated network does, beside what it was asked for: `python -m bench wan --verify`.
+"""verify: what the emulated network does, beside what it was asked for (`bench wan --verify`).
 
 It owns the measurements and their two tables, asked and measured. They are made from the ends, by
 small programs of UDP and TCP in the namespaces (wan_probe.py), and not from the emulator's own
