@@ -345,10 +345,14 @@ def wan_command(
         typer.echo(lacking, err=True)
         raise typer.Exit(2)
     pccl_py.exit_on_sigterm()
-    if verify:
-        wan_verify.run(as_json=as_json, out=out)
-        return
-    wan_measure.run(cases, quick=quick, baseline=baseline, as_json=as_json, out=out)
+    try:
+        if verify:
+            wan_verify.run(as_json=as_json, out=out)
+        else:
+            wan_measure.run(cases, quick=quick, baseline=baseline, as_json=as_json, out=out)
+    except (RuntimeError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

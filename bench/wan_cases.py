@@ -63,11 +63,16 @@ class Case:
         if self.work == "sync":
             last = self.world - 1
             return topologies.newcomer_bound(self.topology, self.size, last, list(range(last)))
-        if self.work == "kill":  # from the kill on
-            left = topologies.without(self.topology, self.world - 1)
-            return KILL_SECONDS + topologies.all_reduce_bound(left, self.size)
+        if self.work == "kill":  # the half that is left, from the kill on
+            return left_bound(self.topology, self.size) / 2
         size = sum(call.size for call in self.calls) or self.size
         return topologies.all_reduce_bound(self.topology, size, BITS[self.codec])
+
+
+def left_bound(topology: Topology, size: int) -> float:
+    """The least seconds of an all_reduce of all but the last peer."""
+    left = topologies.without(topology, topology.count - 1)
+    return topologies.all_reduce_bound(left, size)
 
 
 def even(congestion: str, *, loss: float = 0.0, flow: float = 0.0) -> Topology:
@@ -106,7 +111,7 @@ def table() -> list[Case]:
         Case("eight-at-once", bbr, work="together", calls=calls, share=0.90),
         Case("lane-lossy", bbr, lanes=8, disturbance="lossy", share=0.90 / 1.1),
         Case("lane-reset", bbr, lanes=8, disturbance="reset", share=0.90 / 1.1),
-        Case("kill", bbr, work="kill", share=1.0),
+        Case("kill", bbr, work="kill", seconds=KILL_SECONDS + left_bound(bbr, 64 * MIB)),
         Case("sync-1", two_regions, work="sync", share=0.85),
         Case("sync-3", bbr, work="sync", share=0.90, quick=True),
         Case("thin-node", bbr.with_node(2, 50.0)),

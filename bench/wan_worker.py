@@ -34,7 +34,7 @@ from bench import common
 Values = NDArray[np.float32]
 DEVICE = "wan"
 
-# Of the root mean square; four bits lose a sixth, as docs/BENCHMARKS.md tells of `accuracy`.
+# The root mean square; four bits lose a sixth, as docs/BENCHMARKS.md tells of `accuracy`.
 CODEC_ERROR_MAX = 0.5
 
 

@@ -16,7 +16,7 @@ const packets = @import("packet.zig");
 const stages_of = @import("stages.zig");
 const counters = @import("counters.zig");
 const Control = @import("control.zig").Control;
-const gpa = std.heap.page_allocator;
+const gpa = std.heap.smp_allocator;
 
 /// How many packets of a node are read before the others have their turn.
 const packets_in_turn = 16;
