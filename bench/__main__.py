@@ -318,7 +318,7 @@ def wan_command(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be given again; the beginning of a name, up to a dash, is all of its like.  "
+            help="May be given again; a name up to a dash means all that begin so.  "
             f"[{', '.join(one.name for one in wan_cases.table())}]"
         ),
     ] = None,

@@ -127,21 +127,23 @@ def table() -> list[Case]:
 
 
 def chosen(names: list[str] | None, *, quick: bool) -> list[Case]:
-    """Those that are named, or that begin with a name and a dash; raises ValueError for no case."""
+    """Those that are named, or whose names begin with a name and a dash; raises ValueError."""
     cases = table()
-    for name in names or []:
-        if not any(is_named(case, name) for case in cases):
-            raise ValueError(f"{name}: there are {', '.join(case.name for case in cases)}")
     if names:
-        cases = [case for case in cases if any(is_named(case, name) for name in names)]
+        wanted = {case.name for name in names for case in named(cases, name)}
+        cases = [case for case in cases if case.name in wanted]
     elif quick:
         cases = [case for case in cases if case.quick]
     return [smaller(case) for case in cases] if quick else cases
 
 
-def is_named(case: Case, name: str) -> bool:
-    """By its name, or by the beginning that it has in common with its like."""
-    return case.name == name or case.name.startswith(f"{name}-")
+def named(cases: list[Case], name: str) -> list[Case]:
+    """The one of this name, or else all of its like. Raises ValueError for none."""
+    found = [case for case in cases if case.name == name]
+    found = found or [case for case in cases if case.name.startswith(f"{name}-")]
+    if not found:
+        raise ValueError(f"{name}: there are {', '.join(case.name for case in cases)}")
+    return found
 
 
 def smaller(case: Case) -> Case:
