@@ -44,9 +44,13 @@ def missing() -> str:
         return "an emulated network is made of network namespaces, which need root"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         return "an emulated network needs /dev/net/tun, which is not here"
-    lacking = [name for name in ("ip", "nsenter", "setpriv") if shutil.which(name) is None]
+    needed = ("ip", "nsenter", "setpriv", "unshare")
+    lacking = [name for name in needed if shutil.which(name) is None]
     if lacking:
         return f"an emulated network needs {' and '.join(lacking)}: install iproute2, util-linux"
+    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        return f"network namespaces are refused here ({tried.stderr.strip()})"
     return ""
 
 

@@ -19,6 +19,7 @@
 const std = @import("std");
 const stages_of = @import("stages.zig");
 const counters = @import("counters.zig");
+const Path = @import("path.zig").Path;
 const Stages = stages_of.Stages;
 
 pub const Error = error{ UnknownCommand, NoSuchNode, NoSuchSetting, NoNumber, TooFew, TooMany };
@@ -66,8 +67,10 @@ pub const Control = struct {
             .unhole => (try control.one_node(rest)).is_hole = false,
             .partition => try control.partition(rest),
             .heal => control.heal(),
-            .lossy => (try control.one_path(rest[0..@min(2, rest.len)])).mark = .{
-                .loss_ppm = if (rest.len == 3) try number(u32, rest[2]) else return error.TooFew,
+            .lossy => {
+                if (rest.len != 3) return error.TooFew;
+                const ppm = try number(u32, rest[2]);
+                (try control.one_path(rest[0..2])).mark = .{ .loss_ppm = ppm };
             },
             .reset => (try control.one_path(rest)).mark = .reset,
             .statistics => return control.write_statistics(out),
@@ -88,7 +91,7 @@ pub const Control = struct {
         }
     }
 
-    fn set_path(path: *@import("path.zig").Path, name: []const u8, value: u64) !void {
+    fn set_path(path: *Path, name: []const u8, value: u64) !void {
         const Key = enum {
             delay_us,
             jitter_us,
@@ -178,7 +181,7 @@ pub const Control = struct {
         try out.writeAll("]}\n");
     }
 
-    fn one_path(control: Control, words: []const []const u8) !*@import("path.zig").Path {
+    fn one_path(control: Control, words: []const []const u8) !*Path {
         if (words.len < 2) return error.TooFew;
         if (words.len > 2) return error.TooMany;
         const source = try control.node_number(words[0]);
