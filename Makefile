@@ -109,7 +109,7 @@ check: style
 	$(ZIG) check
 
 style: build $(VENV)/.with-dev $(VENV)/.with-test
-	$(RUN) -m ziglang fmt --check build.zig engine kernels tests
+	$(RUN) -m ziglang fmt --check build.zig engine kernels tests bench
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy

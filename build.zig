@@ -3,7 +3,7 @@
 //! linked into the one library. Python calls the step `python` (hatch_build.py).
 //!
 //! Steps: the default installs libpccl and its headers; check, test, test-<layer>, sim, mutants,
-//! python.
+//! wan, python.
 //! How to work with it: docs/HACKING.md.
 
 const std = @import("std");
@@ -144,7 +144,7 @@ pub fn build(b: *std.Build) void {
     add_fuzz(b, simulated, filters);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
-    add_benches(b, library_layers, check_step);
+    add_benches(b, library_layers, filters, test_step, check_step);
     add_machine(b);
     add_python(b, target, library, tsan);
 }
@@ -513,7 +513,13 @@ const benches = [_]struct {
     },
 };
 
-fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Step) void {
+fn add_benches(
+    b: *std.Build,
+    library_layers: Layers,
+    filters: []const []const u8,
+    test_step: *std.Build.Step,
+    check_step: *std.Build.Step,
+) void {
     const base = library_layers.get("base");
     for (benches) |program| {
         const module = b.createModule(.{
@@ -532,6 +538,43 @@ fn add_benches(b: *std.Build, library_layers: Layers, check_step: *std.Build.Ste
         const compile_only = b.addExecutable(.{ .name = check_name, .root_module = module });
         check_step.dependOn(&compile_only.step);
     }
+    add_wan(b, base.resolved_target.?, filters, test_step, check_step);
+}
+
+/// The emulated network of `python -m bench wan`, <prefix>/bin/wan, which only Linux can run.
+fn add_wan(
+    b: *std.Build,
+    target: std.Build.ResolvedTarget,
+    filters: []const []const u8,
+    test_step: *std.Build.Step,
+    check_step: *std.Build.Step,
+) void {
+    const step = b.step("wan", "Build the emulated network of `python -m bench wan`");
+    const own_tests = b.step("test-wan", "Run the unit tests of the emulated network");
+    if (target.result.os.tag != .linux) return;
+    const root = b.path("bench/wan/main.zig");
+    const emulator = b.addExecutable(.{
+        .name = "wan",
+        .root_module = b.createModule(.{
+            .root_source_file = root,
+            .target = target,
+            .optimize = .ReleaseSafe,
+        }),
+    });
+    step.dependOn(&b.addInstallArtifact(emulator, .{}).step);
+
+    const unit_test = b.addTest(.{
+        .name = "test-wan",
+        .root_module = b.createModule(.{ .root_source_file = root, .target = target }),
+        .filters = filters,
+    });
+    own_tests.dependOn(&b.addRunArtifact(unit_test).step);
+    test_step.dependOn(own_tests);
+    const compile_only = b.addExecutable(.{
+        .name = "check-wan",
+        .root_module = emulator.root_module,
+    });
+    check_step.dependOn(&compile_only.step);
 }
 
 /// The code beneath a program on an emulated CPU (tests/emulated).

@@ -27,6 +27,10 @@ from bench import (
     state_hash,
     torch_plan,
     torch_steps,
+    wan_cases,
+    wan_measure,
+    wan_network,
+    wan_verify,
 )
 from pccl_py.measure_collectives import COLLECTIVES
 
@@ -303,6 +307,52 @@ def jax_command(
     pccl_py.exit_on_sigterm()
     cases = case or list(jax_plan.CASES)
     jax_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="wan")
+def wan_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run: 8 MiB, two cases, no good as a number.")
+    ] = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be given again; a name up to a dash means all that begin so.  "
+            f"[{', '.join(one.name for one in wan_cases.table())}]"
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="To measure beside ours: gloo.  [none]")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Measure the emulated network, beside what was asked.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for wan.jsonl.")] = Path("bench_out"),
+) -> None:
+    """One operation over emulated long links, beside the least time that they allow, and gloo.
+
+    It needs root, /dev/net/tun, `nsenter`, `setpriv` and `ip`, and leaves nothing behind.
+    """
+    if baseline not in (None, "gloo"):
+        raise typer.BadParameter(f"{baseline!r} is not gloo", param_hint="--baseline")
+    try:
+        cases = wan_cases.chosen(case, quick=quick)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--case") from None
+    lacking = wan_network.missing()
+    if lacking:
+        typer.echo(lacking, err=True)
+        raise typer.Exit(2)
+    pccl_py.exit_on_sigterm()
+    try:
+        if verify:
+            wan_verify.run(as_json=as_json, out=out)
+        else:
+            wan_measure.run(cases, quick=quick, baseline=baseline, as_json=as_json, out=out)
+    except (RuntimeError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":
