@@ -177,7 +177,7 @@ pub fn check(work: *Work) void {
         const audience = d.audience(chunk);
         const wanted = audience == null or audience == work.layout.rank;
         if (wanted and !learn(work, known, chunk)) return;
-        // What it has lost for another is said by what that one has. The two need not agree.
+        // The one that a chunk is for says what was lost of it, and the two need not agree.
         if (!wanted and world.checkers.forgetful) continue;
         // Nobody gets it, so nothing was given and nothing is lost.
         const is_void = if (audience) |rank| !is_alive(work, rank) else false;
