@@ -170,7 +170,9 @@ class Peers(Closing):
             child.say(json.dumps(what))
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Kills all of them: calls under way would wait for a coordinator that is gone."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
         for child in self._children.values():
             child.end()
         self._children.clear()

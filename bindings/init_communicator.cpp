@@ -34,7 +34,8 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
                               std::optional<std::string> ports, uint32_t initial_world_size,
                               uint64_t deadline_ns, uint64_t connect_ns,
                               std::optional<nb::bytes> peer_id,
-                              std::optional<std::string> label, uint64_t reconnect_timeout_ns) {
+                              std::optional<std::string> label, uint64_t reconnect_timeout_ns,
+                              uint64_t send_rate, uint32_t congestion) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
@@ -47,6 +48,8 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
   options.interrupted = interrupted;
   options.label = label ? label->c_str() : nullptr;
   options.reconnect_timeout_ns = reconnect_timeout_ns;
+  options.send_rate = send_rate;
+  options.congestion = static_cast<pccl_congestion_t>(congestion);
   pccl_comm_t *native = nullptr;
   pccl_status_t status;
   {
@@ -182,7 +185,8 @@ void init_communicator(nb::module_ &module) {
                   nb::arg("bind").none(), nb::arg("advertise").none(), nb::arg("ports").none(),
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
                   nb::arg("peer_id").none(), nb::arg("label").none(),
-                  nb::arg("reconnect_timeout_ns"))
+                  nb::arg("reconnect_timeout_ns"), nb::arg("send_rate"),
+                  nb::arg("congestion"))
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
       .def("subgroup", &subgroup, nb::arg("group"), nb::arg("founders"), nb::arg("deadline_ns"),

@@ -137,6 +137,15 @@ typedef enum pccl_plan {
   PCCL_PLAN_DIRECT = 2 /* from all members to the owner of each part, from there to all members */
 } pccl_plan_t;
 
+/* Which congestion control the lanes of a peer have: how TCP finds out how fast it may send (docs/NETWORKING.md). */
+typedef enum pccl_congestion {
+  PCCL_CONGESTION_AUTO = 0,   /* the system's, and bbr for links that lose packets though no queue on the way is full,
+                                 if this process may use it; reno between peers of one machine */
+  PCCL_CONGESTION_SYSTEM = 1, /* the system's, always */
+  PCCL_CONGESTION_BBR = 2,    /* this one, between peers of one machine too; if the system does not let this process */
+  PCCL_CONGESTION_CUBIC = 3   /* use it, the log says once what to do, and the system's stays */
+} pccl_congestion_t;
+
 /* How floats travel (docs/KERNELS.md). All members decode a result that all of them have, its owner or source too. A
  * result that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time. In an exchange a peer's
  * own shard is not encoded at all. */
@@ -206,7 +215,8 @@ typedef struct pccl_coordinator_options {
   const uint8_t *run_id;       /* 16 bytes; NULL: random */
   uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */
   uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they set it; 0: 1 */
-  uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: 2 */
+  uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: auto, as many as bring something, which
+                                  each link finds out by itself */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
   uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
   uint64_t heartbeat_ns;       /* 0: 0.5 s. Like all times here at most seven days */
@@ -282,9 +292,14 @@ typedef struct pccl_comm_options {
                                   the silence limit. Then this peer is out of all its groups: calls end with
                                   PCCL_COORDINATOR_UNREACHABLE, or PCCL_IN_DOUBT after the vote, and new ones fail.
                                   1: at once; 0: calls wait until their deadlines */
+  uint64_t send_rate;          /* bytes per second that this peer sends to all others together, 1000..1.25e12; 0: no
+                                  limit. Linux keeps to it; elsewhere the log says that nothing does */
+  pccl_congestion_t congestion;
+  uint32_t reserved;           /* 0 */
 } pccl_comm_options_t;
 #define PCCL_COMM_OPTIONS_INIT \
-  { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0 }
+  { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, \
+    PCCL_CONGESTION_AUTO, 0 }
 
 /* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.

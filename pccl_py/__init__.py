@@ -58,6 +58,8 @@ from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
 from pccl_py.subgroups import Run
 from pccl_py.words import (
+    Congestion,
+    CongestionName,
     DType,
     OpName,
     PeerId,
@@ -86,6 +88,8 @@ __all__ = [
     "CodecKind",
     "CodecName",
     "Communicator",
+    "Congestion",
+    "CongestionName",
     "Coordinator",
     "CoordinatorUnreachable",
     "DType",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-from pccl_py import words
+from pccl_py import network, words
 from pccl_py.errors import InvalidArgument
 
 Value = TypeVar("Value")
@@ -56,3 +56,18 @@ class Arguments:
                     f"{called} must be a number of seconds, not {found!r}"
                 ) from None
         return words.nanoseconds(found, called, may_be_zero)  # type: ignore[arg-type]  # it raises
+
+    def lanes(self, value: str | int | None, variable: str) -> int:
+        """Lanes of a link. Raises as `network.parse_lanes`."""
+        found, called = self.given(value, variable)
+        return network.parse_lanes(found, called)
+
+    def rate(self, value: str | int | None, variable: str) -> int:
+        """Bytes per second. Raises as `network.parse_rate`."""
+        found, called = self.given(value, variable)
+        return network.parse_rate(found, called)
+
+    def congestion(self, value: str | int | None, variable: str) -> words.Congestion:
+        """A congestion control. Raises as `words.parse_congestion`."""
+        found, called = self.given(value, variable)
+        return words.parse_congestion(found, called)

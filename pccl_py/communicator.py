@@ -25,6 +25,8 @@ from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
 from pccl_py.subgroups import Run, Split, name_of, ranks_of, room_for, wish_of
 from pccl_py.words import (
+    Congestion,
+    CongestionName,
     PeerId,
     StateRules,
     at_least_one,
@@ -509,6 +511,8 @@ def connect(
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
     reconnect_timeout: float | None = None,
+    send_rate: str | int | None = None,
+    congestion: Congestion | CongestionName | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -528,24 +532,22 @@ def connect(
     logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
     `reconnect_timeout`: seconds that calls wait for a coordinator that is away, 0 for not at all:
     then this peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt
-    after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines.
+    after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines. `send_rate`: what this peer
+    sends to all others together at most, "200mbit", "25MB" or bytes per second; PCCL_SEND_RATE, or
+    no limit. `congestion`: which congestion control its lanes have, "auto", "system", "bbr" or
+    "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
     read = Arguments("PCCL_")
-    token = (read.text(token, "PCCL_TOKEN") or "").strip()
-    if not token:
-        raise InvalidArgument(
-            "no token: pass one, or set PCCL_TOKEN (`pccl run -n 1 -- PROGRAM` does)"
-        )
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
     deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
     arguments = (
-        token,
+        _token(read, token),
         name,
         read.text(bind, "PCCL_BIND"),
         read.text(advertise, "PCCL_ADVERTISE"),
@@ -556,10 +558,21 @@ def connect(
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
         read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
+        read.rate(send_rate, "PCCL_SEND_RATE"),
+        read.congestion(congestion, "PCCL_CONGESTION"),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)
     return Communicator(native, name, deadline_ns)
+
+
+def _token(read: Arguments, value: str | None) -> str:
+    token = (read.text(value, "PCCL_TOKEN") or "").strip()
+    if not token:
+        raise InvalidArgument(
+            "no token: pass one, or set PCCL_TOKEN (`pccl run -n 1 -- PROGRAM` does)"
+        )
+    return token
 
 
 def _label(read: Arguments, value: str | None) -> str | None:

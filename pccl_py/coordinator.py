@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
@@ -28,17 +28,18 @@ class Coordinator(Closing):
     goes into the token, "host" or "host:port"; default: the bound one. `run_id`: 16 bytes, default
     random. `min_world_size`: a group that falls below fails with TooFewPeers (1).
     `initial_world_size`: peers the first epoch of a group waits for, unless they say (1).
-    `lanes_per_link`: TCP connections between two peers, 1 to 64 (2). `chunk_bytes`: largest chunk,
-    1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
-    and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
-    silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
-    lanes (10). `stall_warning`: seconds after which a member that has not made a call which over
-    half of the members have made is named in the log, the status and DeadlineExceeded (10; at least
-    a heartbeat). `stall`: seconds after which it is removed from the group (default: never; at
-    least `stall_warning`). Each time is at most seven days. `state`: directory for the journal of
-    the run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
-    that all its queues may hold, 16 MiB or more; beyond that, the peer with the longest queue is
-    removed (512 MiB).
+    `lanes_per_link`: TCP connections between two peers, 1 to 64, or "auto": as many as bring
+    something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk, 1 KiB to
+    256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation and link
+    (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent peer
+    is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes (10).
+    `stall_warning`: seconds after which a member that has not made a call which over half of the
+    members have made is named in the log, the status and DeadlineExceeded (10; at least a
+    heartbeat). `stall`: seconds after which it is removed from the group (default: never; at least
+    `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
+    run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes that
+    all its queues may hold, 16 MiB or more; beyond that, the peer with the longest queue is removed
+    (512 MiB).
 
     With a `state` that holds a run, it goes on with that run: run id, port and all options that are
     None come from there, and the token is the same as before.
@@ -58,7 +59,7 @@ class Coordinator(Closing):
         run_id: bytes | None = None,
         min_world_size: int | None = None,
         initial_world_size: int | None = None,
-        lanes_per_link: int | None = None,
+        lanes_per_link: int | Literal["auto"] | None = None,
         chunk_bytes: int | None = None,
         window_bytes: int | None = None,
         heartbeat: float | None = None,
@@ -79,7 +80,7 @@ class Coordinator(Closing):
             "initial_world_size": read.at_least_one(
                 initial_world_size, "PCCL_COORDINATOR_INITIAL_WORLD_SIZE"
             ),
-            "lanes_per_link": read.at_least_one(lanes_per_link, "PCCL_COORDINATOR_LANES_PER_LINK"),
+            "lanes_per_link": read.lanes(lanes_per_link, "PCCL_COORDINATOR_LANES_PER_LINK"),
             "chunk_bytes": read.at_least_one(chunk_bytes, "PCCL_COORDINATOR_CHUNK_BYTES"),
             "window_bytes": read.at_least_one(
                 window_bytes, "PCCL_COORDINATOR_WINDOW_BYTES", bits=64

@@ -29,6 +29,8 @@ from pccl_py.errors import (
 from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
+    Congestion,
+    CongestionName,
     PeerId,
     StateRules,
     Strategy,
@@ -60,6 +62,8 @@ class ConnectOptions(TypedDict, total=False):
     peer_id: PeerId | bytes | str | None
     label: str | None
     reconnect_timeout: float | None
+    send_rate: str | int | None
+    congestion: Congestion | CongestionName | None
 
 
 class Syncs(Protocol):

@@ -170,6 +170,20 @@ class Plan(IntEnum):
     DIRECT = 2
 
 
+class Congestion(IntEnum):
+    """Which congestion control the lanes of a peer have. Functions also take the lower-case name.
+
+    AUTO: the system's, and bbr for links that lose packets though no queue on the way is full, if
+    this process may use it; reno between peers of one machine. SYSTEM: the system's, always. BBR,
+    CUBIC: this one, where the system lets this process use it; else a warning says what to do.
+    """
+
+    AUTO = 0
+    SYSTEM = 1
+    BBR = 2
+    CUBIC = 3
+
+
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
@@ -177,6 +191,7 @@ StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
 # One rule, or several.
 StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRuleName]
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]
+CongestionName: TypeAlias = Literal["auto", "system", "bbr", "cubic"]
 
 
 class PeerId(bytes):
@@ -252,6 +267,11 @@ def parse_rules(value: object) -> int:
 def parse_plan(value: Plan | str | int) -> Plan:
     """A Plan from itself, its name or its number. Raises InvalidArgument."""
     return parse(Plan, value, "plan")
+
+
+def parse_congestion(value: object, name: str = "congestion") -> Congestion:
+    """A Congestion from itself, its name or its number; None is AUTO. Raises InvalidArgument."""
+    return Congestion.AUTO if value is None else parse(Congestion, value, name)
 
 
 WordType = TypeVar("WordType", bound=IntEnum)

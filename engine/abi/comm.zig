@@ -2,6 +2,7 @@
 //! (net/membership.zig). Collectives on them: collective.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
@@ -9,6 +10,7 @@ const failure = @import("failure.zig");
 const failure_coordinator = @import("failure_coordinator.zig");
 const failure_operation = @import("failure_operation.zig");
 const label = @import("label.zig");
+const number = @import("number.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -35,6 +37,9 @@ pub const CommOptions = extern struct {
     ports: ?[*:0]const u8,
     label: ?[*:0]const u8,
     reconnect_timeout_ns: u64,
+    send_rate: u64,
+    congestion: c_uint,
+    reserved: u32,
 };
 
 pub const Admission = extern struct {
@@ -101,6 +106,11 @@ fn create(
     const value = try token.read(token_text);
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
+    if (given.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_comm_options_t is {d}: begin with PCCL_COMM_OPTIONS_INIT",
+        .{given.reserved},
+    );
     const group = try group_name(&given);
     const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
@@ -128,6 +138,13 @@ fn create(
             0 => base.never,
             else => |ns| ns,
         },
+        .send_rate = try send_rate(&given),
+        .congestion = try number.known(
+            net.Congestion,
+            given.congestion,
+            "congestion",
+            "pccl_congestion_t",
+        ),
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -172,6 +189,21 @@ fn port_range(options: *const CommOptions) status.Error!?net.Ports {
         "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
         .{range},
     );
+}
+
+fn send_rate(options: *const CommOptions) status.Error!u64 {
+    const rate = options.send_rate;
+    const least = base.limits.send_rate_min;
+    const most = base.limits.send_rate_max;
+    if (rate != 0 and (rate < least or rate > most)) return status.fail(
+        .invalid_argument,
+        "send_rate is {d}; it must be {d} to {d} bytes per second (25000000 is 200 Mbit/s), or " ++
+            "0 for no limit",
+        .{ rate, least, most },
+    );
+    if (rate != 0 and builtin.os.tag != .linux)
+        net.log.put(.warning, "send_rate has no effect: on this system nothing keeps to it");
+    return rate;
 }
 
 fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {

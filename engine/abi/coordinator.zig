@@ -96,8 +96,12 @@ fn protocol_options(
     const world_range = .{ 1, limits.peers_max };
     options.min_world_size = try within(given, "min_world_size", 1, world_range);
     options.initial_world_size = try within(given, "initial_world_size", 1, world_range);
-    const lanes_range = .{ 1, limits.lanes_per_link_max };
-    options.lanes = @intCast(try within(given, "lanes_per_link", options.lanes, lanes_range));
+    if (given.lanes_per_link > limits.lanes_per_link_max) return status.fail(
+        .invalid_argument,
+        "lanes_per_link is {d}; it must be 1 to {d}, or 0 for auto",
+        .{ given.lanes_per_link, limits.lanes_per_link_max },
+    );
+    options.lanes = @intCast(given.lanes_per_link);
     const chunk_range = .{ limits.chunk_bytes_min, limits.frame_payload_bytes_max };
     options.chunk_bytes = try within(given, "chunk_bytes", options.chunk_bytes, chunk_range);
     if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(

@@ -85,23 +85,26 @@ pub const StateDir = struct {
         const unit = "_ns";
         if (comptime std.mem.endsWith(u8, name, unit)) return state.differs_by(
             name[0 .. name.len - unit.len],
-            "{d} s",
+            .{ "{d} s", "{d} s" },
             in_seconds(given),
             in_seconds(decided),
         );
-        return state.differs_by(name, "{d}", given, decided);
+        // No option is 0 here, but the run may have let its links choose.
+        if (comptime std.mem.eql(u8, name, "lanes_per_link")) if (decided == 0)
+            return state.differs_by(name, .{ "{d}", "{s}" }, given, "auto");
+        return state.differs_by(name, .{ "{d}", "{d}" }, given, decided);
     }
 
     fn differs_by(
         state: *const StateDir,
         comptime name: []const u8,
-        comptime value: []const u8,
+        comptime formats: [2][]const u8,
         given: anytype,
-        decided: @TypeOf(given),
+        decided: anytype,
     ) status.Error {
         return status.fail(
             .invalid_argument,
-            name ++ " is " ++ value ++ ", but the run in {s} was begun with " ++ value ++
+            name ++ " is " ++ formats[0] ++ ", but the run in {s} was begun with " ++ formats[1] ++
                 ": give the same, or leave it out; another directory begins a new run",
             .{ given, state.path, decided },
         );

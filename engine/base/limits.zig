@@ -13,6 +13,9 @@ pub const peers_max = 512;
 pub const groups_max = 64;
 /// TCP connections between two peers. Enforced by the coordinator's options.
 pub const lanes_per_link_max = 64;
+/// Bytes per second that a user may let a peer send: 8 kbit to 10 Tbit. Enforced at the call.
+pub const send_rate_min = 1_000;
+pub const send_rate_max = 1_250_000_000_000;
 /// Operations that one group may have in flight at a peer, collectives, sends and receives each: a
 /// call beyond waits for its turn (protocol/member.zig). Enforced by the coordinator, too.
 pub const operations_in_flight_max = 64;
@@ -30,6 +33,8 @@ pub const frame_payload_bytes_max = 256 * KiB;
 pub const chunk_bytes_min = 1 * KiB;
 /// Partial sums that one link may hold for one operation.
 pub const window_bytes_max = 1024 * MiB;
+/// The same where a link is found to have more in the air.
+pub const window_here_max = 256 * MiB;
 /// Bytes of an operation in an attempt before the receiver has called it: small operations
 /// need not wait for the answer to come round. The receiver keeps it (session/early.zig).
 pub const eager_bytes_max = 16 * KiB;

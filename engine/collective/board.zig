@@ -71,6 +71,10 @@ pub const Board = struct {
     /// So many slots may each sender of partial sums fill here in this attempt: an owner's
     /// neighbour in the ring, or a contributor.
     slots_each: u32 = 0,
+    /// So many slots has every member at least.
+    slots_sure: usize,
+    /// The order in which bytes go round the ring (ring.zig).
+    is_far: bool,
     /// By position.
     targets: []Target,
     /// By position of the owner in a ring, of the sender or receiver in a direct schedule.
@@ -135,6 +139,9 @@ pub const Board = struct {
     pub const Sizes = struct {
         members_max: u32,
         window_bytes: u64,
+        /// This member's, if it is larger.
+        window_here: u64 = 0,
+        is_far: bool = false,
         /// Contributions for one neighbour that are made ready ahead of time, one at least.
         ahead: u16 = 1,
         /// Jobs that may be under way.
@@ -144,7 +151,7 @@ pub const Board = struct {
     /// `arena` gives all of it back.
     pub fn init(arena: Allocator, ledger: Ledger, sizes: *const Sizes) Allocator.Error!Board {
         const world_size = ledger.roles.world_size;
-        const slots = slots_needed(&ledger, sizes.window_bytes);
+        const slots = slots_needed(&ledger, @max(sizes.window_bytes, sizes.window_here));
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -153,6 +160,8 @@ pub const Board = struct {
         return .{
             .ledger = ledger,
             .origin_slots = origin_slots_of(world_size),
+            .slots_sure = slots_needed(&ledger, sizes.window_bytes),
+            .is_far = sizes.is_far,
             .free_slots = try base.unfilled.list(arena, u16, slots),
             .positions = try base.unfilled.list(arena, u16, world_size),
             .targets = targets,
@@ -210,19 +219,19 @@ pub const Board = struct {
             entry.* = @intCast(b.free_slots.len - 1 - index);
         }
         for (b.targets) |*target| target.* = .{ .ready = target.ready };
-        // Before a receiver says what it allows, it is taken to have the same window as this peer.
-        b.slots_each = b.slots_per_sender();
-        @memset(b.credits, .{ .allowed = b.slots_each });
+        b.slots_each = b.slots_per_sender(b.free_slots.len);
+        // Before a receiver says what it allows, it is taken to have what all have.
+        @memset(b.credits, .{ .allowed = b.slots_per_sender(b.slots_sure) });
     }
 
-    /// The value of `slots_each`, from the beginning of an attempt on.
-    fn slots_per_sender(b: *const Board) u32 {
-        if (b.members < 2 or b.free_slots.len == 0) return 0;
+    /// The share of one sender, from the beginning of an attempt on.
+    fn slots_per_sender(b: *const Board, slots: usize) u32 {
+        if (b.members < 2 or slots == 0) return 0;
         const reserved: usize = if (converts_any(&b.ledger)) b.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
         const one_owner = b.schedule == .ring and b.ledger.descriptor.kind.ends_at_root();
         const senders = if (one_owner) 1 else b.members - 1;
-        return @intCast(@max(1, (b.free_slots.len - reserved) / senders));
+        return @intCast(@max(1, (slots - reserved) / senders));
     }
 
     // ---- who is where

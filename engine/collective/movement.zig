@@ -78,6 +78,8 @@ pub const Movement = struct {
         const board: Board = try .init(arena, ledger, &.{
             .members_max = members,
             .window_bytes = options.window_bytes,
+            .window_here = options.window_here,
+            .is_far = options.is_far,
             .ahead = @intCast(std.math.clamp(posts.all.len, 1, ahead_max)),
             .jobs = @intCast(posts.all.len),
         });

@@ -24,7 +24,12 @@ pub const Options = struct {
     operation: u64 = 0,
     roles: Roles,
     chunk_bytes: u32,
+    /// Bytes of partial sums, the same at all members.
     window_bytes: u64,
+    /// Room for more of them here, for a link that has more in the air; less is no less.
+    window_here: u64 = 0,
+    /// Bytes are on their way for longer than it takes to reduce them.
+    is_far: bool = false,
     /// It does large jobs; null: whoever makes them does them.
     runner: ?*const base.Runner = null,
 

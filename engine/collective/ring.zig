@@ -175,34 +175,52 @@ pub const Ring = struct {
 
     // ---- to the successor
 
-    /// Finished bytes first, then sums that hold a slot, then new ones.
+    /// Between far members the longest way goes first: new sums, then sums on their way, those
+    /// first whose owner is furthest, then finished bytes. So the last bytes to leave are nearly
+    /// there, and the links are busy to the end. Sums go as far as their credits, finished bytes
+    /// need none: they go whenever no sum may. Between near members it is the other way round,
+    /// because finished bytes are still in the cache.
     pub inline fn next(ring: *Ring, b: *Board, to: u16, is_eager: bool) Answer {
-        if (!is_eager) switch (b.next_final(&ring.final_ready, &ring.final_cursor)) {
-            .nothing => {},
-            else => |answer| return answer,
-        };
-        if (ring.next_forward(b)) |move| return .{ .move = move };
+        if (!b.is_far) {
+            if (!is_eager) switch (ring.next_final(b)) {
+                .nothing => {},
+                else => |answer| return answer,
+            };
+            if (ring.next_forward(b)) |move| return .{ .move = move };
+        }
         if (b.targets[to].pop()) |move| return .{ .move = move };
-        return if (ring.prepare(b, to)) |job| .{ .job = job } else .nothing;
+        if (ring.prepare(b, to)) |job| return .{ .job = job };
+        if (!b.is_far) return .nothing;
+        if (ring.next_forward(b)) |move| return .{ .move = move };
+        return if (is_eager) .nothing else ring.next_final(b);
+    }
+
+    inline fn next_final(ring: *Ring, b: *Board) Answer {
+        return b.next_final(&ring.final_ready, &ring.final_cursor);
     }
 
     inline fn next_forward(ring: *Ring, b: *Board) ?Move {
+        var found: ?usize = null;
+        var longest: u16 = 0;
         for (ring.ready.items, 0..) |partial, index| {
             const class = owner(b, partial.piece);
-            const credit = &b.credits[class];
-            if (!credit.has_left()) continue;
-            credit.used += 1;
-            _ = ring.ready.orderedRemove(index);
-            return .{
-                .kind = .partial,
-                .piece = partial.piece,
-                .class = class,
-                .place = .slot,
-                .slot = partial.slot,
-                .holder = class,
-            };
+            if (!b.credits[class].has_left()) continue;
+            const way = hops(b, class);
+            if (way <= longest) continue;
+            longest = way;
+            found = index;
         }
-        return null;
+        const partial = ring.ready.orderedRemove(found orelse return null);
+        const class = owner(b, partial.piece);
+        b.credits[class].used += 1;
+        return .{
+            .kind = .partial,
+            .piece = partial.piece,
+            .class = class,
+            .place = .slot,
+            .slot = partial.slot,
+            .holder = class,
+        };
     }
 
     /// The contribution that sets out next, if there may be one.
@@ -244,6 +262,11 @@ fn is_on_the_way(b: *const Board, chunk: u32) bool {
 
 fn predecessor(b: *const Board) u16 {
     return if (b.position == 0) b.members - 1 else b.position - 1;
+}
+
+/// From here to the owner.
+fn hops(b: *const Board, to: u16) u16 {
+    return (to + b.members - b.position) % b.members;
 }
 
 fn successor(b: *const Board) u16 {

@@ -27,6 +27,8 @@ const reach = @import("reach.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
+const Choice = @import("congestion.zig").Choice;
+const Congestion = @import("congestion.zig").Congestion;
 const Fault = @import("fault.zig").Fault;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
@@ -67,6 +69,7 @@ pub const PeerEngine = struct {
     /// Connections on their way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
+    congestion: Choice,
     /// For tests.
     behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
@@ -100,6 +103,9 @@ pub const PeerEngine = struct {
         ports: ?Ports = null,
         /// Session.Options.reconnect_timeout_ns.
         reconnect_timeout_ns: u64 = base.never,
+        /// Session.Options.send_rate.
+        send_rate: u64 = 0,
+        congestion: Congestion = .auto,
         /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -125,6 +131,7 @@ pub const PeerEngine = struct {
             .workers = .init(&engine.links.poller.waker, options.workers),
             .pid = std.c.getpid(),
             .fault = options.fault,
+            .congestion = .{ .congestion = options.congestion },
         };
         errdefer engine.links.deinit();
         const every: address.Endpoint = .{ .host = "", .port = 0 };
@@ -141,6 +148,7 @@ pub const PeerEngine = struct {
             .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
+            .send_rate = options.send_rate,
             .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,
@@ -369,6 +377,7 @@ pub const PeerEngine = struct {
         lane.driver = @intFromPtr(carrier);
         carrier.link = engine.links.add(fd, @intFromPtr(carrier)) catch
             return engine.lane_ended(now, carrier);
+        engine.congestion.apply(fd, engine.links.listener);
     }
 
     fn serve(engine: *PeerEngine, now: Instant, link: *Link) void {
@@ -379,6 +388,7 @@ pub const PeerEngine = struct {
             .open => {
                 engine.forget_dial(carrier);
                 const lane = carrier.lane orelse return engine.control_connected(now, carrier);
+                engine.congestion.apply(link.fd, engine.links.listener);
                 lanes.opened(engine.session, now, lane);
                 if (link.closed) return;
             },

@@ -7,6 +7,7 @@ const std = @import("std");
 const session = @import("session");
 const log = @import("log.zig");
 const socket = @import("socket.zig");
+const tcp = @import("tcp.zig");
 const Carrier = @import("dial.zig").Carrier;
 const Membership = @import("membership.zig").Membership;
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
@@ -17,6 +18,8 @@ pub const vtable: session.Host.VTable = .{
     .dial = dial,
     .lane_close = lane_close,
     .lane_wake = lane_wake,
+    .lane_sample = lane_sample,
+    .lane_pace = lane_pace,
     .control_dial = control_dial,
     .control_close = control_close,
     .group_event = group_event,
@@ -55,6 +58,23 @@ fn lane_wake(context: *anyopaque, lane: *session.Lane) void {
     if (engine.state == .stopped or lane.driver == 0) return;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
     if (carrier.link) |link| engine.links.queue(link);
+}
+
+fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
+    return tcp.sample(socket_of(from(context), lane) orelse return null);
+}
+
+fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {
+    const engine = from(context);
+    var allowed = pace;
+    if (!engine.congestion.is_open()) allowed.loss_tolerant = false;
+    tcp.pace(socket_of(engine, lane) orelse return, allowed);
+}
+
+fn socket_of(engine: *PeerEngine, lane: *session.Lane) ?socket.Fd {
+    if (engine.state == .stopped or lane.driver == 0) return null;
+    const carrier: *Carrier = @ptrFromInt(lane.driver);
+    return if (carrier.link) |link| link.fd else null;
 }
 
 fn control_dial(context: *anyopaque) void {

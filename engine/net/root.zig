@@ -5,6 +5,7 @@
 
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
+pub const Congestion = @import("congestion.zig").Congestion;
 pub const cores = @import("cores.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const dial = @import("dial.zig");
@@ -34,6 +35,7 @@ pub const Workers = @import("workers.zig").Workers;
 test {
     _ = @import("address.zig");
     _ = @import("clock.zig");
+    _ = @import("congestion.zig");
     _ = @import("cores.zig");
     _ = @import("coordinator_engine.zig");
     _ = @import("descriptors.zig");
@@ -61,6 +63,7 @@ test {
     _ = @import("socket.zig");
     _ = @import("status_client.zig");
     _ = @import("test_dir.zig");
+    _ = @import("tcp.zig");
     _ = @import("thread.zig");
     _ = @import("waker.zig");
     _ = @import("work.zig");

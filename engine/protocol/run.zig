@@ -106,7 +106,8 @@ pub const Run = struct {
         run_id: base.RunId,
         min_world_size: u32 = 1,
         initial_world_size: u32 = 1,
-        lanes: u8 = 2,
+        /// So many has each link; 0: as many as bring something (session/spread.zig).
+        lanes: u8 = 0,
         chunk_bytes: u32 = 256 * limits.KiB,
         window_bytes: u64 = 16 * limits.MiB,
         heartbeat_ns: u64 = std.time.ns_per_s / 2,

@@ -13,6 +13,7 @@ const deferred = @import("deferred.zig");
 const groups = @import("groups.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const measure = @import("measure.zig");
 const queue = @import("queue.zig");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
@@ -235,6 +236,8 @@ fn movement_create(
     defer base.unfilled.free_list(s.gpa, collective.Array, arrays);
     var options = built.options(&group.member, &s.settings, arrays, &s.sink);
     if (s.runner) |*runner| options.runner = runner;
+    options.window_here = measure.window(s.links.items);
+    options.is_far = measure.any_far(s.links.items);
     movement.* = try .prepare(s.gpa, &s.pool, options);
     errdefer movement.deinit();
     // One that waits for its turn holds no large buffers meanwhile.

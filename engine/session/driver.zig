@@ -37,6 +37,7 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
         .strangers_max = options.strangers_max,
         .in_flight_max = options.in_flight_max,
         .reconnect_timeout_ns = options.reconnect_timeout_ns,
+        .send_rate = options.send_rate,
     };
     s.instance = s.prng.next() | 1;
     return s;
@@ -120,6 +121,7 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     }
     queue.tick(s);
     prefetch.tick(s, late);
+    if (now >= s.measure_at) links.measure_all(s);
     links.tick(s, late);
     rounds.tick(s);
     deferred.run(s);
@@ -138,7 +140,7 @@ pub fn next_deadline(s: *const Session) Instant {
     if (s.knows_settings() and s.control_state != .lost)
         next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
     for (s.groups.items) |group| next = @min(next, group.admit_deadline);
-    next = @min(next, s.queue.deadline, control.reconnect_until(s));
+    next = @min(next, s.measure_at, s.queue.deadline, control.reconnect_until(s));
     for (s.operations.items) |operation| {
         if (!operation.is_over)
             next = @min(next, operation.deadline, waits.says_called_at(s, operation));

@@ -297,8 +297,11 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             if (header.payload_bytes != 0) return reject(s, lane, "an answer of a wrong length");
             prefetch.on_lack(s, lane.link.?, header);
         },
-        .ping => if (header.payload_bytes != 0)
-            return reject(s, lane, "a ping of a wrong length"),
+        .ping => {
+            if (header.payload_bytes != 0) return reject(s, lane, "a ping of a wrong length");
+            links.on_lanes(s, lane.link.?, header.index) catch |err|
+                return reject(s, lane, @errorName(err));
+        },
     }
     return true;
 }

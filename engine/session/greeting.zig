@@ -11,6 +11,7 @@ const Link = @import("link.zig").Link;
 const Session = @import("session.zig").Session;
 const dial_back = @import("dial_back.zig");
 const links = @import("links.zig");
+const measure = @import("measure.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const PeerId = base.PeerId;
@@ -31,7 +32,7 @@ fn make_place(s: *Session, source: base.Source) bool {
     const taken = s.strangers.items.len;
     var door: base.places.Door = .{ .places = s.strangers_max };
     var is_known = false;
-    for (s.links.items) |link| for (link.lanes[0..s.settings.lanes]) |place| {
+    for (s.links.items) |link| for (link.places()) |place| {
         const is_open = if (place) |lane| lane.state == .open else false;
         if (link.wanted and !is_open and door.expected < limits.peers_max) door.expected += 1;
         const lane = place orelse continue;
@@ -80,7 +81,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
         return refuse(s, lane, .wrong_run);
     const expected = hello.purpose == .lane and hello.to.eql(s.self) and
         !s.self.eql(hello.from) and links.is_in_run(s) and
-        hello.lane < s.settings.lanes;
+        hello.lane < s.lanes_max();
     if (!expected) return refuse(s, lane, .wrong_peer);
     if (must_wait(s, &hello)) {
         lane.state = .waiting;
@@ -92,7 +93,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     links.stranger_forget(s, lane);
     lane.link = link;
     lane.number = hello.lane;
-    link.lanes[hello.lane] = lane;
+    link.put(lane);
     lane.out_busy = true;
     lane.put_head(&wire.hello.encode_answer(.welcome));
     opened(s, lane);
@@ -182,7 +183,8 @@ fn opened(s: *Session, lane: *Lane) void {
     link.retries = 0;
     link.leads = lane.is_ours;
     link.dialed = .pending;
-    if (link.open_count >= s.settings.lanes) s.unreached.forget(link.peer);
+    s.unreached.forget(link.peer);
+    measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.send_rate));
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);
     rounds.check_ready(s);

@@ -3,6 +3,8 @@
 
 const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
+const Pace = @import("flow.zig").Pace;
+const Sample = @import("flow.zig").Sample;
 const Operation = @import("operation.zig").Operation;
 const protocol = @import("protocol");
 const Status = protocol.Status;
@@ -50,6 +52,9 @@ pub const Host = struct {
         lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
         /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
         lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// The system's counters of an open lane; null where it has none.
+        lane_sample: *const fn (ctx: *anyopaque, lane: *Lane) ?Sample,
+        lane_pace: *const fn (ctx: *anyopaque, lane: *Lane, pace: Pace) void,
         /// Start connecting to the coordinator; answer later with control_opened or control_closed.
         control_dial: *const fn (ctx: *anyopaque) void,
         /// Close the coordinator connection; do not call control_closed.

@@ -10,6 +10,7 @@ const frames = @import("frames.zig");
 const outgoing = @import("outgoing.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
+const measure = @import("measure.zig");
 const Lane = @import("link.zig").Lane;
 const Session = @import("session.zig").Session;
 const Instant = base.Instant;
@@ -79,5 +80,9 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_sent += count;
     if (lane.link) |link| link.sent += count;
     lane.spoke_at = now;
+    if (s.measure_at == base.never) {
+        s.measured_at = now;
+        s.measure_at = now +| measure.every_ns;
+    }
     if (lane.sent(count)) outgoing.sent(s, lane);
 }

@@ -11,6 +11,7 @@ const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
 const Early = @import("early.zig").Early;
+const flow_file = @import("flow.zig");
 const Requests = @import("requests.zig").Requests;
 const Allocator = std.mem.Allocator;
 const frame = wire.frame;
@@ -28,7 +29,10 @@ pub const Link = struct {
     /// one that wins, then the one that has made the last lane.
     leads: bool,
     lanes: [limits.lanes_per_link_max]?*Lane = @splat(null),
+    /// No lane has this number or a larger one.
+    lanes_end: u8 = 0,
     open_count: u32 = 0,
+    flow: flow_file.Flow,
     /// There was a lane at some time.
     was_open: bool = false,
     wanted: bool = false,
@@ -66,6 +70,22 @@ pub const Link = struct {
         link.gpa.free(link.address);
         link.early.deinit();
         link.* = undefined;
+    }
+
+    /// The places of the lanes that there are to be.
+    pub fn places(link: *Link) []?*Lane {
+        return link.lanes[0..link.flow.lanes()];
+    }
+
+    pub fn put(link: *Link, lane: *Lane) void {
+        link.lanes[lane.number] = lane;
+        link.lanes_end = @max(link.lanes_end, lane.number + 1);
+    }
+
+    /// Whether data goes out on this lane: of more than there are to be, the first ones serve.
+    pub fn serves(link: *const Link, lane: *const Lane) bool {
+        const lanes = link.flow.spread.lanes;
+        return lane.number < lanes or link.open_count <= lanes;
     }
 
     pub fn set_address(link: *Link, address: []const u8) Allocator.Error!void {
@@ -115,6 +135,11 @@ pub const Lane = struct {
     heard_at: base.Instant = 0,
     spoke_at: base.Instant = 0,
     ping_due: bool = false,
+    /// The last sample, and whether a frame was under way then.
+    sample: ?flow_file.Sample = null,
+    was_busy: bool = false,
+    /// As the driver was told.
+    pace: flow_file.Pace = .{},
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.
     head: [hello.hello_bytes]u8 = undefined,

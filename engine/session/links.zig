@@ -10,6 +10,7 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const labels = @import("labels.zig");
+const measure = @import("measure.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
@@ -39,6 +40,7 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
         .leads = id.less_than(s.self),
         .expires_at = s.now + Session.linger_ns,
         .early = .{ .gpa = s.gpa },
+        .flow = .init(s.settings.lanes),
         .down_since = s.now,
     };
     stand_by(s, link);
@@ -123,10 +125,38 @@ pub fn is_in_run(s: *const Session) bool {
     return s.knows_settings() and s.control_state != .lost;
 }
 
+/// Looks at what all lanes have moved since the last time, for as long as they move anything.
+pub fn measure_all(s: *Session) void {
+    const ns = s.now -| s.measured_at;
+    s.measured_at = s.now;
+    const moves = measure.run(s.host, s.links.items, ns, s.send_rate);
+    s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
+    for (s.links.items) |link| if (link.flow.is_news()) say_lanes(s, link);
+    dial_missing(s);
+}
+
+/// The side that leads dials, so it must know how many lanes this one would like.
+fn say_lanes(s: *Session, link: *Link) void {
+    for (link.lanes[0..link.lanes_end]) |place| {
+        const lane = place orelse continue;
+        if (lane.state != .open) continue;
+        lane.ping_due = true;
+        link.flow.told = link.flow.spread.lanes;
+        return s.host.vtable.lane_wake(s.host.ctx, lane);
+    }
+}
+
+/// So many lanes the other side would like.
+pub fn on_lanes(s: *Session, link: *Link, count: u64) error{TooMany}!void {
+    if (count > limits.lanes_per_link_max) return error.TooMany;
+    link.flow.theirs = @intCast(count);
+    dial_missing(s);
+}
+
 fn dial_missing(s: *Session) void {
     if (!is_in_run(s)) return;
     for (s.links.items) |link| {
-        if (!link.wanted or link.retry_at > s.now or !lacks_lanes(s, link)) continue;
+        if (!link.wanted or link.retry_at > s.now or !lacks_lanes(link)) continue;
         const address = s.addresses.get(link.peer.bytes) orelse {
             link.dialed = .no_address;
             ask_address(s, link);
@@ -135,18 +165,18 @@ fn dial_missing(s: *Session) void {
         // It may have another one by now.
         if (link.retries >= retries_before_asking) ask_address(s, link);
         link.set_address(address) catch continue; // tried again at the next review
-        for (link.lanes[0..s.settings.lanes], 0..) |*place, number| {
-            if (place.* != null) continue;
+        for (link.places(), 0..) |place, number| {
+            if (place != null) continue;
             const lane = s.gpa.create(Lane) catch break;
             lane.* = .dialed(s.gpa, link, @intCast(number), s.now + greet_ns_max);
-            place.* = lane;
+            link.put(lane);
             s.host.vtable.dial(s.host.ctx, lane, link.address);
         }
     }
 }
 
-fn lacks_lanes(s: *const Session, link: *const Link) bool {
-    for (link.lanes[0..s.settings.lanes]) |place| if (place == null) return true;
+fn lacks_lanes(link: *Link) bool {
+    for (link.places()) |place| if (place == null) return true;
     return false;
 }
 
@@ -421,7 +451,7 @@ pub fn next_deadline(s: *const Session) base.Instant {
         }
         if (link.open_count == 0 and link.told != .down and !waits_for_call(link))
             next = @min(next, link.down_since +| s.settings.silence_ns);
-        for (link.lanes[0..s.settings.lanes]) |place| {
+        for (link.places()) |place| {
             const lane = place orelse {
                 const dialable = is_in_run(s) and s.addresses.contains(link.peer.bytes);
                 if (dialable) next = @min(next, @max(link.retry_at, s.last_tick + 1));

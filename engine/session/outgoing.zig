@@ -25,6 +25,7 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
     const count = s.operations.items.len;
+    if (!link.serves(lane)) return if (lane.ping_due) put_ping(lane, link);
     var room: ?bool = null;
     for (0..count) |step| {
         const index = (link.turn + step) % count;
@@ -34,11 +35,13 @@ pub fn next(s: *Session, lane: *Lane) void {
         return;
     }
     if (prefetch.next(s, lane, link)) return;
-    if (lane.ping_due) put_ping(lane);
+    if (lane.ping_due) put_ping(lane, link);
 }
 
-fn put_ping(lane: *Lane) void {
-    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping })));
+/// A sign of life, and how many lanes this side would like.
+fn put_ping(lane: *Lane, link: *const Link) void {
+    const index = link.flow.spread.lanes;
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping, .index = index })));
     lane.out_busy = true;
 }
 

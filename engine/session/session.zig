@@ -119,6 +119,11 @@ pub const Session = struct {
     deferred: std.ArrayList(*Operation) = .empty,
     /// Calls that are over, and whose callers do not have their memory back yet.
     giving_back: usize = 0,
+    /// When lanes are looked at next, and were last (measure.zig).
+    measure_at: Instant = base.never,
+    measured_at: Instant = 0,
+    /// Bytes per second that the user lets this peer send; 0: as many as there is room for.
+    send_rate: u64,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// Fetches in the background that were begun (prefetch.zig).
@@ -178,6 +183,8 @@ pub const Session = struct {
         host: host.Host,
         /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
+        /// Bytes per second on all links together; 0: no limit.
+        send_rate: u64 = 0,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
     };
@@ -227,10 +234,15 @@ pub const Session = struct {
 
     /// There may be something to send on this link.
     pub fn wake(s: *Session, link: *Link) void {
-        for (link.lanes[0..s.settings.lanes]) |place| {
+        for (link.lanes[0..link.lanes_end]) |place| {
             const lane = place orelse continue;
             if (lane.state == .open and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
         }
+    }
+
+    /// A link has no more lanes than these.
+    pub fn lanes_max(s: *const Session) u8 {
+        return if (s.settings.lanes == 0) limits.lanes_per_link_max else s.settings.lanes;
     }
 
     /// A coordinator has been there.

@@ -77,6 +77,7 @@ pub const World = struct {
     pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
             .run_id = @splat(1),
+            .lanes = 2,
             .initial_world_size = initial,
             .chunk_bytes = 64,
             .window_bytes = 512,
@@ -299,6 +300,8 @@ pub const World = struct {
         .dial = dial_lane,
         .lane_close = lane_close,
         .lane_wake = lane_wake,
+        .lane_sample = lane_sample,
+        .lane_pace = lane_pace,
         .control_dial = control_dial,
         .control_close = control_close,
         .group_event = group_event,
@@ -336,6 +339,10 @@ pub const World = struct {
     fn lane_wake(ctx: *anyopaque, _: *Lane) void {
         node_from(ctx).wakes += 1;
     }
+    fn lane_sample(_: *anyopaque, _: *Lane) ?session.Sample {
+        return null;
+    }
+    fn lane_pace(_: *anyopaque, _: *Lane, _: session.Pace) void {}
     fn control_dial(ctx: *anyopaque) void {
         node_from(ctx).dials_control = true;
     }

@@ -19,7 +19,8 @@ pub const Kind = enum(u8) {
     partial = 3,
     /// Payload: the final bytes of piece `index`, on their way from the owner.
     final = 4,
-    /// Nothing but a sign of life, when there was nothing else to send for a heartbeat.
+    /// A sign of life, when there was nothing else to send for a heartbeat; `index`: so many lanes
+    /// the sender would like this link to have.
     ping = 5,
     /// In a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
     want = 6,

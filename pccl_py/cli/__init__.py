@@ -1,8 +1,9 @@
 """The `pccl` command. Typer and rich are imported here only.
 
-This file holds the commands and their options; running processes is run.py, showing a status is
-status.py, looking for what is wrong is doctor.py, measuring is bench.py, reading and writing
-secrets is secret.py. Whatever a command does, a program can do through pccl_py.
+This file holds the commands; options that several have are in options.py, running processes is
+run.py, showing a status is status.py, looking for what is wrong is doctor.py, measuring is
+bench.py, reading and writing secrets is secret.py. Whatever a command does, a program can do
+through pccl_py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -27,6 +27,29 @@ from rich.text import Text
 import pccl_py
 from pccl_py import measure_collectives
 from pccl_py.cli import bench, doctor, log, run, secret, status
+from pccl_py.cli.options import (
+    Advertise,
+    Bind,
+    ChunkBytes,
+    Congestion,
+    Heartbeat,
+    Lanes,
+    Memory,
+    MinWorldSize,
+    Prepare,
+    RunId,
+    RunIdFile,
+    SendRate,
+    Silence,
+    Stall,
+    StallWarning,
+    State,
+    TokenFile,
+    TokenFrom,
+    Verbose,
+    WindowBytes,
+    default,
+)
 
 app = typer.Typer(
     name="pccl",
@@ -71,101 +94,6 @@ class OnFailure(str, Enum):
     STOP = "stop"
 
 
-def _default(value: str) -> str:
-    """A default that the library fills in, for a help text: rich would take [...] for markup."""
-    return rf"\[default: {value}]"
-
-
-Bind = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT to listen on; port 0 picks a free one. " + _default("127.0.0.1:0")
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="Also write the token to this file, readable by you only: for pccl status."),
-]
-TokenFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        help="File that holds the token, readable only by you; - is standard input. "
-        + _default("PCCL_TOKEN"),
-    ),
-]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Keep the run in this directory. A coordinator started again with it, on the same "
-        "address, continues the run; options left out are those of the run.",
-    ),
-]
-Advertise = Annotated[
-    str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
-]
-MinWorldSize = Annotated[
-    int,
-    typer.Option(
-        min=1, envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE", help="A group that falls below fails."
-    ),
-]
-Lanes = Annotated[
-    int | None,
-    typer.Option(min=1, max=64, help="TCP connections between two peers. " + _default("2")),
-]
-ChunkBytes = Annotated[
-    int | None,
-    typer.Option(help="Largest chunk, a power of two, 1024 to 262144. " + _default("262144")),
-]
-WindowBytes = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Bytes of partial sums in flight per operation and link. " + _default("16 MiB")
-    ),
-]
-Memory = Annotated[
-    int | None,
-    typer.Option(
-        min=16 << 20,
-        help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
-        "longest is removed. " + _default("512 MiB"),
-    ),
-]
-Heartbeat = Annotated[
-    float | None, typer.Option(help="Seconds between heartbeats. " + _default("0.5"))
-]
-Silence = Annotated[
-    float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
-]
-Prepare = Annotated[
-    float | None,
-    typer.Option(help="Seconds that a newcomer has to open its connections. " + _default("10")),
-]
-StallWarning = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds until a member is named that lacks a call which over half have made. "
-        + _default("10")
-    ),
-]
-Stall = Annotated[
-    float | None,
-    typer.Option(help="Seconds until such a member is removed. " + _default("never")),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
-RunIdFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
-        + _default("random")
-    ),
-]
-# Secrets as arguments are taken only to be refused with the reason.
-RunId = Annotated[str | None, typer.Option(hidden=True)]
-
-
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
@@ -187,11 +115,11 @@ def coordinator(
     run_id: RunId = None,
     min_world_size: Annotated[
         int | None,
-        typer.Option(min=1, help="A group that falls below fails. " + _default("1")),
+        typer.Option(min=1, help="A group that falls below fails. " + default("1")),
     ] = None,
     initial_world_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Peers the first epoch of a group waits for. " + _default("1")),
+        typer.Option(min=1, help="Peers the first epoch of a group waits for. " + default("1")),
     ] = None,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
@@ -303,6 +231,8 @@ def run_command(
     stall_warning: StallWarning = None,
     stall: Stall = None,
     memory: Memory = None,
+    send_rate: SendRate = None,
+    congestion: Congestion = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine: docs/RUN.md.
@@ -323,6 +253,8 @@ of the first that failed.
     command = run.command_of(command)
     log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     logs = None if log_dir is None else log.Folder(log_dir)
+    given = {"PCCL_SEND_RATE": send_rate, "PCCL_CONGESTION": congestion}
+    settings = {name: value for name, value in given.items() if value is not None}
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(
         bind=bind,
@@ -342,7 +274,9 @@ of the first that failed.
     ) as running:
         if token_file is not None:
             secret.write(token_file, running.token)
-        processes = run.Processes(command, n, running.token, policy, console=errors, logs=logs)
+        processes = run.Processes(
+            command, n, running.token, policy, console=errors, logs=logs, settings=settings
+        )
         _on_stop_signals(processes.signal, signal.SIGHUP, signal.SIGQUIT)
         code = processes.run()
     raise typer.Exit(code)
@@ -382,7 +316,7 @@ def doctor_command(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each dial.")] = 5.0,
     ports: Annotated[
         str | None,
-        typer.Option(help="Ports that peers have here, as 29400-29500." + _default("PCCL_PORTS")),
+        typer.Option(help="Ports that peers have here, as 29400-29500." + default("PCCL_PORTS")),
     ] = None,
 ) -> None:
     """Check this machine for a peer: routes to coordinator and members and back, clocks, limits.
@@ -428,7 +362,7 @@ def bench_kernels(
     match: Annotated[str, typer.Argument(help="Only kernels with this in their name.")] = "",
     mib: Annotated[
         list[float] | None,
-        typer.Option(help="Size in MiB of f32; may be given again. " + _default("1 and 64")),
+        typer.Option(help="Size in MiB of f32; may be given again. " + default("1 and 64")),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 15,
 ) -> None:
@@ -460,7 +394,7 @@ def _add_bench(collective: str) -> None:
         dtype: Annotated[str, typer.Option(help="Type of elements: f32, bf16, i64, ...")] = "f32",
         initial_world_size: Annotated[
             int | None,
-            typer.Option(min=1, help="Peers to wait for. " + _default("the coordinator's")),
+            typer.Option(min=1, help="Peers to wait for. " + default("the coordinator's")),
         ] = None,
         token_file: TokenFrom = None,
         as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,

@@ -8,7 +8,6 @@ members dial, and whom: engine/protocol/doctor.zig.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import os
@@ -39,7 +38,7 @@ VISIT_SECONDS_MAX = 10.0
 ASK_SECONDS = 0.2
 CLOCK_SECONDS = 1.0
 CLOCK_APART_SECONDS_MAX = 1.0
-TCP = Path("/proc/sys/net/ipv4")
+KERNEL = Path("/proc/sys/net")
 
 
 @dataclass(frozen=True)
@@ -273,14 +272,43 @@ def _descriptors() -> Finding:
 
 
 def _kernel() -> Iterator[Finding]:
-    with contextlib.suppress(OSError):  # a system that does not say
-        control = (TCP / "tcp_congestion_control").read_text().strip()
-        remedy = "" if control == "bbr" else "bbr is faster where packets are lost"
-        yield Finding("congestion control", True, control, remedy)
-        for name in ("tcp_rmem", "tcp_wmem"):
-            most = int((TCP / name).read_text().split()[2])
-            remedy = "" if most >= BUFFER_BYTES_MIN else f"{BUFFER_BYTES_MIN} is better far away"
-            yield Finding(name, True, f"at most {most} bytes", remedy)
+    """Settings for TCP that an administrator could change, and where it matters. None is wrong."""
+    if not (control := _setting("ipv4/tcp_congestion_control")):
+        return  # a system that does not say
+    yield Finding("congestion control", True, control[0])
+    yield _bbr(control[0])
+    if restarts := _setting("ipv4/tcp_slow_start_after_idle"):
+        slow = restarts[0] != "0" and control[0] != "bbr"
+        remedy = f"0 is better far away: {control[0]} begins at 10 packets again after each pause"
+        yield Finding("tcp_slow_start_after_idle", True, restarts[0], remedy if slow else "")
+    for name in ("tcp_rmem", "tcp_wmem"):
+        if len(sizes := _setting(f"ipv4/{name}")) == 3:
+            enough = int(sizes[2]) >= BUFFER_BYTES_MIN
+            remedy = f"{BUFFER_BYTES_MIN} is better far away: a lane has no more under way"
+            yield Finding(name, True, f"at most {sizes[2]} bytes", "" if enough else remedy)
+    if most := _setting("core/wmem_max"):
+        says = f"{most[0]} bytes; it limits programs that set their buffers, and PCCL sets none"
+        yield Finding("wmem_max", True, says)
+
+
+def _bbr(control: str) -> Finding:
+    """It takes no loss for a full link, and no pause for a new one."""
+    matters = "bbr is faster where packets are lost"
+    if control == "bbr" or "bbr" in _setting("ipv4/tcp_allowed_congestion_control"):
+        return Finding("bbr", True, "peers may use it")
+    if "bbr" in _setting("ipv4/tcp_available_congestion_control"):
+        remedy = f"{matters}: add it to sysctl net.ipv4.tcp_allowed_congestion_control"
+        return Finding("bbr", True, "only peers of root may use it", remedy)
+    remedy = f"{matters}: modprobe tcp_bbr, sysctl net.ipv4.tcp_allowed_congestion_control"
+    return Finding("bbr", True, "this system has not loaded it", remedy)
+
+
+def _setting(name: str) -> list[str]:
+    """The words of a setting of the kernel; none where there is no such setting."""
+    try:
+        return (KERNEL / name).read_text().split()
+    except OSError:
+        return []
 
 
 def show(token: str, *, timeout: float, ports: str | None, as_json: bool) -> bool:

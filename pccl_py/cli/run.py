@@ -101,6 +101,7 @@ class Processes:
         *,
         console: Console,
         logs: log.Folder | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._command = list(command)
         self._n = n
@@ -108,6 +109,7 @@ class Processes:
         self._policy = policy
         self._console = console
         self._logs = logs
+        self._settings = dict(settings or {})  # variables of all processes
         self._write_lock = threading.Lock()
         self._events: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
@@ -220,6 +222,7 @@ class Processes:
         }
         return {
             **inherited,
+            **self._settings,
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
             "PCCL_RESTARTS": str(self._restarts[index]),

@@ -67,6 +67,7 @@ def test_constants_are_those_of_python() -> None:
         (pccl.ReduceOp, "pccl_reduce_op_t", "PCCL_"),
         (pccl.Recovery, "pccl_recovery_t", "PCCL_RECOVERY_"),
         (pccl.Strategy, "pccl_strategy_t", "PCCL_"),
+        (pccl.Congestion, "pccl_congestion_t", "PCCL_CONGESTION_"),
     ):
         assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
     for rule in pccl.StateRule:
@@ -819,6 +820,23 @@ def test_a_label_is_what_was_given_else_host_and_process(pair: tuple[Any, Any]) 
         for wrong, word in ((b"x" * 81, "80 bytes"), (b"\x1b[2J", "cannot be shown")):
             given = options("comm_options", label=ffi.new("char[]", wrong), bind=LOOPBACK)
             assert word in refused(lib.pccl_comm_create(token, given, made))
+
+
+def test_how_a_peer_uses_the_network_is_checked_and_taken() -> None:
+    with coordinator() as running:
+        token = lib.pccl_coordinator_token(running)
+        for rate, congestion in ((1000, "SYSTEM"), (1_250_000_000_000, "CUBIC")):
+            chosen = getattr(lib, f"PCCL_CONGESTION_{congestion}")
+            lib.pccl_comm_destroy(connect(token, send_rate=rate, congestion=chosen))
+        made = ffi.new("pccl_comm_t **")
+        for fields, words in (
+            ({"send_rate": 999}, "send_rate is 999; it must be 1000 to 1250000000000 bytes per"),
+            ({"send_rate": 2**64 - 1}, "or 0 for no limit"),
+            ({"congestion": 4}, "congestion 4 is unknown; see pccl_congestion_t"),
+            ({"reserved": 1}, "PCCL_COMM_OPTIONS_INIT"),
+        ):
+            given = options("comm_options", bind=LOOPBACK, **fields)
+            assert words in refused(lib.pccl_comm_create(token, given, made))
 
 
 def test_lists_of_peers_are_written_as_far_as_there_is_room(pair: tuple[Any, Any]) -> None:

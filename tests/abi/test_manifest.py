@@ -148,11 +148,14 @@ CHANGES = {
         "  void *interrupted_context;\n",
         "",
         [
-            (True, "struct pccl_comm_options_t was 104 bytes, aligned to 8, and is 96 bytes"),
+            (True, "struct pccl_comm_options_t was 120 bytes, aligned to 8, and is 112 bytes"),
             (True, "field pccl_comm_options_t.interrupted_context is gone"),
             (True, "field pccl_comm_options_t.ports was 8 bytes at 80"),
             (True, "field pccl_comm_options_t.label was 8 bytes at 88"),
             (True, "field pccl_comm_options_t.reconnect_timeout_ns was 8 bytes at 96"),
+            (True, "field pccl_comm_options_t.send_rate was 8 bytes at 104"),
+            (True, "field pccl_comm_options_t.congestion was 4 bytes at 112"),
+            (True, "field pccl_comm_options_t.reserved was 4 bytes at 116"),
         ],
     ),
     "a struct without a size that grows": (

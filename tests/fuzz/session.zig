@@ -79,6 +79,10 @@ const Booth = struct {
         };
     }
     fn lane_wake(_: *anyopaque, _: *Lane) void {}
+    fn lane_sample(_: *anyopaque, _: *Lane) ?session.Sample {
+        return null;
+    }
+    fn lane_pace(_: *anyopaque, _: *Lane, _: session.Pace) void {}
     fn control_dial(ctx: *anyopaque) void {
         of(ctx).dials_control = true;
     }
@@ -99,6 +103,8 @@ const Booth = struct {
         .dial = dial,
         .lane_close = lane_close,
         .lane_wake = lane_wake,
+        .lane_sample = lane_sample,
+        .lane_pace = lane_pace,
         .control_dial = control_dial,
         .control_close = control_close,
         .group_event = group_event,

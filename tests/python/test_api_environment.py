@@ -51,6 +51,8 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_PEER_ID": "ab" * 16,
         "PCCL_LABEL": "%h/%p 100%%",
         "PCCL_RECONNECT_TIMEOUT": "0",
+        "PCCL_SEND_RATE": "200mbit",
+        "PCCL_CONGESTION": "system",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -132,7 +134,8 @@ def test_every_argument_of_the_coordinator_has_a_variable(
     [
         ("BIND", "nowhere", "nowhere"),
         ("RUN_ID", "abc", "PCCL_COORDINATOR_RUN_ID must be 32 hexadecimal digits"),
-        ("LANES_PER_LINK", "many", "PCCL_COORDINATOR_LANES_PER_LINK.*'many'"),
+        ("LANES_PER_LINK", "many", "PCCL_COORDINATOR_LANES_PER_LINK.*'auto' or 1 to 64.*'many'"),
+        ("LANES_PER_LINK", "0", "PCCL_COORDINATOR_LANES_PER_LINK.*'auto' or 1 to 64.*'0'"),
         ("MEMORY", "0", "PCCL_COORDINATOR_MEMORY"),
         ("SILENCE", "-1", "PCCL_COORDINATOR_SILENCE"),
         ("STALL", "soon", "PCCL_COORDINATOR_STALL.*'soon'"),

@@ -288,6 +288,7 @@ def test_a_bad_world_size_in_the_environment_is_named(
         {"initial_world_size": 0},
         {"lanes_per_link": 65},
         {"lanes_per_link": 0},
+        {"lanes_per_link": "many"},
         {"chunk_bytes": 1000},
         {"chunk_bytes": 512},
         {"chunk_bytes": 512 * 1024},

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,54 @@ def test_members_that_were_not_asked_are_counted() -> None:
     assert "3 members were not asked" in doctor._seen(visit, status, done).says
     del status["dial_back"]
     assert "another doctor was first" in doctor._seen(visit, status, done).says
+
+
+def kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> dict[str, doctor.Finding]:
+    for name, text in settings.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text + "\n")
+    monkeypatch.setattr(doctor, "KERNEL", folder)
+    found = {each.what: each for each in doctor._kernel()}
+    assert all(each.ok for each in found.values())
+    return found
+
+
+def test_what_an_administrator_could_set_is_said_where_it_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernel(tmp_path, monkeypatch, {}) == {}  # a system that does not say
+    poor = {
+        "ipv4/tcp_congestion_control": "cubic",
+        "ipv4/tcp_allowed_congestion_control": "reno cubic",
+        "ipv4/tcp_available_congestion_control": "reno cubic",
+        "ipv4/tcp_slow_start_after_idle": "1",
+        "ipv4/tcp_rmem": "4096\t131072\t6291456",
+        "ipv4/tcp_wmem": "4096\t16384\t1048576",
+        "core/wmem_max": "212992",
+    }
+    found = kernel(tmp_path, monkeypatch, poor)
+    assert {what: each.says for what, each in found.items()} == {
+        "congestion control": "cubic",
+        "bbr": "this system has not loaded it",
+        "tcp_slow_start_after_idle": "1",
+        "tcp_rmem": "at most 6291456 bytes",
+        "tcp_wmem": "at most 1048576 bytes",
+        "wmem_max": "212992 bytes; it limits programs that set their buffers, and PCCL sets none",
+    }
+    assert "packets are lost: modprobe tcp_bbr" in found["bbr"].remedy
+    assert "cubic begins at 10 packets" in found["tcp_slow_start_after_idle"].remedy
+    assert "4194304 is better far away" in found["tcp_wmem"].remedy and not found["tcp_rmem"].remedy
+    loaded = {"ipv4/tcp_available_congestion_control": "reno cubic bbr"}
+    found = kernel(tmp_path, monkeypatch, loaded)
+    assert "only peers of root" in found["bbr"].says
+    assert "tcp_allowed_congestion_control" in found["bbr"].remedy
+    allowed = {"ipv4/tcp_allowed_congestion_control": "reno cubic bbr"}
+    assert kernel(tmp_path, monkeypatch, allowed)["bbr"].says == "peers may use it"
+    found = kernel(tmp_path, monkeypatch, {"ipv4/tcp_congestion_control": "bbr"})
+    assert not found["tcp_slow_start_after_idle"].remedy and not found["bbr"].remedy
 
 
 def _says(program: Any, what: str) -> str:

@@ -230,6 +230,21 @@ def test_a_signal_is_passed_on_once(start: Any, number: int) -> None:
     assert sorted(program.rest().splitlines()) == [f"[{i}] got {int(number)}" for i in range(2)]
 
 
+def test_how_the_processes_use_the_network_is_told_to_them(start: Any) -> None:
+    names = ("PCCL_SEND_RATE", "PCCL_CONGESTION")
+    source = (
+        "import os, pccl_py as pccl\n"
+        "pccl.connect().close()\n"
+        f"print(*[os.environ.get(name) for name in {names}])"
+    )
+    options = ("--lanes", "auto", "--send-rate", "200mbit", "--congestion", "system")
+    program = start("run", "-n", "1", *options, "--", *PYTHON, source, module=CLI)
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] 200mbit system\n"
+    inherits = start("run", "-n", "1", "--", *PYTHON, source, module=CLI, PCCL_SEND_RATE="25MB")
+    assert inherits.end() == 0 and inherits.rest() == "[0] 25MB None\n"
+
+
 def test_a_second_signal_kills_what_does_not_listen(start: Any) -> None:
     source = (
         "import signal\n"
@@ -277,7 +292,12 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
         (["run", "--", "true"], f"Missing option '-n'. {EXAMPLE}"),
         (["run", "-n", "1", "--no-such-option", "--", "true"], "--no-such-option"),
         (["run", "-n", "1", "--chunk-bytes", "1000", "--", "true"], "1000"),
-        (["run", "-n", "1", "--lanes", "65", "--", "true"], "less than or equal to 64"),
+        (["run", "-n", "1", "--lanes", "65", "--", "true"], "must be 'auto' or 1 to 64, not '65'"),
+        (["run", "-n", "1", "--lanes", "0", "--", "true"], "must be 'auto' or 1 to 64, not '0'"),
+        (["run", "-n", "1", "--lanes", "abc", "--", "true"], "'auto' or 1 to 64, not 'abc'"),
+        (["run", "-n", "1", "--send-rate", "fast", "--", "true"], "8kbit to 10tbit per second"),
+        (["run", "-n", "1", "--send-rate", "0", "--", "true"], "such as '200mbit', '25MB'"),
+        (["run", "-n", "1", "--congestion", "reno", "--", "true"], "'system', 'bbr', 'cubic'"),
     ],
 )
 def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], words: str) -> None:

@@ -4,6 +4,7 @@
 //! more.
 
 const std = @import("std");
+const base = @import("base");
 const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
 const splits = @import("splits.zig");
@@ -275,7 +276,9 @@ fn check_lanes(world: *World, index: world_file.NodeIndex) void {
         }
     }
     for (lanes, 0..) |count, other| {
-        if (count > world.config.lanes) world.checkers.fail(
+        const auto = world.config.lanes == 0;
+        const most = if (auto) base.limits.lanes_per_link_max else world.config.lanes;
+        if (count > most) world.checkers.fail(
             .leak,
             "at rest p{d} holds {d} lanes to p{d}",
             .{ index, count, other },

@@ -92,7 +92,7 @@ pub const Change = union(enum) {
             .peers_max => .{ .low = 1, .high = base.limits.peers_max },
             .calls => .{ .low = 0, .high = 1_000_000 },
             .count_max => .{ .low = 1, .high = program.floats_max },
-            .lanes => .{ .low = 1, .high = 3 },
+            .lanes => .{ .low = 0, .high = 3 },
             .tags => .{ .low = 1, .high = 4 },
             .groups => .{ .low = 1, .high = users.groups_max },
         };

@@ -31,6 +31,7 @@ const finder = @import("finder.zig");
 const fuzz = @import("fuzz.zig");
 const insider = @import("insider.zig");
 const network = @import("network.zig");
+const paths = @import("paths.zig");
 const rules = @import("rules.zig");
 const splits = @import("splits.zig");
 const stranger = @import("stranger.zig");
@@ -364,6 +365,7 @@ pub const World = struct {
 
     prng_network: Prng,
     prng_users: Prng,
+    prng_paths: Prng,
     faults: faults.Faults,
 
     const Queue = std.PriorityQueue(Event, void, Event.compare);
@@ -397,6 +399,7 @@ pub const World = struct {
                 @panic("out of memory"),
             .prng_network = swarm.stream(config.seed, "network"),
             .prng_users = swarm.stream(config.seed, "users"),
+            .prng_paths = swarm.stream(config.seed, "paths"),
             .faults = .init(&config),
             .disk = .{ .world = world, .prng = swarm.stream(config.seed, "disk") },
             .insiders = .init(&config),
@@ -1259,6 +1262,8 @@ const session_host: session_layer.Host.VTable = .{
     .dial = host_dial,
     .lane_close = host_lane_close,
     .lane_wake = host_lane_wake,
+    .lane_sample = host_lane_sample,
+    .lane_pace = host_lane_pace,
     .control_dial = host_control_dial,
     .control_close = host_control_close,
     .group_event = host_group_event,
@@ -1326,6 +1331,20 @@ fn host_control_close(ctx: *anyopaque) void {
     e.state = .closed;
     e.what = .nothing;
     node.world.finish_pipe(ref);
+}
+
+fn host_lane_sample(ctx: *anyopaque, lane: *Lane) ?session_layer.Sample {
+    const world = node_of(ctx).world;
+    if (!paths.are_open(&world.config)) return null;
+    return paths.sample(&world.prng_paths, lane.sample);
+}
+
+fn host_lane_pace(ctx: *anyopaque, lane: *Lane, _: session_layer.Pace) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    const e = node.world.end(ref_of(lane.driver));
+    if (e.what == .lane and e.what.lane == lane) return;
+    node.world.checkers.fail(.interface, "p{d} paces a closed lane", .{node.index});
 }
 
 fn host_control_dial(ctx: *anyopaque) void {

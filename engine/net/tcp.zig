@@ -1,0 +1,165 @@
+//! tcp: what the system knows of a connection (TCP_INFO), and what it is told of it: how fast to
+//! send (SO_MAX_PACING_RATE), how much it may hold without sending it (TCP_NOTSENT_LOWAT), and by
+//! which congestion control. None of it needs a right. Linux alone has all three; elsewhere nothing
+//! is known, and links have no limit. session/measure.zig says what follows from
+//! samples.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const session = @import("session");
+const socket = @import("socket.zig");
+const c = std.c;
+const Fd = socket.Fd;
+const Pace = session.Pace;
+const Sample = session.Sample;
+
+const on_linux = builtin.os.tag == .linux;
+
+/// struct tcp_info as of Linux 4.19. A kernel that is older fills less of it; one that is newer
+/// cuts it off.
+const Info = extern struct {
+    states: [8]u8,
+    rto_us: u32,
+    ato_us: u32,
+    snd_mss: u32,
+    rcv_mss: u32,
+    packets: [5]u32,
+    last_ms: [4]u32,
+    pmtu: u32,
+    rcv_ssthresh: u32,
+    rtt_us: u32,
+    rtt_var_us: u32,
+    snd_ssthresh: u32,
+    snd_cwnd: u32,
+    advmss: u32,
+    reordering: u32,
+    rcv_rtt_us: u32,
+    rcv_space: u32,
+    total_retrans: u32,
+    pacing_rate: u64,
+    max_pacing_rate: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+    segs_out: u32,
+    segs_in: u32,
+    notsent_bytes: u32,
+    min_rtt_us: u32,
+    data_segs_in: u32,
+    data_segs_out: u32,
+    delivery_rate: u64,
+    busy_us: u64,
+    rwnd_limited_us: u64,
+    sndbuf_limited_us: u64,
+    delivered: u32,
+    delivered_ce: u32,
+    bytes_sent: u64,
+    bytes_retrans: u64,
+
+    comptime {
+        std.debug.assert(@offsetOf(Info, "bytes_acked") == 120);
+        std.debug.assert(@offsetOf(Info, "min_rtt_us") == 148);
+        std.debug.assert(@sizeOf(Info) == 216);
+    }
+};
+
+/// Null where the system does not say how much was acknowledged.
+pub fn sample(fd: Fd) ?Sample {
+    if (!on_linux) return null;
+    var info: Info = std.mem.zeroes(Info);
+    var length: c.socklen_t = @sizeOf(Info);
+    if (c.getsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.INFO, &info, &length) != 0) return null;
+    return told(&info, length);
+}
+
+/// As far as the kernel has filled it in. Times are 32 bits of microseconds, so no product is too large.
+fn told(info: *const Info, length: usize) ?Sample {
+    if (length < @offsetOf(Info, "data_segs_in")) return null;
+    const whole = length >= @sizeOf(Info);
+    const again = if (whole) info.bytes_retrans else @as(u64, info.total_retrans) * info.snd_mss;
+    const base_us = if (info.min_rtt_us == no_rtt) info.rtt_us else info.min_rtt_us;
+    return .{
+        .acked = info.bytes_acked,
+        .retransmitted = again,
+        .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,
+        .base_ns = @as(u64, base_us) * std.time.ns_per_us,
+    };
+}
+
+const no_rtt = std.math.maxInt(u32);
+
+/// A system that refuses is left as it is: it sends as fast as its congestion control says.
+pub fn pace(fd: Fd, wanted: Pace) void {
+    if (!on_linux) return;
+    const rate: u64 = if (wanted.rate == 0) std.math.maxInt(u64) else wanted.rate;
+    _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
+    const unsent: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
+    _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &unsent, @sizeOf(c_int));
+    if (wanted.loss_tolerant) _ = control_congestion(fd, "bbr");
+}
+
+pub const ControlName = [16]u8;
+
+/// Null where the system does not say.
+pub fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
+    if (!on_linux) return null;
+    room.* = @splat(0);
+    var length: c.socklen_t = room.len;
+    if (c.getsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, room, &length) != 0)
+        return null;
+    return std.mem.sliceTo(room, 0);
+}
+
+/// Whether the system has it and this process may use it.
+pub fn control_congestion(fd: Fd, name: []const u8) bool {
+    if (!on_linux) return false;
+    const length: c.socklen_t = @intCast(name.len);
+    return c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name.ptr, length) == 0;
+}
+
+test "a connection that has moved bytes says so, and takes a pace" {
+    if (!on_linux) return;
+    const address = @import("address.zig");
+    const listener = try socket.listen(&try address.to_bind(.{ .host = "127.0.0.1", .port = 0 }));
+    defer socket.close(listener);
+    const client = try socket.connect_start(&socket.local_address(listener).?);
+    defer socket.close(client);
+    try std.testing.expect(socket.wait_for(client, .write, 5000));
+    try socket.connect_finish(client);
+    try std.testing.expect(socket.wait_for(listener, .read, 5000));
+    const server = try socket.accept(listener);
+    defer socket.close(server);
+    const before = sample(client).?;
+    pace(client, .{ .rate = 1 << 30, .unsent_max = 64 << 10 });
+    var rate: u64 = 0;
+    var length: c.socklen_t = @sizeOf(u64);
+    const got = c.getsockopt(client, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, &length);
+    try std.testing.expectEqual(0, got);
+    try std.testing.expectEqual(1 << 30, rate);
+    const bytes: [1000]u8 = @splat(1);
+    try std.testing.expectEqual(1000, try socket.send(client, &.{&bytes}));
+    try std.testing.expect(socket.wait_for(server, .read, 5000));
+    var room: [1000]u8 = undefined;
+    try std.testing.expectEqual(1000, try socket.receive(server, &.{&room}));
+    try std.testing.expectEqual(1000, try socket.send(server, &.{&bytes})); // acknowledges as well
+    try std.testing.expect(socket.wait_for(client, .read, 5000));
+    const after = sample(client).?;
+    try std.testing.expectEqual(1000, after.acked - before.acked);
+    const most_ns = after.rtt_ns + std.time.ns_per_ms;
+    try std.testing.expect(after.base_ns > 0 and after.base_ns <= most_ns);
+    try std.testing.expect(!control_congestion(client, "no such"));
+    try std.testing.expect(control_congestion(client, "reno"));
+}
+
+test "an older kernel says less" {
+    var info: Info = std.mem.zeroes(Info);
+    info.total_retrans = 3;
+    info.snd_mss = 1448;
+    info.bytes_retrans = 5000;
+    info.rtt_us = 100;
+    info.min_rtt_us = no_rtt;
+    try std.testing.expectEqual(null, told(&info, @offsetOf(Info, "bytes_acked")));
+    const older = told(&info, @offsetOf(Info, "delivery_rate")).?;
+    try std.testing.expectEqual(3 * 1448, older.retransmitted);
+    try std.testing.expectEqual(older.rtt_ns, older.base_ns);
+    try std.testing.expectEqual(5000, told(&info, @sizeOf(Info)).?.retransmitted);
+}

@@ -1,0 +1,137 @@
+//! flow: what is known of how a link and its lanes carry bytes, and what was decided: plain data.
+//! measure.zig fills it in; pace.zig and spread.zig decide.
+
+const std = @import("std");
+const base = @import("base");
+const pace = @import("pace.zig");
+const Interval = pace.Interval;
+const Pacer = pace.Pacer;
+const Spread = @import("spread.zig").Spread;
+const limits = base.limits;
+
+/// The system's counters of a lane, since it opened.
+pub const Sample = struct {
+    /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
+    acked: u64,
+    retransmitted: u64,
+    /// The round trip, smoothed, and the shortest there was.
+    rtt_ns: u64,
+    base_ns: u64,
+};
+
+/// The system is to send on a lane like this.
+pub const Pace = struct {
+    /// Payload bytes per second; 0: no limit.
+    rate: u64 = 0,
+    /// Bytes that it may hold without having sent them; 0: as many as it likes.
+    unsent_max: u32 = 0,
+    /// A congestion control for which loss is no sign of a full link, if this process may use it.
+    loss_tolerant: bool = false,
+
+    pub const unsent_first = 128 * limits.KiB;
+    const unsent_least = 64 * limits.KiB;
+    const unsent_most = 1 * limits.MiB;
+    /// It may hold this part of the bytes that are in the air.
+    const unsent_part = 8;
+
+    /// Small changes are not worth a system call.
+    pub fn differs(one: Pace, other: Pace) bool {
+        return one.loss_tolerant != other.loss_tolerant or
+            apart(one.rate, other.rate) or apart(one.unsent_max, other.unsent_max);
+    }
+
+    /// For a lane that moves so much, over such a distance.
+    pub fn unsent(base_ns: u64, rate: u64) u32 {
+        if (base_ns < Spread.far_ns) return 0;
+        const in_air = rate *| (base_ns / std.time.ns_per_us) / std.time.us_per_s;
+        return @intCast(std.math.clamp(in_air / unsent_part, unsent_least, unsent_most));
+    }
+
+    fn apart(one: u64, other: u64) bool {
+        return (one == 0) != (other == 0) or @max(one, other) - @min(one, other) > one / 32;
+    }
+};
+
+/// All this of one link.
+pub const Flow = struct {
+    pacer: Pacer = .{},
+    spread: Spread,
+    /// So many lanes the other side would like.
+    theirs: u8 = 0,
+    /// As the other side was told.
+    told: u8 = 0,
+    /// The last interval in which it was kept busy; for the status.
+    goodput: u64 = 0,
+    /// The most that came in within an interval, bytes per second; of late.
+    arriving: u64 = 0,
+    received: u64 = 0,
+    rtt_ns: u64 = 0,
+    base_ns: u64 = 0,
+    /// Sent a second time, in millionths, of late; and for how long that was a lot, though no queue
+    /// stood on the way.
+    again_ppm: u32 = 0,
+    lossy_ns: u64 = 0,
+    /// It loses packets that no full queue drops: once seen, for good.
+    is_lossy: bool = false,
+
+    /// `set`: as the run says; 0: by what they move.
+    pub fn init(set: u8) Flow {
+        return .{ .spread = .{
+            .lanes = if (set == 0) Spread.near else set,
+            .is_fixed = set > 0,
+        } };
+    }
+
+    /// So many lanes there are to be.
+    pub fn lanes(flow: *const Flow) u8 {
+        const ours = flow.spread.lanes;
+        return if (flow.spread.is_fixed) ours else @max(ours, flow.theirs);
+    }
+
+    /// Bytes that are in the air both ways, or on their way back as credits, when the link is full.
+    pub fn in_air(flow: *const Flow) u64 {
+        const rate = @max(flow.goodput, flow.arriving);
+        return 2 *| rate *| (flow.base_ns / std.time.ns_per_us) / std.time.us_per_s;
+    }
+
+    /// The other side has not heard how many lanes there are to be.
+    pub fn is_news(flow: *const Flow) bool {
+        return !flow.spread.is_fixed and flow.told != flow.spread.lanes;
+    }
+
+    pub fn note(flow: *Flow, i: *const Interval) void {
+        flow.goodput = i.goodput();
+        flow.rtt_ns = i.rtt_ns;
+        const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
+        flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
+        const is_lossy = flow.again_ppm > lossy_ppm and !i.crowded();
+        flow.lossy_ns = if (is_lossy) flow.lossy_ns +| i.ns else 0;
+        if (flow.lossy_ns >= lossy_after) flow.is_lossy = true;
+    }
+
+    /// `received`: all that ever came in.
+    pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
+        const rate = (received - flow.received) *| std.time.ns_per_s / @max(1, ns);
+        flow.received = received;
+        flow.arriving = @max(rate, flow.arriving - flow.arriving / 64);
+    }
+
+    const lossy_ppm = 500;
+    const lossy_after = 1 * std.time.ns_per_s;
+};
+
+test "little is left to the system, and nothing is said of a near link" {
+    const s = std.time.ns_per_s;
+    try std.testing.expectEqual(0, Pace.unsent(Spread.far_ns - 1, 1 << 40));
+    try std.testing.expectEqual(64 << 10, Pace.unsent(s / 10, 0));
+    try std.testing.expectEqual(125_000, Pace.unsent(s / 10, 10_000_000));
+    try std.testing.expectEqual(1 << 20, Pace.unsent(s / 10, 1 << 40));
+}
+
+test "a pace is told again when it has changed by more than a little" {
+    const one: Pace = .{ .rate = 1000, .unsent_max = 64 };
+    try std.testing.expect(!one.differs(.{ .rate = 1020, .unsent_max = 64 }));
+    try std.testing.expect(one.differs(.{ .rate = 1100, .unsent_max = 64 }));
+    try std.testing.expect(one.differs(.{ .rate = 0, .unsent_max = 64 }));
+    try std.testing.expect((Pace{}).differs(one));
+}

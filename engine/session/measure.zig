@@ -1,0 +1,139 @@
+//! measure: what each lane has moved in an interval, and what follows: how fast its link is sent to
+//! (pace.zig), over how many lanes (spread.zig), and how much of it the system may hold unsent.
+//! Bytes that the system holds cannot go another way any more: the fewer, the sooner a slow lane is
+//! noticed, and the sooner a small call gets past a large one.
+//!
+//! The driver has the samples, and does what is decided (host.zig).
+
+const std = @import("std");
+const base = @import("base");
+const pace = @import("pace.zig");
+const Host = @import("host.zig").Host;
+const Lane = @import("link.zig").Lane;
+const Link = @import("link.zig").Link;
+const Pace = @import("flow.zig").Pace;
+const Interval = pace.Interval;
+const Spread = @import("spread.zig").Spread;
+const limits = base.limits;
+
+/// While bytes move.
+pub const every_ns = 100 * std.time.ns_per_ms;
+
+/// A lane is open: the distance is known from how long that took. `ceiling`: of its link.
+pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
+    const sample = host.vtable.lane_sample(host.ctx, lane) orelse return;
+    lane.sample = sample;
+    const flow = &link.flow;
+    flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
+    const is_far = flow.base_ns >= Spread.far_ns;
+    if (is_far and !flow.spread.is_fixed) flow.spread.lanes = @max(flow.spread.lanes, Spread.far);
+    tell(host, lane, .{
+        .rate = part_of(ceiling, flow.lanes()),
+        .unsent_max = if (is_far or ceiling > 0) Pace.unsent_first else 0,
+        .loss_tolerant = is_far and flow.is_lossy,
+    });
+}
+
+/// All links, for the time since the last call. `ceiling`: bytes per second of this peer on all
+/// links together, as the user says; 0: none. Whether any moves something.
+pub fn run(host: Host, links: []const *Link, ns: u64, ceiling: u64) bool {
+    var busy: u64 = 0;
+    for (links) |link| busy += @intFromBool(is_busy(link));
+    const idle = idle_part(links, ceiling);
+    for (links) |link| if (link.open_count > 0)
+        run_link(host, link, ns, if (is_busy(link)) part_of(ceiling, busy) else idle);
+    return busy > 0;
+}
+
+/// The part of a link that was idle: all others may begin in the same moment.
+pub fn idle_part(links: []const *Link, ceiling: u64) u64 {
+    var open: u64 = 0;
+    for (links) |link| open += @intFromBool(link.open_count > 0);
+    return part_of(ceiling, open);
+}
+
+/// 0 is no limit, so no part of a limit is 0.
+fn part_of(ceiling: u64, count: u64) u64 {
+    return if (ceiling == 0) 0 else @max(1, ceiling / @max(1, count));
+}
+
+fn is_busy(link: *const Link) bool {
+    for (link.lanes) |place| if (place) |lane| if (lane.out_busy) return true;
+    return false;
+}
+
+fn run_link(host: Host, link: *Link, ns: u64, ceiling: u64) void {
+    var lanes: [limits.lanes_per_link_max]*Lane = undefined;
+    var moved: [limits.lanes_per_link_max]u64 = undefined;
+    var count: usize = 0;
+    var i: Interval = .{
+        .ns = ns,
+        .acked = 0,
+        .retransmitted = 0,
+        .rtt_ns = 0,
+        .base_ns = std.math.maxInt(u64),
+        .saturated = true,
+    };
+    var weighted: u64 = 0;
+    for (link.lanes) |place| {
+        const lane = place orelse continue;
+        if (lane.state != .open or !link.serves(lane)) continue;
+        const before = lane.sample;
+        const sample = host.vtable.lane_sample(host.ctx, lane) orelse continue;
+        lane.sample = sample;
+        const since = sample.acked -| (if (before) |its| its.acked else 0);
+        const again = sample.retransmitted -| (if (before) |its| its.retransmitted else 0);
+        if (!lane.was_busy or !lane.out_busy) i.saturated = false;
+        lane.was_busy = lane.out_busy;
+        i.acked += since;
+        i.retransmitted += again;
+        i.base_ns = @min(i.base_ns, sample.base_ns);
+        weighted +|= sample.rtt_ns / std.time.ns_per_us *| since;
+        lanes[count] = lane;
+        moved[count] = since *| std.time.ns_per_s / @max(1, ns);
+        count += 1;
+    }
+    if (count == 0) return;
+    i.rtt_ns = if (i.acked == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
+    const flow = &link.flow;
+    flow.base_ns = i.base_ns;
+    flow.note_arrived(link.received, ns);
+    if (i.saturated and i.acked > 0) flow.note(&i);
+    flow.pacer.step(&i);
+    flow.spread.step(&i, flow.pacer.is_full(&i));
+    const rate = lesser(flow.pacer.rate, ceiling);
+    var shares: [limits.lanes_per_link_max]u64 = undefined;
+    pace.share(rate, moved[0..count], shares[0..count]);
+    // Where the user limits it, a link near by is busy for as long as it has something to send.
+    const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
+    for (lanes[0..count], moved[0..count], shares[0..count]) |lane, each, given| tell(host, lane, .{
+        .rate = given,
+        .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
+        .loss_tolerant = flow.is_lossy,
+    });
+}
+
+/// Room for what is in the air on the fullest link: an operation never takes more than half of its
+/// own bytes for it (collective/board.zig).
+pub fn window(links: []const *Link) u64 {
+    var most: u64 = 0;
+    for (links) |link| most = @max(most, link.flow.in_air());
+    return @min(most, limits.window_here_max);
+}
+
+/// Whether some other peer is far away.
+pub fn any_far(links: []const *Link) bool {
+    for (links) |link| if (link.flow.base_ns >= Spread.far_ns) return true;
+    return false;
+}
+
+/// The lesser of two limits, where 0 is none.
+fn lesser(one: u64, other: u64) u64 {
+    return if (one == 0) other else if (other == 0) one else @min(one, other);
+}
+
+fn tell(host: Host, lane: *Lane, wanted: Pace) void {
+    if (!lane.pace.differs(wanted)) return;
+    lane.pace = wanted;
+    host.vtable.lane_pace(host.ctx, lane, wanted);
+}

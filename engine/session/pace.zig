@@ -1,0 +1,317 @@
+//! pace: how fast a link is sent to, from what its lanes have moved in each interval. It begins
+//! without a limit. Once a queue stands on the way, the link is full: what arrives then is what it
+//! carries, and the link is held there, so that the queue empties and nothing overflows. Now and
+//! then a little more is tried. It only ever slows TCP down.
+//!
+//! A queue that does not shrink although this peer sends less is somebody else's: then there is no
+//! limit for a while, because to go on backing off would leave the link to the other.
+//!
+//! Pure: no lane, no socket, no clock. measure.zig calls it; spread.zig says how many lanes.
+
+const std = @import("std");
+const ms = std.time.ns_per_ms;
+const s = std.time.ns_per_s;
+
+/// All that the lanes of a link have done in one interval.
+pub const Interval = struct {
+    ns: u64,
+    /// Payload that the other side has acknowledged, and what was sent a second time.
+    acked: u64,
+    retransmitted: u64,
+    /// The round trip, smoothed, and the shortest that was ever seen.
+    rtt_ns: u64,
+    base_ns: u64,
+    /// There was more to send all the time.
+    saturated: bool,
+
+    /// Bytes per second.
+    pub fn goodput(i: *const Interval) u64 {
+        return i.acked *| s / @max(1, i.ns);
+    }
+
+    /// Packets wait on the way for longer than jitter explains.
+    pub fn crowded(i: *const Interval) bool {
+        return i.rtt_ns -| i.base_ns > @max(queue_ns_min, i.base_ns / queue_part);
+    }
+
+    const queue_ns_min = 15 * ms;
+    const queue_part = 4;
+};
+
+pub const Pacer = struct {
+    /// Payload bytes per second over all lanes; 0: no limit.
+    rate: u64 = 0,
+    state: State = .free,
+    /// So much the link was found to carry; 0 before it was full.
+    found: u64 = 0,
+    /// Time that the present state has lasted, of intervals in which there was enough to send.
+    lasted: u64 = 0,
+    /// Payload that was acknowledged in it; and in the interval before, bytes per second.
+    acked: u64 = 0,
+    last: u64 = 0,
+    /// How often draining has not helped.
+    vain: u8 = 0,
+    /// From one probe to the next.
+    probe_after: u64 = full_after,
+
+    pub const State = enum {
+        /// No limit: it was never full.
+        free,
+        /// Less than it carries, until the queue is gone.
+        draining,
+        /// As much as it carries.
+        held,
+        /// A little more.
+        probing,
+        /// No limit, because the queue is not of this peer's making.
+        yielding,
+    };
+
+    const full_after: u64 = 400 * ms;
+    /// A queue that comes back sooner means that the link is held too high.
+    const calm_ns: u64 = 500 * ms;
+    const drain_ns: u64 = 400 * ms;
+    const vain_max = 3;
+    const probe_ns_min: u64 = 1 * s;
+    const probe_ns_max: u64 = 8 * s;
+    const yield_ns: u64 = 10 * s;
+
+    pub fn step(p: *Pacer, i: *const Interval) void {
+        // Nothing is learned from a link that was not kept busy.
+        if (!i.saturated or i.acked == 0) return p.pause();
+        p.lasted += i.ns;
+        p.acked += i.acked;
+        switch (p.state) {
+            .free => if (!i.crowded()) p.to(.free, 0) //
+            // It may have been growing all the time, as where connections have just begun.
+            else if (p.lasted >= full_after) p.drain(@max(p.moved(), p.lately(i))),
+            .draining => if (!i.crowded()) p.hold(p.found) //
+            else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
+            .held => if (i.crowded()) {
+                if (p.lasted < calm_ns) p.lower() else p.drain(p.found);
+            } else if (p.lasted >= p.probe_after) p.to(.probing, p.found + p.found / 4),
+            .probing => p.judge(i),
+            .yielding => if (p.lasted >= yield_ns) p.to(.free, 0),
+        }
+        p.last = i.goodput();
+    }
+
+    fn to(p: *Pacer, state: State, rate: u64) void {
+        p.state = state;
+        p.rate = rate;
+        p.lasted = 0;
+        p.acked = 0;
+    }
+
+    /// Bytes per second since the state began.
+    fn moved(p: *const Pacer) u64 {
+        return p.acked *| s / @max(1, p.lasted);
+    }
+
+    /// In two intervals: acknowledgements come in bursts.
+    fn lately(p: *const Pacer, i: *const Interval) u64 {
+        return (i.goodput() + p.last) / 2;
+    }
+
+    fn pause(p: *Pacer) void {
+        switch (p.state) {
+            .free => p.to(.free, 0),
+            // An idle link has no queue of this peer's.
+            .draining, .probing => p.hold(p.found),
+            .held, .yielding => {},
+        }
+    }
+
+    fn drain(p: *Pacer, carries: u64) void {
+        p.found = carries;
+        p.vain = 0;
+        p.to(.draining, carries - carries / 8);
+    }
+
+    /// Perhaps it was for a moment only: soon more is tried again.
+    fn lower(p: *Pacer) void {
+        p.probe_after = probe_ns_min;
+        p.drain(p.found - p.found / 32);
+    }
+
+    /// The queue is still there: the link carries less, if less arrives than is sent, or a little
+    /// less, or the queue is somebody else's.
+    fn drain_more(p: *Pacer) void {
+        p.vain += 1;
+        if (p.vain > vain_max) return p.to(.yielding, 0);
+        const arrives = p.moved();
+        const is_less = arrives < p.rate / 8 * 7;
+        p.found = if (is_less) @max(arrives, p.found / 2) else p.found - p.found / 16;
+        if (is_less) p.vain = 0;
+        p.probe_after = probe_ns_min;
+        p.to(.draining, p.found - p.found / 8);
+    }
+
+    fn hold(p: *Pacer, carries: u64) void {
+        p.found = carries;
+        p.to(.held, carries - carries / 64);
+    }
+
+    /// A probe shows in what is acknowledged a round trip later. If it makes a queue, the link is
+    /// full, and what arrives is what it carries.
+    fn judge(p: *Pacer, i: *const Interval) void {
+        const overflows = i.crowded();
+        if (!overflows and p.lasted < i.rtt_ns + 2 * i.ns) return;
+        const arrives = @max(p.found, @min(p.lately(i), p.rate));
+        const gained = arrives > p.found + p.found / 12;
+        p.probe_after = if (gained and !overflows) i.ns else @min(
+            @max(p.probe_after, probe_ns_min / 2) * 2,
+            probe_ns_max,
+        );
+        if (overflows) p.drain(arrives) else p.hold(arrives);
+    }
+
+    /// Held by this limit and by nothing else: more lanes would bring nothing.
+    pub fn is_full(p: *const Pacer, i: *const Interval) bool {
+        return p.rate > 0 and i.goodput() >= p.rate / 8 * 7;
+    }
+};
+
+/// Shares of the limit: each lane the same, but what a slow one leaves goes to the others.
+/// `moved`: what each has moved of late, bytes per second. 0: no limit.
+pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
+    if (rate == 0) return @memset(shares, 0);
+    const even = rate / @max(1, moved.len);
+    var left = rate;
+    var fast: usize = 0;
+    for (moved) |each| {
+        if (is_slow(each, even)) left -= each else fast += 1;
+    }
+    for (moved, shares) |each, *given| {
+        // A slow one may catch up.
+        given.* = if (fast == 0 or is_slow(each, even)) @max(even, 1) else @max(left / fast, 1);
+    }
+}
+
+fn is_slow(moved: u64, even: u64) bool {
+    return moved < even / 4 * 3;
+}
+
+// ---- a path to try it on
+
+/// A link that carries so much, behind a queue of so much time; beyond that, packets are lost.
+const Path = struct {
+    carries: u64,
+    base_ns: u64 = 100 * ms,
+    queue_ns_max: u64 = 50 * ms,
+    /// Others keep so much in the queue.
+    foreign_ns: u64 = 0,
+    /// TCP would send so much without a limit.
+    wish: u64,
+    queued: u64 = 0,
+    lost: u64 = 0,
+
+    const interval = 100 * ms;
+
+    fn run(path: *Path, pacer: *Pacer, count: usize) void {
+        for (0..count) |_| {
+            const rate = if (pacer.rate == 0) path.wish else @min(pacer.rate, path.wish);
+            const room = path.carries * interval / s;
+            path.queued += rate * interval / s;
+            const acked = @min(path.queued, room);
+            path.queued -= acked;
+            const most = path.carries * path.queue_ns_max / s;
+            const lost = path.queued -| most;
+            path.queued -= lost;
+            path.lost += lost;
+            const waits = path.queued * s / path.carries + path.foreign_ns;
+            pacer.step(&.{
+                .ns = interval,
+                .acked = acked,
+                .retransmitted = lost,
+                .rtt_ns = path.base_ns + waits,
+                .base_ns = path.base_ns,
+                .saturated = true,
+            });
+        }
+    }
+
+    fn is_filled(path: *const Path, pacer: *const Pacer) bool {
+        const hundredth = path.carries / 100;
+        return pacer.found >= 90 * hundredth and pacer.found <= 111 * hundredth;
+    }
+};
+
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const mbyte = 1_000_000;
+
+test "a full link is held at what it carries, and loses nothing any more" {
+    for ([_]u64{ 1, 25, 125 }) |carries| {
+        var path: Path = .{ .carries = carries * mbyte, .wish = 2 * carries * mbyte };
+        var pacer: Pacer = .{};
+        path.run(&pacer, 40);
+        try expect(path.is_filled(&pacer));
+        const lost = path.lost;
+        path.run(&pacer, 600);
+        try expect(path.is_filled(&pacer));
+        try expectEqual(lost, path.lost);
+    }
+}
+
+test "a link that carries more or less is followed" {
+    var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
+    var pacer: Pacer = .{};
+    path.run(&pacer, 40);
+    path.carries /= 2;
+    path.run(&pacer, 40);
+    try expect(path.is_filled(&pacer));
+    path.carries *= 8;
+    path.run(&pacer, 200);
+    try expect(path.is_filled(&pacer));
+}
+
+test "a link that TCP does not fill is not limited" {
+    var path: Path = .{ .carries = 25 * mbyte, .wish = 20 * mbyte };
+    var pacer: Pacer = .{};
+    path.run(&pacer, 200);
+    try expectEqual(0, pacer.rate);
+    try expectEqual(0, path.lost);
+}
+
+test "a queue of others does not starve this peer" {
+    var path: Path = .{ .carries = 25 * mbyte, .wish = 20 * mbyte, .foreign_ns = 40 * ms };
+    var pacer: Pacer = .{};
+    var limited: usize = 0;
+    for (0..600) |_| {
+        path.run(&pacer, 1);
+        limited += @intFromBool(pacer.rate > 0);
+        try expect(pacer.rate == 0 or pacer.rate >= 14 * mbyte);
+    }
+    try expect(limited < 150);
+}
+
+test "an idle link keeps what was found" {
+    var path: Path = .{ .carries = 25 * mbyte, .wish = 100 * mbyte };
+    var pacer: Pacer = .{};
+    path.run(&pacer, 40);
+    const found = pacer.found;
+    const idle: Interval = .{
+        .ns = 100 * ms,
+        .acked = 0,
+        .retransmitted = 0,
+        .rtt_ns = 100 * ms,
+        .base_ns = 100 * ms,
+        .saturated = false,
+    };
+    for (0..100) |_| pacer.step(&idle);
+    try expectEqual(found, pacer.found);
+    try expect(pacer.rate > 0);
+}
+
+test "what a slow lane leaves goes to the others" {
+    var shares: [4]u64 = undefined;
+    share(0, &.{ 1, 2, 3, 4 }, &shares);
+    try expectEqual([4]u64{ 0, 0, 0, 0 }, shares);
+    share(400, &.{ 100, 100, 100, 100 }, &shares);
+    try expectEqual([4]u64{ 100, 100, 100, 100 }, shares);
+    share(400, &.{ 10, 130, 130, 130 }, &shares);
+    try expectEqual([4]u64{ 100, 130, 130, 130 }, shares);
+    share(400, &.{ 0, 0, 0, 0 }, &shares);
+    try expectEqual([4]u64{ 100, 100, 100, 100 }, shares);
+}

@@ -1,0 +1,153 @@
+"""Options that several commands of `pccl` have: their types, their help, and how they are read.
+
+The commands, and the options that only one of them has, are in __init__.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from pccl_py.errors import InvalidArgument
+from pccl_py.network import parse_lanes, parse_rate
+from pccl_py.words import parse_congestion
+
+
+def default(value: str) -> str:
+    """A default that the library fills in, for a help text: rich would take [...] for markup."""
+    return rf"\[default: {value}]"
+
+
+def _lanes(value: str) -> int | Literal["auto"]:
+    try:
+        return parse_lanes(value, "it") or "auto"
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _send_rate(value: str) -> str:
+    try:
+        parse_rate(value, "it")
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+def _congestion(value: str) -> str:
+    try:
+        return parse_congestion(value).name.lower()
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Bind = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT to listen on; port 0 picks a free one. " + default("127.0.0.1:0")),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="Also write the token to this file, readable by you only: for pccl status."),
+]
+TokenFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="File that holds the token, readable only by you; - is standard input. "
+        + default("PCCL_TOKEN"),
+    ),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the run in this directory. A coordinator started again with it, on the same "
+        "address, continues the run; options left out are those of the run.",
+    ),
+]
+Advertise = Annotated[
+    str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
+]
+MinWorldSize = Annotated[
+    int,
+    typer.Option(
+        min=1, envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE", help="A group that falls below fails."
+    ),
+]
+Lanes = Annotated[
+    Any,
+    typer.Option(
+        parser=_lanes,
+        metavar="auto|N",
+        help="TCP connections between two peers, 1 to 64; auto: as many as bring something. "
+        + default("auto"),
+    ),
+]
+SendRate = Annotated[
+    Any,
+    typer.Option(
+        parser=_send_rate,
+        metavar="RATE",
+        help="What each process sends at most, as 200mbit or 25MB per second. "
+        + default("PCCL_SEND_RATE, or none"),
+    ),
+]
+Congestion = Annotated[
+    Any,
+    typer.Option(
+        parser=_congestion,
+        metavar="auto|system|bbr|cubic",
+        help="Congestion control of the connections between peers: docs/NETWORKING.md. "
+        + default("auto"),
+    ),
+]
+ChunkBytes = Annotated[
+    int | None,
+    typer.Option(help="Largest chunk, a power of two, 1024 to 262144. " + default("262144")),
+]
+WindowBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Bytes of partial sums in flight per operation and link. " + default("16 MiB")
+    ),
+]
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        min=16 << 20,
+        help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
+        "longest is removed. " + default("512 MiB"),
+    ),
+]
+Heartbeat = Annotated[
+    float | None, typer.Option(help="Seconds between heartbeats. " + default("0.5"))
+]
+Silence = Annotated[
+    float | None, typer.Option(help="Seconds until a silent peer is lost. " + default("5"))
+]
+Prepare = Annotated[
+    float | None,
+    typer.Option(help="Seconds that a newcomer has to open its connections. " + default("10")),
+]
+StallWarning = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds until a member is named that lacks a call which over half have made. "
+        + default("10")
+    ),
+]
+Stall = Annotated[
+    float | None,
+    typer.Option(help="Seconds until such a member is removed. " + default("never")),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
+RunIdFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
+        + default("random")
+    ),
+]
+# Secrets as arguments are taken only to be refused with the reason.
+RunId = Annotated[str | None, typer.Option(hidden=True)]

@@ -1,0 +1,129 @@
+"""How peers use the network: lanes of a link, the rate of a peer, its congestion control.
+
+The values that are taken, and their effect. Links that choose by themselves: engine/session; the
+congestion control of a socket: engine/net/congestion.zig.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+from pccl_py.network import parse_lanes, parse_rate
+
+LOOPBACK = "127.0.0.1:0"
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux paces connections")
+
+
+@pytest.fixture
+def coordinator() -> Iterator[pccl.Coordinator]:
+    with pccl.Coordinator(bind=LOOPBACK) as running:
+        yield running
+
+
+# As in engine/abi/compat/environment.zig.
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("200mbit", 25_000_000),
+        ("200 Mbit", 25_000_000),
+        ("1.5gbit", 187_500_000),
+        ("25MB", 25_000_000),
+        ("1MiB", 1 << 20),
+        ("1000", 1000),
+        (1000, 1000),
+        (np.int64(25_000_000), 25_000_000),
+        ("8kbit", 1000),
+        ("10tbit", 1_250_000_000_000),
+        (None, 0),
+    ],
+)
+def test_rates_have_units(text: Any, rate: int) -> None:
+    assert parse_rate(text, "send_rate") == rate
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["0", 0, "999", 999, "11tbit", "-1mbit", -1, "fast", "25mb", "1.mbit", "", "9" * 400, 10**30],
+)
+def test_what_is_no_rate_is_named_with_the_range_and_examples(
+    coordinator: pccl.Coordinator, wrong: Any
+) -> None:
+    words = (
+        "send_rate must be from 8kbit to 10tbit per second, such as '200mbit', '25MB', '1.5gbit'"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}.*{re.escape(repr(wrong))}$"):
+        pccl.connect(coordinator.token, bind=LOOPBACK, send_rate=wrong)
+
+
+def test_a_rate_that_is_no_number_is_a_type_error(coordinator: pccl.Coordinator) -> None:
+    with pytest.raises(TypeError, match="send_rate must be an integer, not float"):
+        pccl.connect(coordinator.token, send_rate=2.5e7)  # type: ignore[arg-type]
+
+
+def test_lanes_are_a_number_or_auto() -> None:
+    assert [parse_lanes(value, "x") for value in (None, "auto", 1, "64")] == [0, 0, 1, 64]
+    for wrong in (0, 65, "0", "65", "abc", "", "-1", "\u0664", "9" * 5000):
+        with pytest.raises(pccl.InvalidArgument, match="^x must be 'auto' or 1 to 64, not "):
+            parse_lanes(wrong, "x")
+
+
+@pytest.mark.parametrize("lanes", ["auto", None, 1, 3])
+def test_a_run_has_lanes_as_it_is_told(lanes: Any) -> None:
+    with pccl.LocalWorld(2, lanes_per_link=lanes) as world:
+        for outcome in world.run(lambda comm: comm.all_reduce(np.ones(100_000))):
+            assert len(outcome.contributors) == 2
+
+
+@pytest.mark.parametrize("congestion", ["auto", "system", "cubic", pccl.Congestion.BBR])
+def test_each_congestion_control_works_or_is_a_warning(
+    coordinator: pccl.Coordinator, congestion: Any
+) -> None:
+    with pccl.connect(coordinator.token, bind=LOOPBACK, congestion=congestion) as comm:
+        comm.admit()
+        comm.all_reduce(np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("variable", "said", "words"),
+    [
+        ("PCCL_SEND_RATE", "fast", "PCCL_SEND_RATE must be from 8kbit to 10tbit.*'fast'"),
+        ("PCCL_CONGESTION", "reno", "unknown PCCL_CONGESTION 'reno'.*'auto', 'system', 'bbr'"),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_named(
+    coordinator: pccl.Coordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    said: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv(variable, said)
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        pccl.connect(coordinator.token, bind=LOOPBACK)
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("n", "lanes", "plan"), [(2, "auto", "ring"), (4, 3, "direct")])
+def test_a_peer_keeps_to_its_rate_on_all_links_together(
+    monkeypatch: pytest.MonkeyPatch, n: int, lanes: Any, plan: Any
+) -> None:
+    """Goal: no more than the rate leaves, from the first byte on. Method: two operations of some
+    MB at 8 MB a second. The buffers of the system take the last bytes at once."""
+    monkeypatch.setenv("PCCL_SEND_RATE", "8MB")
+    with pccl.LocalWorld(n, lanes_per_link=lanes, deadline=60) as world:
+        for _ in range(2):
+            begun = time.monotonic()
+            outcomes = world.run(
+                lambda comm: comm.all_reduce(np.ones(1_500_000, np.float32), plan=plan)
+            )
+            took = time.monotonic() - begun
+            expected = max(outcome.bytes_sent for outcome in outcomes) / 8e6
+            assert 0.75 * expected < took < 10 * expected, (took, expected)

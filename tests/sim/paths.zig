@@ -1,0 +1,27 @@
+//! Paths: what a simulated system says of lanes when a peer asks (session/measure.zig), in worlds
+//! where links choose how many they have. The numbers are drawn, and no truer than those of a real
+//! system would be to a liar: whatever they are, links must work. Used by world.zig.
+
+const std = @import("std");
+const session_layer = @import("session");
+const Config = @import("swarm.zig").Config;
+const Prng = @import("base").Prng;
+const ms = std.time.ns_per_ms;
+
+pub fn are_open(config: *const Config) bool {
+    return config.lanes == 0;
+}
+
+/// Counters never go back; now and then they jump.
+pub fn sample(prng: *Prng, before: ?session_layer.Sample) session_layer.Sample {
+    const last: session_layer.Sample = before orelse
+        .{ .acked = 0, .retransmitted = 0, .rtt_ns = 0, .base_ns = 0 };
+    const moved = prng.below(if (prng.chance(8)) 1 << 40 else 1 << 12);
+    const base_ns = prng.below(40 * ms);
+    return .{
+        .acked = last.acked +| moved,
+        .retransmitted = last.retransmitted +| (if (prng.chance(3)) prng.below(moved + 1) else 0),
+        .rtt_ns = base_ns + (if (prng.chance(3)) prng.below(100 * ms) else 0),
+        .base_ns = base_ns,
+    };
+}
