@@ -52,7 +52,7 @@ pub const Pacer = struct {
     /// How often draining has not helped.
     vain: u8 = 0,
     /// From one probe to the next.
-    probe_after: u64 = full_after,
+    probe_after: u64 = calm_ns,
 
     pub const State = enum {
         /// No limit: it was never full.
@@ -67,7 +67,8 @@ pub const Pacer = struct {
         yielding,
     };
 
-    const full_after: u64 = 400 * ms;
+    /// The start of a connection makes a queue for a moment, too.
+    const full_after: u64 = 800 * ms;
     /// A queue that comes back sooner means that the link is held too high.
     const calm_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;

@@ -338,7 +338,7 @@ test "an option that cannot be is refused with its name, its value and its bound
         .{ "peers", "0", "--peers 0: it must be a number from 1 to 128" },
         .{ "peers", "many", "--peers many: it must be a number from 1 to 128" },
         .{ "groups", "9", "--groups 9: it must be a number from 1 to 8" },
-        .{ "lanes", "4", "--lanes 4: it must be a number from 1 to 3" },
+        .{ "lanes", "4", "--lanes 4: it must be a number from 0 to 3" },
         .{ "tags", "5", "--tags 5: it must be a number from 1 to 4" },
         .{ "count-max", "4294967296", "--count-max 4294967296: it must be a number from 1 to 400" },
         .{ "nothing", "1", "there is no option --nothing" },
