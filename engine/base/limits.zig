@@ -87,6 +87,11 @@ pub const name_bytes_max = 256;
 pub const label_bytes_max = 80;
 /// Links of a peer whose traffic is in the status: the busiest. Enforced where it is told.
 pub const links_told_max = 32;
+/// The numbers that a peer tells of such a link: the bytes per second that it carries, its round
+/// trip, and the bytes sent a second time, in millionths. The peer cuts them before it tells them.
+pub const link_rate_told_max = send_rate_max;
+pub const link_rtt_ns_told_max = 60 * std.time.ns_per_s;
+pub const link_again_ppm_max = 1_000_000;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.

@@ -25,7 +25,15 @@ test "the status has the speed of each peer and of its links, of one span, as it
     defer court.c.destroy();
     try court.form();
     const links = [_]control.LinkTraffic{
-        .{ .peer = court_file.id_of(2), .sent = 700, .received = 8 },
+        .{
+            .peer = court_file.id_of(2),
+            .sent = 700,
+            .received = 8,
+            .rate = 900,
+            .rtt_ns = 90 * ms,
+            .again_ppm = 1_500,
+            .lanes = 4,
+        },
         .{ .peer = court_file.id_of(40), .sent = 1, .received = 1 }, // of another group
     };
     try court.say(1, .{ .traffic = .{
@@ -38,7 +46,8 @@ test "the status has the speed of each peer and of its links, of one span, as it
     try expect_status(&court, "\"sent_per_s\":701,\"received_per_s\":9," ++
         "\"span_ns\":2100000000,\"calls\":0,\"last_to_call\":0," ++
         "\"late_ns\":0,\"links\":[{\"rank\":2,\"sent_per_s\":700," ++
-        "\"received_per_s\":8}]}");
+        "\"received_per_s\":8,\"rate\":900,\"rtt_ns\":90000000," ++
+        "\"retransmitted_ppm\":1500,\"lanes\":4}]}");
     // A peer that says no more of them.
     try court.pass(11_000 * ms);
     const text = try court.status();
@@ -59,6 +68,26 @@ test "more links than may be told end the connection" {
     try expect(court.peers[0] != null);
     told.links = .of(&most);
     try court.say(0, .{ .traffic = told });
+    try expect(court.peers[0] == null);
+}
+
+test "a link of more lanes than there may be ends the connection" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const most = base.limits.lanes_per_link_max;
+    for ([_]u8{ most, most + 1 }) |lanes| {
+        try expect(court.peers[0] != null);
+        const link: control.LinkTraffic =
+            .{ .peer = .none, .sent = 1, .received = 1, .lanes = lanes };
+        try court.say(0, .{ .traffic = .{
+            .span_ns = 1,
+            .sent = 1,
+            .received = 1,
+            .links = .of(&.{link}),
+        } });
+    }
     try expect(court.peers[0] == null);
 }
 

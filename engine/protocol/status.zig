@@ -277,6 +277,10 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
         try field(json, "rank", rank);
         try field(json, "sent_per_s", link.sent);
         try field(json, "received_per_s", link.received);
+        try field(json, "rate", link.rate);
+        try field(json, "rtt_ns", link.rtt_ns);
+        try field(json, "retransmitted_ppm", link.again_ppm);
+        try field(json, "lanes", link.lanes);
         try json.endObject();
     }
     try json.endArray();

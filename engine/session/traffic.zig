@@ -1,6 +1,6 @@
 //! traffic: what moves on each link, as this peer tells the coordinator for the status: bytes per
-//! second, every two seconds while there are any. The speed on all links together is of the same
-//! time.
+//! second, every two seconds while there are any, and how each link carries what is sent. The speed
+//! on all links together is of the same time.
 
 const std = @import("std");
 const base = @import("base");
@@ -38,11 +38,7 @@ pub fn account(
     if (span_ns < every_ns) return null;
     var count: usize = 0;
     for (links) |link| {
-        const on_link: Traffic = .{
-            .peer = link.peer,
-            .sent = per_second(link.sent - link.sent_told, span_ns),
-            .received = per_second(link.received - link.received_told, span_ns),
-        };
+        const on_link = of_link(link, span_ns);
         link.sent_told = link.sent;
         link.received_told = link.received;
         if (on_link.sent + on_link.received == 0) continue;
@@ -69,6 +65,22 @@ pub fn account(
     };
 }
 
+/// The traffic since the last account, and how the link carries it. The system measures some of
+/// this, and what is told must be within bounds whatever the system says.
+fn of_link(link: *const Link, span_ns: u64) Traffic {
+    const flow = &link.flow;
+    const rate = if (flow.pacer.found > 0) flow.pacer.found else flow.goodput;
+    return .{
+        .peer = link.peer,
+        .sent = per_second(link.sent - link.sent_told, span_ns),
+        .received = per_second(link.received - link.received_told, span_ns),
+        .rate = @min(rate, base.limits.link_rate_told_max),
+        .rtt_ns = @min(flow.base_ns, base.limits.link_rtt_ns_told_max),
+        .again_ppm = @min(flow.again_ppm, base.limits.link_again_ppm_max),
+        .lanes = @intCast(@min(link.open_count, base.limits.lanes_per_link_max)),
+    };
+}
+
 /// The weakest, where it is weaker than this one: the busiest are told.
 fn weaker(than: *const Traffic, found: *Room) ?*Traffic {
     var weakest = &found[0];
@@ -84,4 +96,64 @@ fn sum(item: *const Traffic) u64 {
 
 fn per_second(bytes: u64, span_ns: u64) u64 {
     return bytes *| std.time.ms_per_s / (span_ns / std.time.ns_per_ms);
+}
+
+fn link_for_test() Link {
+    return .{
+        .gpa = std.testing.allocator,
+        .peer = .from_int(7),
+        .wins = true,
+        .leads = true,
+        .expires_at = 0,
+        .early = .{ .gpa = std.testing.allocator },
+        .flow = .init(0),
+        .down_since = 0,
+    };
+}
+
+fn told_of(link: *Link) !Traffic {
+    var told: Told = .{ .at = 1 };
+    var room: Room = undefined;
+    link.sent += 4000;
+    const moved: Moved = .{ .sent = link.sent, .received = 0 };
+    const said = account(&told, 1 + every_ns, &.{link}, moved, &room).?;
+    try std.testing.expectEqual(1, said.links.items.len);
+    return said.links.items[0];
+}
+
+test "an account says how the link carries, by what it last moved until it was full once" {
+    var link = link_for_test();
+    defer link.deinit();
+    var expected: Traffic = .{ .peer = .from_int(7), .sent = 2000, .received = 0 };
+    try std.testing.expectEqual(expected, try told_of(&link));
+    link.flow.goodput = 800;
+    link.flow.base_ns = 90 * std.time.ns_per_ms;
+    link.flow.again_ppm = 1_500;
+    link.open_count = 4;
+    expected.rate = 800;
+    expected.rtt_ns = 90 * std.time.ns_per_ms;
+    expected.again_ppm = 1_500;
+    expected.lanes = 4;
+    try std.testing.expectEqual(expected, try told_of(&link));
+    link.flow.pacer.found = 900;
+    expected.rate = 900;
+    try std.testing.expectEqual(expected, try told_of(&link));
+}
+
+test "whatever the system measures, the coordinator can read what it is told" {
+    var link = link_for_test();
+    defer link.deinit();
+    link.flow.goodput = std.math.maxInt(u64);
+    link.flow.base_ns = std.math.maxInt(u64);
+    link.flow.again_ppm = std.math.maxInt(u32);
+    link.open_count = std.math.maxInt(u32);
+    const links = [_]Traffic{try told_of(&link)};
+    var bytes: [128]u8 = undefined;
+    const message: wire.control.Message = .{ .traffic = .{
+        .span_ns = every_ns,
+        .sent = 1,
+        .received = 0,
+        .links = .of(&links),
+    } };
+    _ = try wire.control.decode(try wire.control.encode(message, &bytes));
 }

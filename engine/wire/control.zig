@@ -546,13 +546,29 @@ pub const LinkTold = struct {
 
     pub const bounds = .{ .group = group_last };
 };
-/// The traffic on the link to a peer, in bytes per second; for the status.
+/// The traffic on the link to a peer, in bytes per second, and how the link carries what this side
+/// sends; for the status.
 pub const LinkTraffic = struct {
     peer: PeerId,
     sent: u64,
     received: u64,
+    /// The link was found to carry so much, in bytes per second; 0: not known yet.
+    rate: u64 = 0,
+    /// The shortest round trip; 0: not known.
+    rtt_ns: u64 = 0,
+    /// The bytes that were sent a second time, in millionths, of late.
+    again_ppm: u32 = 0,
+    /// So many lanes are open.
+    lanes: u8 = 0,
 
-    pub const bounds = .{ .sent = .any, .received = .any };
+    pub const bounds = .{
+        .sent = .any,
+        .received = .any,
+        .rate = limits.link_rate_told_max,
+        .rtt_ns = limits.link_rtt_ns_told_max,
+        .again_ppm = limits.link_again_ppm_max,
+        .lanes = limits.lanes_per_link_max,
+    };
 };
 pub const Traffic = struct {
     /// The time that all the speeds are those of.
@@ -1178,6 +1194,41 @@ test "a descriptor that combines the bits of floats is not read" {
             try std.testing.expectError(error.BadValue, decode_descriptor(&bytes));
         } else try std.testing.expect(descriptor.eql(&try decode_descriptor(&bytes)));
     };
+}
+
+test "the traffic of a link has its bytes in order, and none of its numbers is out of range" {
+    const told: LinkTraffic = .{
+        .peer = .from_int(1),
+        .sent = 2,
+        .received = 3,
+        .rate = limits.link_rate_told_max,
+        .rtt_ns = limits.link_rtt_ns_told_max,
+        .again_ppm = limits.link_again_ppm_max,
+        .lanes = limits.lanes_per_link_max,
+    };
+    var room: [128]u8 = undefined;
+    const at = header_bytes + 3 * 8 + 4; // the first link
+    const bytes = try encode_traffic(told, &room);
+    try std.testing.expectEqualSlices(u8, &told.peer.bytes, bytes[at..][0..16]);
+    try std.testing.expectEqualSlices(u8, "\x02" ++ "\x00" ** 7 ++ "\x03" ++ "\x00" ** 7 ++
+        "\x00\x54\xce\x09\x23\x01\x00\x00" ++ "\x00\x58\x47\xf8\x0d\x00\x00\x00" ++
+        "\x40\x42\x0f\x00" ++ "\x40", bytes[at + 16 ..]);
+    _ = try decode(bytes);
+    inline for (.{ "rate", "rtt_ns", "again_ppm", "lanes" }) |name| {
+        var above = told;
+        @field(above, name) += 1;
+        const wrong = decode(try encode_traffic(above, &room));
+        try std.testing.expectError(error.OutOfRange, wrong);
+    }
+}
+
+fn encode_traffic(link: LinkTraffic, bytes: []u8) ![]u8 {
+    return encode(.{ .traffic = .{
+        .span_ns = 1,
+        .sent = 2,
+        .received = 3,
+        .links = .of(&.{link}),
+    } }, bytes);
 }
 
 test "descriptors have the size the frames say" {

@@ -4,8 +4,9 @@
 const std = @import("std");
 const base = @import("base");
 
-/// Peers and coordinator must agree on it exactly; it is in every hello.
-pub const version: u16 = 1;
+/// Peers and coordinator must agree on it exactly; it is in every hello. Each change of the layout
+/// of a message or a frame raises it, so that older peers hear why they are refused.
+pub const version: u16 = 2;
 
 pub const hello_bytes = 96;
 pub const answer_bytes = 32;
@@ -156,8 +157,10 @@ test "a hello survives the round trip, and a stranger's bytes are named errors" 
     const zeros: [hello_bytes]u8 = @splat(0);
     try std.testing.expectError(error.NotPccl, decode(&zeros));
     var old = bytes;
-    old[8] ^= 0xff;
-    try std.testing.expectError(error.VersionMismatch, decode(&old));
+    for ([_]u8{ version - 1, version + 1, 0xff }) |other| {
+        old[8] = other;
+        try std.testing.expectError(error.VersionMismatch, decode(&old));
+    }
     const answer = encode_answer(.wrong_run);
     try std.testing.expectEqual(.wrong_run, try decode_answer(&answer));
 }

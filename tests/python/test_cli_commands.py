@@ -426,6 +426,8 @@ def test_the_status_says_who_is_slow_and_what_moves() -> None:
         assert member["span_ns"] >= 2e9
         for speed in ("sent_per_s", "received_per_s"):
             assert member[speed] == pytest.approx(link[speed], rel=0.01), member
+        assert 1 <= link["lanes"] <= 64 and 0 < link["rtt_ns"] < 1e9, link
+        assert link["rate"] >= 0 and 0 <= link["retransmitted_ppm"] <= 1_000_000, link
     # Half of the calls are broadcasts, which rank 1 makes right after the all_reduce.
     assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 4
     assert slow["last_to_call"] > 3 * quick["last_to_call"]
@@ -467,6 +469,26 @@ def test_durations_are_for_people(ns: int, text: str) -> None:
 )
 def test_sizes_are_for_people(count: int, text: str) -> None:
     assert status_view.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "rtt_ns", "retransmitted_ppm", "lanes", "text"),
+    [
+        (23_900_000, 90_000_000, 1_000, 4, "22.8 MiB/s, 90 ms, 0.1 % again, 4 lanes"),
+        (0, 53_000, 499, 1, "0.053 ms, 1 lane"),
+        (1_000, 0, 1_000_000, 0, "1000 B/s, 100.0 % again"),
+        (0, 0, 0, 0, ""),
+    ],
+)
+def test_how_a_link_carries_is_for_people(
+    rate: int, rtt_ns: int, retransmitted_ppm: int, lanes: int, text: str
+) -> None:
+    link = {"rate": rate, "rtt_ns": rtt_ns, "retransmitted_ppm": retransmitted_ppm, "lanes": lanes}
+    assert status_view.carries(link) == text
+
+
+def test_a_link_of_an_earlier_release_carries_nothing_that_is_known() -> None:
+    assert status_view.carries({"rank": 1, "sent_per_s": 1, "received_per_s": 2}) == ""
 
 
 def test_a_run_that_cannot_be_reached_is_one_sentence() -> None:
