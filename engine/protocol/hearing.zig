@@ -172,7 +172,7 @@ fn dispatch(
             peer.bytes_received = body.bytes_received;
             post.say(run, peer, .{ .heartbeat_ack = .{ .number = body.number } });
         },
-        .traffic => |*body| peer.traffic.note(now, body),
+        .traffic => |*body| try peer.traffic.note(run.gpa, now, body),
         .prepared => |*body| {
             const group = try run.group_of(peer, body.group);
             rounds.on_prepared(run, group, now, peer, body);

@@ -167,6 +167,7 @@ pub const Peer = struct {
     pub fn destroy(peer: *Peer, gpa: Allocator) void {
         gpa.free(peer.address);
         peer.claim.deinit(gpa);
+        peer.traffic.deinit(gpa);
         gpa.destroy(peer);
     }
 

@@ -5,30 +5,39 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Allocator = std.mem.Allocator;
 const control = wire.control;
 
 pub const Traffic = struct {
     span_ns: u64 = 0,
     sent: u64 = 0,
     received: u64 = 0,
-    links: [base.limits.links_told_max]control.LinkTraffic = undefined,
-    count: usize = 0,
+    /// Room for them is made when a peer first tells of some: a newcomer has none.
+    links: std.ArrayList(control.LinkTraffic) = .empty,
     told_at: base.Instant = 0,
 
     /// It is told every two seconds while anything moves.
     const stale_ns = 10 * std.time.ns_per_s;
 
-    pub fn note(traffic: *Traffic, now: base.Instant, body: *const control.Traffic) void {
-        traffic.count = 0;
+    pub fn deinit(traffic: *Traffic, gpa: Allocator) void {
+        traffic.links.deinit(gpa);
+    }
+
+    pub fn note(
+        traffic: *Traffic,
+        gpa: Allocator,
+        now: base.Instant,
+        body: *const control.Traffic,
+    ) Allocator.Error!void {
+        // Decoding has bounded how many there are.
+        try traffic.links.ensureTotalCapacityPrecise(gpa, body.links.count);
+        traffic.links.clearRetainingCapacity();
         traffic.told_at = now;
         traffic.span_ns = body.span_ns;
         traffic.sent = body.sent;
         traffic.received = body.received;
         var it = body.links.iterator();
-        while (it.next()) |link| {
-            traffic.links[traffic.count] = link; // decoding has bounded how many there are
-            traffic.count += 1;
-        }
+        while (it.next()) |link| traffic.links.appendAssumeCapacity(link);
     }
 
     /// Null if it is old: nothing moves, or the peer is away.
@@ -37,6 +46,6 @@ pub const Traffic = struct {
     }
 
     pub fn moving(traffic: *const Traffic) []const control.LinkTraffic {
-        return traffic.links[0..traffic.count];
+        return traffic.links.items;
     }
 };
