@@ -71,7 +71,8 @@ pub fn sample(fd: Fd) ?Sample {
     return told(&info, length);
 }
 
-/// As far as the kernel has filled it in. Times are 32 bits of microseconds, so no product is too large.
+/// As far as the kernel has filled it in. Times are 32 bits of microseconds, so no product is too
+/// large.
 fn told(info: *const Info, length: usize) ?Sample {
     if (length < @offsetOf(Info, "data_segs_in")) return null;
     const whole = length >= @sizeOf(Info);
