@@ -80,7 +80,8 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_sent += count;
     if (lane.link) |link| link.sent += count;
     lane.spoke_at = now;
-    if (s.measure_at == base.never) {
+    // A sign of life is nothing to measure by.
+    if (s.measure_at == base.never and lane.out_payload.len > 0) {
         s.measured_at = now;
         s.measure_at = now +| measure.every_ns;
     }
