@@ -170,7 +170,7 @@ fn environment() status.Error!void {
     _ = net.fault.Fault.from_environment() catch return status.fail(
         .invalid_argument,
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
-            "for example all_reduce.settled:5:0.5",
+            "for example operation.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
     _ = net.Workers.count_from_environment() catch return status.fail(

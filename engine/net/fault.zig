@@ -3,7 +3,7 @@
 //!
 //!     PCCL_FAULT_POINT=[stop=|panic=]<name>[:<sequence>[:<fraction>]]
 //!
-//! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
+//! for example operation.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
 //! sequence number 5 are settled. stop= sends SIGSTOP instead; panic= does what a bug of the engine
 //! would do. An empty sequence is any. The fault happens once. session/host.zig names the
 //! points. And it slows the disk of a coordinator down:
@@ -83,7 +83,7 @@ pub const Fault = struct {
         std.mem.doNotOptimizeAway(&count);
     }
 
-    /// "all_reduce.settled" for .all_reduce_settled.
+    /// "operation.settled" for .operation_settled.
     fn point_named(wanted: []const u8) ?Point {
         inline for (comptime std.enums.values(Point)) |point| {
             const tag = @tagName(point);
@@ -150,27 +150,27 @@ test "how slow the disk is is read, and what is mistyped is an error" {
 }
 
 test "fault points are read, and a mistyped one is an error" {
-    const full = try Fault.parse("all_reduce.settled:5:0.5");
+    const full = try Fault.parse("operation.settled:5:0.5");
     try std.testing.expectEqual(Fault{
-        .point = .all_reduce_settled,
+        .point = .operation_settled,
         .sequence = 5,
         .fraction = 0.5,
     }, full);
-    try std.testing.expect(full.matches(.all_reduce_settled, 5, 4, 8));
-    try std.testing.expect(!full.matches(.all_reduce_settled, 5, 3, 8));
-    try std.testing.expect(!full.matches(.all_reduce_settled, 4, 8, 8));
-    try std.testing.expect(!full.matches(.all_reduce_voted, 5, 8, 8));
-    const any = try Fault.parse("stop=all_reduce.called");
+    try std.testing.expect(full.matches(.operation_settled, 5, 4, 8));
+    try std.testing.expect(!full.matches(.operation_settled, 5, 3, 8));
+    try std.testing.expect(!full.matches(.operation_settled, 4, 8, 8));
+    try std.testing.expect(!full.matches(.operation_voted, 5, 8, 8));
+    const any = try Fault.parse("stop=operation.called");
     try std.testing.expectEqual(.stop, any.action);
     try std.testing.expectEqual(.panic, (try Fault.parse("panic=sync.given")).action);
-    try std.testing.expect(any.matches(.all_reduce_called, 77, 0, 0));
-    try std.testing.expectEqual(0.25, (try Fault.parse("all_reduce.partial::0.25")).fraction);
+    try std.testing.expect(any.matches(.operation_called, 77, 0, 0));
+    try std.testing.expectEqual(0.25, (try Fault.parse("operation.partial::0.25")).fraction);
     try std.testing.expectEqual(.sync_given, (try Fault.parse("sync.given::0.5")).point);
     const bad = [_][]const u8{
-        "",                        "settled",                  "all_reduce",
-        "all_reduce_settled",      "all_reduce.settled:x",     "all_reduce.settled:5:2",
-        "all_reduce.settled:5:-1", "all_reduce.settled:-5",    "all_reduce.settled:5:0.5:1",
-        "end=all_reduce.settled",  "all_reduce.settled:0:nan",
+        "",                       "settled",                 "all_reduce",
+        "operation_settled",      "operation.settled:x",     "operation.settled:5:2",
+        "operation.settled:5:-1", "operation.settled:-5",    "operation.settled:5:0.5:1",
+        "end=operation.settled",  "operation.settled:0:nan",
     };
     for (bad) |text| try std.testing.expectError(error.BadFaultPoint, Fault.parse(text));
 }

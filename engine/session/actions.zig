@@ -82,7 +82,7 @@ fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
         operation.note_wanted(s.self);
         operation.names = labels.names_of_failure(s, operation);
     } else if (operation.sync() != null) s.sync_point(operation, .sync_committed, 0) //
-    else s.fault_point(operation, .all_reduce_committed);
+    else s.fault_point(operation, .operation_committed);
     var is_back = true;
     if (operation.status == .in_doubt and op.state == .in_doubt) {
         is_back = frames.set_aside(s, operation);

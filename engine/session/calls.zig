@@ -45,7 +45,7 @@ pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Op
     if (built.uses.clashes_itself()) return error.ArraysOverlap;
     const operation = try operation_create(s, group, &built, null);
     start(s, operation, tag);
-    s.fault_point(operation, .all_reduce_called);
+    s.fault_point(operation, .operation_called);
     deferred.run(s);
     return operation;
 }

@@ -155,7 +155,7 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     if (x.done(job)) operations.wake_all(s, operation);
     // One that is over in doubt goes on for the others.
     if (operation.op.state == .finished) return;
-    if (x.board.ledger.settled_count != settled) s.fault_point(operation, .all_reduce_settled);
+    if (x.board.ledger.settled_count != settled) s.fault_point(operation, .operation_settled);
     check_complete(s, operation);
 }
 
@@ -169,7 +169,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     const voted = operation.op.voted_attempt;
     operation.op.age_ns = s.age_ns(operation);
     operation.group.member.completed(&operation.op, x.board.ledger.digest());
-    if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
+    if (operation.op.voted_attempt != voted) s.fault_point(operation, .operation_voted);
 }
 
 // ---- incoming
@@ -375,7 +375,7 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     const settled = x.board.ledger.settled_count;
     if (x.arrived(header, lane.into_slot)) operations.wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
-    s.fault_point(operation, .all_reduce_settled);
+    s.fault_point(operation, .operation_settled);
     check_complete(s, operation);
     return true;
 }

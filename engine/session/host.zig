@@ -26,12 +26,12 @@ pub const GroupEvent = union(enum) {
 /// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
 /// reduces, gathers, scatters or carries a message.
 pub const FaultPoint = enum {
-    all_reduce_called,
-    all_reduce_opened,
-    all_reduce_partial,
-    all_reduce_settled,
-    all_reduce_voted,
-    all_reduce_committed,
+    operation_called,
+    operation_opened,
+    operation_partial,
+    operation_settled,
+    operation_voted,
+    operation_committed,
     sync_offered,
     /// A leaf has gone to another member.
     sync_given,

@@ -57,7 +57,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
             neighbour.open_pending = false;
             const descriptor = control.encode_descriptor(operation.descriptor_for(position));
             operation.put(lane, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
-            s.fault_point(operation, .all_reduce_opened);
+            s.fault_point(operation, .operation_opened);
             return true;
         }
         if (x.next_grant(position)) |grant| {
@@ -107,7 +107,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const operation = Operation.from_owner(owner) orelse return;
     if (operation.sync() != null) return syncing.sent(s, lane, operation);
     operation.work.movement.sent(&lane.out);
-    if (lane.out.move.kind == .partial) s.fault_point(operation, .all_reduce_partial);
+    if (lane.out.move.kind == .partial) s.fault_point(operation, .operation_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) frames.check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.

@@ -96,7 +96,7 @@ class Settings:
     @property
     def fault_point(self) -> str:
         """Where the victim kills itself: when half of the chunks of that all_reduce are settled."""
-        return f"all_reduce.settled:{self.kill_sequence}:0.5"
+        return f"operation.settled:{self.kill_sequence}:0.5"
 
     def to_json(self) -> str:
         """All fields, for a command line or a report."""

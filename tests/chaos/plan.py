@@ -137,7 +137,7 @@ class _Drawing:
         point = ""
         if kind == "point":
             name, stop = self._next_point()
-            point = f"{'stop=' if stop else ''}all_reduce.{name}:{self._source.randint(1, 3)}"
+            point = f"{'stop=' if stop else ''}operation.{name}:{self._source.randint(1, 3)}"
             if name in ("partial", "settled"):
                 point += f":{self._source.choice(FRACTIONS)}"
             seconds = self._source.uniform(1.5, 2.5) * self._silence if stop else 0.0

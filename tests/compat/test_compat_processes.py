@@ -129,8 +129,8 @@ def test_the_program_of_a_master(start: Start) -> None:
         *[(f"{phase}@3", 0) for phase in ("update", "sync", "reduce", "wait")],
         # A fault is in the first operation with this number: of those in which all tell their peer
         # groups, or, where ten reductions came before, of these.
-        *[("all_reduce.settled:3:0", 0), ("all_reduce.voted:3", 0), ("sync.offered:3", 0)],
-        *[("all_reduce.settled:13:0.5", 10), ("all_reduce.voted:13", 10)],
+        *[("operation.settled:3:0", 0), ("operation.voted:3", 0), ("sync.offered:3", 0)],
+        *[("operation.settled:13:0.5", 10), ("operation.voted:13", 10)],
     ],
 )
 def test_a_peer_killed_in_each_phase(start: Start, point: str, before: int) -> None:

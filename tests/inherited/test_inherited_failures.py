@@ -340,7 +340,7 @@ def test_a_peer_that_passes_a_safe_point_more_than_the_others_is_told_so() -> No
 
 def test_a_success_has_reduced_also_when_many_at_once_lose_a_peer() -> None:
     """AllReduceMultipleWithRetry could return success without having reduced."""
-    fault = {"PCCL_FAULT_POINT": "all_reduce.settled:0:0.5"}
+    fault = {"PCCL_FAULT_POINT": "operation.settled:0:0.5"}
     with World(3, environments={2: fault}, **{**SETTINGS, "silence": 10}) as world:
         *others, victim = world.peers
         for tag in range(6):

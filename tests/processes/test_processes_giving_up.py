@@ -160,7 +160,7 @@ def test_waiting_with_a_timeout_is_not_giving_up() -> None:
 
 def test_a_deadline_after_the_vote_is_in_doubt_until_the_coordinator_decides() -> None:
     """The other peer is frozen with everything settled; when it is given up, the vote counts."""
-    frozen = {"PCCL_FAULT_POINT": "stop=all_reduce.committed"}
+    frozen = {"PCCL_FAULT_POINT": "stop=operation.committed"}
     with World(2, environments={1: frozen}, heartbeat=0.2, silence=3) as world:
         first, other = world.peers
         # Frozen in the commit of this operation, before it calls the next.

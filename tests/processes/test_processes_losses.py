@@ -40,7 +40,7 @@ Record = Callable[[str, object], None]
 
 
 def name_of(point: str, fraction: float) -> str:
-    return f"all_reduce.{point}:{STRUCK}:{fraction}"
+    return f"operation.{point}:{STRUCK}:{fraction}"
 
 
 @dataclasses.dataclass

@@ -46,7 +46,7 @@ def judge(peers: list[Peer], outcomes: list[list[dict[str, Any]]], call: int) ->
 def test_a_peer_killed_inside_an_all_reduce_many(
     point: str, fraction: float, recovery: str
 ) -> None:
-    fault = {"PCCL_FAULT_POINT": f"all_reduce.{point}:{STRUCK}:{fraction}"}
+    fault = {"PCCL_FAULT_POINT": f"operation.{point}:{STRUCK}:{fraction}"}
     with World(4, environments={2: fault}, **SETTINGS) as world:
         everybody = world.peers
         survivors = [peer for peer in everybody if peer.number != 2]

@@ -25,7 +25,7 @@ SENDER, RECEIVER, THIRD = 0, 1, 2
 
 
 def world_with(victim: int, point: str) -> World:
-    environments = {victim: {"PCCL_FAULT_POINT": f"all_reduce.{point}"}}
+    environments = {victim: {"PCCL_FAULT_POINT": f"operation.{point}"}}
     world = World(3, environments=environments, **SETTINGS)
     for peer in world.peers:
         peer.ask("make", name="x", of="digits", count=COUNT, salt=SALT)

@@ -191,7 +191,7 @@ def answer_of(peer: Peer) -> dict[str, Any] | Raised:
 
 
 def scene(kind: str, point: tuple[str, float], victim: int = VICTIM) -> Scene:
-    fault = f"all_reduce.{point[0]}:0:{point[1]}"
+    fault = f"operation.{point[0]}:0:{point[1]}"
     world = World(4, environments={victim: {"PCCL_FAULT_POINT": fault}}, **SETTINGS)
     return Scene(kind, world, world.peers[victim])
 

@@ -49,7 +49,7 @@ def test_the_others_go_on_when_one_is_killed() -> None:
     # Goal: what its head promises. Method: one of four kills itself inside its fourth all_reduce.
     with pccl.Coordinator(initial_world_size=4) as coordinator:
         environment = {**ENVIRONMENT, "PCCL_TOKEN": coordinator.token}
-        fault = {"PCCL_FAULT_POINT": "all_reduce.settled:3:0.5"}
+        fault = {"PCCL_FAULT_POINT": "operation.settled:3:0.5"}
         processes = [
             subprocess.Popen(
                 QUICKSTART,

@@ -336,7 +336,7 @@ def test_the_orchestrator_starts_each_peer_once_and_faults_only_the_victim(tmp_p
     del processes.environments[COORDINATOR]
     for source, environment in processes.environments.items():
         assert environment["PCCL_TOKEN"] == "secret"
-        fault = "all_reduce.settled:2:0.5" if source == "peer 2" else None
+        fault = "operation.settled:2:0.5" if source == "peer 2" else None
         assert environment.get("PCCL_FAULT_POINT") == fault
     assert "secret" not in json.dumps(story.events), "a token is nothing to write down"
 

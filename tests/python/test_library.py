@@ -70,7 +70,7 @@ def test_nothing_is_writable_and_executable_and_all_symbols_are_bound_at_once(pa
 def test_a_bug_of_the_engine_ends_the_process_with_one_line_that_says_nothing_of_memory() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PCCL_FAULT_POINT": "panic=all_reduce.called"},
+        env={**os.environ, "PCCL_FAULT_POINT": "panic=operation.called"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -802,7 +802,7 @@ fn crash(script: *Script, words: *Words) Error!void {
     if (!std.mem.eql(u8, at, "at")) return script.syntax(at);
     const point_text = try take_word(script, words);
     var name_bytes: [64]u8 = undefined;
-    const name = std.fmt.bufPrint(&name_bytes, "all_reduce_{s}", .{point_text}) catch
+    const name = std.fmt.bufPrint(&name_bytes, "operation_{s}", .{point_text}) catch
         return script.syntax(point_text);
     const point = std.meta.stringToEnum(session_layer.FaultPoint, name) orelse
         return script.syntax(point_text);
