@@ -151,7 +151,10 @@ pub const Board = struct {
     /// `arena` gives all of it back.
     pub fn init(arena: Allocator, ledger: Ledger, sizes: *const Sizes) Allocator.Error!Board {
         const world_size = ledger.roles.world_size;
-        const slots = slots_needed(&ledger, @max(sizes.window_bytes, sizes.window_here));
+        // Room for more than all have, but not for more than half of the operation.
+        const sure = slots_needed(&ledger, sizes.window_bytes);
+        const half: usize = @intCast(@min(ledger.partition.pieces / 2, no_slot - 1));
+        const slots = @max(sure, @min(slots_needed(&ledger, sizes.window_here), half));
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -160,7 +163,7 @@ pub const Board = struct {
         return .{
             .ledger = ledger,
             .origin_slots = origin_slots_of(world_size),
-            .slots_sure = slots_needed(&ledger, sizes.window_bytes),
+            .slots_sure = sure,
             .is_far = sizes.is_far,
             .free_slots = try base.unfilled.list(arena, u16, slots),
             .positions = try base.unfilled.list(arena, u16, world_size),

@@ -58,8 +58,8 @@ pub const Flow = struct {
     spread: Spread,
     /// So many lanes the other side would like.
     theirs: u8 = 0,
-    /// As the other side was told.
-    told: u8 = 0,
+    /// As the other side was told, or takes it to be before it is.
+    told: u8 = Spread.near,
     /// The last interval in which it was kept busy; for the status.
     goodput: u64 = 0,
     /// The most that came in within an interval, bytes per second; of late.
@@ -76,10 +76,8 @@ pub const Flow = struct {
 
     /// `set`: as the run says; 0: by what they move.
     pub fn init(set: u8) Flow {
-        return .{ .spread = .{
-            .lanes = if (set == 0) Spread.near else set,
-            .is_fixed = set > 0,
-        } };
+        const count = if (set == 0) Spread.near else set;
+        return .{ .spread = .{ .lanes = count, .is_fixed = set > 0 } };
     }
 
     /// So many lanes there are to be.

@@ -9,6 +9,7 @@ const wire = @import("wire");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Session = @import("session.zig").Session;
+const Spread = @import("spread.zig").Spread;
 const dial_back = @import("dial_back.zig");
 const links = @import("links.zig");
 const measure = @import("measure.zig");
@@ -184,6 +185,7 @@ fn opened(s: *Session, lane: *Lane) void {
     link.leads = lane.is_ours;
     link.dialed = .pending;
     s.unreached.forget(link.peer);
+    link.flow.told = Spread.near; // whoever is there now may have heard nothing yet
     measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.send_rate));
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);

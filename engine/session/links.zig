@@ -131,19 +131,8 @@ pub fn measure_all(s: *Session) void {
     s.measured_at = s.now;
     const moves = measure.run(s.host, s.links.items, ns, s.send_rate);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
-    for (s.links.items) |link| if (link.flow.is_news()) say_lanes(s, link);
+    for (s.links.items) |link| if (link.flow.is_news()) s.wake(link);
     dial_missing(s);
-}
-
-/// The side that leads dials, so it must know how many lanes this one would like.
-fn say_lanes(s: *Session, link: *Link) void {
-    for (link.lanes[0..link.lanes_end]) |place| {
-        const lane = place orelse continue;
-        if (lane.state != .open) continue;
-        lane.ping_due = true;
-        link.flow.told = link.flow.spread.lanes;
-        return s.host.vtable.lane_wake(s.host.ctx, lane);
-    }
 }
 
 /// So many lanes the other side would like.

@@ -25,6 +25,8 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
     const count = s.operations.items.len;
+    // The other side may be the one that dials.
+    if (link.flow.is_news()) return put_ping(lane, link);
     if (!link.serves(lane)) return if (lane.ping_due) put_ping(lane, link);
     var room: ?bool = null;
     for (0..count) |step| {
@@ -39,8 +41,9 @@ pub fn next(s: *Session, lane: *Lane) void {
 }
 
 /// A sign of life, and how many lanes this side would like.
-fn put_ping(lane: *Lane, link: *const Link) void {
+fn put_ping(lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
+    link.flow.told = index;
     lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping, .index = index })));
     lane.out_busy = true;
 }

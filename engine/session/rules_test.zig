@@ -362,6 +362,28 @@ test "the side that does not lead dials when the other has had time to" {
     }
 }
 
+test "a link gets the lanes that one side would like, in the midst of an operation" {
+    // Goal: the wish is heard where lanes are never idle, and where the other side alone can dial.
+    // Method: node 0 wants four lanes while a sum is under way, and cannot dial node 1.
+    var w: World = .{ .gpa = gpa, .lanes = 0 };
+    w.walled = .{ 0, 1 };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const link = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
+    try expectEqual(2, link.open_count);
+    const sums = [_]*Operation{
+        try world.sum(&w.nodes[0], world.elements, .restart),
+        try world.sum(&w.nodes[1], world.elements, .restart),
+    };
+    link.flow.spread.lanes = 4;
+    try w.settle();
+    for (sums) |operation| try world.check_sum(operation);
+    try expectEqual(4, hostile_test.link_to(&w.nodes[1], &w.nodes[0]).flow.theirs);
+    try expectEqual(4, link.open_count);
+}
+
 test "where both sides dial at once, they agree on the lane of the one that wins" {
     // Goal: whatever crosses what. Method: both dial, and one side after the other goes on first.
     for ([_]usize{ 0, 1 }) |first| {

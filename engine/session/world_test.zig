@@ -73,11 +73,13 @@ pub const World = struct {
     /// The first cannot dial the second.
     walled: ?[2]usize = null,
     dials_in_vain: u32 = 0,
+    /// Of each link; 0: as the links like.
+    lanes: u8 = 2,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
             .run_id = @splat(1),
-            .lanes = 2,
+            .lanes = w.lanes,
             .initial_world_size = initial,
             .chunk_bytes = 64,
             .window_bytes = 512,
