@@ -218,7 +218,7 @@ typedef struct pccl_coordinator_options {
   uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: auto, as many as bring something, which
                                   each link finds out by itself */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
-  uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
+  uint64_t window_bytes;       /* room for partial sums of an operation, at least; 0: 16 MiB */
   uint64_t heartbeat_ns;       /* 0: 0.5 s. Like all times here at most seven days */
   uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
   uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 10 s */

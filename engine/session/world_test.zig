@@ -73,7 +73,7 @@ pub const World = struct {
     /// The first cannot dial the second.
     walled: ?[2]usize = null,
     dials_in_vain: u32 = 0,
-    /// Of each link; 0: as the links like.
+    /// So many has each link; 0: as the links like.
     lanes: u8 = 2,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
