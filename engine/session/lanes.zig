@@ -82,6 +82,7 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     lane.spoke_at = now;
     // A sign of life is nothing to measure by.
     if (s.measure_at == base.never and lane.out_payload.len > 0) {
+        measure.begin(s.links.items);
         s.measured_at = now;
         s.measure_at = now +| measure.every_ns;
     }

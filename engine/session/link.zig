@@ -82,10 +82,15 @@ pub const Link = struct {
         link.lanes_end = @max(link.lanes_end, lane.number + 1);
     }
 
-    /// Whether data goes out on this lane: of more than there are to be, the first ones serve.
+    /// Whether data goes out on this lane: of more than there are to be, the first that are open.
     pub fn serves(link: *const Link, lane: *const Lane) bool {
         const lanes = link.flow.spread.lanes;
-        return lane.number < lanes or link.open_count <= lanes;
+        if (lane.number < lanes) return true;
+        var before: usize = 0;
+        for (link.lanes[0..lane.number]) |place| if (place) |other| {
+            before += @intFromBool(other.state == .open);
+        };
+        return before < lanes;
     }
 
     pub fn set_address(link: *Link, address: []const u8) Allocator.Error!void {

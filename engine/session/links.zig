@@ -131,13 +131,17 @@ pub fn measure_all(s: *Session) void {
     s.measured_at = s.now;
     const moves = measure.run(s.host, s.links.items, ns, s.send_rate);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
-    for (s.links.items) |link| if (link.flow.is_news()) s.wake(link);
+    for (s.links.items) |link| if (link.flow.is_news()) {
+        stand_by(s, link);
+        s.wake(link);
+    };
     dial_missing(s);
 }
 
 /// So many lanes the other side would like.
 pub fn on_lanes(s: *Session, link: *Link, count: u64) error{TooMany}!void {
     if (count > limits.lanes_per_link_max) return error.TooMany;
+    if (count == link.flow.theirs) return;
     link.flow.theirs = @intCast(count);
     dial_missing(s);
 }
@@ -244,6 +248,7 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     const may_be_dead = link.open_count == 0 and link.wanted;
     for (s.groups.items) |group| report(s, group, link, if (may_be_dead) .closed else .broken);
     prefetch.lane_gone(s, link.peer);
+    s.wake(link); // another lane may serve in its place
 }
 
 /// Closes the lanes that broke while somebody was using them.

@@ -18,12 +18,14 @@ const limits = base.limits;
 
 /// While bytes move.
 pub const every_ns = 100 * std.time.ns_per_ms;
+const late = 5;
 
 /// A lane is open: the distance is known from how long that took. `ceiling`: of its link.
 pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
-    const sample = host.vtable.lane_sample(host.ctx, lane) orelse return;
-    lane.sample = sample;
     const flow = &link.flow;
+    const sample = host.vtable.lane_sample(host.ctx, lane) orelse
+        return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
+    lane.sample = sample;
     flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
     const is_far = flow.base_ns >= Spread.far_ns;
     if (is_far and !flow.spread.is_fixed) flow.spread.lanes = @max(flow.spread.lanes, Spread.far);
@@ -37,11 +39,13 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
 /// All links, for the time since the last call. `ceiling`: bytes per second of this peer on all
 /// links together, as the user says; 0: none. Whether any moves something.
 pub fn run(host: Host, links: []const *Link, ns: u64, ceiling: u64) bool {
+    // A process that stood still does not know how fast a link was.
+    const is_late = ns > late * every_ns;
     var busy: u64 = 0;
     for (links) |link| busy += @intFromBool(is_busy(link));
     const idle = idle_part(links, ceiling);
     for (links) |link| if (link.open_count > 0)
-        run_link(host, link, ns, if (is_busy(link)) part_of(ceiling, busy) else idle);
+        run_link(host, link, ns, is_late, if (is_busy(link)) part_of(ceiling, busy) else idle);
     return busy > 0;
 }
 
@@ -62,7 +66,7 @@ fn is_busy(link: *const Link) bool {
     return false;
 }
 
-fn run_link(host: Host, link: *Link, ns: u64, ceiling: u64) void {
+fn run_link(host: Host, link: *Link, ns: u64, is_late: bool, ceiling: u64) void {
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var count: usize = 0;
@@ -72,17 +76,22 @@ fn run_link(host: Host, link: *Link, ns: u64, ceiling: u64) void {
         .retransmitted = 0,
         .rtt_ns = 0,
         .base_ns = std.math.maxInt(u64),
-        .saturated = true,
+        .saturated = !is_late,
     };
     var weighted: u64 = 0;
     for (link.lanes) |place| {
         const lane = place orelse continue;
-        if (lane.state != .open or !link.serves(lane)) continue;
+        if (lane.state != .open) continue;
+        if (!link.serves(lane)) {
+            lane.sample = null;
+            lane.was_busy = false;
+            continue;
+        }
         const before = lane.sample;
         const sample = host.vtable.lane_sample(host.ctx, lane) orelse continue;
         lane.sample = sample;
-        const since = sample.acked -| (if (before) |its| its.acked else 0);
-        const again = sample.retransmitted -| (if (before) |its| its.retransmitted else 0);
+        const since = if (before) |its| sample.acked -| its.acked else 0;
+        const again = if (before) |its| sample.retransmitted -| its.retransmitted else 0;
         if (!lane.was_busy or !lane.out_busy) i.saturated = false;
         lane.was_busy = lane.out_busy;
         i.acked += since;
@@ -100,8 +109,8 @@ fn run_link(host: Host, link: *Link, ns: u64, ceiling: u64) void {
     flow.note_arrived(link.received, ns);
     if (i.saturated and i.acked > 0) flow.note(&i);
     flow.pacer.step(&i);
-    flow.spread.step(&i, flow.pacer.is_full(&i));
     const rate = lesser(flow.pacer.rate, ceiling);
+    flow.spread.step(&i, pace.is_full(rate, &i));
     var shares: [limits.lanes_per_link_max]u64 = undefined;
     pace.share(rate, moved[0..count], shares[0..count]);
     // Where the user limits it, a link near by is busy for as long as it has something to send.
@@ -109,7 +118,7 @@ fn run_link(host: Host, link: *Link, ns: u64, ceiling: u64) void {
     for (lanes[0..count], moved[0..count], shares[0..count]) |lane, each, given| tell(host, lane, .{
         .rate = given,
         .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
-        .loss_tolerant = flow.is_lossy,
+        .loss_tolerant = flow.is_lossy and i.base_ns >= Spread.far_ns,
     });
 }
 
@@ -127,6 +136,11 @@ pub fn any_far(links: []const *Link) bool {
     return false;
 }
 
+/// Bytes that came in while nothing was measured are not of the next interval.
+pub fn begin(links: []const *Link) void {
+    for (links) |link| link.flow.received = link.received;
+}
+
 /// The lesser of two limits, where 0 is none.
 fn lesser(one: u64, other: u64) u64 {
     return if (one == 0) other else if (other == 0) one else @min(one, other);
@@ -134,6 +148,9 @@ fn lesser(one: u64, other: u64) u64 {
 
 fn tell(host: Host, lane: *Lane, wanted: Pace) void {
     if (!lane.pace.differs(wanted)) return;
+    var told = wanted;
+    // Whether or not the system grants it, to ask once is enough.
+    told.loss_tolerant = wanted.loss_tolerant and !lane.pace.loss_tolerant;
     lane.pace = wanted;
-    host.vtable.lane_pace(host.ctx, lane, wanted);
+    host.vtable.lane_pace(host.ctx, lane, told);
 }

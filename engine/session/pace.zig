@@ -51,6 +51,10 @@ pub const Pacer = struct {
     last: u64 = 0,
     /// How often draining has not helped.
     vain: u8 = 0,
+    /// The most that was found since there was a limit; and how often that was lowered since
+    /// the link was calm for a while, or carried more.
+    most: u64 = 0,
+    lowered: u8 = 0,
     /// From one probe to the next.
     probe_after: u64 = calm_ns,
 
@@ -73,6 +77,9 @@ pub const Pacer = struct {
     const calm_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;
     const vain_max = 3;
+    const lowered_max = 4;
+    /// A limit below this is none.
+    const rate_min = 16 * 1024;
     const probe_ns_min: u64 = 1 * s;
     const probe_ns_max: u64 = 8 * s;
     const yield_ns: u64 = 10 * s;
@@ -90,7 +97,10 @@ pub const Pacer = struct {
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
             .held => if (i.crowded()) {
                 if (p.lasted < calm_ns) p.lower() else p.drain(p.found);
-            } else if (p.lasted >= p.probe_after) p.to(.probing, p.found + p.found / 4),
+            } else if (p.lasted >= p.probe_after) {
+                p.lowered = 0;
+                p.to(.probing, p.found + p.found / 4);
+            },
             .probing => p.judge(i),
             .yielding => if (p.lasted >= yield_ns) p.to(.free, 0),
         }
@@ -124,6 +134,7 @@ pub const Pacer = struct {
     }
 
     fn drain(p: *Pacer, carries: u64) void {
+        if (p.is_lost(carries)) return p.to(.free, 0);
         p.found = carries;
         p.vain = 0;
         p.to(.draining, carries - carries / 8);
@@ -132,6 +143,11 @@ pub const Pacer = struct {
     /// Perhaps it was for a moment only: soon more is tried again.
     fn lower(p: *Pacer) void {
         p.probe_after = probe_ns_min;
+        p.lowered += 1;
+        if (p.lowered > lowered_max) {
+            p.lowered = 0;
+            return p.to(.yielding, 0);
+        }
         p.drain(p.found - p.found / 32);
     }
 
@@ -143,13 +159,25 @@ pub const Pacer = struct {
         const arrives = p.moved();
         const is_less = arrives < p.rate / 8 * 7;
         p.found = if (is_less) @max(arrives, p.found / 2) else p.found - p.found / 16;
+        if (p.is_lost(p.found)) return p.to(.free, 0);
         if (is_less) p.vain = 0;
         p.probe_after = probe_ns_min;
         p.to(.draining, p.found - p.found / 8);
     }
 
+    /// The link is not as it was known, and is found out anew. So no series of bad moments can
+    /// take a link away.
+    fn is_lost(p: *Pacer, carries: u64) bool {
+        p.most = @max(p.most, carries);
+        if (carries > p.most / 2 and carries >= rate_min) return false;
+        p.most = 0;
+        p.found = 0;
+        return true;
+    }
+
     fn hold(p: *Pacer, carries: u64) void {
         p.found = carries;
+        p.most = @max(p.most, carries);
         p.to(.held, carries - carries / 64);
     }
 
@@ -164,14 +192,15 @@ pub const Pacer = struct {
             @max(p.probe_after, probe_ns_min / 2) * 2,
             probe_ns_max,
         );
+        if (gained) p.lowered = 0;
         if (overflows) p.drain(arrives) else p.hold(arrives);
     }
-
-    /// Held by this limit and by nothing else: more lanes would bring nothing.
-    pub fn is_full(p: *const Pacer, i: *const Interval) bool {
-        return p.rate > 0 and i.goodput() >= p.rate / 8 * 7;
-    }
 };
+
+/// Held by this limit and by nothing else: more lanes would bring nothing.
+pub fn is_full(rate: u64, i: *const Interval) bool {
+    return rate > 0 and i.goodput() >= rate / 8 * 7;
+}
 
 /// Shares of the limit: each lane the same, but what a slow one leaves goes to the others.
 /// `moved`: what each has moved of late, bytes per second. 0: no limit.
@@ -285,6 +314,23 @@ test "a queue of others does not starve this peer" {
         try expect(pacer.rate == 0 or pacer.rate >= 14 * mbyte);
     }
     try expect(limited < 150);
+}
+
+test "moments in which others crowd a link do not add up" {
+    // Goal: a link that others crowd now and then stays in use. Method: a queue of theirs for a
+    // part of each period; this peer alone could send 20 MB/s all the time.
+    for ([_][2]usize{ .{ 3, 7 }, .{ 2, 5 }, .{ 1, 3 }, .{ 5, 10 } }) |pattern| {
+        var path: Path = .{ .carries = 25 * mbyte, .wish = 20 * mbyte };
+        var pacer: Pacer = .{};
+        var sum: u64 = 0;
+        const count = 2400;
+        for (0..count) |index| {
+            path.foreign_ns = if (index % pattern[1] < pattern[0]) 60 * ms else 0;
+            sum += if (pacer.rate == 0) path.wish else @min(pacer.rate, path.wish);
+            path.run(&pacer, 1);
+        }
+        try expect(sum / count >= 14 * mbyte);
+    }
 }
 
 test "an idle link keeps what was found" {

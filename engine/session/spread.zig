@@ -20,20 +20,24 @@ pub const Spread = struct {
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
-    /// So many lanes moved this, bytes per second, before twice as many were tried.
-    before: ?u64 = null,
-    /// Rounds of a trial that pass first: new connections start slowly.
-    warm_up: u8 = 0,
+    /// The trial under way: how many lanes there were, and what they moved, bytes per second.
+    trial: ?struct { lanes: u8, moved: u64 } = null,
+    /// The round that begins a trial does not count: new connections start slowly.
+    is_warm: bool = true,
     /// Saturated time until the next trial, and how long after one that brought nothing.
     rest: u64 = 0,
     rest_next: u64 = rest_min,
+    /// The next trial is one of fewer lanes.
+    down: bool = false,
 
-    const round_ns = 1 * s;
-    const round_trips = 4;
+    /// Long enough that what moves for a moment does not decide.
+    const round_ns = 3 * s;
+    const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
-    /// Twice the lanes must bring one part in so many more.
-    const gain_part = 14;
+    /// Twice the lanes must bring one part in so many more; half of them may bring one less.
+    const gain_part = 8;
+    const loss_part = 16;
 
     /// Within a machine room two lanes keep both directions busy. Further away four start where
     /// one would take a while.
@@ -42,7 +46,7 @@ pub const Spread = struct {
     pub const far_ns = 2 * ms;
 
     pub fn step(spread: *Spread, i: *const Interval, is_full: bool) void {
-        if (spread.is_fixed or !i.saturated) return;
+        if (spread.is_fixed or !i.saturated or i.base_ns < far_ns) return;
         spread.ns += i.ns;
         spread.acked += i.acked;
         if (is_full) spread.full_ns += i.ns;
@@ -53,25 +57,37 @@ pub const Spread = struct {
         spread.ns = 0;
         spread.acked = 0;
         spread.full_ns = 0;
-        if (spread.warm_up > 0) {
-            spread.warm_up -= 1;
-            return;
-        }
-        if (spread.before) |before| return spread.judge(before, goodput);
-        const most = base.limits.lanes_per_link_max;
-        if (was_full or spread.rest > 0 or spread.lanes >= most) return;
-        spread.before = goodput;
-        spread.lanes = @min(spread.lanes * 2, most);
-        spread.warm_up = 1;
+        if (!spread.is_warm) {
+            spread.is_warm = true;
+        } else if (spread.trial) |before| {
+            spread.judge(before.lanes, before.moved, goodput);
+        } else if (spread.rest == 0) spread.begin(goodput, was_full);
     }
 
-    fn judge(spread: *Spread, before: u64, goodput: u64) void {
-        spread.before = null;
-        if (goodput > before + before / gain_part) {
+    fn begin(spread: *Spread, goodput: u64, was_full: bool) void {
+        const most = base.limits.lanes_per_link_max;
+        if (spread.lanes <= far) spread.down = false;
+        if (!spread.down and (was_full or spread.lanes >= most)) {
+            spread.down = spread.lanes > far;
+            if (!spread.down) return;
+        }
+        spread.trial = .{ .lanes = spread.lanes, .moved = goodput };
+        spread.lanes = if (spread.down) spread.lanes / 2 else @min(spread.lanes * 2, most);
+        spread.is_warm = false;
+    }
+
+    fn judge(spread: *Spread, lanes: u8, moved: u64, goodput: u64) void {
+        spread.trial = null;
+        const is_kept = if (spread.down)
+            goodput > moved - moved / loss_part
+        else
+            goodput > moved + moved / gain_part;
+        if (is_kept) {
             spread.rest_next = rest_min;
             return;
         }
-        spread.lanes = @max(1, spread.lanes / 2);
+        spread.lanes = lanes;
+        spread.down = !spread.down;
         spread.rest = spread.rest_next;
         spread.rest_next = @min(spread.rest_next * 2, rest_max);
     }
@@ -97,13 +113,13 @@ fn run(spread: *Spread, each: u64, all: u64, seconds: usize) void {
 
 test "lanes that are capped become more, up to what the link carries" {
     var spread: Spread = .{ .lanes = 4 };
-    run(&spread, 1, 40_000_000, 60);
+    run(&spread, 1_000, 40_000_000, 50);
     try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
     spread = .{ .lanes = 4 };
-    run(&spread, 6_000_000, 25_000_000, 14); // 4 carry 24, 8 no more than 25
+    run(&spread, 6_000_000, 25_000_000, 30); // 4 carry 24, 8 no more than 25
     try expectEqual(4, spread.lanes);
     spread = .{ .lanes = 4 };
-    run(&spread, 2_000_000, 25_000_000, 14);
+    run(&spread, 2_000_000, 25_000_000, 30);
     try expectEqual(16, spread.lanes);
 }
 
@@ -115,7 +131,33 @@ test "trials that bring nothing become rare" {
         more += @intFromBool(spread.lanes > 4);
     }
     try expect(more > 2);
-    try expect(more < 30);
+    try expect(more < 60);
+}
+
+test "what moves for a moment does not add lanes for good" {
+    var prng: base.Prng = .init(1);
+    var spread: Spread = .{ .lanes = 4 };
+    var sum: usize = 0;
+    const seconds = 4 * 3600;
+    for (0..seconds) |_| {
+        const noise = prng.below(4_000_000);
+        run(&spread, 100_000_000, 23_000_000 + noise, 1);
+        sum += spread.lanes;
+    }
+    try expect(sum / seconds <= 8);
+}
+
+test "a link that is near keeps its lanes" {
+    var spread: Spread = .{ .lanes = Spread.near };
+    for (0..1000) |_| spread.step(&.{
+        .ns = s,
+        .acked = 1,
+        .retransmitted = 0,
+        .rtt_ns = ms,
+        .base_ns = ms,
+        .saturated = true,
+    }, false);
+    try expectEqual(Spread.near, spread.lanes);
 }
 
 test "what the run has set stays" {
