@@ -45,6 +45,8 @@ pub fn id_of(index: usize) base.PeerId {
 pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
+    /// It gives no signs of life while time passes.
+    silent: ?usize = null,
     peers: [places_max]?*Connection = @splat(null),
     /// Time stands still in most tests, so peers may say as much as they like.
     keeps_rates: bool = false,
@@ -423,7 +425,7 @@ pub const Court = struct {
         const until = court.now + duration_ns;
         while (court.now < until) {
             court.now += 500 * ms;
-            for (0..places_max) |index| try court.beat(index);
+            for (0..places_max) |index| if (index != court.silent) try court.beat(index);
             court.c.tick(court.now);
             try court.write();
         }

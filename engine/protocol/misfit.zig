@@ -220,7 +220,7 @@ pub fn find_stranded(run: *Run, group: *const Group, now: Instant, overdue: *Ove
                 continue;
             overdue.count = 0;
             overdue.call = null;
-            take_stranded(epoch, known, &missing, now, warning_ns, overdue);
+            take_stranded(run, epoch, known, &missing, now, overdue);
             if (overdue.count > 0) return true;
         }
     }
@@ -228,18 +228,21 @@ pub fn find_stranded(run: *Run, group: *const Group, now: Instant, overdue: *Ove
 }
 
 fn take_stranded(
+    run: *Run,
     epoch: *const Epoch,
     known: *const Record,
     missing: *const Mask,
     now: Instant,
-    warning_ns: u64,
     overdue: *Overdue,
 ) void {
+    const warning_ns = run.options.stall_warning_ns;
     for (0..missing.count()) |position| {
         const rank = missing.at(position);
         const own = lonely_call(epoch, rank, now, warning_ns) orelse continue;
         const peer = epoch.members[rank].peer orelse continue;
         if (!peer.is_present(epoch.group)) continue;
+        // It may have called meanwhile, and cannot be heard.
+        if (now -| peer.last_heard > 2 *| run.options.heartbeat_ns) continue;
         overdue.add(peer);
         overdue.say("it waits in {f}, which no member has called, and the members have waited " ++
             "{d} s for its {f}", .{

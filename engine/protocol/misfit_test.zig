@@ -593,6 +593,21 @@ test "a newcomer that may be late, and no stray, is not refused" {
     }
 }
 
+test "a newcomer that is not heard is not refused for what it has not said" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try court.called(newcomer, lonely_tag);
+    for (0..peers_max) |index| try court.called(index, tag);
+    try wait(&court, warning_ns - 1500 * ms);
+    court.silent = newcomer;
+    try court.pass_answering(3000 * ms, &.{ 0, 1, 2 });
+    court.silent = null;
+    try court.called(newcomer, tag); // it had called in time
+    try wait(&court, 2000 * ms);
+    try expectEqual(with_newcomer, court.members_alive());
+}
+
 test "the time that one newcomer has waited is not that of another, nor of the members" {
     // Method: one newcomer waits in both calls, and the others make theirs late.
     const Case = enum { newcomer_is_late, members_are_late };
