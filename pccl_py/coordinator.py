@@ -32,9 +32,9 @@ class Coordinator(Closing):
     something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk, 1 KiB to
     256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums of an operation, at
     least (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent
-    peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes (10).
-    `stall_warning`: seconds after which a member that has not made a call which over half of the
-    members have made is named in the log, the status and DeadlineExceeded (10; at least a
+    peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes
+    (10). `stall_warning`: seconds after which a member that has not made a call which over half of
+    the members have made is named in the log, the status and DeadlineExceeded (10; at least a
     heartbeat). `stall`: seconds after which it is removed from the group (default: never; at least
     `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
     run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes that

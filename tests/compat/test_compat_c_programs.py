@@ -159,9 +159,7 @@ def test_the_example_goes_on_after_a_kill_and_lets_the_peer_in_again(hello: Path
     assert re.search(r"\[1\] 3 peers at revision 0\b.*\[1\] 3 peers at", output, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "point", ["operation.settled:3:0", "operation.voted:3", "sync.offered:3"]
-)
+@pytest.mark.parametrize("point", ["operation.settled:3:0", "operation.voted:3", "sync.offered:3"])
 def test_the_others_go_on_when_a_peer_dies_within_a_call(
     hello: Path, start: Any, point: str
 ) -> None:
