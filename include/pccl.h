@@ -301,7 +301,7 @@ typedef struct pccl_comm_options {
   { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, \
     PCCL_CONGESTION_AUTO, 0 }
 
-/* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
+/* Connects to the coordinator and registers in a group. Returns when a lane to each member is open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.
  * Blocks for at most deadline_ns once the coordinator answers. options may be NULL. */
 PCCL_API pccl_status_t pccl_comm_create(const char *token, const pccl_comm_options_t *options, pccl_comm_t **comm);

@@ -33,7 +33,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "TORCH.md", "JAX.md", "MIGRATING.md"],
     "Use": [
         *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
-        *("C.md", "KERNELS.md", "BENCHMARKS.md", "SECURITY.md"),
+        *("C.md", "KERNELS.md", "PERFORMANCE.md", "BENCHMARKS.md", "SECURITY.md"),
     ],
     "Reference": [
         "reference/python.md",

@@ -12,7 +12,7 @@ const Status = protocol.Status;
 pub const LogLevel = protocol.LogLevel;
 
 pub const GroupEvent = union(enum) {
-    /// Lanes to all members are open: admit() may be called.
+    /// A lane to each member is open: admit() may be called.
     ready,
     /// The coordinator refuses, or is gone before the group was ready.
     join_failed: struct { status: Status, why: []const u8 },

@@ -76,19 +76,29 @@ def test_lanes_are_a_number_or_auto() -> None:
 
 
 @pytest.mark.parametrize("lanes", ["auto", None, 1, 3])
-def test_a_run_has_lanes_as_it_is_told(lanes: Any) -> None:
+def test_a_run_of_so_many_lanes_sums(lanes: Any) -> None:
     with pccl.LocalWorld(2, lanes_per_link=lanes) as world:
         for outcome in world.run(lambda comm: comm.all_reduce(np.ones(100_000))):
             assert len(outcome.contributors) == 2
 
 
-@pytest.mark.parametrize("congestion", ["auto", "system", "cubic", pccl.Congestion.BBR])
-def test_each_congestion_control_works_or_is_a_warning(
+@pytest.mark.parametrize("congestion", ["auto", "system", "cubic", "bbr"])
+def test_peers_sum_with_each_congestion_control(
+    monkeypatch: pytest.MonkeyPatch, congestion: str
+) -> None:
+    monkeypatch.setenv("PCCL_CONGESTION", congestion)
+    with pccl.LocalWorld(2) as world:
+        for outcome in world.run(lambda comm: comm.all_reduce(np.ones(100_000))):
+            assert len(outcome.contributors) == 2
+
+
+@pytest.mark.parametrize("congestion", ["system", pccl.Congestion.BBR])
+def test_a_program_may_choose_its_congestion_control(
     coordinator: pccl.Coordinator, congestion: Any
 ) -> None:
     with pccl.connect(coordinator.token, bind=LOOPBACK, congestion=congestion) as comm:
         comm.admit()
-        comm.all_reduce(np.ones(3))
+        assert comm.world_size == 1
 
 
 @pytest.mark.parametrize(
@@ -115,8 +125,9 @@ def test_a_variable_that_makes_no_sense_is_named(
 def test_a_peer_keeps_to_its_rate_on_all_links_together(
     monkeypatch: pytest.MonkeyPatch, n: int, lanes: Any, plan: Any
 ) -> None:
-    """Goal: no more than the rate leaves, from the first byte on. Method: two operations of some
-    MB at 8 MB a second. The buffers of the system take the last bytes at once."""
+    """Goal: the rate of a peer is that of all its links together, from the first byte on. Method:
+    two operations of some MB at 8 MB a second; without a limit they take a hundredth of the time,
+    with one for each link a third. The buffers of the system take the last bytes at once."""
     monkeypatch.setenv("PCCL_SEND_RATE", "8MB")
     with pccl.LocalWorld(n, lanes_per_link=lanes, deadline=60) as world:
         for _ in range(2):
@@ -126,4 +137,4 @@ def test_a_peer_keeps_to_its_rate_on_all_links_together(
             )
             took = time.monotonic() - begun
             expected = max(outcome.bytes_sent for outcome in outcomes) / 8e6
-            assert 0.75 * expected < took < 10 * expected, (took, expected)
+            assert took > 0.5 * expected, (took, expected)
