@@ -31,10 +31,14 @@ def busy_seconds() -> float:
 
     Without interrupts, in which the kernel moves the bytes of all.
     """
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    busy = sum(map(int, fields[:3])) / os.sysconf("SC_CLK_TCK")  # user, nice, system
     own = os.times()
-    return float(busy - sum(own[:4]))
+    return sum(machine_seconds()[:3]) - sum(own[:4])  # user, nice, system
+
+
+def machine_seconds() -> list[float]:
+    """CPU seconds of this machine since it runs, by their kind, in the order of /proc/stat."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    return [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
 
 
 def last_lines(

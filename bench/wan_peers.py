@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from bench import wan_network
+from bench import together, wan_network
 from bench.wan_network import Network
 from bench.wan_worker import Job, Sample
 from harness.child import Child
@@ -232,7 +231,6 @@ def _more(now: dict[int, int], before: dict[int, int]) -> int:
 
 def _machine_seconds() -> tuple[float, float]:
     """CPU seconds of the whole machine since it runs: busy, and stolen by whoever runs it."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
-    user, nice, system, _, _, interrupts, soft_interrupts, stolen = ticks[:8]
+    taken = together.machine_seconds()
+    user, nice, system, _, _, interrupts, soft_interrupts, stolen = taken[:8]
     return user + nice + system + interrupts + soft_interrupts, stolen

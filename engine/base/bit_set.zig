@@ -1,5 +1,5 @@
 //! BitSet: a fixed-size set of indices with a scan for the next member. Memory is given at init.
-//! Used for the pieces of an operation (collective/executor.zig).
+//! Used for the pieces of an operation (collective/ledger.zig).
 
 const std = @import("std");
 const unfilled = @import("unfilled.zig");

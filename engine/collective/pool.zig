@@ -1,5 +1,5 @@
 //! Pool: large buffers that are used again, because fresh pages cost more than the arithmetic on
-//! them. Undo logs and slots of operations come from here (executor.zig). One thread at a time.
+//! them. Undo logs and slots of operations come from here (memory.zig). One thread at a time.
 
 const std = @import("std");
 const base = @import("base");

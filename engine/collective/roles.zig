@@ -1,7 +1,7 @@
 //! roles: which rank has which part of an operation's elements. A part is all elements, the shard
 //! of one rank, or the elements that one rank has for another; it has a source, an audience, both
 //! or neither. Everything else that depends on the kind of a collective follows from these two:
-//! what moves (executor.zig), what a rank must give and gets (Sizes), and where it lies
+//! what moves (movement.zig), what a rank must give and gets (Sizes), and where it lies
 //! (arrays.zig).
 
 const std = @import("std");

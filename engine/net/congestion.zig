@@ -6,6 +6,7 @@ const std = @import("std");
 const log = @import("log.zig");
 const socket = @import("socket.zig");
 const tcp = @import("tcp.zig");
+const Pair = @import("test_pair.zig").Pair;
 const Fd = socket.Fd;
 
 /// pccl_congestion_t
@@ -26,7 +27,7 @@ pub const Choice = struct {
             .system => tcp.congestion_of(listener, &room) orelse return,
             .bbr, .cubic => |wanted| @tagName(wanted),
         };
-        if (tcp.control_congestion(fd, name) or choice.was_refused) return;
+        if (socket.control_congestion(fd, name) or choice.was_refused) return;
         choice.was_refused = true;
         log.print(.warning, refusal, .{ name, name, name });
     }
@@ -41,51 +42,25 @@ pub const Choice = struct {
         "net.ipv4.tcp_allowed_congestion_control (sysctl), or connect without congestion={s}";
 };
 
-const Pair = struct {
-    listener: Fd,
-    client: Fd,
-
-    fn init() !Pair {
-        const address = @import("address.zig");
-        const listener = try socket.listen(&try address.to_bind(.{
-            .host = "127.0.0.1",
-            .port = 0,
-        }));
-        errdefer socket.close(listener);
-        const client = try socket.connect_start(&socket.local_address(listener).?);
-        errdefer socket.close(client);
-        try std.testing.expect(socket.wait_for(client, .write, 5000));
-        try socket.connect_finish(client);
-        return .{ .listener = listener, .client = client };
-    }
-
-    fn deinit(pair: *const Pair) void {
-        socket.close(pair.client);
-        socket.close(pair.listener);
-    }
-
-    fn name(pair: *const Pair, room: *tcp.ControlName) []const u8 {
-        return tcp.congestion_of(pair.client, room).?;
-    }
-};
-
 test "the user's choice is that of a lane, within a machine too" {
     if (@import("builtin").os.tag != .linux) return;
     const pair = try Pair.init();
     defer pair.deinit();
+    const client = pair.client;
     var room: tcp.ControlName = undefined;
     var system: tcp.ControlName = undefined;
     var choice: Choice = .{};
-    choice.apply(pair.client, pair.listener);
-    try std.testing.expectEqualStrings("reno", pair.name(&room));
+    choice.apply(client, pair.listener);
+    try std.testing.expectEqualStrings("reno", tcp.congestion_of(client, &room).?);
     choice.congestion = .system;
-    choice.apply(pair.client, pair.listener);
+    choice.apply(client, pair.listener);
     const expected = tcp.congestion_of(pair.listener, &system).?;
-    try std.testing.expectEqualStrings(expected, pair.name(&room));
+    try std.testing.expectEqualStrings(expected, tcp.congestion_of(client, &room).?);
     try std.testing.expect(!choice.was_refused and !choice.is_open());
     choice.congestion = .cubic;
-    choice.apply(pair.client, pair.listener);
-    if (!choice.was_refused) try std.testing.expectEqualStrings("cubic", pair.name(&room));
+    choice.apply(client, pair.listener);
+    if (choice.was_refused) return;
+    try std.testing.expectEqualStrings("cubic", tcp.congestion_of(client, &room).?);
 }
 
 test "a congestion control that the system refuses is said once, and the lane keeps its own" {

@@ -280,8 +280,14 @@ fn unpace_within_machine(fd: Fd) void {
     const local = local_address(fd) orelse return;
     const remote = remote_address(fd) orelse return;
     if (!local.same_host(&remote)) return;
-    const name = "reno"; // every Linux has it and lets everybody use it
-    _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name, name.len);
+    _ = control_congestion(fd, "reno"); // every Linux has it and lets everybody use it
+}
+
+/// Whether the system has it and this process may use it.
+pub fn control_congestion(fd: Fd, name: []const u8) bool {
+    if (!on_linux) return false;
+    const length: c.socklen_t = @intCast(name.len);
+    return c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name.ptr, length) == 0;
 }
 
 fn connect_error(code: c.E) ConnectError {

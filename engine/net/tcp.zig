@@ -95,7 +95,7 @@ pub fn pace(fd: Fd, wanted: Pace) void {
     _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
     const unsent: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
     _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &unsent, @sizeOf(c_int));
-    if (wanted.loss_tolerant) _ = control_congestion(fd, "bbr");
+    if (wanted.loss_tolerant) _ = socket.control_congestion(fd, "bbr");
 }
 
 pub const ControlName = [16]u8;
@@ -110,25 +110,12 @@ pub fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
     return std.mem.sliceTo(room, 0);
 }
 
-/// Whether the system has it and this process may use it.
-pub fn control_congestion(fd: Fd, name: []const u8) bool {
-    if (!on_linux) return false;
-    const length: c.socklen_t = @intCast(name.len);
-    return c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name.ptr, length) == 0;
-}
-
 test "a connection that has moved bytes says so, and takes a pace" {
     if (!on_linux) return;
-    const address = @import("address.zig");
-    const listener = try socket.listen(&try address.to_bind(.{ .host = "127.0.0.1", .port = 0 }));
-    defer socket.close(listener);
-    const client = try socket.connect_start(&socket.local_address(listener).?);
-    defer socket.close(client);
-    try std.testing.expect(socket.wait_for(client, .write, 5000));
-    try socket.connect_finish(client);
-    try std.testing.expect(socket.wait_for(listener, .read, 5000));
-    const server = try socket.accept(listener);
-    defer socket.close(server);
+    const pair = try @import("test_pair.zig").Pair.init();
+    defer pair.deinit();
+    const client = pair.client;
+    const server = pair.server;
     const before = sample(client).?;
     pace(client, .{ .rate = 1 << 30, .unsent_max = 64 << 10 });
     var rate: u64 = 0;
@@ -147,8 +134,8 @@ test "a connection that has moved bytes says so, and takes a pace" {
     try std.testing.expectEqual(1000, after.acked - before.acked);
     const most_ns = after.rtt_ns + std.time.ns_per_ms;
     try std.testing.expect(after.base_ns > 0 and after.base_ns <= most_ns);
-    try std.testing.expect(!control_congestion(client, "no such"));
-    try std.testing.expect(control_congestion(client, "reno"));
+    try std.testing.expect(!socket.control_congestion(client, "no such"));
+    try std.testing.expect(socket.control_congestion(client, "reno"));
 }
 
 test "an older kernel says less" {

@@ -1,6 +1,6 @@
 //! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
 //! syncs.zig tells it the offers of an attempt and who is alive, and carries out its decision.
-//! structure.zig finds how two structures differ; session/sync.zig moves the bytes.
+//! structure.zig finds how two structures differ; session/syncing.zig moves the bytes.
 //!
 //! 1. Structures must be equal, and all members that insist (send_only) must hold the same content.
 //! 2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
@@ -393,7 +393,7 @@ const Case = struct {
         try std.testing.expect(taken);
     }
 
-    /// One whose last committed revision is known, as session/sync.zig makes it.
+    /// One whose last committed revision is known, as session/syncing.zig makes it.
     fn offer_after(case: *Case, rank: u16, root: u8, revision: u64, after: ?u64) !void {
         try case.offer(rank, root, revision, .popular);
         const made = &case.election.offers[rank].?;

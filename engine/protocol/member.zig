@@ -9,7 +9,7 @@
 //!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
 //!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
 //!     connection. While there is none, data moves on and no vote is cast.
-//! The other side: coordinator.zig. Driven by session/session.zig; what it wants is done in
+//! The other side: coordinator.zig. Driven by session/driver.zig; what it wants is done in
 //! session/actions.zig.
 
 const std = @import("std");

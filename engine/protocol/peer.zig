@@ -87,7 +87,7 @@ pub const Connection = struct {
         return connection.paused_until > now;
     }
 
-    /// That would come back without it.
+    /// Bytes of its queues, which are free again once it is gone.
     pub fn memory(connection: *const Connection) usize {
         return connection.stream.memory() + connection.hold.memory();
     }

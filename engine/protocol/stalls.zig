@@ -118,7 +118,7 @@ pub fn review(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool)
     for (epoch.members, 0..) |*member, rank| {
         if (!member.waited_for or waited_for.has(rank)) continue;
         member.waited_for = false;
-        // That it is lost is a line of its own.
+        // The loss of a member has a line of its own.
         if (epoch.alive.has(rank)) run.log(
             .warning,
             "peer {f} of epoch {d} is not waited for any more; group {s}",

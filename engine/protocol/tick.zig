@@ -125,8 +125,8 @@ fn hears_nobody(run: *Run, now: Instant) bool {
 
 /// Somebody is heard again, so the others have the silence limit from now on. Unlike after a
 /// restart that is enough: they have heard no answer for half of it already, so they have given
-/// up their connections and try to make new ones (session.zig: silent_at). Only what they try
-/// may take a while to be repeated, so a limit that is short is taken twice.
+/// up their connections and try to make new ones (session/control.zig: silent_at). Only what they
+/// try may take a while to be repeated, so a limit that is short is taken twice.
 fn wait_for_all(run: *Run, now: Instant) void {
     const silence_ns = run.options.silence_ns;
     const since = now +| @min(silence_ns, dial_repeat_ns -| silence_ns);

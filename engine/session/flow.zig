@@ -43,14 +43,19 @@ pub const Pace = struct {
     /// For a lane that moves so much, over such a distance.
     pub fn unsent(base_ns: u64, rate: u64) u32 {
         if (base_ns < Spread.far_ns) return 0;
-        const in_air = rate *| (base_ns / std.time.ns_per_us) / std.time.us_per_s;
-        return @intCast(std.math.clamp(in_air / unsent_part, unsent_least, unsent_most));
+        const part = on_the_way(rate, base_ns) / unsent_part;
+        return @intCast(std.math.clamp(part, unsent_least, unsent_most));
     }
 
     fn apart(one: u64, other: u64) bool {
         return (one == 0) != (other == 0) or @max(one, other) - @min(one, other) > one / 32;
     }
 };
+
+/// The bytes that leave within a round trip.
+fn on_the_way(rate: u64, rtt_ns: u64) u64 {
+    return rate *| (rtt_ns / std.time.ns_per_us) / std.time.us_per_s;
+}
 
 /// All this of one link.
 pub const Flow = struct {
@@ -65,7 +70,7 @@ pub const Flow = struct {
     /// The most that came in within an interval, bytes per second; of late.
     arriving: u64 = 0,
     received: u64 = 0,
-    rtt_ns: u64 = 0,
+    /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
     /// Sent a second time, in millionths, of late; and for how long that was a lot, though no queue
     /// stood on the way.
@@ -86,10 +91,19 @@ pub const Flow = struct {
         return if (flow.spread.is_fixed) ours else @max(ours, flow.theirs);
     }
 
+    pub fn is_far(flow: *const Flow) bool {
+        return flow.base_ns >= Spread.far_ns;
+    }
+
+    /// Not within a machine room, where a full queue is too short to be seen.
+    pub fn must_tolerate_loss(flow: *const Flow) bool {
+        return flow.is_lossy and flow.is_far();
+    }
+
     /// Bytes that are in the air both ways, or on their way back as credits, when the link is full.
     pub fn in_air(flow: *const Flow) u64 {
         const rate = @max(flow.goodput, flow.arriving);
-        return 2 *| rate *| (flow.base_ns / std.time.ns_per_us) / std.time.us_per_s;
+        return on_the_way(2 *| rate, flow.base_ns);
     }
 
     /// The other side has not heard how many lanes there are to be.
@@ -99,7 +113,6 @@ pub const Flow = struct {
 
     pub fn note(flow: *Flow, i: *const Interval) void {
         flow.goodput = i.goodput();
-        flow.rtt_ns = i.rtt_ns;
         const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
         const is_lossy = flow.again_ppm > lossy_ppm and !i.crowded();
@@ -109,7 +122,7 @@ pub const Flow = struct {
 
     /// `received`: all that ever came in.
     pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
-        const rate = (received - flow.received) *| std.time.ns_per_s / @max(1, ns);
+        const rate = pace.per_second(received - flow.received, ns);
         flow.received = received;
         flow.arriving = @max(rate, flow.arriving - flow.arriving / 64);
     }

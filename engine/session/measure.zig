@@ -27,12 +27,12 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
         return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
     lane.sample = sample;
     flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
-    const is_far = flow.base_ns >= Spread.far_ns;
+    const is_far = flow.is_far();
     if (is_far and !flow.spread.is_fixed) flow.spread.lanes = @max(flow.spread.lanes, Spread.far);
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
         .unsent_max = if (is_far or ceiling > 0) Pace.unsent_first else 0,
-        .loss_tolerant = is_far and flow.is_lossy,
+        .loss_tolerant = flow.must_tolerate_loss(),
     });
 }
 
@@ -99,7 +99,7 @@ fn run_link(host: Host, link: *Link, ns: u64, is_late: bool, ceiling: u64) void 
         i.base_ns = @min(i.base_ns, sample.base_ns);
         weighted +|= sample.rtt_ns / std.time.ns_per_us *| since;
         lanes[count] = lane;
-        moved[count] = since *| std.time.ns_per_s / @max(1, ns);
+        moved[count] = pace.per_second(since, ns);
         count += 1;
     }
     if (count == 0) return;
@@ -118,7 +118,7 @@ fn run_link(host: Host, link: *Link, ns: u64, is_late: bool, ceiling: u64) void 
     for (lanes[0..count], moved[0..count], shares[0..count]) |lane, each, given| tell(host, lane, .{
         .rate = given,
         .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
-        .loss_tolerant = flow.is_lossy and i.base_ns >= Spread.far_ns,
+        .loss_tolerant = flow.must_tolerate_loss(),
     });
 }
 
@@ -132,7 +132,7 @@ pub fn window(links: []const *Link) u64 {
 
 /// Whether some other peer is far away.
 pub fn any_far(links: []const *Link) bool {
-    for (links) |link| if (link.flow.base_ns >= Spread.far_ns) return true;
+    for (links) |link| if (link.flow.is_far()) return true;
     return false;
 }
 

@@ -12,6 +12,11 @@ const std = @import("std");
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
+/// Bytes per second.
+pub fn per_second(bytes: u64, ns: u64) u64 {
+    return bytes *| s / @max(1, ns);
+}
+
 /// All that the lanes of a link have done in one interval.
 pub const Interval = struct {
     ns: u64,
@@ -26,7 +31,7 @@ pub const Interval = struct {
 
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
-        return i.acked *| s / @max(1, i.ns);
+        return per_second(i.acked, i.ns);
     }
 
     /// Packets wait on the way for longer than jitter explains.
@@ -116,7 +121,7 @@ pub const Pacer = struct {
 
     /// Bytes per second since the state began.
     fn moved(p: *const Pacer) u64 {
-        return p.acked *| s / @max(1, p.lasted);
+        return per_second(p.acked, p.lasted);
     }
 
     /// In two intervals: acknowledgements come in bursts.

@@ -52,7 +52,7 @@ pub const Spread = struct {
         if (is_full) spread.full_ns += i.ns;
         spread.rest -|= i.ns;
         if (spread.ns < @max(round_ns, round_trips * i.base_ns)) return;
-        const goodput = spread.acked *| s / spread.ns;
+        const goodput = pace.per_second(spread.acked, spread.ns);
         const was_full = spread.full_ns * 2 > spread.ns;
         spread.ns = 0;
         spread.acked = 0;

@@ -109,7 +109,7 @@ ChunkBytes = Annotated[
 WindowBytes = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Bytes of partial sums in flight per operation and link. " + default("16 MiB")
+        min=1, help="Bytes of room for partial sums of an operation. " + default("16 MiB")
     ),
 ]
 Memory = Annotated[
