@@ -85,11 +85,12 @@ def test_a_network_ends_with_the_socket_of_its_emulator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["which need root", "needs /dev/net/tun"])
 def test_without_what_it_needs_it_is_one_sentence(
-    why: str, monkeypatch: pytest.MonkeyPatch
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000 if "root" in why else 0)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    done = CliRunner().invoke(app, ["wan", "--quick"])
+    # Not the default folder, which may be there, and is not to be written here either.
+    done = CliRunner().invoke(app, ["wan", "--quick", "--out", str(tmp_path / "new")])
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1 and why in done.stderr
 
