@@ -23,7 +23,11 @@ const Info = extern struct {
     ato_us: u32,
     snd_mss: u32,
     rcv_mss: u32,
-    packets: [5]u32,
+    unacked: u32,
+    sacked: u32,
+    lost: u32,
+    retrans: u32,
+    fackets: u32,
     last_ms: [4]u32,
     pmtu: u32,
     rcv_ssthresh: u32,
@@ -79,7 +83,9 @@ fn told(info: *const Info, length: usize) ?Sample {
     const again = if (whole) info.bytes_retrans else @as(u64, info.total_retrans) * info.snd_mss;
     const base_us = if (info.min_rtt_us == no_rtt) info.rtt_us else info.min_rtt_us;
     return .{
-        .acked = info.bytes_acked,
+        // What came after a gap has arrived as well, in whole packets. Without it a lost packet
+        // would look like a pause and then a burst.
+        .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
         .retransmitted = again,
         .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,
         .base_ns = @as(u64, base_us) * std.time.ns_per_us,
@@ -143,11 +149,14 @@ test "an older kernel says less" {
     info.total_retrans = 3;
     info.snd_mss = 1448;
     info.bytes_retrans = 5000;
+    info.bytes_acked = 7000;
+    info.sacked = 2;
     info.rtt_us = 100;
     info.min_rtt_us = no_rtt;
     try std.testing.expectEqual(null, told(&info, @offsetOf(Info, "bytes_acked")));
     const older = told(&info, @offsetOf(Info, "delivery_rate")).?;
     try std.testing.expectEqual(3 * 1448, older.retransmitted);
+    try std.testing.expectEqual(7000 + 2 * 1448, older.acked);
     try std.testing.expectEqual(older.rtt_ns, older.base_ns);
     try std.testing.expectEqual(5000, told(&info, @sizeOf(Info)).?.retransmitted);
 }

@@ -28,7 +28,8 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
     lane.sample = sample;
     flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
     const is_far = flow.is_far();
-    if (is_far and !flow.spread.is_fixed) flow.spread.lanes = @max(flow.spread.lanes, Spread.far);
+    if (!flow.spread.is_fixed)
+        flow.spread.lanes = @max(flow.spread.lanes, Spread.first(flow.base_ns));
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
         .unsent_max = if (is_far or ceiling > 0) Pace.unsent_first else 0,

@@ -39,11 +39,19 @@ pub const Spread = struct {
     const gain_part = 8;
     const loss_part = 16;
 
-    /// Within a machine room two lanes keep both directions busy. Further away four start where
-    /// one would take a while.
+    /// Within a machine room two lanes keep both directions busy. Further away a connection takes
+    /// a while to grow, in each operation anew after a pause, so more of them begin.
     pub const near = 2;
-    pub const far = 4;
+    const far = 4;
+    const distant = 8;
     pub const far_ns = 2 * ms;
+    const distant_ns = 50 * ms;
+
+    /// So many lanes a link begins with.
+    pub fn first(base_ns: u64) u8 {
+        if (base_ns < far_ns) return near;
+        return if (base_ns < distant_ns) far else distant;
+    }
 
     pub fn step(spread: *Spread, i: *const Interval, is_full: bool) void {
         if (spread.is_fixed or !i.saturated or i.base_ns < far_ns) return;
