@@ -68,6 +68,8 @@ pub const Board = struct {
     /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
     origin_slots: u16,
+    /// So many every member has.
+    origin_sure: u16,
     /// So many slots may each sender of partial sums fill here in this attempt: an owner's
     /// neighbour in the ring, or a contributor.
     slots_each: u32 = 0,
@@ -135,6 +137,7 @@ pub const Board = struct {
 
     /// Slots for contributions that must be converted before they travel.
     const origin_slots_min = 8;
+    const slots_each_max = 4096;
 
     pub const Sizes = struct {
         members_max: u32,
@@ -154,7 +157,9 @@ pub const Board = struct {
         // Room for more than all have, but not for more than half of the operation.
         const sure = slots_needed(&ledger, sizes.window_bytes);
         const half: usize = @intCast(@min(ledger.partition.pieces / 2, no_slot - 1));
-        const slots = @max(sure, @min(slots_needed(&ledger, sizes.window_here), half));
+        const here = slots_needed(&ledger, sizes.window_here);
+        const is_more = @min(here.all, half) > sure.all;
+        const slots = if (is_more) @min(here.all, half) else sure.all;
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -162,8 +167,9 @@ pub const Board = struct {
         };
         return .{
             .ledger = ledger,
-            .origin_slots = origin_slots_of(world_size),
-            .slots_sure = sure,
+            .origin_slots = if (is_more) @min(here.origin, half / 2) else sure.origin,
+            .origin_sure = sure.origin,
+            .slots_sure = sure.all,
             .is_far = sizes.is_far,
             .free_slots = try base.unfilled.list(arena, u16, slots),
             .positions = try base.unfilled.list(arena, u16, world_size),
@@ -174,20 +180,28 @@ pub const Board = struct {
         };
     }
 
-    fn slots_needed(ledger: *const Ledger, window_bytes: u64) usize {
+    /// Slots, and those of them that hold contributions of this peer.
+    const Needed = struct { all: usize = 0, origin: u16 = 0 };
+
+    fn slots_needed(ledger: *const Ledger, window_bytes: u64) Needed {
         const kind = ledger.descriptor.kind;
         const world_size = ledger.roles.world_size;
-        if (!(kind.reduces() or kind.carries()) or world_size < 2) return 0;
-        if (kind == .send_recv) return 0; // from memory to memory
+        if (!(kind.reduces() or kind.carries()) or world_size < 2) return .{};
+        if (kind == .send_recv) return .{}; // from memory to memory
         const senders = world_size - 1;
         const slot_bytes = @max(1, ledger.partition.slot_bytes());
         const by_window = @max(1, window_bytes / (slot_bytes * senders));
         // After a loss fewer senders share the same pieces, hence the factor.
         const pieces = ledger.partition.pieces;
         const by_work = @max(1, std.math.divCeil(u64, pieces, 2) catch unreachable);
-        const converting: usize = if (converts_any(ledger)) origin_slots_of(world_size) else 0;
-        const per_sender = @min(by_window, by_work, 4096);
-        return @intCast(@min(per_sender * senders + converting, no_slot - 1));
+        const per_sender = @min(by_window, by_work, slots_each_max);
+        // They are kept until others have them, so as many as one of these may send.
+        const least = origin_slots_of(world_size);
+        const origin: u16 = if (converts_any(ledger)) @intCast(@max(least, per_sender)) else 0;
+        return .{
+            .all = @intCast(@min(per_sender * senders + origin, no_slot - 1)),
+            .origin = origin,
+        };
     }
 
     /// Some contributions do not travel as they lie in the caller's array.
@@ -222,15 +236,14 @@ pub const Board = struct {
             entry.* = @intCast(b.free_slots.len - 1 - index);
         }
         for (b.targets) |*target| target.* = .{ .ready = target.ready };
-        b.slots_each = b.slots_per_sender(b.free_slots.len);
+        b.slots_each = b.slots_per_sender(b.free_slots.len, b.origin_slots);
         // Before a receiver says what it allows, it is taken to have what all have.
-        @memset(b.credits, .{ .allowed = b.slots_per_sender(b.slots_sure) });
+        @memset(b.credits, .{ .allowed = b.slots_per_sender(b.slots_sure, b.origin_sure) });
     }
 
     /// The share of one sender, from the beginning of an attempt on.
-    fn slots_per_sender(b: *const Board, slots: usize) u32 {
+    fn slots_per_sender(b: *const Board, slots: usize, reserved: u16) u32 {
         if (b.members < 2 or slots == 0) return 0;
-        const reserved: usize = if (converts_any(&b.ledger)) b.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
         const one_owner = b.schedule == .ring and b.ledger.descriptor.kind.ends_at_root();
         const senders = if (one_owner) 1 else b.members - 1;
@@ -302,7 +315,26 @@ pub const Board = struct {
         credit.freed += 1;
     }
 
-    /// The slot of a frame that has left.
+    /// A frame whose slot this was did not come in whole.
+    pub fn slot_unplaced(b: *Board, credit: *Credit, index: u16) void {
+        b.slot_give(index);
+        credit.held -= 1;
+    }
+
+    /// So many slots wait for acknowledgements that this frame must be acknowledged soon. The rest
+    /// is enough for its senders to go on, who hear of slots in quarters.
+    pub fn is_short(b: *const Board, move: *const Move) bool {
+        if (move.slot == no_slot) return false;
+        if (move.holder == nobody) return b.origin_held * 2 >= b.origin_slots;
+        return b.credits[move.holder].held * 2 >= b.slots_each;
+    }
+
+    /// Whoever sends here is told once more how much it may send.
+    pub fn grant_again(b: *Board, classes: Classes) void {
+        for (b.credits[classes.first..][0..classes.count]) |*credit| credit.announced = 0;
+    }
+
+    /// The slot of a frame that the other side has.
     pub fn slot_left(b: *Board, move: *const Move) void {
         if (move.slot == no_slot) return;
         if (move.holder != nobody) return b.slot_free(&b.credits[move.holder], move.slot);

@@ -280,6 +280,15 @@ pub const Direct = struct {
         return slot;
     }
 
+    /// It did not come in whole, and will come again.
+    pub fn unplace(direct: *Direct, b: *Board, piece: usize, from: u16, slot: u16) void {
+        const pending = direct.find(piece).?;
+        pending.slots[from] = no_slot;
+        b.slot_unplaced(&b.credits[from], slot);
+        for (pending.slots[0..b.members]) |each| if (each != no_slot) return;
+        direct.remove(piece);
+    }
+
     /// A contribution is there; with the last one the piece is reduced, in rank order.
     pub fn arrived(direct: *Direct, b: *Board, piece: usize, _: u16) ?Job {
         const pending = direct.find(piece).?;

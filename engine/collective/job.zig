@@ -20,8 +20,8 @@ pub const Move = struct {
     class: u16 = 0,
     reduced_attempt: u32 = 0,
     place: Place,
-    /// A slot that is free again when the frame has left, and whose credit it is; nobody: it has a
-    /// contribution of this peer.
+    /// A slot that is free again when the other side has the frame, and whose credit it is; nobody:
+    /// it has a contribution of this peer.
     slot: u16 = no_slot,
     holder: u16 = nobody,
 

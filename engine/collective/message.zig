@@ -70,6 +70,10 @@ pub const Message = struct {
         return error.WrongPhase;
     }
 
+    pub fn unplace(_: *Message, _: *Board, _: usize, _: u16, _: u16) void {
+        unreachable; // no partial has a place
+    }
+
     pub fn arrived(_: *Message, _: *Board, _: usize, _: u16) ?Job {
         unreachable; // no partial has a place
     }

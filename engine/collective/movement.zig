@@ -384,6 +384,13 @@ pub const Movement = struct {
         return partition.codec.encoded_bytes(partition.elements(piece));
     }
 
+    /// The lane of a placed frame broke before its payload was complete: it will come again.
+    pub fn unplace(x: *Movement, header: *const Header, from: u16, slot: u16) void {
+        const piece = x.board.ledger.partition.numbered(header.index).?;
+        if (header.kind == .final) return x.board.ledger.final_seen.unset_bit(piece);
+        x.movers.ask(&x.board, .unplace, .{ piece, from, slot });
+    }
+
     /// The payload of a placed frame is complete. Whether there may be more to send now.
     pub fn arrived(x: *Movement, header: *const Header, slot: u16) bool {
         assert(x.board.members > 1);
@@ -451,14 +458,19 @@ pub const Movement = struct {
         const most = base.limits.eager_bytes_max;
         if (is_eager and target.eager_bytes + x.memory.slot_bytes > most) return null;
         const move = x.next_move(to, is_eager) orelse return null;
-        const payload = switch (move.place) {
+        const bytes = x.payload(&move);
+        if (is_eager) target.eager_bytes += bytes.len;
+        x.bytes_sent += bytes.len;
+        return .{ .move = move, .payload = bytes };
+    }
+
+    /// The bytes of a frame, also of one that goes once more.
+    pub fn payload(x: *const Movement, move: *const Move) []const u8 {
+        return switch (move.place) {
             .slot => x.memory.slot(move.slot)[0..x.board.partial_bytes(move.piece)],
             .own => x.memory.own_piece(move.piece),
             .result => x.memory.final_piece(move.piece),
         };
-        if (is_eager) target.eager_bytes += payload.len;
-        x.bytes_sent += payload.len;
-        return .{ .move = move, .payload = payload };
     }
 
     fn next_move(x: *Movement, to: u16, is_eager: bool) ?Move {
@@ -472,11 +484,32 @@ pub const Movement = struct {
         };
     }
 
-    /// A frame of `next` has left: its slot is free again.
-    pub fn sent(x: *Movement, out: *const Out) void {
+    /// A frame of `next` has left.
+    pub fn sent(x: *Movement) void {
         assert(x.board.members > 1);
         x.frames_owed -|= 1;
-        x.board.slot_left(&out.move);
+    }
+
+    /// The other side has it: its slot is free again.
+    pub fn acknowledged(x: *Movement, move: *const Move) void {
+        assert(x.board.members > 1);
+        x.board.slot_left(move);
+    }
+
+    /// Whether a frame may go once more: what this peer contributed is its caller's again, once the
+    /// result is set aside.
+    pub fn is_repeatable(x: *const Movement, move: *const Move) bool {
+        return move.place != .own or !x.memory.is_aside;
+    }
+
+    /// It must say soon that it has this frame.
+    pub fn is_short(x: *const Movement, move: *const Move) bool {
+        return x.board.is_short(move);
+    }
+
+    /// A lane from this position broke: an open and credits may have been lost with it.
+    pub fn grant_again(x: *Movement, from: u16) void {
+        x.board.grant_again(x.classes(from));
     }
 
     // ---- results

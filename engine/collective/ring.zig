@@ -130,6 +130,12 @@ pub const Ring = struct {
         return slot;
     }
 
+    /// It did not come in whole, and will come again.
+    pub fn unplace(ring: *Ring, b: *Board, piece: usize, _: u16, slot: u16) void {
+        ring.partial_seen.unset_bit(piece);
+        b.slot_unplaced(&b.credits[owner(b, piece)], slot);
+    }
+
     /// A partial sum is there: this peer's part is added, and it goes on or is finished. A
     /// carried piece goes on as it is.
     pub fn arrived(ring: *Ring, b: *Board, piece: usize, slot: u16) ?Job {

@@ -16,6 +16,7 @@ pub const Schedule = @import("board.zig").Schedule;
 pub const Options = @import("options.zig").Options;
 pub const Movement = @import("movement.zig").Movement;
 pub const Out = Movement.Out;
+pub const Move = @import("job.zig").Move;
 pub const no_slot = @import("job.zig").no_slot;
 pub const direct_members_max = @import("direct.zig").members_max;
 pub const Pool = @import("pool.zig").Pool;

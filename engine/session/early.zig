@@ -97,6 +97,13 @@ pub const Early = struct {
         return kept.open;
     }
 
+    /// Whether a data frame of this place is kept already.
+    pub fn has_data(early: *Early, header: *const Header) bool {
+        const kept = early.find(.of(header), header.attempt) orelse return false;
+        for (kept.data.items) |*item| if (item.header.is_same(header)) return true;
+        return false;
+    }
+
     /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
     pub fn reserve_data(early: *Early, header: *const Header) Error![]u8 {
         const bytes = header.payload_bytes;
@@ -123,7 +130,9 @@ pub const Early = struct {
         errdefer early.forget_data(payload);
         const kept = try early.obtain(.of(header), header.attempt) orelse
             return early.forget_data(payload);
-        // Several lanes may have brought some at the same time.
+        // Several lanes may have brought some at the same time, and the same.
+        for (kept.data.items) |*item| if (item.header.is_same(header))
+            return early.forget_data(payload);
         if (kept.data_bytes + payload.len > limits.eager_bytes_max) return error.TooMuchAhead;
         try kept.data.append(early.gpa, .{ .header = header.*, .payload = payload });
         kept.data_bytes += payload.len;
@@ -182,7 +191,11 @@ fn test_header(sequence: u64, attempt: u32, payload_bytes: u32) Header {
     });
 }
 
-fn test_keep(early: *Early, header: Header) Early.Error!void {
+/// Each is another piece.
+fn test_keep(early: *Early, like: Header) Early.Error!void {
+    var header = like;
+    const kept = early.kept.getPtr(.of(&header));
+    header.index = if (kept) |it| it.data.items.len else 0;
     try early.keep_data(&header, try early.reserve_data(&header));
 }
 
@@ -210,10 +223,12 @@ test "data ahead of time is bounded for each operation, and for the link" {
     for (0..2) |_| try test_keep(&early, test_header(0, 1, half));
     try std.testing.expectError(error.TooMuchAhead, test_keep(&early, test_header(0, 1, 1)));
     // Two lanes bring the last half at the same time: the second finds no place.
-    const last = test_header(1, 1, half);
+    var last = test_header(1, 1, half);
     try test_keep(&early, last);
     const payloads = .{ try early.reserve_data(&last), try early.reserve_data(&last) };
+    last.index = 1;
     try early.keep_data(&last, payloads[0]);
+    last.index = 2;
     try std.testing.expectError(error.TooMuchAhead, early.keep_data(&last, payloads[1]));
     var operations: u64 = 2;
     while (test_keep(&early, test_header(operations, 1, limits.eager_bytes_max))) {
@@ -224,6 +239,22 @@ test "data ahead of time is bounded for each operation, and for the link" {
     early.prune_epochs(0, 0);
     try std.testing.expectEqual(0, early.bytes);
     try std.testing.expectEqual(0, early.count());
+}
+
+test "the same data on two lanes is kept once" {
+    var early: Early = .{ .gpa = std.testing.allocator };
+    defer early.deinit();
+    const header = test_header(0, 1, 100);
+    try std.testing.expect(!early.has_data(&header));
+    const payloads = .{ try early.reserve_data(&header), try early.reserve_data(&header) };
+    inline for (payloads) |payload| try early.keep_data(&header, payload);
+    try std.testing.expect(early.has_data(&header));
+    var later = header;
+    later.attempt = 2;
+    try std.testing.expect(!early.has_data(&later));
+    const key: Early.Key = .of(&header);
+    try std.testing.expectEqual(null, early.recall_data(key, 1)); // a later attempt was asked for
+    try std.testing.expectEqual(0, early.bytes);
 }
 
 test "opens ahead of time are bounded" {

@@ -14,6 +14,7 @@ const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const transfers = @import("transfer.zig");
 const Group = @import("group.zig").Group;
@@ -110,6 +111,8 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
         defer link.early.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header, neighbour.position) catch |err| {
+            // The same has come on another lane meanwhile.
+            if (err == error.Twice) continue;
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
         };
@@ -125,6 +128,7 @@ fn key_of(operation: *const Operation) Early.Key {
 /// From now on no lane reads or writes memory of this operation.
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
+    for (operation.neighbours) |*neighbour| resend.forget(neighbour.link, operation);
     operation.neighbours = &.{};
     switch (operation.work) {
         .movement => |x| x.halt(),
@@ -182,7 +186,8 @@ pub fn received(s: *Session, lane: *Lane, count: usize) void {
         const alive = switch (step.event) {
             .none => true,
             .head => on_head(s, lane),
-            .payload => on_payload(s, lane),
+            .payload => on_payload(s, lane) and resend.taken(s, lane),
+            .discarded => resend.taken(s, lane),
         };
         if (!alive or lane.broken) return;
     }
@@ -257,6 +262,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
     const header = &lane.incoming;
     // The other end knows that it works, too.
     links.tell(s, lane.link.?, .up);
+    resend.acknowledged(s, lane) catch |err| return reject(s, lane, @errorName(err));
     switch (header.kind) {
         .open => {
             if (header.payload_bytes != control.descriptor_bytes)
@@ -307,11 +313,12 @@ fn on_frame(s: *Session, lane: *Lane) bool {
 }
 
 fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
+    if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
         .stale => return throw_away(lane, header),
         .early => {
-            if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
+            if (lane.link.?.early.has_data(header)) return throw_away(lane, header);
             lane.early = lane.link.?.early.reserve_data(header) catch |err|
                 return reject(s, lane, @errorName(err));
             lane.expect(lane.early, null, collective.no_slot);
@@ -322,8 +329,11 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     const x = operation.work.movement;
     if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
-    const place = x.place(header, neighbour.position) catch |err|
-        return reject(s, lane, @errorName(err));
+    const place = x.place(header, neighbour.position) catch |err| {
+        if (err != error.Twice) return reject(s, lane, @errorName(err));
+        if (!resend.take_over(lane, operation)) return throw_away(lane, header);
+        return true;
+    };
     lane.expect(place.bytes, operation.owner(), place.slot);
     return true;
 }

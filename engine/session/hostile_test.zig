@@ -139,7 +139,8 @@ test "one operation can not be sent ahead of time beyond its share" {
     const lane = link.lanes[0].?;
     const piece = 1000;
     var kept: usize = 0;
-    while (try inject(node, lane, data(node.group, 5, piece))) kept += 1;
+    var header = data(node.group, 5, piece);
+    while (try inject(node, lane, header)) : (header.index += 1) kept += 1;
     try expectEqual(limits.eager_bytes_max / piece, kept);
     // A single frame that is too large is not even read.
     const second = link.lanes[1].?;

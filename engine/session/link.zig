@@ -13,6 +13,9 @@ const collective = @import("collective");
 const Early = @import("early.zig").Early;
 const flow_file = @import("flow.zig");
 const Requests = @import("requests.zig").Requests;
+const unacked_file = @import("unacked.zig");
+const Sent = unacked_file.Sent;
+const Unacked = unacked_file.Unacked;
 const Allocator = std.mem.Allocator;
 const frame = wire.frame;
 const hello = wire.hello;
@@ -59,6 +62,8 @@ pub const Link = struct {
     received_told: u64 = 0,
     /// Where round robin goes on.
     turn: usize = 0,
+    /// What lanes that broke had not delivered: it goes first (resend.zig).
+    again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
     early: Early,
     /// Requests of the peer, a newcomer, in the background.
@@ -69,6 +74,7 @@ pub const Link = struct {
     pub fn deinit(link: *Link) void {
         link.gpa.free(link.address);
         link.early.deinit();
+        link.again.deinit(link.gpa);
         link.* = undefined;
     }
 
@@ -157,6 +163,10 @@ pub const Lane = struct {
     discard: usize = 0,
     into_owner: ?Owner = null,
     into_slot: u16 = collective.no_slot,
+    /// Data frames that have come in whole, also those that nobody wants; and whether the other
+    /// side waits to hear of it.
+    taken: frame.Header.Count = 0,
+    ack_due: bool = false,
     /// The payload that is coming in was sent ahead of time (early.zig).
     early: []u8 = &.{},
     descriptor: [wire.control.descriptor_bytes]u8 = undefined,
@@ -166,7 +176,7 @@ pub const Lane = struct {
     out_head_left: []const u8 = "",
     out_payload: []const u8 = "",
     out_owner: ?Owner = null,
-    out: collective.Out = undefined,
+    unacked: Unacked = .{},
     /// A frame is under way.
     out_busy: bool = false,
     bounce: []u8 = &.{},
@@ -246,6 +256,8 @@ pub const Lane = struct {
         lane.deadline = base.never;
         lane.head_need = frame.header_bytes;
         lane.head_got = 0;
+        lane.unacked = .{};
+        lane.taken = 0;
     }
 
     // ---- incoming
@@ -271,12 +283,12 @@ pub const Lane = struct {
     /// rest.
     pub fn consume(lane: *Lane, count: usize) struct {
         taken: usize,
-        event: enum { none, head, payload },
+        event: enum { none, head, payload, discarded },
     } {
         if (lane.discard > 0) {
             const taken = @min(count, lane.discard);
             lane.discard -= taken;
-            return .{ .taken = taken, .event = .none };
+            return .{ .taken = taken, .event = if (lane.discard == 0) .discarded else .none };
         }
         if (lane.into) |into| {
             const taken = @min(count, into.len);
@@ -361,6 +373,19 @@ pub const Lane = struct {
     pub fn detach(lane: *Lane, owner: Owner) void {
         if (lane.brings(owner)) lane.drop_into();
         if (is_same(lane.out_owner, owner)) lane.bounce_out();
+    }
+
+    /// What the other side is told with each frame.
+    pub fn answer(lane: *Lane) frame.Header.Count {
+        lane.ack_due = false;
+        return lane.taken;
+    }
+
+    /// The place of the payload that is coming in, from its start.
+    pub fn place(lane: *const Lane) []u8 {
+        const rest = lane.into.?;
+        const whole: usize = lane.incoming.payload_bytes;
+        return (rest.ptr - (whole - rest.len))[0..whole];
     }
 
     /// Throws away what is still to come of the payload.

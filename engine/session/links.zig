@@ -13,6 +13,7 @@ const labels = @import("labels.zig");
 const measure = @import("measure.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const resend = @import("resend.zig");
 const rounds = @import("rounds.zig");
 const syncing = @import("syncing.zig");
 const Allocator = std.mem.Allocator;
@@ -244,9 +245,11 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     if (lane.state != .open) return;
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
+    const is_mended = link.open_count > 0 and resend.lane_gone(s, lane, link);
     // One that nobody wants is closed because of that.
-    const may_be_dead = link.open_count == 0 and link.wanted;
-    for (s.groups.items) |group| report(s, group, link, if (may_be_dead) .closed else .broken);
+    const state: wire.control.LinkState =
+        if (link.open_count == 0 and link.wanted) .closed else .broken;
+    for (s.groups.items) |group| report(s, group, link, state, is_mended);
     prefetch.lane_gone(s, link.peer);
     s.wake(link); // another lane may serve in its place
 }
@@ -259,9 +262,16 @@ pub fn close_broken(s: *Session) void {
     };
 }
 
-/// A lane that breaks takes along what was in the air on it, so operations that use it need a new
-/// attempt; one that was the last says that the other peer may be dead.
-fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.LinkState) void {
+/// A lane that breaks takes along what was in the air on it. Operations that use it need a new
+/// attempt, unless others do what was left to do, which no lane does for a sync; one that was the
+/// last says that the other peer may be dead.
+fn report(
+    s: *Session,
+    group: *Group,
+    link: *const Link,
+    state: wire.control.LinkState,
+    is_mended: bool,
+) void {
     if (group.state != .joined or !group.member.connected) return;
     // It is in no epoch yet, and may be the only one left to notice.
     if (state == .closed and group.member.newest() == 0 and group.knows(link.peer))
@@ -274,7 +284,7 @@ fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.Lin
         } });
     for (group.member.epochs) |slot| {
         const epoch = slot orelse continue;
-        if (state == .broken and !in_use(s, link, group, epoch.number)) continue;
+        if (state == .broken and !in_use(s, link, group, epoch.number, is_mended)) continue;
         const rank = epoch.rank_of(link.peer) orelse continue;
         if (!epoch.alive.has(rank)) continue;
         s.send(.{ .link_lost = .{
@@ -293,7 +303,7 @@ pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
         // One that was never open says nothing of the other side either.
         const closed = link.wanted and link.was_open and link.open_count == 0;
-        if (closed and link.told == .up) report(s, group, link, .closed);
+        if (closed and link.told == .up) report(s, group, link, .closed, false);
     }
     say_broken(s, group);
 }
@@ -333,10 +343,17 @@ fn say(s: *Session, group: *const Group, link: *const Link) void {
     } });
 }
 
-fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
+/// `is_mended`: what moves data is not harmed.
+fn in_use(
+    s: *const Session,
+    link: *const Link,
+    group: *const Group,
+    epoch: u64,
+    is_mended: bool,
+) bool {
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
-        if (operation.neighbour(link) != null) return true;
+        if (!is_mended and operation.neighbour(link) != null) return true;
         if (operation.sync()) |shared| if (shared.uses(link)) return true;
     }
     return false;

@@ -156,6 +156,7 @@ pub const Operation = struct {
         class: u16 = 0,
         reduced_attempt: u32 = 0,
         payload_bytes: u32 = 0,
+        asks: bool = false,
     };
 
     /// Puts the head of one of its frames on a lane. `inline_payload` travels in the head.
@@ -175,6 +176,8 @@ pub const Operation = struct {
             .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
             .reduced_attempt = what.reduced_attempt,
             .fingerprint = operation.fingerprint,
+            .acked = lane.answer(),
+            .asks = what.asks,
             .group = operation.group.id.?,
             .class = what.class,
             .kind = what.kind,

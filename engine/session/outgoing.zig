@@ -6,15 +6,15 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const collective = @import("collective");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
-const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 const Header = wire.frame.Header;
 const control = wire.control;
@@ -27,7 +27,9 @@ pub fn next(s: *Session, lane: *Lane) void {
     const count = s.operations.items.len;
     // The other side may be the one that dials.
     if (link.flow.is_news()) return put_ping(lane, link);
-    if (!link.serves(lane)) return if (lane.ping_due) put_ping(lane, link);
+    const says = lane.ping_due or lane.ack_due;
+    if (!link.serves(lane)) return if (says) put_ping(lane, link);
+    if (resend.next(s, lane, link)) return;
     var room: ?bool = null;
     for (0..count) |step| {
         const index = (link.turn + step) % count;
@@ -37,14 +39,18 @@ pub fn next(s: *Session, lane: *Lane) void {
         return;
     }
     if (prefetch.next(s, lane, link)) return;
-    if (lane.ping_due) put_ping(lane, link);
+    if (says) put_ping(lane, link);
 }
 
-/// A sign of life, and how many lanes this side would like.
+/// A sign of life, what has come in, and how many lanes this side would like.
 fn put_ping(lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
-    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping, .index = index })));
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
+        .kind = .ping,
+        .index = index,
+        .acked = lane.answer(),
+    })));
     lane.out_busy = true;
 }
 
@@ -77,16 +83,26 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
         if (room.* == null) room.* = has_room_ahead(s, link);
         if (!room.*.?) return false;
     }
-    lane.out = x.next(position) orelse return false;
-    operation.put(lane, .{
-        .kind = lane.out.move.kind,
-        .index = x.board.ledger.partition.number(lane.out.move.piece),
-        .class = lane.out.move.class,
-        .reduced_attempt = lane.out.move.reduced_attempt,
-        .payload_bytes = @intCast(lane.out.payload.len),
-    }, "");
-    lane.put_payload(lane.out.payload, operation.owner());
+    if (!lane.unacked.has_room()) return false;
+    const out = x.next(position) orelse return false;
+    put_data(lane, operation, .{ .operation = operation, .move = out.move }, out.payload);
     return true;
+}
+
+/// A data frame goes out on a lane that has room for it in its list.
+pub fn put_data(lane: *Lane, operation: *Operation, what: Sent, payload: []const u8) void {
+    const x = operation.work.movement;
+    const move = &what.move;
+    lane.unacked.push(what);
+    operation.put(lane, .{
+        .kind = move.kind,
+        .index = x.board.ledger.partition.number(move.piece),
+        .class = move.class,
+        .reduced_attempt = move.reduced_attempt,
+        .payload_bytes = @intCast(payload.len),
+        .asks = x.is_short(move) or lane.unacked.is_short(),
+    }, "");
+    lane.put_payload(payload, operation.owner());
 }
 
 /// Whether another operation may send data to this peer before it has called it.
@@ -109,10 +125,11 @@ pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_owner = null;
     const operation = Operation.from_owner(owner) orelse return;
     if (operation.sync() != null) return syncing.sent(s, lane, operation);
-    operation.work.movement.sent(&lane.out);
-    if (lane.out.move.kind == .partial) s.fault_point(operation, .operation_partial);
+    const frame = lane.unacked.newest();
+    if (frame.is_counted) return;
+    frame.is_counted = true;
+    operation.work.movement.sent();
+    if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) frames.check_complete(s, operation);
-    // A slot that is free again may be a credit for one, or what another waits for to be sent.
-    if (lane.out.move.slot != collective.no_slot) operations.wake_all(s, operation);
 }

@@ -270,6 +270,7 @@ fn put(lane: *Lane, kind: wire.frame.Kind, item: Requests.Item, payload_bytes: u
         .attempt = item.number,
         .class = item.class,
         .fingerprint = item.fingerprint,
+        .acked = lane.answer(),
         .payload_bytes = @as(u32, @intCast(payload_bytes)),
     })));
     lane.out_busy = true;

@@ -19,8 +19,8 @@ pub const Kind = enum(u8) {
     partial = 3,
     /// Payload: the final bytes of piece `index`, on their way from the owner.
     final = 4,
-    /// A sign of life, when there was nothing else to send for a heartbeat; `index`: so many lanes
-    /// the sender would like this link to have.
+    /// A sign of life, when there was nothing else to send for a heartbeat, or an acknowledgement;
+    /// `index`: so many lanes the sender would like this link to have.
     ping = 5,
     /// In a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
     want = 6,
@@ -30,6 +30,11 @@ pub const Kind = enum(u8) {
     hashes = 8,
     /// The answer to a want of a newcomer (epoch 0): there is nothing to give.
     lack = 9,
+
+    /// Pieces of an operation: each is acknowledged, and sent again if its lane breaks.
+    pub fn is_data(kind: Kind) bool {
+        return kind == .partial or kind == .final;
+    }
 };
 
 pub const Header = struct {
@@ -45,10 +50,22 @@ pub const Header = struct {
     /// The fingerprint of the sender's descriptor: data for another one is not taken, whoever
     /// notices the mismatch first.
     fingerprint: u32 = 0,
+    /// So many data frames have come in on this lane since it opened, modulo 2^32.
+    acked: Count = 0,
+    /// The sender of this data frame waits for it to be acknowledged.
+    asks: bool = false,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.
     class: u16,
     kind: Kind,
+
+    pub const Count = u32;
+
+    /// Whether both bring the same piece on the same way, if they are of the same attempt of an
+    /// operation.
+    pub fn is_same(one: *const Header, other: *const Header) bool {
+        return one.kind == other.kind and one.index == other.index;
+    }
 };
 
 pub const Error = error{ UnknownKind, BadChecksum, BadReserved, TooLong, OutOfRange };
@@ -76,15 +93,16 @@ pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
     std.mem.writeInt(u16, bytes[44..46], header.group, .little);
     std.mem.writeInt(u16, bytes[46..48], header.class, .little);
     bytes[48] = @intFromEnum(header.kind);
-    // 49..52 reserved, zero.
+    bytes[49] = @intFromBool(header.asks);
+    // 50..52 reserved, zero.
     std.mem.writeInt(u32, bytes[52..56], header.fingerprint, .little);
-    // 56..60 reserved, zero.
+    std.mem.writeInt(u32, bytes[56..60], header.acked, .little);
     std.mem.writeInt(u32, bytes[60..64], checksum(bytes), .little);
 }
 
 pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
-    for (bytes[49..52] ++ bytes[56..60]) |byte| if (byte != 0) return error.BadReserved;
+    if (bytes[49] > 1 or bytes[50] != 0 or bytes[51] != 0) return error.BadReserved;
     const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
     if (payload_bytes > limits.frame_payload_bytes_max) return error.TooLong;
     const header: Header = .{
@@ -96,6 +114,8 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .payload_bytes = payload_bytes,
         .reduced_attempt = std.mem.readInt(u32, bytes[40..44], .little),
         .fingerprint = std.mem.readInt(u32, bytes[52..56], .little),
+        .acked = std.mem.readInt(u32, bytes[56..60], .little),
+        .asks = bytes[49] == 1,
         .group = std.mem.readInt(u16, bytes[44..46], .little),
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
@@ -128,6 +148,8 @@ test "a header survives the round trip, and any flipped bit is seen" {
         .payload_bytes = 4096,
         .reduced_attempt = 1,
         .fingerprint = 0xdeadbeef,
+        .acked = 77,
+        .asks = true,
         .group = 5,
         .class = 2,
         .kind = .final,
