@@ -45,6 +45,7 @@ test {
     _ = @import("early.zig");
     _ = @import("flow.zig");
     _ = @import("pace.zig");
+    _ = @import("peak.zig");
     _ = @import("spread.zig");
     _ = @import("link.zig");
     _ = @import("dial_back_test.zig");
