@@ -43,6 +43,7 @@ test {
     _ = @import("driver.zig");
     _ = @import("session.zig");
     _ = @import("early.zig");
+    _ = @import("figures_test.zig");
     _ = @import("flow.zig");
     _ = @import("pace.zig");
     _ = @import("peak.zig");
