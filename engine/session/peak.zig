@@ -19,7 +19,7 @@ pub const Peak = struct {
 
     /// Acknowledgements come in bursts, and so do the turns of a busy thread that reads.
     const stretch_ns = 200 * ms;
-    const half_life_ns = 2 * 60 * s;
+    const half_life_ms = 2 * 60 * 1000;
 
     /// An interval in which there was more to send all the time.
     pub fn sent(peak: *Peak, bytes: u64, ns: u64) void {
@@ -54,8 +54,8 @@ pub const Peak = struct {
 
     /// In short steps, 0.693 of a half-life takes away one part in e.
     fn aged(rate: u64, ns: u64) u64 {
-        const part = @as(u128, rate) * @min(ns, half_life_ns) * 693 / 1000 / half_life_ns;
-        return rate - @as(u64, @intCast(part));
+        const taken_ms: u64 = @min(ns / ms, half_life_ms);
+        return rate - rate *| (693 * taken_ms) / (1000 * half_life_ms);
     }
 };
 
