@@ -51,6 +51,7 @@ test {
     _ = @import("link.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
+    _ = @import("measure_test.zig");
     _ = @import("names.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");

@@ -8,7 +8,7 @@
 //!     outgoing, frames                             data moves
 //!     greeting, dial_back, links, rounds           lanes come and go
 //!     prefetch, syncing, asking                    shared states move
-//!     operations, queue, waits, labels             what many of these need
+//!     operations, queue, waits, labels, figures    what many of these need
 //!     session                                      all things of one peer
 //!     host, operation, group, sync, state, link    each of these things
 //!
