@@ -86,8 +86,8 @@ fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course
     const commit = seconds(course.commit_ns);
     if (course.way == .message) return busy + 2 * hops.longest + commit;
     if (course.is_rooted) return busy + hops.way + commit;
-    // Where all begin at once links are busy to the end, and the last bytes have one more hop. Of
-    // little, each step waits for the one before.
+    // Where all begin at once links are busy to the end, and the last bytes have one more hop. If
+    // there is little to move, each step waits for the one before.
     return commit + @max(busy + hops.longest, hops.way + busy / hops.steps);
 }
 

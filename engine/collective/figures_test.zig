@@ -32,7 +32,7 @@ const Case = struct {
     alive: ?Side = null,
 };
 
-/// What such an operation has to move, of 1200 elements in all. A message goes from 1 to 2.
+/// The bytes that such an operation has to move, of 1200 elements in all. A message goes from 1 to 2.
 fn volume_of(case: Case, way: anytype) !Volume {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
@@ -183,7 +183,7 @@ test "hops and the commit take their time" {
         });
         try expectEqual(expected + 90 * ms, found.predicted_ns);
     }
-    // Of little, six steps wait for each other, and each sends a sixth.
+    // With little to move, six steps wait for each other, and each sends a sixth.
     var little: Volume = .{ .all = 0.012 };
     const found = figures.of(&matrix, &little, &.{ .way = .ring, .order = &order });
     try expectEqual(100 * ms + 30_000, found.predicted_ns);

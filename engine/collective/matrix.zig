@@ -72,7 +72,7 @@ pub const Cut = struct { side: Side, rate: f64 };
 /// All cuts of few members; of more, those around one member. A cut through which nobody knows how
 /// much goes is left out.
 const Cuts = struct {
-    /// Of these members; 0: not found yet.
+    /// The members that they divide; 0: not found yet.
     alive: Side = 0,
     count: usize = 0,
     found: [room]Cut = undefined,
@@ -129,7 +129,7 @@ test "a side sends no more than its members, its links, and the members of the o
     matrix.rates[0][2] = 4;
     try expectEqual(7, rate_of(&matrix, 0b111, 0b001));
     try expectEqual(3 + 10, rate_of(&matrix, 0b111, 0b101) orelse 0);
-    // What the others take in.
+    // The others take in so much.
     matrix.down = @splat(1);
     matrix.cuts.alive = 0;
     try expectEqual(2, rate_of(&matrix, 0b111, 0b001));

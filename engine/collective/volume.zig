@@ -1,4 +1,4 @@
-//! Volume: how many bytes an operation has, as they travel, by who has them and who wants them. A
+//! Volume: how many bytes an operation has, as they travel, by the ranks that have and want them. A
 //! part that one rank has and one wants is a pair's; see roles.zig. Plain numbers: figures.zig says
 //! how long they take.
 

@@ -145,7 +145,7 @@ pub const Epoch = struct {
     stopping: Mask = .empty,
     /// The paths in the current attempt (plan.zig).
     paths: base.Paths,
-    /// What its members were told of their links.
+    /// The rates of links, as its members were told them.
     measured: Told = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,

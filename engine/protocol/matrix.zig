@@ -43,7 +43,7 @@ pub const Row = struct {
 /// To one other peer.
 pub const Link = struct {
     peer: PeerId,
-    /// What is sent there, and what comes from there, bytes per second.
+    /// Bytes per second that are sent there, and that come from there.
     rate: u64 = 0,
     brought: u64 = 0,
     rtt_ns: u64 = 0,
@@ -68,9 +68,9 @@ pub const Fault = enum {
     }
 };
 
-/// What the members of an epoch were told, by rank.
+/// The rows that the members of an epoch were told, by rank.
 pub const Told = struct {
-    /// Of the run's measurements, so many were looked at.
+    /// So many of the run's measurements were looked at.
     version: u64 = 0,
     /// One for each member, once anything is known.
     rows: []Line = &.{},

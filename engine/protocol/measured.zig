@@ -72,7 +72,7 @@ fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
     run.log(level, format, .{ peer.named(), fault.why() });
 }
 
-/// What one peer sends to another, as far as both have told.
+/// The link from one peer to another, as far as both have told.
 pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
     var link = (from.row.find(to.id) orelse return .{ .peer = to.id }).*;
     const seen = to.row.find(from.id) orelse return link;

@@ -149,7 +149,7 @@ pub const Peer = struct {
     label: base.Label = .{},
     /// For the status.
     traffic: Traffic = .{},
-    /// What it tells of its links.
+    /// Its own account of its links.
     row: Row = .{},
     late: Late = .{},
 

@@ -1,6 +1,6 @@
 //! traffic: a peer's account of what it moves, in all and on its links in one span, for the status.
 //! No decision depends on it. Only the peer knows these numbers, so the status shows them as the
-//! peer's own words. What lasts of it: matrix.zig.
+//! peer's own words. The part that lasts: matrix.zig.
 
 const std = @import("std");
 const base = @import("base");

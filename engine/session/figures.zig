@@ -58,7 +58,7 @@ pub fn note(s: *const Session, operation: *Operation) void {
 
 noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collective.Matrix) void {
     const x = operation.work.movement;
-    // Of the shards of an uneven exchange only two know; and through hubs goes what others send.
+    // Only two know the shards of an uneven exchange; and through hubs goes what others send.
     if (operation.op.descriptor.uneven or goes_through_hubs(operation)) return;
     var order: [members_max]u16 = undefined;
     var alive: Side = 0;

@@ -51,7 +51,7 @@ pub const Group = struct {
     removed_length: usize = 0,
     /// The call that this peer, which is new, should have made, and who has made it.
     wanted: ?Wanted = null,
-    /// What the links of its newest epoch carry, once any of that was told.
+    /// The rates of the links of its newest epoch, once any was told.
     measured: ?*Measured = null,
     /// The user's, who destroys them before the group is released.
     states: std.ArrayList(Shared) = .empty,

@@ -1,4 +1,4 @@
-//! What a link, and all links of a peer at once, are found to carry, from the counters of lanes
+//! How much a link, and all links of a peer at once, are found to carry, from the counters of lanes
 //! (measure.zig): two links of one lane each, whose counters a test moves on.
 
 const std = @import("std");

@@ -13,7 +13,7 @@ const s = std.time.ns_per_s;
 pub const Peak = struct {
     /// Bytes per second; 0: not known.
     rate: u64 = 0,
-    /// Of the stretch under way.
+    /// The stretch under way.
     bytes: u64 = 0,
     ns: u64 = 0,
 
@@ -33,7 +33,7 @@ pub const Peak = struct {
         peak.ns = 0;
     }
 
-    /// What comes in says nothing of how much others had to send. So less than half of what has
+    /// Bytes that come in do not say how much others had to send. So less than half of what has
     /// come before is taken for a pause of theirs.
     pub fn arrived(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
@@ -59,7 +59,7 @@ pub const Peak = struct {
     }
 };
 
-/// What all links of a peer have moved in one interval.
+/// The bytes that all links of a peer have moved in one interval.
 pub const Moved = struct {
     acked: u64 = 0,
     received: u64 = 0,

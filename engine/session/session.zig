@@ -125,7 +125,7 @@ pub const Session = struct {
     measured_at: Instant = 0,
     /// Bytes per second that the user lets this peer send; 0: as many as there is room for.
     send_rate: u64,
-    /// What all its links have carried at once.
+    /// The most that all its links have carried at once.
     node: peak.Node = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,

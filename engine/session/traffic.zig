@@ -26,7 +26,7 @@ pub const Told = struct {
     up: u64 = 0,
     down: u64 = 0,
 
-    /// What was told of this peer's rates is not true any more.
+    /// The rates of this peer are not as they were told any more.
     fn is_news(told: *const Told, node: *const Node) bool {
         return wire.control.differ(told.up, node.up.rate) or
             wire.control.differ(told.down, node.down.rate);

@@ -563,7 +563,7 @@ pub const LinkTraffic = struct {
     /// So many lanes are open.
     lanes: u8 = 0,
 
-    /// What cannot be is not believed, and ends nothing (protocol/measured.zig).
+    /// A number that cannot be is not believed, and ends nothing (protocol/measured.zig).
     pub const bounds = .{
         .sent = .any,
         .received = .any,
@@ -1057,7 +1057,7 @@ pub const Measured = struct {
     /// Bytes per second on all links together; 0: not known.
     up: u64,
     down: u64,
-    /// What it sends to others, as far as that is known.
+    /// Those on which it sends to others, as far as they are known.
     links: List(MeasuredLink),
 
     pub const bounds = .{

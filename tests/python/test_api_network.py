@@ -145,8 +145,8 @@ def test_an_outcome_has_the_least_time_at_the_rates_that_were_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Goal: figures come from real links, and no operation is much faster than its bound. Method:
-    peers that may send 8 MB a second sum until they know what they carry. What a busy machine
-    makes slower may be as slow as it likes."""
+    peers that may send 8 MB a second sum until they know what they carry. A busy machine may
+    make it as slow as it likes."""
     monkeypatch.setenv("PCCL_SEND_RATE", "8MB")
     end = time.monotonic() + 60
     with pccl.LocalWorld(2, deadline=60) as world:
