@@ -203,7 +203,7 @@ void init_work(nb::module_ &module) {
       .def("outcome", &outcome,
            nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, int, int, "
                    "int, list[tuple[int, int, list[bytes]]]]"),
-           "(epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns, "
+           "(epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns,\n"
            "plan, predicted_ns, bound_ns, ranges)");
 }
 

@@ -141,8 +141,8 @@ class Work:
         list[tuple[int, int, list[bytes]]],
     ]:
         """
-        (epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns, plan,
-        predicted_ns, bound_ns, ranges)
+        (epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns,
+        plan, predicted_ns, bound_ns, ranges)
         """
 
 class Comm:

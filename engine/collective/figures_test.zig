@@ -32,8 +32,8 @@ const Case = struct {
     alive: ?Side = null,
 };
 
-/// The bytes that such an operation has to move, of 1200 elements in all. A message goes from rank 1
-/// to rank 2.
+/// The bytes that such an operation has to move, of 1200 elements in all. A message goes from rank
+/// 1 to rank 2.
 fn volume_of(case: Case, way: anytype) !Volume {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();

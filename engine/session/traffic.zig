@@ -12,8 +12,6 @@ const Traffic = wire.control.LinkTraffic;
 const most = base.limits.links_told_max;
 
 pub const every_ns = 2 * std.time.ns_per_s;
-/// Speeds over less say little.
-const span_ns_min = 200 * std.time.ns_per_ms;
 
 /// The last account.
 pub const Told = struct {
@@ -22,15 +20,6 @@ pub const Told = struct {
     /// The session's counters then.
     sent: u64 = 0,
     received: u64 = 0,
-    /// The rates of this peer as they were told.
-    up: u64 = 0,
-    down: u64 = 0,
-
-    /// The rates of this peer are not as they were told any more.
-    fn is_news(told: *const Told, node: *const Node) bool {
-        return wire.control.differ(told.up, node.up.rate) or
-            wire.control.differ(told.down, node.down.rate);
-    }
 };
 
 pub const Moved = struct { sent: u64, received: u64 };
@@ -38,8 +27,8 @@ pub const Moved = struct { sent: u64, received: u64 };
 /// The links of an account that is told.
 pub const Room = [most]Traffic;
 
-/// At a heartbeat: the account since the last one, if there is something to tell: sooner where the
-/// rates of this peer have changed. `moved`: what has moved on all links since there are any.
+/// At a heartbeat: the account since the last one, if there is something to tell. `moved`: what has
+/// moved on all links since there are any.
 pub fn account(
     told: *Told,
     now: base.Instant,
@@ -49,8 +38,7 @@ pub fn account(
     room: *Room,
 ) ?wire.control.Traffic {
     const span_ns = now -| told.at;
-    const is_news = span_ns >= span_ns_min and told.at > 0 and told.is_news(node);
-    if (span_ns < every_ns and !is_news) return null;
+    if (span_ns < every_ns) return null;
     var count: usize = 0;
     for (links) |link| {
         const on_link = of_link(link, span_ns);
@@ -68,14 +56,10 @@ pub fn account(
         .any = count > 0 and before.at > 0,
         .sent = moved.sent,
         .received = moved.received,
-        .up = before.up,
-        .down = before.down,
     };
     if (before.at == 0) return null; // nobody knows since when it has moved
     // That nothing moves any more is told once.
-    if (!told.any and !before.any and !is_news) return null;
-    told.up = node.up.rate;
-    told.down = node.down.rate;
+    if (!told.any and !before.any) return null;
     const rate_max = base.limits.link_rate_told_max;
     return .{
         .span_ns = span_ns,
@@ -170,30 +154,6 @@ test "an account says how the link carries, by the most it has moved until it is
     link.flow.pacer.rate = 0;
     expected.rate = 800;
     try std.testing.expectEqual(expected, try told_of(&link));
-}
-
-test "a rate of this peer that has changed by more than a tenth is told with the next heartbeat" {
-    const beat = std.time.ns_per_s / 2;
-    var link = link_for_test();
-    defer link.deinit();
-    var room: Room = undefined;
-    var told: Told = .{ .at = 1 };
-    var now: base.Instant = 1;
-    var node: Node = .{};
-    const Case = struct { u64, ?u64 };
-    for ([_]Case{
-        .{ 0, null },
-        .{ 1000, 1000 },
-        .{ 1100, null },
-        .{ 1101, 1101 },
-        .{ 991, null },
-        .{ 990, 990 },
-    }) |case| {
-        node.up.rate, const wanted = case;
-        now += beat;
-        const said = account(&told, now, &.{&link}, &node, .{ .sent = 0, .received = 0 }, &room);
-        try std.testing.expectEqual(wanted, if (said) |it| it.up else null);
-    }
 }
 
 test "whatever the system measures, the coordinator can read what it is told" {

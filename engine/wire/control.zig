@@ -596,7 +596,7 @@ pub const Traffic = struct {
     };
 };
 
-/// Whether a rate is told again.
+/// Whether a rate is told to members again.
 pub fn differ(told: u64, now: u64) bool {
     return (told == 0) != (now == 0) or @max(told, now) - @min(told, now) > told / 10;
 }
