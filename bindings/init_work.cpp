@@ -150,7 +150,8 @@ nb::tuple Ending::to_tuple() const {
   }
   nb::bytes digest(reinterpret_cast<const char *>(outcome.digest), sizeof outcome.digest);
   return nb::make_tuple(outcome.epoch, outcome.tag, outcome.sequence, outcome.attempts, digest,
-                        outcome.bytes_sent, outcome.bytes_received, outcome.duration_ns, ranges);
+                        outcome.bytes_sent, outcome.bytes_received, outcome.duration_ns,
+                        outcome.plan, outcome.predicted_ns, outcome.bound_ns, ranges);
 }
 
 void Work::begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept) {
@@ -200,10 +201,10 @@ void init_work(nb::module_ &module) {
                    [](const Work &work) { return work.native != nullptr || work.has_ended(); })
       .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))
       .def("outcome", &outcome,
-           nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, "
-                   "list[tuple[int, int, list[bytes]]]]"),
-           "(epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns, "
-           "ranges)");
+           nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, int, int, "
+                   "int, list[tuple[int, int, list[bytes]]]]"),
+           "(epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns,\n"
+           "plan, predicted_ns, bound_ns, ranges)");
 }
 
 }  // namespace pccl_binding

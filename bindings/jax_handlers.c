@@ -563,6 +563,9 @@ XLA_FFI_Error *tell_outcome(const now_t *now, pccl_work_t *work) {
   put(words, OUTCOME_BYTES_SENT, outcome.bytes_sent);
   put(words, OUTCOME_BYTES_RECEIVED, outcome.bytes_received);
   put(words, OUTCOME_DURATION_NS, outcome.duration_ns);
+  put(words, OUTCOME_PREDICTED_NS, outcome.predicted_ns);
+  put(words, OUTCOME_BOUND_NS, outcome.bound_ns);
+  words[OUTCOME_PLAN] = outcome.plan;
   words[OUTCOME_ATTEMPTS] = outcome.attempts;
   words[OUTCOME_RANGE_COUNT] = outcome.range_count;
   memcpy(words + OUTCOME_DIGEST, outcome.digest, sizeof outcome.digest);

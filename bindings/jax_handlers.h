@@ -86,7 +86,10 @@ enum {
   OUTCOME_CONTRIBUTORS = 16, /* ranks that contributed to any range */
   OUTCOME_RANKS_KNOWN = 17,  /* 0: the epoch was left meanwhile, so that no bits are set */
   OUTCOME_DIGEST = 18,
-  OUTCOME_RANGES = 22, /* begin, end, bits */
+  OUTCOME_PREDICTED_NS = 22,
+  OUTCOME_BOUND_NS = 24,
+  OUTCOME_PLAN = 26,
+  OUTCOME_RANGES = 27, /* begin, end, bits */
   OUTCOME_RANGE_WORDS = 4 + OUTCOME_BIT_WORDS,
   OUTCOME_WORDS = OUTCOME_RANGES + OUTCOME_RANGES_MAX * OUTCOME_RANGE_WORDS
 };

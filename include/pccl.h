@@ -134,7 +134,8 @@ typedef enum pccl_recovery {
 typedef enum pccl_plan {
   PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
   PCCL_PLAN_RING = 1,  /* from each member to the next */
-  PCCL_PLAN_DIRECT = 2 /* from all members to the owner of each part, from there to all members */
+  PCCL_PLAN_DIRECT = 2, /* from all members to the owner of each part, from there to all members */
+  PCCL_PLAN_MESSAGE = 3 /* in an outcome only: from the sender to the receiver */
 } pccl_plan_t;
 
 /* Which congestion control the lanes of a peer have: how TCP finds out how fast it may send (docs/NETWORKING.md). */
@@ -638,8 +639,13 @@ typedef struct pccl_outcome {
   uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
   uint64_t bytes_received;
   uint64_t duration_ns;   /* from the call to the commit */
+  uint64_t predicted_ns;  /* the same as it was to be expected when the last attempt began, by the rates that members
+                             had found on their links; 0: some of them was not known. docs/PERFORMANCE.md */
+  uint64_t bound_ns;      /* the least time at these rates, whatever the plan; 0: not known */
+  uint32_t plan;          /* the way that the data took: PCCL_PLAN_RING, PCCL_PLAN_DIRECT or PCCL_PLAN_MESSAGE */
+  uint32_t reserved;
 } pccl_outcome_t;
-#define PCCL_OUTCOME_INIT { sizeof(pccl_outcome_t), 0, 0, 0, 0, 0, {0}, 0, 0, 0 }
+#define PCCL_OUTCOME_INIT { sizeof(pccl_outcome_t), 0, 0, 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct pccl_outcome_range {
   size_t size;

@@ -126,9 +126,23 @@ class Work:
     def resolve(self, timeout_ns: int, copy: bool) -> None: ...
     def outcome(
         self,
-    ) -> tuple[int, int, int, int, bytes, int, int, int, list[tuple[int, int, list[bytes]]]]:
+    ) -> tuple[
+        int,
+        int,
+        int,
+        int,
+        bytes,
+        int,
+        int,
+        int,
+        int,
+        int,
+        int,
+        list[tuple[int, int, list[bytes]]],
+    ]:
         """
-        (epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns, ranges)
+        (epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns,
+        plan, predicted_ns, bound_ns, ranges)
         """
 
 class Comm:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pccl_py.errors import InvalidUsage, PcclError
 from pccl_py.words import PeerId
@@ -114,9 +115,19 @@ def _ranks(epoch: int, roster: Roster, peers: Iterable[PeerId]) -> tuple[int, ..
     return tuple(map(roster.members.index, peers))
 
 
+PlanTaken = Literal["ring", "direct", "message"]
+# By the numbers of pccl_plan_t.
+PLANS_TAKEN: dict[int, PlanTaken] = {1: "ring", 2: "direct", 3: "message"}
+
+
+def figure(ns: int) -> float | None:
+    """Seconds; None for 0, which stands for a figure that is not known."""
+    return ns / 1e9 if ns else None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A committed operation. Equal on every peer but for the bytes and the duration, and the ranges
+    """A committed operation. Equal on every peer but for the bytes and the times, and the ranges
     where each peer has a result of its own.
 
     `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss,
@@ -130,6 +141,10 @@ class Outcome:
     and received; `duration` is seconds from the call to the commit. `roster` has the members of the
     epoch, from which `ranks`, `labels` and str() take the names of the contributors: as they were
     in that epoch, whatever has become of the group since.
+    `plan` is the way that the data took: "ring", "direct" or "message". `predicted` is the seconds
+    that this was to take when the last attempt began, by the rates that members had found on their
+    links, and `bound` the least seconds that any plan needs at these rates; None where some of them
+    was not known (docs/PERFORMANCE.md).
     """
 
     epoch: int
@@ -141,6 +156,9 @@ class Outcome:
     bytes_sent: int
     bytes_received: int
     duration: float
+    plan: PlanTaken = "ring"
+    predicted: float | None = None
+    bound: float | None = None
     roster: Roster = field(default=NOBODY, repr=False, compare=False)
 
     def __str__(self) -> str:

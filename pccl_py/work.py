@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overloa
 
 from pccl_py import _lifecycle, _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
-from pccl_py.outcome import Origin, Outcome, Range, Rosters
+from pccl_py.outcome import PLANS_TAKEN, Origin, Outcome, Range, Rosters, figure
 from pccl_py.words import PeerId, wait_nanoseconds
 
 if TYPE_CHECKING:
@@ -397,7 +397,9 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def _outcome(native: _pccl.Work, rosters: Rosters) -> Outcome:
-    epoch, tag, sequence, attempts, digest, sent, received, duration_ns, ranges = native.outcome()
+    told = native.outcome()
+    epoch, tag, sequence, attempts, digest, sent, received, duration_ns = told[:8]
+    plan, predicted_ns, bound_ns, ranges = told[8:]
     roster = rosters.of(epoch)
     return Outcome(
         epoch=epoch,
@@ -412,5 +414,8 @@ def _outcome(native: _pccl.Work, rosters: Rosters) -> Outcome:
         bytes_sent=sent,
         bytes_received=received,
         duration=duration_ns / 1e9,
+        plan=PLANS_TAKEN[plan],
+        predicted=figure(predicted_ns),
+        bound=figure(bound_ns),
         roster=roster,
     )

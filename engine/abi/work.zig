@@ -24,6 +24,10 @@ pub const Outcome = extern struct {
     bytes_sent: u64,
     bytes_received: u64,
     duration_ns: u64,
+    predicted_ns: u64,
+    bound_ns: u64,
+    plan: c_uint,
+    reserved: u32,
 };
 
 pub const OutcomeRange = extern struct {
@@ -166,6 +170,10 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
         .bytes_sent = if (operation.moves()) |x| x.bytes_sent else 0,
         .bytes_received = if (operation.moves()) |x| x.bytes_received else 0,
         .duration_ns = operation.finished_at - operation.started_at,
+        .predicted_ns = operation.figures.predicted_ns,
+        .bound_ns = operation.figures.bound_ns,
+        .plan = @intFromEnum(operation.figures.way),
+        .reserved = 0,
     }) catch return status.bad_size("pccl_outcome_t");
 }
 

@@ -88,10 +88,15 @@ pub const label_bytes_max = 80;
 /// Links of a peer whose traffic is in the status: the busiest. Enforced where it is told.
 pub const links_told_max = 32;
 /// The numbers that a peer tells of such a link: the bytes per second that it carries, its round
-/// trip, and the bytes sent a second time, in millionths. The peer cuts them before it tells them.
+/// trip, and the bytes sent a second time, in millionths. The peer cuts them before it tells them;
+/// the coordinator believes no others (protocol/measured.zig).
 pub const link_rate_told_max = send_rate_max;
 pub const link_rtt_ns_told_max = 60 * std.time.ns_per_s;
 pub const link_again_ppm_max = 1_000_000;
+/// Links of a peer whose numbers the coordinator keeps: in a few groups of all links.
+pub const links_measured_max = 4 * full_mesh_max;
+/// Members of an epoch that are told what each link carries: in larger ones most links are unknown.
+pub const measured_max = full_mesh_max;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.

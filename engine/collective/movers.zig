@@ -13,10 +13,13 @@ const Ring = @import("ring.zig").Ring;
 const Allocator = std.mem.Allocator;
 
 pub const Movers = struct {
-    active: enum { ring, direct, message } = .ring,
+    active: Way = .ring,
     ring: Ring,
     direct: Direct,
     message: Message = .{},
+
+    /// As in pccl_plan_t (pccl.h).
+    pub const Way = enum(u8) { ring = 1, direct = 2, message = 3 };
 
     /// `arena` gives all of it back.
     pub fn init(

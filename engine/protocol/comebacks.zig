@@ -8,6 +8,7 @@ const attempts = @import("attempts.zig");
 const decisions = @import("decisions.zig");
 const detours = @import("detours.zig");
 const entering = @import("entering.zig");
+const measured = @import("measured.zig");
 const post = @import("post.zig");
 const reports = @import("reports.zig");
 const rounds = @import("rounds.zig");
@@ -80,6 +81,7 @@ fn answer(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) ProtocolErr
         const rank = epoch.rank_of(peer) orelse continue;
         if (!epoch.closed.has(rank)) decisions.tell_missed(run, epoch, rank);
         entering.tell(run, epoch, rank);
+        measured.forget(epoch, rank);
     }
 }
 

@@ -12,6 +12,7 @@ const owed = @import("owed.zig");
 const record_file = @import("record.zig");
 const seal = @import("seal.zig");
 const Asked = @import("asked.zig").Asked;
+const Told = @import("matrix.zig").Told;
 const History = @import("history.zig").History;
 const Peer = @import("peer.zig").Peer;
 const ProtocolError = @import("peer.zig").ProtocolError;
@@ -54,6 +55,8 @@ pub const MemberState = struct {
     votes_behind: u32 = 0,
     /// Others have waited for it for long, and the log says so (stalls.zig).
     waited_for: bool = false,
+    /// It has heard what its epoch was told of links (measured.zig).
+    knows_measured: bool = false,
     /// The report that it owes after a view.
     report: owed.Report = .{},
     /// In the round under way (rounds.zig): the answer that is wanted of it, and once it is
@@ -142,6 +145,8 @@ pub const Epoch = struct {
     stopping: Mask = .empty,
     /// The paths in the current attempt (plan.zig).
     paths: base.Paths,
+    /// The rates of links, as its members were told them.
+    measured: Told = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
     /// Decisions that some member may not have seen yet, oldest first; those before `decided_first`
@@ -233,6 +238,7 @@ pub const Epoch = struct {
         epoch.history.deinit(gpa);
         gpa.free(epoch.began.left);
         gpa.free(epoch.members);
+        epoch.measured.deinit(gpa);
         epoch.ranks.deinit(gpa);
         gpa.destroy(epoch);
     }

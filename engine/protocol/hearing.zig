@@ -10,6 +10,7 @@ const doctor = @import("doctor.zig");
 const door = @import("door.zig");
 const joining = @import("joining.zig");
 const links = @import("links.zig");
+const measured = @import("measured.zig");
 const post = @import("post.zig");
 const queues = @import("queues.zig");
 const reports = @import("reports.zig");
@@ -172,7 +173,7 @@ fn dispatch(
             peer.bytes_received = body.bytes_received;
             post.say(run, peer, .{ .heartbeat_ack = .{ .number = body.number } });
         },
-        .traffic => |*body| try peer.traffic.note(run.gpa, now, body),
+        .traffic => |*body| try measured.on_traffic(run, now, peer, body),
         .prepared => |*body| {
             const group = try run.group_of(peer, body.group);
             rounds.on_prepared(run, group, now, peer, body);
@@ -244,6 +245,7 @@ fn dispatch(
         .waiting,
         .awaited,
         .entered,
+        .measured,
         .dial_back,
         => return error.Unexpected,
     }

@@ -1,5 +1,6 @@
-//! Measurements in the status: speeds of peers and links, and who calls last (traffic.zig,
-//! late.zig). The harness: court_test.zig.
+//! Measurements: what members tell of their links and what is believed of it (measured.zig), and
+//! speeds of peers and links and who calls last in the status (traffic.zig, late.zig). The harness:
+//! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -30,6 +31,7 @@ test "the status has the speed of each peer and of its links, of one span, as it
             .sent = 700,
             .received = 8,
             .rate = 900,
+            .brought = 30,
             .rtt_ns = 90 * ms,
             .again_ppm = 1_500,
             .lanes = 4,
@@ -40,11 +42,14 @@ test "the status has the speed of each peer and of its links, of one span, as it
         .span_ns = 2100 * ms,
         .sent = 701,
         .received = 9,
+        .up = 950,
+        .down = 40,
         .links = .of(&links),
     } });
-    try expect_status(&court, "\"sent_per_s\":0,\"received_per_s\":0,\"span_ns\":0,");
+    try expect_status(&court, "\"sent_per_s\":0,\"received_per_s\":0,\"span_ns\":0," ++
+        "\"up\":0,\"down\":0,");
     try expect_status(&court, "\"sent_per_s\":701,\"received_per_s\":9," ++
-        "\"span_ns\":2100000000,\"calls\":0,\"last_to_call\":0," ++
+        "\"span_ns\":2100000000,\"up\":950,\"down\":40,\"calls\":0,\"last_to_call\":0," ++
         "\"late_ns\":0,\"links\":[{\"rank\":2,\"sent_per_s\":700," ++
         "\"received_per_s\":8,\"rate\":900,\"rtt_ns\":90000000," ++
         "\"retransmitted_ppm\":1500,\"lanes\":4}]}");
@@ -53,6 +58,8 @@ test "the status has the speed of each peer and of its links, of one span, as it
     const text = try court.status();
     try expect(std.mem.indexOf(u8, text, "\"rank\":2,\"sent_per_s\"") == null);
     try expect(std.mem.indexOf(u8, text, "\"sent_per_s\":701") == null);
+    // Its rates stay: nothing moves, and the next call is as fast.
+    try expect(std.mem.indexOf(u8, text, "\"up\":950,\"down\":40,") != null);
 }
 
 test "more links than may be told end the connection" {
@@ -62,7 +69,7 @@ test "more links than may be told end the connection" {
     try court.form();
     const link: control.LinkTraffic = .{ .peer = .none, .sent = 1, .received = 1 };
     const most: [base.limits.links_told_max + 1]control.LinkTraffic = @splat(link);
-    var told: control.Traffic = .{ .span_ns = 1, .sent = 1, .received = 1, .links = .{} };
+    var told = account(0, 0, &.{});
     told.links = .of(most[1..]);
     try court.say(0, .{ .traffic = told });
     try expect(court.peers[0] != null);
@@ -81,14 +88,186 @@ test "a link of more lanes than there may be ends the connection" {
         try expect(court.peers[0] != null);
         const link: control.LinkTraffic =
             .{ .peer = .none, .sent = 1, .received = 1, .lanes = lanes };
-        try court.say(0, .{ .traffic = .{
-            .span_ns = 1,
-            .sent = 1,
-            .received = 1,
-            .links = .of(&.{link}),
-        } });
+        try court.say(0, .{ .traffic = account(0, 0, &.{link}) });
     }
     try expect(court.peers[0] == null);
+}
+
+fn account(up: u64, down: u64, links: []const control.LinkTraffic) control.Traffic {
+    return .{
+        .span_ns = 1,
+        .sent = 1,
+        .received = 1,
+        .up = up,
+        .down = down,
+        .links = .of(links),
+    };
+}
+
+fn link_to(index: usize, rate: u64, brought: u64) control.LinkTraffic {
+    return .{
+        .peer = court_file.id_of(index),
+        .sent = 1,
+        .received = 1,
+        .rate = rate,
+        .brought = brought,
+        .rtt_ns = 20 * ms,
+    };
+}
+
+/// The rows that a member has heard since it read last, by rank.
+fn told_to(court: *Court, index: usize) ![peers_max]?Line {
+    var lines: [peers_max]?Line = @splat(null);
+    const bytes = try court.told(index);
+    defer gpa.free(bytes);
+    var rest: []const u8 = bytes;
+    while (try Court.next_of(&rest)) |message| switch (message) {
+        .measured => |*body| {
+            var line: Line = .{ .up = body.up, .down = body.down };
+            var it = body.links.iterator();
+            while (it.next()) |link| line.rates[link.rank] = link.rate;
+            lines[body.rank] = line;
+        },
+        else => {},
+    };
+    return lines;
+}
+
+const Line = struct { up: u64, down: u64, rates: [peers_max]u64 = @splat(0) };
+
+fn expect_told(court: *Court, index: usize, expected: [peers_max]?Line) !void {
+    try std.testing.expectEqual(expected, try told_to(court, index));
+}
+
+test "members hear what a member carries, and again when that has changed by more than a tenth" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.listen();
+    try court.say(0, .{ .traffic = account(100, 200, &.{ link_to(1, 50, 0), link_to(2, 70, 0) }) });
+    try court.pass(500 * ms);
+    const first: Line = .{ .up = 100, .down = 200, .rates = .{ 0, 50, 70 } };
+    for (0..3) |index| try expect_told(&court, index, .{ first, null, null });
+    // A little more or less, a link on which nothing moves any more, and what is not known.
+    try court.say(0, .{ .traffic = account(110, 180, &.{link_to(1, 55, 0)}) });
+    try court.say(0, .{ .traffic = account(0, 0, &.{ link_to(1, 0, 0), link_to(2, 0, 0) }) });
+    try court.pass(500 * ms);
+    for (0..3) |index| try expect_told(&court, index, .{ null, null, null });
+    try court.say(0, .{ .traffic = account(110, 180, &.{link_to(1, 56, 0)}) });
+    try court.say(1, .{ .traffic = account(0, 90, &.{link_to(2, 9, 0)}) });
+    try court.pass(500 * ms);
+    for (0..3) |index| try expect_told(&court, index, .{
+        .{ .up = 110, .down = 180, .rates = .{ 0, 56, 70 } },
+        .{ .up = 0, .down = 90, .rates = .{ 0, 0, 9 } },
+        null,
+    });
+}
+
+test "a member that claims more of its link than the other end has seen is believed no more" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.listen();
+    try court.say(1, .{ .traffic = account(0, 0, &.{link_to(0, 30, 40)}) });
+    const claims = [_]control.LinkTraffic{ link_to(1, 1000, 20), link_to(2, 1000, 0) };
+    try court.say(0, .{ .traffic = account(0, 0, &claims) });
+    try court.pass(500 * ms);
+    try expect_told(&court, 2, .{
+        .{ .up = 0, .down = 0, .rates = .{ 0, 40, 1000 } },
+        .{ .up = 0, .down = 0, .rates = .{ 20, 0, 0 } },
+        null,
+    });
+    // The word of the other end changes the row of the one that claims.
+    try court.say(2, .{ .traffic = account(0, 0, &.{link_to(0, 0, 60)}) });
+    try court.pass(500 * ms);
+    try expect_told(&court, 2, .{
+        .{ .up = 0, .down = 0, .rates = .{ 0, 40, 60 } },
+        null,
+        null,
+    });
+}
+
+test "numbers that cannot be are said once, ignored, and end nothing" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.listen();
+    const most = base.limits.link_rate_told_max;
+    try court.say(0, .{ .traffic = account(most, most, &.{link_to(1, most, most)}) });
+    try court.pass(500 * ms);
+    const known: Line = .{ .up = most, .down = most, .rates = .{ 0, most, 0 } };
+    try expect_told(&court, 0, .{ known, null, null });
+    var slow = link_to(1, 7, 0);
+    slow.rtt_ns = base.limits.link_rtt_ns_told_max + 1;
+    var lossy = link_to(1, 7, 0);
+    lossy.again_ppm = base.limits.link_again_ppm_max + 1;
+    for (0..2) |_| {
+        const wrong = [_]control.LinkTraffic{
+            link_to(1, most + 1, 0),
+            link_to(1, 7, std.math.maxInt(u64)),
+            slow,
+            lossy,
+            link_to(0, 7, 0), // itself
+            link_to(40, 7, 0), // nobody
+        };
+        try court.say(0, .{ .traffic = account(most + 1, 1, &wrong) });
+        try court.say(0, .{ .traffic = account(1, most + 1, &.{}) });
+    }
+    try court.pass(500 * ms);
+    try expect_told(&court, 0, .{ null, null, null });
+    try expect(court.peers[0] != null);
+    try std.testing.expectEqual(1, court.c.run.peers.items[0].row.links.items.len);
+    const said = court.said[0..court.said_bytes];
+    const peer = " peer 01000000 tells of ";
+    inline for (.{
+        "warning" ++ peer ++ "a rate above 10 Tbit/s",
+        "warning" ++ peer ++ "a round trip above 60 s",
+        "warning" ++ peer ++ "more bytes sent again than there are",
+        "info" ++ peer ++ "a link to nobody of this run",
+    }) |line| try std.testing.expectEqual(
+        1,
+        std.mem.count(u8, said, line ++ "; that is not believed\n"),
+    );
+}
+
+test "a member that comes back, and those of another epoch, hear all of it" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.listen();
+    try court.say(0, .{ .traffic = account(100, 200, &.{link_to(1, 50, 0)}) });
+    try court.pass(500 * ms);
+    const known: Line = .{ .up = 100, .down = 200, .rates = .{ 0, 50, 0 } };
+    for (0..3) |index| try expect_told(&court, index, .{ known, null, null });
+    court.hang_up(1);
+    try court.come_back(1, court.attempt);
+    try court.say(1, .{ .join_end = .{} });
+    try court.pass(500 * ms);
+    try expect_told(&court, 0, .{ null, null, null });
+    try expect_told(&court, 1, .{ known, null, null });
+    for (0..3) |index| try court.report_end(index);
+    const before = court.epoch;
+    try court.grow(1);
+    try expect(court.epoch > before);
+    try court.pass(500 * ms);
+    for (0..3) |index| try expect_told(&court, index, .{ known, null, null });
+    try expect_told(&court, 3, .{ known, null, null });
+}
+
+test "in an epoch of more members than all have links to, nobody hears of rates" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form_with(base.limits.measured_max + 1 - peers_max);
+    try court.listen();
+    try court.say(0, .{ .traffic = account(100, 200, &.{link_to(1, 50, 0)}) });
+    try court.pass(500 * ms);
+    for (0..3) |index| try expect_told(&court, index, .{ null, null, null });
+    try expect_status(&court, "\"up\":100,\"down\":200,");
 }
 
 test "who calls last is counted, with the time that the others have waited for it alone" {

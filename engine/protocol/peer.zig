@@ -10,6 +10,7 @@ const Claim = @import("addresses.zig").Claim;
 const Hold = @import("hold.zig").Hold;
 const Late = @import("late.zig").Late;
 const Room = @import("addresses.zig").Room;
+const Row = @import("matrix.zig").Row;
 const Traffic = @import("traffic.zig").Traffic;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -148,6 +149,8 @@ pub const Peer = struct {
     label: base.Label = .{},
     /// For the status.
     traffic: Traffic = .{},
+    /// Its own account of its links.
+    row: Row = .{},
     late: Late = .{},
 
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
@@ -168,6 +171,7 @@ pub const Peer = struct {
         gpa.free(peer.address);
         peer.claim.deinit(gpa);
         peer.traffic.deinit(gpa);
+        peer.row.deinit(gpa);
         gpa.destroy(peer);
     }
 

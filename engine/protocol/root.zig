@@ -52,6 +52,7 @@ test {
     _ = @import("journal.zig");
     _ = @import("labels_test.zig");
     _ = @import("late.zig");
+    _ = @import("matrix.zig");
     _ = @import("measured_test.zig");
     _ = @import("traffic.zig");
     _ = @import("hold.zig");

@@ -74,6 +74,8 @@ pub const Run = struct {
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
+    /// So often has somebody told what its links carry (measured.zig).
+    measurements: u64 = 0,
     /// The peer that members were last asked to dial.
     dial_back: DialBack = .{},
     /// The time of day is so far ahead of `Instant`; for the status alone.

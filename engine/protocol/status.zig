@@ -266,6 +266,8 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
     try field(json, "sent_per_s", traffic.sent);
     try field(json, "received_per_s", traffic.received);
     try field(json, "span_ns", traffic.span_ns);
+    try field(json, "up", peer.row.up);
+    try field(json, "down", peer.row.down);
     try field(json, "calls", peer.late.calls);
     try field(json, "last_to_call", peer.late.last);
     try field(json, "late_ns", peer.late.ns);

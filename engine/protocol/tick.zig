@@ -17,6 +17,7 @@ const hearing = @import("hearing.zig");
 const joining = @import("joining.zig");
 const journaling = @import("journaling.zig");
 const losses = @import("losses.zig");
+const measured = @import("measured.zig");
 const misfit = @import("misfit.zig");
 const post = @import("post.zig");
 const rounds = @import("rounds.zig");
@@ -232,6 +233,7 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
         stalls.review(run, group, epoch, now, late);
         const outside = if (epoch == group.current()) group.newcomers.items.len else 0;
         entering.review(run, epoch, outside);
+        if (epoch == group.current()) try measured.tell(run, epoch);
         try misfit.review(run, epoch);
     }
     rounds.advance(run, group, now);

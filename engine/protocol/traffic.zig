@@ -1,6 +1,6 @@
 //! traffic: a peer's account of what it moves, in all and on its links in one span, for the status.
 //! No decision depends on it. Only the peer knows these numbers, so the status shows them as the
-//! peer's own words.
+//! peer's own words. The part that lasts: matrix.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -23,7 +23,8 @@ pub const Traffic = struct {
         traffic.links.deinit(gpa);
     }
 
-    pub fn note(
+    /// An account comes in; its links follow.
+    pub fn begin(
         traffic: *Traffic,
         gpa: Allocator,
         now: base.Instant,
@@ -36,8 +37,10 @@ pub const Traffic = struct {
         traffic.span_ns = body.span_ns;
         traffic.sent = body.sent;
         traffic.received = body.received;
-        var it = body.links.iterator();
-        while (it.next()) |link| traffic.links.appendAssumeCapacity(link);
+    }
+
+    pub fn add(traffic: *Traffic, link: *const control.LinkTraffic) void {
+        traffic.links.appendAssumeCapacity(link.*);
     }
 
     /// Null if it is old: nothing moves, or the peer is away.

@@ -7,6 +7,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
+const figures = @import("figures.zig");
 const frames = @import("frames.zig");
 const groups = @import("groups.zig");
 const host = @import("host.zig");
@@ -63,7 +64,9 @@ fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
 }
 
 fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
-    frames.start(session_of(group_from(ctx)), Operation.from_op(op), kept);
+    const s = session_of(group_from(ctx));
+    frames.start(s, Operation.from_op(op), kept);
+    figures.note(s, Operation.from_op(op));
 }
 
 fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {

@@ -9,6 +9,7 @@ const protocol = @import("protocol");
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const deferred = @import("deferred.zig");
+const figures = @import("figures.zig");
 const dial_back = @import("dial_back.zig");
 const groups = @import("groups.zig");
 const labels = @import("labels.zig");
@@ -237,6 +238,9 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .entered => |*body| if (s.group_of(body.group)) |group| {
             try group.member.on_entered(body);
         },
+        .measured => |*body| if (s.group_of(body.group)) |group| {
+            try figures.on_measured(s, group, body);
+        },
         .unreached => |*body| if (s.group_of(body.group) != null) rounds.say_unreached(
             s,
             .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
@@ -302,8 +306,9 @@ pub fn tick(s: *Session, late: bool) void {
     s.beat_at = s.now;
     var room: traffic.Room = undefined;
     const moved: traffic.Moved = .{ .sent = s.bytes_sent, .received = s.bytes_received };
-    const account = traffic.account(&s.traffic, s.now, s.links.items, moved, &room) orelse return;
-    s.send(.{ .traffic = account });
+    const account =
+        traffic.account(&s.traffic, s.now, s.links.items, &s.node, moved, &room);
+    if (account) |told| s.send(.{ .traffic = told });
 }
 
 /// The way to the coordinator and back. A machine that is busy answers later, so the shortest

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const pace = @import("pace.zig");
 const Interval = pace.Interval;
+const Peak = @import("peak.zig").Peak;
 const Pacer = pace.Pacer;
 const Spread = @import("spread.zig").Spread;
 const limits = base.limits;
@@ -65,11 +66,14 @@ pub const Flow = struct {
     theirs: u8 = 0,
     /// As the other side was told, or takes it to be before it is.
     told: u8 = Spread.near,
-    /// The last interval in which it was kept busy; for the status.
+    /// The last interval in which it was kept busy.
     goodput: u64 = 0,
     /// The most that came in within an interval, bytes per second; of late.
     arriving: u64 = 0,
     received: u64 = 0,
+    /// The most that went out while there was more to send, and the most that came in.
+    carried: Peak = .{},
+    brought: Peak = .{},
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
     /// Sent a second time, in millionths, of late; and for how long that was a lot, though no queue
@@ -100,6 +104,12 @@ pub const Flow = struct {
         return flow.is_lossy and flow.is_far();
     }
 
+    /// So much the link was found to carry; 0 while that is not known.
+    pub fn carries(flow: *const Flow) u64 {
+        const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
+        return if (is_held) flow.pacer.found else flow.carried.rate;
+    }
+
     /// Bytes that are in the air both ways, or on their way back as credits, when the link is full.
     pub fn in_air(flow: *const Flow) u64 {
         const rate = @max(flow.goodput, flow.arriving);
@@ -113,6 +123,7 @@ pub const Flow = struct {
 
     pub fn note(flow: *Flow, i: *const Interval) void {
         flow.goodput = i.goodput();
+        flow.carried.sent(i.acked, i.ns);
         const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
         const is_lossy = flow.again_ppm > lossy_ppm and !i.crowded();
@@ -123,6 +134,7 @@ pub const Flow = struct {
     /// `received`: all that ever came in.
     pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
         const rate = pace.per_second(received - flow.received, ns);
+        flow.brought.arrived(received - flow.received, ns);
         flow.received = received;
         flow.arriving = @max(rate, flow.arriving - flow.arriving / 64);
     }

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
+const collective = @import("collective");
 const Awaited = @import("awaited.zig").Awaited;
 const SharedState = @import("state.zig").State;
 const Transfer = @import("transfer.zig").Transfer;
@@ -50,10 +51,13 @@ pub const Group = struct {
     removed_length: usize = 0,
     /// The call that this peer, which is new, should have made, and who has made it.
     wanted: ?Wanted = null,
+    /// The rates of the links of its newest epoch, once any was told.
+    measured: ?*Measured = null,
     /// The user's, who destroys them before the group is released.
     states: std.ArrayList(Shared) = .empty,
 
     pub const State = enum { joining, joined, left };
+    pub const Measured = struct { epoch: u64, matrix: collective.Matrix = .{} };
     pub const Wanted = struct {
         op: wire.control.OpId,
         peer: PeerId,

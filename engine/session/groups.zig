@@ -161,6 +161,7 @@ pub fn group_free(s: *Session, group: *Group) void {
         s.gpa.free(founding.parent);
         s.gpa.free(founding.members);
     }
+    if (group.measured) |measured| s.gpa.destroy(measured);
     s.gpa.free(group.name);
     s.gpa.destroy(group);
 }

@@ -11,6 +11,8 @@ const pace = @import("pace.zig");
 const Host = @import("host.zig").Host;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
+const Moved = @import("peak.zig").Moved;
+const Node = @import("peak.zig").Node;
 const Pace = @import("flow.zig").Pace;
 const Interval = pace.Interval;
 const Spread = @import("spread.zig").Spread;
@@ -37,16 +39,22 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
     });
 }
 
-/// All links, for the time since the last call. `ceiling`: bytes per second of this peer on all
-/// links together, as the user says; 0: none. Whether any moves something.
-pub fn run(host: Host, links: []const *Link, ns: u64, ceiling: u64) bool {
+/// All links, for the time since the last call. `node`: what they carry together. `ceiling`: bytes
+/// per second of this peer on all links together, as the user says; 0: none. Whether any moves
+/// something.
+pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64) bool {
     // A process that stood still does not know how fast a link was.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
     for (links) |link| busy += @intFromBool(is_busy(link));
     const idle = idle_part(links, ceiling);
-    for (links) |link| if (link.open_count > 0)
-        run_link(host, link, ns, is_late, if (is_busy(link)) part_of(ceiling, busy) else idle);
+    var moved: Moved = .{};
+    for (links) |link| if (link.open_count > 0) {
+        const part = if (is_busy(link)) part_of(ceiling, busy) else idle;
+        run_link(host, link, ns, is_late, part, &moved);
+    };
+    node.note(&moved, ns);
+    begin(links);
     return busy > 0;
 }
 
@@ -67,7 +75,14 @@ fn is_busy(link: *const Link) bool {
     return false;
 }
 
-fn run_link(host: Host, link: *Link, ns: u64, is_late: bool, ceiling: u64) void {
+fn run_link(
+    host: Host,
+    link: *Link,
+    ns: u64,
+    is_late: bool,
+    ceiling: u64,
+    all: *Moved,
+) void {
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var count: usize = 0;
@@ -107,8 +122,11 @@ fn run_link(host: Host, link: *Link, ns: u64, is_late: bool, ceiling: u64) void 
     i.rtt_ns = if (i.acked == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     const flow = &link.flow;
     flow.base_ns = i.base_ns;
+    all.acked +|= i.acked;
+    all.received +|= link.received - flow.received;
+    all.saturated = all.saturated or (i.saturated and i.acked > 0);
     flow.note_arrived(link.received, ns);
-    if (i.saturated and i.acked > 0) flow.note(&i);
+    if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
     flow.pacer.step(&i);
     const rate = lesser(flow.pacer.rate, ceiling);
     flow.spread.step(&i, pace.is_full(rate, &i));

@@ -61,6 +61,8 @@ pub const Operation = struct {
 
     /// How the data moves when nothing is in the way.
     schedule: collective.Schedule,
+    /// The way that the last attempt took, and how long an operation takes on it.
+    figures: collective.Figures = .{},
 
     // The attempt under way.
     /// Whom it exchanges data with, and room for all who may come.

@@ -43,12 +43,15 @@ test {
     _ = @import("driver.zig");
     _ = @import("session.zig");
     _ = @import("early.zig");
+    _ = @import("figures_test.zig");
     _ = @import("flow.zig");
     _ = @import("pace.zig");
+    _ = @import("peak.zig");
     _ = @import("spread.zig");
     _ = @import("link.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
+    _ = @import("measure_test.zig");
     _ = @import("names.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");

@@ -8,7 +8,7 @@
 //!     outgoing, frames                             data moves
 //!     greeting, dial_back, links, rounds           lanes come and go
 //!     prefetch, syncing, asking                    shared states move
-//!     operations, queue, waits, labels             what many of these need
+//!     operations, queue, waits, labels, figures    what many of these need
 //!     session                                      all things of one peer
 //!     host, operation, group, sync, state, link    each of these things
 //!
@@ -27,6 +27,7 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const host = @import("host.zig");
+const peak = @import("peak.zig");
 const traffic = @import("traffic.zig");
 const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
@@ -124,6 +125,8 @@ pub const Session = struct {
     measured_at: Instant = 0,
     /// Bytes per second that the user lets this peer send; 0: as many as there is room for.
     send_rate: u64,
+    /// The most that all its links have carried at once.
+    node: peak.Node = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// Fetches in the background that were begun (prefetch.zig).

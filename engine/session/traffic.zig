@@ -1,11 +1,13 @@
-//! traffic: what moves on each link, as this peer tells the coordinator for the status: bytes per
-//! second, every two seconds while there are any, and how each link carries what is sent. The speed
-//! on all links together is of the same time.
+//! traffic: what this peer tells the coordinator of its links: the bytes per second that move on
+//! each, every two seconds while there are any, how each link carries what is sent, and how much
+//! all links together carry at most (peak.zig). The speed on all links together is of the same
+//! time. The coordinator makes a matrix of it: protocol/measured.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Link = @import("link.zig").Link;
+const Node = @import("peak.zig").Node;
 const Traffic = wire.control.LinkTraffic;
 const most = base.limits.links_told_max;
 
@@ -31,6 +33,7 @@ pub fn account(
     told: *Told,
     now: base.Instant,
     links: []const *Link,
+    node: *const Node,
     moved: Moved,
     room: *Room,
 ) ?wire.control.Traffic {
@@ -57,10 +60,13 @@ pub fn account(
     if (before.at == 0) return null; // nobody knows since when it has moved
     // That nothing moves any more is told once.
     if (!told.any and !before.any) return null;
+    const rate_max = base.limits.link_rate_told_max;
     return .{
         .span_ns = span_ns,
         .sent = per_second(moved.sent - before.sent, span_ns),
         .received = per_second(moved.received - before.received, span_ns),
+        .up = @min(node.up.rate, rate_max),
+        .down = @min(node.down.rate, rate_max),
         .links = .of(room[0..count]),
     };
 }
@@ -69,12 +75,12 @@ pub fn account(
 /// this, and what is told must be within bounds whatever the system says.
 fn of_link(link: *const Link, span_ns: u64) Traffic {
     const flow = &link.flow;
-    const rate = if (flow.pacer.found > 0) flow.pacer.found else flow.goodput;
     return .{
         .peer = link.peer,
         .sent = per_second(link.sent - link.sent_told, span_ns),
         .received = per_second(link.received - link.received_told, span_ns),
-        .rate = @min(rate, base.limits.link_rate_told_max),
+        .rate = @min(flow.carries(), base.limits.link_rate_told_max),
+        .brought = @min(flow.brought.rate, base.limits.link_rate_told_max),
         .rtt_ns = @min(flow.base_ns, base.limits.link_rtt_ns_told_max),
         .again_ppm = @min(flow.again_ppm, base.limits.link_again_ppm_max),
         .lanes = @intCast(@min(link.open_count, base.limits.lanes_per_link_max)),
@@ -116,43 +122,56 @@ fn told_of(link: *Link) !Traffic {
     var room: Room = undefined;
     link.sent += 4000;
     const moved: Moved = .{ .sent = link.sent, .received = 0 };
-    const said = account(&told, 1 + every_ns, &.{link}, moved, &room).?;
+    const node: Node = .{ .up = .{ .rate = 5000 }, .down = .{ .rate = std.math.maxInt(u64) } };
+    const said = account(&told, 1 + every_ns, &.{link}, &node, moved, &room).?;
+    try std.testing.expectEqual(5000, said.up);
+    try std.testing.expectEqual(base.limits.link_rate_told_max, said.down);
     try std.testing.expectEqual(1, said.links.items.len);
     return said.links.items[0];
 }
 
-test "an account says how the link carries, by what it last moved until it was full once" {
+test "an account says how the link carries, by the most it has moved until it is held" {
     var link = link_for_test();
     defer link.deinit();
     var expected: Traffic = .{ .peer = .from_int(7), .sent = 2000, .received = 0 };
     try std.testing.expectEqual(expected, try told_of(&link));
-    link.flow.goodput = 800;
+    link.flow.carried.rate = 800;
+    link.flow.brought.rate = 700;
     link.flow.base_ns = 90 * std.time.ns_per_ms;
     link.flow.again_ppm = 1_500;
     link.open_count = 4;
     expected.rate = 800;
+    expected.brought = 700;
     expected.rtt_ns = 90 * std.time.ns_per_ms;
     expected.again_ppm = 1_500;
     expected.lanes = 4;
     try std.testing.expectEqual(expected, try told_of(&link));
-    link.flow.pacer.found = 900;
-    expected.rate = 900;
+    link.flow.pacer.found = 600;
+    link.flow.pacer.rate = 590;
+    expected.rate = 600;
+    try std.testing.expectEqual(expected, try told_of(&link));
+    // Somebody else's queue: there is no limit.
+    link.flow.pacer.rate = 0;
+    expected.rate = 800;
     try std.testing.expectEqual(expected, try told_of(&link));
 }
 
 test "whatever the system measures, the coordinator can read what it is told" {
     var link = link_for_test();
     defer link.deinit();
-    link.flow.goodput = std.math.maxInt(u64);
+    link.flow.carried.rate = std.math.maxInt(u64);
+    link.flow.brought.rate = std.math.maxInt(u64);
     link.flow.base_ns = std.math.maxInt(u64);
     link.flow.again_ppm = std.math.maxInt(u32);
     link.open_count = std.math.maxInt(u32);
     const links = [_]Traffic{try told_of(&link)};
-    var bytes: [128]u8 = undefined;
+    var bytes: [160]u8 = undefined;
     const message: wire.control.Message = .{ .traffic = .{
         .span_ns = every_ns,
         .sent = 1,
         .received = 0,
+        .up = 0,
+        .down = 0,
         .links = .of(&links),
     } };
     _ = try wire.control.decode(try wire.control.encode(message, &bytes));

@@ -547,13 +547,15 @@ pub const LinkTold = struct {
     pub const bounds = .{ .group = group_last };
 };
 /// The traffic on the link to a peer, in bytes per second, and how the link carries what this side
-/// sends; for the status.
+/// sends.
 pub const LinkTraffic = struct {
     peer: PeerId,
     sent: u64,
     received: u64,
     /// The link was found to carry so much, in bytes per second; 0: not known yet.
     rate: u64 = 0,
+    /// The most that came from there; 0: not known.
+    brought: u64 = 0,
     /// The shortest round trip; 0: not known.
     rtt_ns: u64 = 0,
     /// The bytes that were sent a second time, in millionths, of late.
@@ -561,12 +563,14 @@ pub const LinkTraffic = struct {
     /// So many lanes are open.
     lanes: u8 = 0,
 
+    /// A number that cannot be is not believed, and ends nothing (protocol/measured.zig).
     pub const bounds = .{
         .sent = .any,
         .received = .any,
-        .rate = limits.link_rate_told_max,
-        .rtt_ns = limits.link_rtt_ns_told_max,
-        .again_ppm = limits.link_again_ppm_max,
+        .rate = .any,
+        .brought = .any,
+        .rtt_ns = .any,
+        .again_ppm = .any,
         .lanes = limits.lanes_per_link_max,
     };
 };
@@ -576,15 +580,26 @@ pub const Traffic = struct {
     /// On all links together, per second.
     sent: u64,
     received: u64,
+    /// The most that all links together have carried of late, each way; 0: not known.
+    up: u64,
+    down: u64,
     links: List(LinkTraffic),
 
+    /// As in LinkTraffic.
     pub const bounds = .{
         .span_ns = .any,
         .sent = .any,
         .received = .any,
+        .up = .any,
+        .down = .any,
         .links = limits.links_told_max,
     };
 };
+
+/// Whether a rate is told to members again.
+pub fn differ(told: u64, now: u64) bool {
+    return (told == 0) != (now == 0) or @max(told, now) - @min(told, now) > told / 10;
+}
 /// For the status. Members are to dial this peer, and the status says how that went
 /// (protocol/doctor.zig); none: nobody is.
 pub const StatusRequest = struct {
@@ -1033,6 +1048,38 @@ pub const Entered = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .waiting = limits.peers_max };
 };
+/// To members of an epoch of few: what a member carries, as the coordinator believes it. A rate is
+/// told again when it has changed by more than a tenth.
+pub const Measured = struct {
+    group: u16,
+    epoch: u64,
+    rank: u16,
+    /// Bytes per second on all links together; 0: not known.
+    up: u64,
+    down: u64,
+    /// Those on which it sends to others, as far as they are known.
+    links: List(MeasuredLink),
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .rank = limits.measured_max - 1,
+        .up = limits.link_rate_told_max,
+        .down = limits.link_rate_told_max,
+        .links = limits.measured_max,
+    };
+};
+pub const MeasuredLink = struct {
+    rank: u16,
+    rate: u64,
+    rtt_ns: u64,
+
+    pub const bounds = .{
+        .rank = limits.measured_max - 1,
+        .rate = limits.link_rate_told_max,
+        .rtt_ns = limits.link_rtt_ns_told_max,
+    };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -1092,6 +1139,7 @@ pub const Message = union(enum(u16)) {
     dialed_back: DialedBack,
     awaited: Awaited,
     entered: Entered,
+    measured: Measured,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };
@@ -1196,29 +1244,42 @@ test "a descriptor that combines the bits of floats is not read" {
     };
 }
 
-test "the traffic of a link has its bytes in order, and none of its numbers is out of range" {
+test "a rate is told again when it has changed by more than a tenth, or becomes known" {
+    for ([_][2]u64{ .{ 0, 0 }, .{ 100, 90 }, .{ 100, 110 }, .{ 5, 5 } }) |same|
+        try std.testing.expect(!differ(same[0], same[1]));
+    for ([_][2]u64{ .{ 0, 1 }, .{ 1, 0 }, .{ 100, 89 }, .{ 100, 111 }, .{ 5, 6 } }) |other|
+        try std.testing.expect(differ(other[0], other[1]));
+}
+
+test "the traffic of a link has its bytes in order, and only its lanes are out of range" {
     const told: LinkTraffic = .{
         .peer = .from_int(1),
         .sent = 2,
         .received = 3,
         .rate = limits.link_rate_told_max,
+        .brought = 4,
         .rtt_ns = limits.link_rtt_ns_told_max,
         .again_ppm = limits.link_again_ppm_max,
         .lanes = limits.lanes_per_link_max,
     };
-    var room: [128]u8 = undefined;
-    const at = header_bytes + 3 * 8 + 4; // the first link
+    var room: [160]u8 = undefined;
+    const at = header_bytes + 5 * 8 + 4; // the first link
     const bytes = try encode_traffic(told, &room);
     try std.testing.expectEqualSlices(u8, &told.peer.bytes, bytes[at..][0..16]);
+    try std.testing.expectEqualSlices(u8, "\x05" ++ "\x00" ** 7 ++ "\x06", bytes[at - 20 ..][0..9]);
     try std.testing.expectEqualSlices(u8, "\x02" ++ "\x00" ** 7 ++ "\x03" ++ "\x00" ** 7 ++
-        "\x00\x54\xce\x09\x23\x01\x00\x00" ++ "\x00\x58\x47\xf8\x0d\x00\x00\x00" ++
+        "\x00\x54\xce\x09\x23\x01\x00\x00" ++ "\x04" ++ "\x00" ** 7 ++
+        "\x00\x58\x47\xf8\x0d\x00\x00\x00" ++
         "\x40\x42\x0f\x00" ++ "\x40", bytes[at + 16 ..]);
     _ = try decode(bytes);
-    inline for (.{ "rate", "rtt_ns", "again_ppm", "lanes" }) |name| {
+    inline for (.{ "rate", "brought", "rtt_ns", "again_ppm", "lanes" }) |name| {
         var above = told;
-        @field(above, name) += 1;
-        const wrong = decode(try encode_traffic(above, &room));
-        try std.testing.expectError(error.OutOfRange, wrong);
+        @field(above, name) = std.math.maxInt(@TypeOf(@field(above, name)));
+        const read = decode(try encode_traffic(above, &room));
+        if (comptime std.mem.eql(u8, name, "lanes"))
+            try std.testing.expectError(error.OutOfRange, read)
+        else
+            _ = try read;
     }
 }
 
@@ -1227,6 +1288,8 @@ fn encode_traffic(link: LinkTraffic, bytes: []u8) ![]u8 {
         .span_ns = 1,
         .sent = 2,
         .received = 3,
+        .up = 5,
+        .down = 6,
         .links = .of(&.{link}),
     } }, bytes);
 }

@@ -13,10 +13,12 @@ import numpy as np
 from pccl_jax.communicators import group_of
 from pccl_jax.versions import has_64_bits
 from pccl_py import InvalidArgument, InvalidUsage, Outcome, PeerId, Range
+from pccl_py.outcome import PLANS_TAKEN, figure
 
 RANGES_MAX = 16
 _HANDLE, _EPOCH, _TAG, _SEQUENCE, _SENT, _RECEIVED, _DURATION = 0, 2, 4, 6, 8, 10, 12
-_ATTEMPTS, _RANGE_COUNT, _CONTRIBUTORS, _RANKS_KNOWN, _DIGEST, _RANGES = 14, 15, 16, 17, 18, 22
+_ATTEMPTS, _RANGE_COUNT, _CONTRIBUTORS, _RANKS_KNOWN, _DIGEST = 14, 15, 16, 17, 18
+_PREDICTED, _BOUND, _PLAN, _RANGES = 22, 24, 26, 27
 _BIT_WORDS = 16
 _RANGE_WORDS = 4 + _BIT_WORDS
 WORDS = _RANGES + RANGES_MAX * _RANGE_WORDS
@@ -80,9 +82,12 @@ def encode(outcome: Outcome, handle: int) -> Any:
         (_SENT, outcome.bytes_sent),
         (_RECEIVED, outcome.bytes_received),
         (_DURATION, round(outcome.duration * 1e9)),
+        (_PREDICTED, round((outcome.predicted or 0) * 1e9)),
+        (_BOUND, round((outcome.bound or 0) * 1e9)),
     ):
         words[at : at + 2] = pair(number)
     members = outcome.roster.members
+    words[_PLAN] = next(number for number, plan in PLANS_TAKEN.items() if plan == outcome.plan)
     words[_ATTEMPTS] = outcome.attempts
     words[_RANGE_COUNT] = len(outcome.ranges)
     words[_CONTRIBUTORS] = len(outcome.contributors)
@@ -143,6 +148,9 @@ def decode(outcome: OutcomeArrays) -> Outcome:
         bytes_sent=_whole(words, _SENT),
         bytes_received=_whole(words, _RECEIVED),
         duration=_whole(words, _DURATION) / 1e9,
+        plan=PLANS_TAKEN[int(words[_PLAN])],
+        predicted=figure(_whole(words, _PREDICTED)),
+        bound=figure(_whole(words, _BOUND)),
         roster=roster,
     )
 

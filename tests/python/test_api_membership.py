@@ -358,7 +358,7 @@ def test_an_outcome_without_its_epoch_names_peers_by_their_ids() -> None:
     assert rosters.of(39).labels == ("a", "b")
     assert rosters.of(24).epoch == 24 and rosters.of(23).members == ()
     parts = (pccl.Range(0, 4, peers, rosters.of(1)),)
-    outcome = pccl.Outcome(1, 0, 7, 2, "00" * 16, parts, 0, 0, 0.0, rosters.of(1))
+    outcome = pccl.Outcome(1, 0, 7, 2, "00" * 16, parts, 0, 0, 0.0, roster=rosters.of(1))
     assert outcome.labels == ("01010101", "02020202")
     assert str(outcome) == (
         "tag 0 sequence 7 of epoch 1 committed in attempt 2: [0, 4): peer 01010101, peer 02020202"

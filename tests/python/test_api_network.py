@@ -138,3 +138,26 @@ def test_a_peer_keeps_to_its_rate_on_all_links_together(
             took = time.monotonic() - begun
             expected = max(outcome.bytes_sent for outcome in outcomes) / 8e6
             assert took > 0.5 * expected, (took, expected)
+
+
+@ON_LINUX
+def test_an_outcome_has_the_least_time_at_the_rates_that_were_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: figures come from real links, and no operation is much faster than its bound. Method:
+    peers that may send 8 MB a second sum until they know what they carry. A busy machine may
+    make it as slow as it likes."""
+    monkeypatch.setenv("PCCL_SEND_RATE", "8MB")
+    end = time.monotonic() + 60
+    with pccl.LocalWorld(2, deadline=60) as world:
+        while True:
+            assert time.monotonic() < end, "no operation has had figures"
+            outcomes = world.run(lambda comm: comm.all_reduce(np.ones(1_500_000, np.float32)))
+            if all(outcome.predicted for outcome in outcomes):
+                break
+        for outcome in outcomes:
+            assert outcome.plan == "ring"
+            assert outcome.bound is not None and outcome.predicted is not None
+            # 6 MB each way; the buffers of the system take some at once.
+            assert 0.3 < outcome.bound < 2 * outcome.duration, outcome
+            assert outcome.predicted > 0.8 * outcome.bound, outcome

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table
 
 import pccl_py as pccl
 from pccl_py.cli import status as status_view
@@ -485,6 +486,16 @@ def test_how_a_link_carries_is_for_people(
 ) -> None:
     link = {"rate": rate, "rtt_ns": rtt_ns, "retransmitted_ppm": retransmitted_ppm, "lanes": lanes}
     assert status_view.carries(link) == text
+
+
+def test_the_page_has_what_all_links_of_a_member_carry_at_once() -> None:
+    moves: dict[str, Any] = {"sent_per_s": 1, "received_per_s": 2, "span_ns": 10**9, "links": []}
+    earlier = {"rank": 1, "calls": 3, "last_to_call": 1, "late_ns": 0, **moves}
+    member = {**earlier, "rank": 0, "up": 23_900_000, "down": 9_500_000}
+    (table,) = status_view._measured({"members": [member, earlier]})
+    assert isinstance(table, Table)
+    says = [str(cell) for cell in table.columns[-1].cells]
+    assert says == ["up 22.8 MiB/s, down 9.1 MiB/s", ""]
 
 
 def test_a_link_of_an_earlier_release_carries_nothing_that_is_known() -> None:

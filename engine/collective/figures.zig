@@ -1,0 +1,187 @@
+//! Figures: how long an operation takes at the rates that the members have found, and at least: a
+//! pure function of the matrix (matrix.zig), of what moves (volume.zig) and of the way that is
+//! taken. Nothing is chosen by them. A figure that needs a rate which is not known is 0.
+//!
+//! The bound is of any schedule: all members together send each byte as often as it must be added
+//! and told, and through each cut goes what one side has and the other wants. The prediction is of
+//! one way: the slowest link or member, and the hops. Both are in docs/PERFORMANCE.md.
+
+const std = @import("std");
+const base = @import("base");
+const matrix_file = @import("matrix.zig");
+const Matrix = matrix_file.Matrix;
+const Side = matrix_file.Side;
+const Volume = @import("volume.zig").Volume;
+const Way = @import("movers.zig").Movers.Way;
+const bit = matrix_file.bit;
+const members_max = matrix_file.members_max;
+
+pub const Figures = struct {
+    way: Way = .ring,
+    /// From the call to the commit; 0: not known.
+    predicted_ns: u64 = 0,
+    /// 0: not known.
+    bound_ns: u64 = 0,
+};
+
+/// The course of an operation.
+pub const Course = struct {
+    way: Way,
+    /// Ranks of the members, round the ring.
+    order: []const u16,
+    /// One member alone has, or wants, all of it.
+    is_rooted: bool = false,
+    /// To the coordinator and back.
+    commit_ns: u64 = 0,
+
+    fn alive(course: *const Course) Side {
+        var side: Side = 0;
+        for (course.order) |rank| side |= bit(rank);
+        return side;
+    }
+
+    fn next(course: *const Course, position: usize) u16 {
+        return course.order[(position + 1) % course.order.len];
+    }
+};
+
+pub fn of(matrix: *Matrix, volume: *const Volume, course: *const Course) Figures {
+    return .{
+        .way = course.way,
+        .predicted_ns = nanoseconds(predicted(matrix, volume, course) orelse 0),
+        .bound_ns = nanoseconds(bound(matrix, volume, course.alive())),
+    };
+}
+
+/// Seconds.
+fn bound(matrix: *Matrix, volume: *const Volume, alive: Side) f64 {
+    const total = volume.total(alive);
+    var least: f64 = 0;
+    for ([_]*const [members_max]u64{ &matrix.up, &matrix.down }) |rates| {
+        const rate = sum_of(rates, alive) orelse continue;
+        least = @max(least, total / rate);
+    }
+    for (matrix.cuts_of(alive)) |*cut|
+        least = @max(least, volume.crossing(cut.side, alive) / cut.rate);
+    return least;
+}
+
+/// Null if one is not known.
+fn sum_of(rates: *const [members_max]u64, alive: Side) ?f64 {
+    var sum: f64 = 0;
+    var left = alive;
+    while (left != 0) : (left &= left - 1) {
+        const rate = rates[@ctz(left)];
+        if (rate == 0) return null;
+        sum += @floatFromInt(rate);
+    }
+    return sum;
+}
+
+/// Seconds; null if a link that is used is not known.
+fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
+    if (volume.total(course.alive()) == 0) return null;
+    const busy = slowest(matrix, volume, course) orelse return null;
+    const hops: Hops = .of(matrix, course, volume.all > 0);
+    const commit = seconds(course.commit_ns);
+    if (course.way == .message) return busy + 2 * hops.longest + commit;
+    if (course.is_rooted) return busy + hops.way + commit;
+    // Where all begin at once links are busy to the end, and the last bytes have one more hop. If
+    // there is little to move, each step waits for the one before.
+    return commit + @max(busy + hops.longest, hops.way + busy / hops.steps);
+}
+
+/// The time that the slowest link, or member, has to send or receive.
+fn slowest(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
+    var out: [members_max]f64 = @splat(0);
+    var in: [members_max]f64 = @splat(0);
+    var round: [members_max]f64 = undefined;
+    if (course.way == .ring) loads_of_ring(volume, course, &round);
+    var most: f64 = 0;
+    for (course.order, 0..) |a, position| for (course.order) |b| {
+        if (a == b) continue;
+        const load = if (course.way != .ring) load_of_pair(volume, course, a, b) //
+            else if (b == course.next(position)) round[position] else 0;
+        if (load == 0) continue;
+        if (matrix.rates[a][b] == 0) return null;
+        most = @max(most, time(load, matrix.rates[a][b]));
+        out[a] += load;
+        in[b] += load;
+    };
+    for (course.order) |rank| {
+        if (matrix.up[rank] > 0) most = @max(most, time(out[rank], matrix.up[rank]));
+        if (matrix.down[rank] > 0) most = @max(most, time(in[rank], matrix.down[rank]));
+    }
+    return most;
+}
+
+/// Straight to the owners, which are all members, and from there to all.
+fn load_of_pair(volume: *const Volume, course: *const Course, a: u16, b: u16) f64 {
+    const share = volume.all / @as(f64, @floatFromInt(course.order.len));
+    return 2 * share + volume.from[a] + volume.to[b] + volume.pairs[a][b];
+}
+
+/// From each position to the next.
+fn loads_of_ring(volume: *const Volume, course: *const Course, loads: *[members_max]f64) void {
+    const n: f64 = @floatFromInt(course.order.len);
+    var from: f64 = 0;
+    var to: f64 = 0;
+    for (course.order) |rank| {
+        from += volume.from[rank];
+        to += volume.to[rank];
+    }
+    for (course.order, 0..) |rank, position| {
+        const sums = volume.all * (n - 1) / n + to - volume.to[rank];
+        const results = volume.all * (n - 1) / n + from - volume.from[course.next(position)];
+        loads[position] = sums * volume.widening + results;
+    }
+    if (!volume.has_pairs) return;
+    for (course.order, 0..) |a, start| {
+        var left: f64 = 0;
+        for (course.order) |b| left += volume.pairs[a][b];
+        for (0..course.order.len - 1) |step| {
+            const position = (start + step) % course.order.len;
+            loads[position] += left;
+            left -= volume.pairs[a][course.next(position)];
+        }
+    }
+}
+
+/// Seconds on the way, without those of sending.
+const Hops = struct {
+    longest: f64 = 0,
+    /// From the first member of the longest way to its last.
+    way: f64,
+    steps: f64,
+
+    fn of(matrix: *const Matrix, course: *const Course, twice: bool) Hops {
+        var hops: Hops = .{ .way = 0, .steps = 1 };
+        var round: f64 = 0;
+        var shortest: f64 = std.math.inf(f64);
+        for (course.order, 0..) |a, position| for (course.order) |b| {
+            const is_next = b == course.next(position);
+            if (a == b or (course.way == .ring and !is_next)) continue;
+            const hop = seconds(matrix.rtts_ns[a][b]) / 2;
+            hops.longest = @max(hops.longest, hop);
+            shortest = @min(shortest, hop);
+            round += hop;
+        };
+        const times: f64 = if (twice) 2 else 1;
+        const is_ring = course.way == .ring;
+        hops.way = times * if (is_ring) round - shortest else hops.longest;
+        hops.steps = times * if (is_ring) @as(f64, @floatFromInt(course.order.len - 1)) else 1;
+        return hops;
+    }
+};
+
+fn time(bytes: f64, rate: u64) f64 {
+    return bytes / @as(f64, @floatFromInt(rate));
+}
+
+fn seconds(ns: u64) f64 {
+    return @as(f64, @floatFromInt(ns)) / std.time.ns_per_s;
+}
+
+fn nanoseconds(s: f64) u64 {
+    return std.math.lossyCast(u64, @round(s * std.time.ns_per_s));
+}

@@ -1,0 +1,149 @@
+//! Matrix: what the links of an epoch carry, and its members on all links together, by rank, as the
+//! coordinator believes it; and what can cross from one side of the members to the other. Plain
+//! data, and questions about it. figures.zig says what follows for an operation.
+
+const std = @import("std");
+const base = @import("base");
+
+pub const members_max = base.limits.measured_max;
+
+/// A set of ranks.
+pub const Side = u32;
+
+pub fn bit(rank: usize) Side {
+    return @as(Side, 1) << @intCast(rank);
+}
+
+/// Bytes per second; what is not known is 0.
+pub const Matrix = struct {
+    up: [members_max]u64 = @splat(0),
+    down: [members_max]u64 = @splat(0),
+    rates: [members_max][members_max]u64 = @splat(@splat(0)),
+    rtts_ns: [members_max][members_max]u64 = @splat(@splat(0)),
+    /// Found once for the members of an attempt.
+    cuts: Cuts = .{},
+
+    /// A member's row will be told anew.
+    pub fn clear_row(matrix: *Matrix, rank: usize) void {
+        matrix.rates[rank] = @splat(0);
+        matrix.rtts_ns[rank] = @splat(0);
+        matrix.cuts.alive = 0;
+    }
+
+    pub fn cuts_of(matrix: *Matrix, alive: Side) []const Cut {
+        if (matrix.cuts.alive != alive) matrix.cuts.find(matrix, alive);
+        return matrix.cuts.found[0..matrix.cuts.count];
+    }
+
+    /// The most that goes from one side to the other at once: no more than the members of either
+    /// side, and the links between them, carry. Infinite where that is not known.
+    fn crossing(matrix: *const Matrix, from: Side, to: Side) f64 {
+        var out: f64 = 0;
+        var in: f64 = 0;
+        var sources = from;
+        while (sources != 0) : (sources &= sources - 1) {
+            const rank = @ctz(sources);
+            var links: f64 = 0;
+            var targets = to;
+            while (targets != 0) : (targets &= targets - 1)
+                links += limit(matrix.rates[rank][@ctz(targets)]);
+            out += @min(limit(matrix.up[rank]), links);
+        }
+        var targets = to;
+        while (targets != 0) : (targets &= targets - 1) {
+            const rank = @ctz(targets);
+            var links: f64 = 0;
+            sources = from;
+            while (sources != 0) : (sources &= sources - 1)
+                links += limit(matrix.rates[@ctz(sources)][rank]);
+            in += @min(limit(matrix.down[rank]), links);
+        }
+        return @min(out, in);
+    }
+};
+
+fn limit(rate: u64) f64 {
+    return if (rate == 0) std.math.inf(f64) else @floatFromInt(rate);
+}
+
+/// From the ranks of one side to all others that are alive.
+pub const Cut = struct { side: Side, rate: f64 };
+
+/// All cuts of few members; of more, those around one member. A cut through which nobody knows how
+/// much goes is left out.
+const Cuts = struct {
+    /// The members that they divide; 0: not found yet.
+    alive: Side = 0,
+    count: usize = 0,
+    found: [room]Cut = undefined,
+
+    const all_max = 8;
+    const room = @max((1 << all_max) - 2, 2 * members_max);
+
+    fn find(cuts: *Cuts, matrix: *const Matrix, alive: Side) void {
+        cuts.alive = alive;
+        cuts.count = 0;
+        if (@popCount(alive) > all_max) {
+            var left = alive;
+            while (left != 0) : (left &= left - 1) {
+                const one = left & (~left + 1);
+                cuts.add(matrix, one);
+                cuts.add(matrix, alive & ~one);
+            }
+            return;
+        }
+        // All subsets of the members but the whole, from the largest to the empty one.
+        var side = (alive -% 1) & alive;
+        while (side != 0) : (side = (side - 1) & alive) cuts.add(matrix, side);
+    }
+
+    fn add(cuts: *Cuts, matrix: *const Matrix, side: Side) void {
+        const rate = matrix.crossing(side, cuts.alive & ~side);
+        if (std.math.isInf(rate)) return;
+        cuts.found[cuts.count] = .{ .side = side, .rate = rate };
+        cuts.count += 1;
+    }
+};
+
+const expectEqual = std.testing.expectEqual;
+
+fn rate_of(matrix: *Matrix, alive: Side, side: Side) ?f64 {
+    for (matrix.cuts_of(alive)) |cut| if (cut.side == side) return cut.rate;
+    return null;
+}
+
+test "a side sends no more than its members, its links, and the members of the other side carry" {
+    var matrix: Matrix = .{};
+    try expectEqual(0, matrix.cuts_of(0b111).len);
+    matrix.up = @splat(10);
+    matrix.clear_row(0);
+    try expectEqual(6, matrix.cuts_of(0b111).len);
+    try expectEqual(10, rate_of(&matrix, 0b111, 0b001));
+    try expectEqual(20, rate_of(&matrix, 0b111, 0b110));
+    // Links of rank 0: one that is not known may carry anything.
+    matrix.clear_row(0);
+    matrix.rates[0][1] = 3;
+    try expectEqual(10, rate_of(&matrix, 0b111, 0b001));
+    matrix.clear_row(0);
+    matrix.rates[0][1] = 3;
+    matrix.rates[0][2] = 4;
+    try expectEqual(7, rate_of(&matrix, 0b111, 0b001));
+    try expectEqual(3 + 10, rate_of(&matrix, 0b111, 0b101) orelse 0);
+    // The others take in so much.
+    matrix.down = @splat(1);
+    matrix.cuts.alive = 0;
+    try expectEqual(2, rate_of(&matrix, 0b111, 0b001));
+    try expectEqual(1, rate_of(&matrix, 0b111, 0b101));
+    // Without rank 2.
+    try expectEqual(2, matrix.cuts_of(0b011).len);
+    try expectEqual(1, rate_of(&matrix, 0b011, 0b001));
+}
+
+test "all cuts of eight members are looked at, and of more those around each" {
+    var matrix: Matrix = .{ .up = @splat(2) };
+    try expectEqual(254, matrix.cuts_of(0b0101_0101_0101_0101).len);
+    try expectEqual(8, rate_of(&matrix, 0b0101_0101_0101_0101, 0b0101_0101));
+    try expectEqual(64, matrix.cuts_of(std.math.maxInt(Side)).len);
+    try expectEqual(62, rate_of(&matrix, std.math.maxInt(Side), ~bit(31)));
+    try expectEqual(2, rate_of(&matrix, std.math.maxInt(Side), bit(31)));
+}

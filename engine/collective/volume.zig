@@ -1,0 +1,102 @@
+//! Volume: how many bytes an operation has, as they travel, by the ranks that have and want them. A
+//! part that one rank has and one wants is a pair's; see roles.zig. Plain numbers: figures.zig says
+//! how long they take.
+
+const std = @import("std");
+const base = @import("base");
+const matrix_file = @import("matrix.zig");
+const Ledger = @import("ledger.zig").Ledger;
+const Shard = @import("partition.zig").Shard;
+const Side = matrix_file.Side;
+const bit = matrix_file.bit;
+
+const members_max = matrix_file.members_max;
+
+pub const Volume = struct {
+    /// All contribute to them, and all want them.
+    all: f64 = 0,
+    /// By rank: it alone has them, and all want them.
+    from: [members_max]f64 = @splat(0),
+    /// All contribute to them, and it alone wants them.
+    to: [members_max]f64 = @splat(0),
+    /// By the rank that has them, and the one that wants them.
+    pairs: [members_max][members_max]f64 = @splat(@splat(0)),
+    has_pairs: bool = false,
+    /// A partial sum may be wider than a result, by this factor.
+    widening: f64 = 1,
+
+    /// Parts of members that are not alive are not moved. `widens`: sums travel in their own width.
+    pub fn of(ledger: *const Ledger, alive: Side, widens: bool) Volume {
+        var volume: Volume = .{};
+        const partition = &ledger.partition;
+        const roles = &ledger.roles;
+        const arrays = partition.shards.len / roles.parts();
+        var results: f64 = 0;
+        var sums: f64 = 0;
+        for (partition.shards, 0..) |*shard, index| {
+            const encoded = ledger.encodes();
+            const bytes: f64 =
+                @floatFromInt(if (encoded) partition.encoded_bytes(shard) else shard.bytes());
+            const part = index / arrays;
+            volume.add(bytes, roles.source(part), roles.audience(part), alive);
+            results += bytes;
+            sums += if (widens and !encoded) sum_bytes(shard) else bytes;
+        }
+        if (results > 0) volume.widening = sums / results;
+        return volume;
+    }
+
+    fn sum_bytes(shard: *const Shard) f64 {
+        return @floatFromInt(shard.elements * shard.partial_bytes);
+    }
+
+    fn add(volume: *Volume, bytes: f64, source: ?u16, audience: ?u16, alive: Side) void {
+        for ([_]?u16{ source, audience }) |rank| {
+            if (rank) |it| if (alive & bit(it) == 0) return;
+        }
+        const s = source orelse {
+            if (audience) |t| volume.to[t] += bytes else volume.all += bytes;
+            return;
+        };
+        const t = audience orelse {
+            volume.from[s] += bytes;
+            return;
+        };
+        if (s == t) return;
+        volume.pairs[s][t] += bytes;
+        volume.has_pairs = true;
+    }
+
+    /// Bytes that must get from one side to the other, whatever the schedule: sums of what a side
+    /// has are as large as one contribution.
+    pub fn crossing(volume: *const Volume, side: Side, alive: Side) f64 {
+        var bytes = volume.all;
+        var left = side;
+        while (left != 0) : (left &= left - 1) bytes += volume.from[@ctz(left)];
+        left = alive & ~side;
+        while (left != 0) : (left &= left - 1) bytes += volume.to[@ctz(left)];
+        if (!volume.has_pairs) return bytes;
+        var sources = side;
+        while (sources != 0) : (sources &= sources - 1) {
+            left = alive & ~side;
+            while (left != 0) : (left &= left - 1) bytes += volume.pairs[@ctz(sources)][@ctz(left)];
+        }
+        return bytes;
+    }
+
+    /// Bytes that all members send together at least: each is added n - 1 times, and told n - 1
+    /// times.
+    pub fn total(volume: *const Volume, alive: Side) f64 {
+        const others: f64 = @floatFromInt(@popCount(alive) - 1);
+        var bytes = 2 * others * volume.all;
+        var left = alive;
+        while (left != 0) : (left &= left - 1) {
+            const rank = @ctz(left);
+            bytes += others * (volume.from[rank] + volume.to[rank]);
+            if (volume.has_pairs) for (volume.pairs[rank]) |pair| {
+                bytes += pair;
+            };
+        }
+        return bytes;
+    }
+};

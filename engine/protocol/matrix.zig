@@ -1,0 +1,137 @@
+//! matrix: what the links of a run carry, and its peers on all links together: plain data. A row is
+//! what one peer tells of its own links; what was told of it to the members of an epoch is beside.
+//! It is in memory alone: after a restart members tell it again. measured.zig fills it in and says
+//! what is believed.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Allocator = std.mem.Allocator;
+const PeerId = base.PeerId;
+const limits = base.limits;
+const differ = wire.control.differ;
+
+/// The words of one peer. Numbers that are 0 are not known.
+pub const Row = struct {
+    /// Bytes per second on all links together.
+    up: u64 = 0,
+    down: u64 = 0,
+    /// Room for them is made when the peer first tells of some.
+    links: std.ArrayList(Link) = .empty,
+    /// The log has it that the peer tells what cannot be.
+    said: std.EnumSet(Fault) = .initEmpty(),
+
+    pub fn deinit(row: *Row, gpa: Allocator) void {
+        row.links.deinit(gpa);
+    }
+
+    pub fn find(row: *const Row, peer: PeerId) ?*Link {
+        for (row.links.items) |*link| if (link.peer.eql(peer)) return link;
+        return null;
+    }
+
+    /// The place of a link; where there are too many, the oldest makes room.
+    pub fn place(row: *Row, gpa: Allocator, peer: PeerId) Allocator.Error!*Link {
+        if (row.find(peer)) |link| return link;
+        if (row.links.items.len == limits.links_measured_max) _ = row.links.orderedRemove(0);
+        const link = try row.links.addOne(gpa);
+        link.* = .{ .peer = peer };
+        return link;
+    }
+};
+
+/// To one other peer.
+pub const Link = struct {
+    peer: PeerId,
+    /// Bytes per second that are sent there, and that come from there.
+    rate: u64 = 0,
+    brought: u64 = 0,
+    rtt_ns: u64 = 0,
+    /// Sent a second time, in millionths.
+    again_ppm: u32 = 0,
+};
+
+/// Why a number is not believed.
+pub const Fault = enum {
+    rate,
+    round_trip,
+    loss,
+    stranger,
+
+    pub fn why(fault: Fault) []const u8 {
+        return switch (fault) {
+            .rate => "a rate above 10 Tbit/s",
+            .round_trip => "a round trip above 60 s",
+            .loss => "more bytes sent again than there are",
+            .stranger => "a link to nobody of this run",
+        };
+    }
+};
+
+/// The rows that the members of an epoch were told, by rank.
+pub const Told = struct {
+    /// So many of the run's measurements were looked at.
+    version: u64 = 0,
+    /// One for each member, once anything is known.
+    rows: []Line = &.{},
+
+    pub fn deinit(told: *Told, gpa: Allocator) void {
+        gpa.free(told.rows);
+    }
+
+    pub const Line = struct {
+        up: u64 = 0,
+        down: u64 = 0,
+        rates: [limits.measured_max]u64 = @splat(0),
+        rtts_ns: [limits.measured_max]u64 = @splat(0),
+
+        /// Near by, round trips are never quite the same.
+        const rtt_ns_min = 100 * std.time.ns_per_us;
+
+        pub fn differs(line: *const Line, now: *const Line) bool {
+            if (differ(line.up, now.up) or differ(line.down, now.down)) return true;
+            for (line.rates, now.rates) |told, rate| if (differ(told, rate)) return true;
+            for (line.rtts_ns, now.rtts_ns) |told, rtt_ns| {
+                if (@max(told, rtt_ns) - @min(told, rtt_ns) < rtt_ns_min) continue;
+                if (differ(told, rtt_ns)) return true;
+            }
+            return false;
+        }
+
+        pub fn is_known(line: *const Line) bool {
+            return line.differs(&.{});
+        }
+    };
+};
+
+test "a peer has a place for each link up to a limit, then the oldest makes room" {
+    const gpa = std.testing.allocator;
+    var row: Row = .{};
+    defer row.deinit(gpa);
+    const most = limits.links_measured_max;
+    for (0..most + 1) |number| {
+        const link = try row.place(gpa, .from_int(number));
+        link.rate = number + 1;
+    }
+    try std.testing.expectEqual(most, row.links.items.len);
+    try std.testing.expectEqual(null, row.find(.from_int(0)));
+    for (1..most + 1) |number| {
+        const link = try row.place(gpa, .from_int(number));
+        try std.testing.expectEqual(number + 1, link.rate);
+    }
+}
+
+test "what has changed by more than a tenth is told, and round trips only where they are long" {
+    var line: Told.Line = .{ .up = 1000, .rtts_ns = @splat(50_000) };
+    var now = line;
+    try std.testing.expect(!line.differs(&now));
+    now.rtts_ns[3] = 149_000;
+    try std.testing.expect(!line.differs(&now));
+    now.rtts_ns[3] = 151_000;
+    try std.testing.expect(line.differs(&now));
+    now = line;
+    now.rates[31] = 1;
+    try std.testing.expect(line.differs(&now));
+    try std.testing.expect(line.is_known());
+    try std.testing.expect(!(Told.Line{}).is_known());
+}

@@ -1,0 +1,150 @@
+//! measured: what members measure of their links, in the words of each (matrix.zig), and what is
+//! believed of that. A number that cannot be is logged and left out. A peer that claims more of a
+//! link than the other end has seen is believed no more than the other end. At ticks, members of an
+//! epoch hear what has changed by more than a tenth. Nothing is decided by it: an operation's
+//! outcome has figures that follow from it (collective/figures.zig).
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const matrix = @import("matrix.zig");
+const post = @import("post.zig");
+const Epoch = @import("epoch.zig").Epoch;
+const Peer = @import("peer.zig").Peer;
+const LogLevel = @import("run.zig").LogLevel;
+const Run = @import("run.zig").Run;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const control = wire.control;
+const limits = base.limits;
+
+pub fn on_traffic(
+    run: *Run,
+    now: Instant,
+    peer: *Peer,
+    body: *const control.Traffic,
+) Allocator.Error!void {
+    try peer.traffic.begin(run.gpa, now, body);
+    const row = &peer.row;
+    if (@max(body.up, body.down) <= limits.link_rate_told_max) {
+        if (body.up > 0) row.up = body.up;
+        if (body.down > 0) row.down = body.down;
+    } else say(run, peer, .rate);
+    var it = body.links.iterator();
+    while (it.next()) |link| {
+        if (fault_of(run, peer, &link)) |fault| {
+            say(run, peer, fault);
+            continue;
+        }
+        peer.traffic.add(&link);
+        const kept = try row.place(run.gpa, link.peer);
+        if (link.rate > 0) kept.rate = link.rate;
+        if (link.brought > 0) kept.brought = link.brought;
+        if (link.rtt_ns > 0) kept.rtt_ns = link.rtt_ns;
+        kept.again_ppm = link.again_ppm;
+    }
+    run.measurements += 1;
+}
+
+fn fault_of(run: *const Run, peer: *const Peer, link: *const control.LinkTraffic) ?matrix.Fault {
+    if (@max(link.rate, link.brought) > limits.link_rate_told_max) return .rate;
+    if (link.rtt_ns > limits.link_rtt_ns_told_max) return .round_trip;
+    if (link.again_ppm > limits.link_again_ppm_max) return .loss;
+    if (link.peer.eql(peer.id) or !is_known(run, link.peer)) return .stranger;
+    return null;
+}
+
+/// A peer of the run, or one that was a member not long ago.
+fn is_known(run: *const Run, id: base.PeerId) bool {
+    if (run.peer_of(id) != null) return true;
+    for (run.groups.items) |group| for (group.epochs.items) |epoch|
+        if (epoch.ranks.contains(id)) return true;
+    return false;
+}
+
+/// Once for each fault: a liar must not fill the log. A member that has just gone may still be
+/// named by others.
+fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
+    if (peer.row.said.contains(fault)) return;
+    peer.row.said.insert(fault);
+    const format = "peer {f} tells of {s}; that is not believed";
+    const level: LogLevel = if (fault == .stranger) .info else .warning;
+    run.log(level, format, .{ peer.named(), fault.why() });
+}
+
+/// The link from one peer to another, as far as both have told.
+pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
+    var link = (from.row.find(to.id) orelse return .{ .peer = to.id }).*;
+    const seen = to.row.find(from.id) orelse return link;
+    if (seen.brought > 0) link.rate = @min(link.rate, seen.brought);
+    return link;
+}
+
+/// At a tick: the members of an epoch of few hear what is new.
+pub fn tell(run: *Run, epoch: *Epoch) Allocator.Error!void {
+    if (epoch.members.len > limits.measured_max) return;
+    const told = &epoch.measured;
+    tell_latecomers(run, epoch);
+    if (told.version == run.measurements) return;
+    if (told.rows.len == 0) {
+        told.rows = try run.gpa.alloc(matrix.Told.Line, epoch.members.len);
+        @memset(told.rows, .{});
+    }
+    told.version = run.measurements;
+    for (epoch.members, told.rows, 0..) |*member, *row, rank| {
+        const line = line_of(epoch, member.peer orelse continue);
+        if (!row.differs(&line)) continue;
+        row.* = line;
+        var room: Room = undefined;
+        post.broadcast(run, epoch, message(epoch, rank, &room));
+    }
+}
+
+/// Those that are new, or back, hear all of it.
+fn tell_latecomers(run: *Run, epoch: *Epoch) void {
+    for (epoch.members) |*member| {
+        const peer = member.peer orelse continue;
+        if (member.knows_measured or !peer.is_present(epoch.group)) continue;
+        member.knows_measured = true;
+        for (epoch.measured.rows, 0..) |*row, rank| {
+            var room: Room = undefined;
+            if (row.is_known()) post.send(run, peer, epoch.group, message(epoch, rank, &room));
+        }
+    }
+}
+
+/// A member is back, and may not have heard it.
+pub fn forget(epoch: *Epoch, rank: u16) void {
+    epoch.members[rank].knows_measured = false;
+}
+
+fn line_of(epoch: *const Epoch, peer: *const Peer) matrix.Told.Line {
+    var line: matrix.Told.Line = .{ .up = peer.row.up, .down = peer.row.down };
+    for (epoch.members, 0..) |*other, rank| {
+        const link = believed(peer, other.peer orelse continue);
+        if (link.rate == 0) continue;
+        line.rates[rank] = link.rate;
+        line.rtts_ns[rank] = link.rtt_ns;
+    }
+    return line;
+}
+
+const Room = [limits.measured_max]control.MeasuredLink;
+
+fn message(epoch: *const Epoch, rank: usize, room: *Room) control.Message {
+    const row = &epoch.measured.rows[rank];
+    var count: usize = 0;
+    for (row.rates, row.rtts_ns, 0..) |rate, rtt_ns, other| {
+        if (rate == 0) continue;
+        room[count] = .{ .rank = @intCast(other), .rate = rate, .rtt_ns = rtt_ns };
+        count += 1;
+    }
+    return .{ .measured = .{
+        .group = epoch.group,
+        .epoch = epoch.number,
+        .rank = @intCast(rank),
+        .up = row.up,
+        .down = row.down,
+        .links = .of(room[0..count]),
+    } };
+}

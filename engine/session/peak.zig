@@ -1,0 +1,135 @@
+//! peak: the most that was carried of late while more was waiting to be carried: by a link, or by
+//! all links of this peer at once. The sum is the peer's own rate, which no single link shows. A
+//! peer that has little to send learns nothing by that, so time counts only while it is busy: a
+//! rate halves in two minutes of that, unless as much is carried again.
+//!
+//! Pure: no lane, no socket, no clock. measure.zig calls it; traffic.zig tells the coordinator.
+
+const std = @import("std");
+const pace = @import("pace.zig");
+const ms = std.time.ns_per_ms;
+const s = std.time.ns_per_s;
+
+pub const Peak = struct {
+    /// Bytes per second; 0: not known.
+    rate: u64 = 0,
+    /// The stretch under way.
+    bytes: u64 = 0,
+    ns: u64 = 0,
+
+    /// Acknowledgements come in bursts, and so do the turns of a busy thread that reads.
+    const stretch_ns = 200 * ms;
+    const half_life_ms = 2 * 60 * 1000;
+
+    /// An interval in which there was more to send all the time.
+    pub fn sent(peak: *Peak, bytes: u64, ns: u64) void {
+        const rate = peak.lately(bytes, ns) orelse return;
+        peak.take(rate);
+    }
+
+    /// There was not: the stretch is cut short.
+    pub fn pause(peak: *Peak) void {
+        peak.bytes = 0;
+        peak.ns = 0;
+    }
+
+    /// Bytes that come in do not say how much others had to send. So less than half of what has
+    /// come before is taken for a pause of theirs.
+    pub fn arrived(peak: *Peak, bytes: u64, ns: u64) void {
+        const rate = peak.lately(bytes, ns) orelse return;
+        if (rate < peak.rate / 2) peak.pause() else peak.take(rate);
+    }
+
+    /// The rate of a stretch that has come to its end.
+    fn lately(peak: *Peak, bytes: u64, ns: u64) ?u64 {
+        peak.bytes +|= bytes;
+        peak.ns +|= ns;
+        return if (peak.ns < stretch_ns) null else pace.per_second(peak.bytes, peak.ns);
+    }
+
+    fn take(peak: *Peak, rate: u64) void {
+        peak.rate = @max(rate, aged(peak.rate, peak.ns));
+        peak.pause();
+    }
+
+    /// In short steps, 0.693 of a half-life takes away one part in e.
+    fn aged(rate: u64, ns: u64) u64 {
+        const taken_ms: u64 = @min(ns / ms, half_life_ms);
+        return rate - rate *| (693 * taken_ms) / (1000 * half_life_ms);
+    }
+};
+
+/// The bytes that all links of a peer have moved in one interval.
+pub const Moved = struct {
+    acked: u64 = 0,
+    received: u64 = 0,
+    /// Some link had more to send all the time.
+    saturated: bool = false,
+};
+
+/// How much this peer sends and receives at most, on all its links at once.
+pub const Node = struct {
+    up: Peak = .{},
+    down: Peak = .{},
+
+    pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
+        if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
+        node.down.arrived(moved.received, ns);
+    }
+};
+
+const expectEqual = std.testing.expectEqual;
+const expect = std.testing.expect;
+const mbyte = 1_000_000;
+
+fn send(node: *Node, per_s: u64, received_per_s: u64, saturated: bool, intervals: usize) void {
+    for (0..intervals) |_| node.note(&.{
+        .acked = per_s / 10,
+        .received = received_per_s / 10,
+        .saturated = saturated,
+    }, 100 * ms);
+}
+
+test "a peer's rate is what all its links have carried at once while some had more to send" {
+    var node: Node = .{};
+    send(&node, 25 * mbyte, 12 * mbyte, true, 1);
+    try expectEqual(0, node.up.rate); // one interval may be a burst
+    send(&node, 25 * mbyte, 12 * mbyte, true, 1);
+    try expectEqual(25 * mbyte, node.up.rate);
+    try expectEqual(12 * mbyte, node.down.rate);
+    // There was nothing to send for a part: that says nothing, however long it lasts.
+    send(&node, 1 * mbyte, 1 * mbyte, false, 36_000);
+    try expectEqual(25 * mbyte, node.up.rate);
+    try expectEqual(12 * mbyte, node.down.rate);
+}
+
+test "a rate that is not reached any more halves in two minutes, and a larger one counts at once" {
+    var node: Node = .{};
+    send(&node, 80 * mbyte, 80 * mbyte, true, 2);
+    send(&node, 10 * mbyte, 60 * mbyte, true, 1200);
+    try expect(node.up.rate > 39 * mbyte and node.up.rate < 41 * mbyte);
+    try expectEqual(60 * mbyte, node.down.rate);
+    send(&node, 10 * mbyte, 60 * mbyte, true, 6 * 1200);
+    try expectEqual(10 * mbyte, node.up.rate);
+    send(&node, 90 * mbyte, 90 * mbyte, true, 2);
+    try expectEqual(90 * mbyte, node.up.rate);
+    try expectEqual(90 * mbyte, node.down.rate);
+}
+
+test "a stretch that a pause cuts short is not put together" {
+    var node: Node = .{};
+    for (0..100) |_| {
+        send(&node, 50 * mbyte, 0, true, 1);
+        send(&node, 0, 0, false, 1);
+    }
+    try expectEqual(0, node.up.rate);
+}
+
+test "no number of a system makes it overflow" {
+    var peak: Peak = .{};
+    const most = std.math.maxInt(u64);
+    for (0..3) |_| peak.sent(most, most);
+    for (0..3) |_| peak.arrived(most, most);
+    for (0..3) |_| peak.sent(most, 100 * ms);
+    try expect(peak.rate > 0);
+}
