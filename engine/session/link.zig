@@ -69,6 +69,7 @@ pub const Link = struct {
     pub fn deinit(link: *Link) void {
         link.gpa.free(link.address);
         link.early.deinit();
+        link.asked.clear(link.gpa);
         link.* = undefined;
     }
 

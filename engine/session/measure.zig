@@ -42,11 +42,15 @@ pub fn run(host: Host, links: []const *Link, ns: u64, ceiling: u64) bool {
     // A process that stood still does not know how fast a link was.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
-    for (links) |link| busy += @intFromBool(is_busy(link));
+    var moves = false;
+    for (links) |link| {
+        busy += @intFromBool(is_busy(link));
+        moves = moves or takes(link);
+    }
     const idle = idle_part(links, ceiling);
     for (links) |link| if (link.open_count > 0)
         run_link(host, link, ns, is_late, if (is_busy(link)) part_of(ceiling, busy) else idle);
-    return busy > 0;
+    return moves or busy > 0;
 }
 
 /// The part of a link that was idle: all others may begin in the same moment.
@@ -63,6 +67,12 @@ fn part_of(ceiling: u64, count: u64) u64 {
 
 fn is_busy(link: *const Link) bool {
     for (link.lanes) |place| if (place) |lane| if (lane.out_busy) return true;
+    return false;
+}
+
+/// Whether a payload is coming in.
+fn takes(link: *const Link) bool {
+    for (link.lanes) |place| if (place) |lane| if (lane.into != null) return true;
     return false;
 }
 
