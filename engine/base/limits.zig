@@ -16,6 +16,8 @@ pub const lanes_per_link_max = 64;
 /// Bytes per second that a user may let a peer send: 8 kbit to 10 Tbit. Enforced at the call.
 pub const send_rate_min = 1_000;
 pub const send_rate_max = 1_250_000_000_000;
+/// Names of peers that a user may give a rate of their own. Enforced at the call.
+pub const send_rates_max = 32;
 /// Operations that one group may have in flight at a peer, collectives, sends and receives each: a
 /// call beyond waits for its turn (protocol/member.zig). Enforced by the coordinator, too.
 pub const operations_in_flight_max = 64;

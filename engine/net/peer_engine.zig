@@ -103,8 +103,7 @@ pub const PeerEngine = struct {
         ports: ?Ports = null,
         /// Session.Options.reconnect_timeout_ns.
         reconnect_timeout_ns: u64 = base.never,
-        /// Session.Options.send_rate.
-        send_rate: u64 = 0,
+        rates: session.Rates = .{},
         congestion: Congestion = .auto,
         /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
@@ -148,7 +147,7 @@ pub const PeerEngine = struct {
             .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
-            .send_rate = options.send_rate,
+            .rates = options.rates,
             .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,

@@ -61,6 +61,8 @@ fn on_the_way(rate: u64, rtt_ns: u64) u64 {
 pub const Flow = struct {
     pacer: Pacer = .{},
     spread: Spread,
+    /// Bytes per second that the user lets this peer send on it; 0: no limit of its own.
+    ceiling: u64 = 0,
     /// So many lanes the other side would like.
     theirs: u8 = 0,
     /// As the other side was told, or takes it to be before it is.

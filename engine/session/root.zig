@@ -14,6 +14,7 @@ pub const LogLevel = host.LogLevel;
 pub const Lane = @import("link.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Pace = @import("flow.zig").Pace;
+pub const Rates = @import("rates.zig").Rates;
 pub const Sample = @import("flow.zig").Sample;
 pub const Group = @import("group.zig").Group;
 pub const Names = @import("names.zig").Names;
@@ -44,7 +45,9 @@ test {
     _ = @import("session.zig");
     _ = @import("early.zig");
     _ = @import("flow.zig");
+    _ = @import("measure.zig");
     _ = @import("pace.zig");
+    _ = @import("rates.zig");
     _ = @import("spread.zig");
     _ = @import("link.zig");
     _ = @import("dial_back_test.zig");
