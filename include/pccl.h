@@ -293,7 +293,7 @@ typedef struct pccl_comm_options {
                                   PCCL_COORDINATOR_UNREACHABLE, or PCCL_IN_DOUBT after the vote, and new ones fail.
                                   1: at once; 0: calls wait until their deadlines */
   uint64_t send_rate;          /* bytes per second that this peer sends to all others together, 1000..1.25e12; 0: no
-                                  limit. Linux keeps to it; elsewhere the log says that nothing does */
+                                  limit */
   pccl_congestion_t congestion;
   uint32_t reserved;           /* 0 */
   const char *send_rates;      /* the same in words, and for single peers: "100mbit,eu-1=20mbit" (pccl_rate_parse). Only

@@ -153,6 +153,7 @@ fn create(
         // environment() has read them before.
         .workers = net.Workers.count_from_environment() catch unreachable,
         .fault = net.fault.Fault.from_environment() catch unreachable,
+        .system = net.tcp.System.from_environment() catch unreachable,
     }) catch |err| return failure_coordinator.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
@@ -174,6 +175,11 @@ fn environment() status.Error!void {
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
             "for example operation.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
+    );
+    _ = net.tcp.System.from_environment() catch return status.fail(
+        .invalid_argument,
+        "PCCL_FAULT_TCP is \"{s}\"; it must be bare, or not set",
+        .{std.mem.span(std.c.getenv("PCCL_FAULT_TCP").?)},
     );
     _ = net.Workers.count_from_environment() catch return status.fail(
         .invalid_argument,
@@ -213,8 +219,6 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
         .{rate},
     );
     given.all = @max(given.all, rate);
-    if ((given.all != 0 or given.count > 0) and builtin.os.tag != .linux)
-        net.log.put(.warning, "send_rate has no effect: on this system nothing keeps to it");
     return given;
 }
 

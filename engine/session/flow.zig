@@ -13,10 +13,10 @@ const limits = base.limits;
 pub const Sample = struct {
     /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
     acked: u64,
-    retransmitted: u64,
-    /// The round trip, smoothed, and the shortest there was.
-    rtt_ns: u64,
-    base_ns: u64,
+    retransmitted: u64 = 0,
+    /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
+    rtt_ns: u64 = 0,
+    base_ns: u64 = 0,
 };
 
 /// The system is to send on a lane like this.

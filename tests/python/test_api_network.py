@@ -6,7 +6,6 @@ congestion control of a socket: engine/net/congestion.zig.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,6 @@ from pccl_py import _pccl
 from pccl_py.network import parse_lanes, rates_text
 
 LOOPBACK = "127.0.0.1:0"
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux paces connections")
 
 
 @pytest.fixture
@@ -109,6 +107,7 @@ def test_a_program_may_choose_its_congestion_control(
     ("variable", "said", "words"),
     [
         ("PCCL_SEND_RATE", "fast", "PCCL_SEND_RATE must be from 8kbit to 10tbit.*not .fast"),
+        ("PCCL_FAULT_TCP", "wet", "PCCL_FAULT_TCP is .wet.; it must be bare, or not set"),
         ("PCCL_CONGESTION", "reno", "unknown PCCL_CONGESTION 'reno'.*'auto', 'system', 'bbr'"),
     ],
 )
@@ -124,7 +123,6 @@ def test_a_variable_that_makes_no_sense_is_named(
         pccl.connect(coordinator.token, bind=LOOPBACK)
 
 
-@ON_LINUX
 @pytest.mark.parametrize(
     ("n", "lanes", "plan", "rate"),
     [
@@ -133,13 +131,16 @@ def test_a_variable_that_makes_no_sense_is_named(
         (2, "auto", "ring", "nobody=1MB,*=8MB,100MB"),
     ],
 )
+@pytest.mark.parametrize("system", ["", "bare"])
 def test_a_peer_keeps_to_its_rate_on_all_links_together(
-    monkeypatch: pytest.MonkeyPatch, n: int, lanes: Any, plan: Any, rate: str
+    monkeypatch: pytest.MonkeyPatch, system: str, n: int, lanes: Any, plan: Any, rate: str
 ) -> None:
     """Goal: the rate of a peer is that of all its links together, from the first byte on, or that
-    of the only other peer. Method: two operations of some MB at 8 MB a second; without a limit they
+    of the only other peer; on a system that paces connections, and on one that is taken for one
+    that does not. Method: two operations of some MB at 8 MB a second; without a limit they
     take a hundredth of the time, with one for each link a third. The buffers of the system take the
     last bytes at once."""
+    monkeypatch.setenv("PCCL_FAULT_TCP", system)
     monkeypatch.setenv("PCCL_SEND_RATE", rate)
     with pccl.LocalWorld(n, lanes_per_link=lanes, deadline=60) as world:
         for _ in range(2):
