@@ -35,7 +35,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
                               uint64_t deadline_ns, uint64_t connect_ns,
                               std::optional<nb::bytes> peer_id,
                               std::optional<std::string> label, uint64_t reconnect_timeout_ns,
-                              uint64_t send_rate, uint32_t congestion) {
+                              std::optional<std::string> send_rates, uint32_t congestion) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
@@ -48,7 +48,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
   options.interrupted = interrupted;
   options.label = label ? label->c_str() : nullptr;
   options.reconnect_timeout_ns = reconnect_timeout_ns;
-  options.send_rate = send_rate;
+  options.send_rates = send_rates ? send_rates->c_str() : nullptr;
   options.congestion = static_cast<pccl_congestion_t>(congestion);
   pccl_comm_t *native = nullptr;
   pccl_status_t status;
@@ -57,6 +57,12 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
     status = pccl_comm_create(token.c_str(), &options, &native);
   }
   return finish_create(status, native);
+}
+
+uint64_t rate_parse(const std::string &text, const std::string &name) {
+  uint64_t rate = 0;
+  check(pccl_rate_parse(text.c_str(), name.c_str(), &rate));
+  return rate;
 }
 
 std::unique_ptr<Comm> join(Comm &comm, const std::string &group, uint32_t initial_world_size,
@@ -185,7 +191,7 @@ void init_communicator(nb::module_ &module) {
                   nb::arg("bind").none(), nb::arg("advertise").none(), nb::arg("ports").none(),
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
                   nb::arg("peer_id").none(), nb::arg("label").none(),
-                  nb::arg("reconnect_timeout_ns"), nb::arg("send_rate"),
+                  nb::arg("reconnect_timeout_ns"), nb::arg("send_rates").none(),
                   nb::arg("congestion"))
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
@@ -210,6 +216,9 @@ void init_communicator(nb::module_ &module) {
       .def_prop_ro("handle", [](Comm &comm) { return handle_of(comm.handle); },
                    "The number that stands for it in compiled programs.")
       .def("label", &label, nb::arg("peer"), "Empty if it is not known.");
+  module.def("rate_parse", &rate_parse, nb::arg("text"), nb::arg("name"),
+             nb::sig("def rate_parse(text: str, name: str) -> int"),
+             "The rate for all peers together; raises what pccl_rate_parse says of the text.");
 }
 
 }  // namespace pccl_binding

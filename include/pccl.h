@@ -294,13 +294,22 @@ typedef struct pccl_comm_options {
                                   PCCL_COORDINATOR_UNREACHABLE, or PCCL_IN_DOUBT after the vote, and new ones fail.
                                   1: at once; 0: calls wait until their deadlines */
   uint64_t send_rate;          /* bytes per second that this peer sends to all others together, 1000..1.25e12; 0: no
-                                  limit. Linux keeps to it; elsewhere the log says that nothing does */
+                                  limit */
   pccl_congestion_t congestion;
   uint32_t reserved;           /* 0 */
+  const char *send_rates;      /* the same in words, and for single peers: "100mbit,eu-1=20mbit" (pccl_rate_parse). Only
+                                  one of the two fields may have a rate for all. NULL: none */
 } pccl_comm_options_t;
 #define PCCL_COMM_OPTIONS_INIT \
   { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, \
-    PCCL_CONGESTION_AUTO, 0 }
+    PCCL_CONGESTION_AUTO, 0, NULL }
+
+/* Reads rates as people write them, as send_rates of pccl_comm_options_t is read: "200mbit", "25MB", "1.5gbit" per
+ * second or a number of bytes, from 8kbit to 10tbit, for all peers together; and behind commas "eu-1=20mbit" for the
+ * peer with that label. "eu-*" stands for all labels that begin so, and a peer has an id, too, whole or its first eight
+ * digits. The first name that is a peer's counts, 32 of them at most. *rate is the one for all in bytes per second, 0
+ * if the text has none. PCCL_INVALID_ARGUMENT names the part that is none; `name` is what it calls the text. */
+PCCL_API pccl_status_t pccl_rate_parse(const char *text, const char *name, uint64_t *rate);
 
 /* Connects to the coordinator and registers in a group. Returns when a lane to each member is open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.

@@ -62,10 +62,10 @@ class Arguments:
         found, called = self.given(value, variable)
         return network.parse_lanes(found, called)
 
-    def rate(self, value: str | int | None, variable: str) -> int:
-        """Bytes per second. Raises as `network.parse_rate`."""
+    def rates(self, value: network.Rates | None, variable: str) -> str | None:
+        """How fast it may send. Raises as `network.rates_text`."""
         found, called = self.given(value, variable)
-        return network.parse_rate(found, called)
+        return network.rates_text(found, called)
 
     def congestion(self, value: str | int | None, variable: str) -> words.Congestion:
         """A congestion control. Raises as `words.parse_congestion`."""

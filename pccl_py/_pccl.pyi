@@ -161,7 +161,7 @@ class Comm:
         peer_id: bytes | None,
         label: str | None,
         reconnect_timeout_ns: int,
-        send_rate: int,
+        send_rates: str | None,
         congestion: int,
     ) -> Comm: ...
     def join(self, group: str, initial_world_size: int, deadline_ns: int) -> Comm: ...
@@ -191,6 +191,11 @@ class Comm:
 
     def label(self, peer: bytes) -> str:
         """Empty if it is not known."""
+
+def rate_parse(text: str, name: str) -> int:
+    """
+    The rate for all peers together; raises what pccl_rate_parse says of the text.
+    """
 
 def coalesced(
     work: Work,

@@ -20,6 +20,7 @@ from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
 from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError, class_name
+from pccl_py.network import Rates
 from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
@@ -511,7 +512,7 @@ def connect(
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
     reconnect_timeout: float | None = None,
-    send_rate: str | int | None = None,
+    send_rate: Rates | None = None,
     congestion: Congestion | CongestionName | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
@@ -533,9 +534,10 @@ def connect(
     `reconnect_timeout`: seconds that calls wait for a coordinator that is away, 0 for not at all:
     then this peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt
     after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines. `send_rate`: what this peer
-    sends to all others together at most, "200mbit", "25MB" or bytes per second; PCCL_SEND_RATE, or
-    no limit. `congestion`: which congestion control its lanes have, "auto", "system", "bbr" or
-    "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
+    sends to all others together at most, "200mbit", "25MB" or bytes per second, and to single peers
+    by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
+    (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: which congestion control its
+    lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -558,7 +560,7 @@ def connect(
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
         read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
-        read.rate(send_rate, "PCCL_SEND_RATE"),
+        read.rates(send_rate, "PCCL_SEND_RATE"),
         read.congestion(congestion, "PCCL_CONGESTION"),
     )
     with _lifecycle.opening():

@@ -26,6 +26,7 @@ from pccl_py.errors import (
     StateUnavailable,
     TooFewPeers,
 )
+from pccl_py.network import Rates
 from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -62,7 +63,7 @@ class ConnectOptions(TypedDict, total=False):
     peer_id: PeerId | bytes | str | None
     label: str | None
     reconnect_timeout: float | None
-    send_rate: str | int | None
+    send_rate: Rates | None
     congestion: Congestion | CongestionName | None
 
 

@@ -1,29 +1,21 @@
 """How a peer uses the network, as users say it: lanes of a link, bytes per second.
 
-Each is a number or a text, "auto" or "200mbit", of a program, a variable or a command line; the
-native library takes numbers. engine/abi/compat/environment.zig reads the same texts. Which
-congestion control: words.py.
+Each is a number or a text, "auto" or "200mbit", of a program, a variable or a command line. The
+native library reads rates (engine/abi/rates.zig). Which congestion control: words.py.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
+from pccl_py import _pccl, words
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import index
 
-# As engine/base/limits.zig has them.
+# As engine/base/limits.zig has it.
 LANES_MAX = 64
-SEND_RATE_MIN = 1_000
-SEND_RATE_MAX = 1_250_000_000_000
 
-RATE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([a-zA-Z]*)")
-# Bytes. A b alone may be either, so bits are written out.
-UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9} | {
-    f"{letter}iB": 1 << 10 * power for power, letter in enumerate("KMG", start=1)
-}
-BITS = {f"{letter}bit": 10 ** (3 * power) for power, letter in enumerate(("", *"kmgt"))}
+Rates: TypeAlias = str | int | Mapping[str | None, str | int]
 
 
 def parse_lanes(value: object, name: str) -> int:
@@ -33,31 +25,37 @@ def parse_lanes(value: object, name: str) -> int:
     if isinstance(value, str):
         number = int(value) if value.isascii() and value.isdecimal() and len(value) < 9 else 0
     else:
-        number = index(value, name)  # type: ignore[arg-type]  # it raises
+        number = words.index(value, name)  # type: ignore[arg-type]  # it raises
     if not 1 <= number <= LANES_MAX:
         raise InvalidArgument(f"{name} must be 'auto' or 1 to {LANES_MAX}, not {value!r}")
     return number
 
 
-def parse_rate(value: object, name: str) -> int:
-    """Bytes per second, 0 for None: no limit. Raises InvalidArgument, TypeError."""
-    if value is None:
-        return 0
-    number: Any = value  # `index` raises where it is none
-    rate = _rate_of(value) if isinstance(value, str) else index(number, name)
-    if not SEND_RATE_MIN <= rate <= SEND_RATE_MAX:
-        raise InvalidArgument(
-            f"{name} must be from 8kbit to 10tbit per second, such as '200mbit', '25MB', "
-            f"'1.5gbit' or a number of bytes, not {value!r}"
-        )
-    return rate
+def rates_text(value: object, name: str) -> str | None:
+    """Rates as the native library reads them: "100mbit,eu-1=20mbit"; None for None: no limit.
+
+    `value` may be a text, bytes per second, or a dict of them by the names of peers, in which None
+    stands for all peers together. Raises InvalidArgument, TypeError.
+    """
+    if value is None or (isinstance(value, Mapping) and not value):
+        return None
+    text = ",".join(_items(value, name))
+    _pccl.rate_parse(text, name)
+    return text
 
 
-def _rate_of(text: str) -> int:
-    """0 if it is none."""
-    read = RATE.fullmatch(text.strip())
-    if read is None:
-        return 0
-    number, unit = read.groups()
-    bits = BITS.get(unit.lower(), 0)
-    return int(float(number) * (bits / 8 or UNITS.get(unit, 0)))
+def _items(value: object, name: str) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield _rate(value, name)
+        return
+    for peer, rate in value.items():
+        if peer is None:
+            yield _rate(rate, name)
+        elif "," in words.text(peer, f"{name}: the name of a peer"):
+            raise InvalidArgument(f"{name} names a peer by {peer!r}, but no name has a comma here")
+        else:
+            yield f"{peer}={_rate(rate, name)}"
+
+
+def _rate(value: Any, name: str) -> str:
+    return words.text(value, name) if isinstance(value, str) else str(words.index(value, name))

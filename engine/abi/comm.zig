@@ -11,6 +11,7 @@ const failure_coordinator = @import("failure_coordinator.zig");
 const failure_operation = @import("failure_operation.zig");
 const label = @import("label.zig");
 const number = @import("number.zig");
+const rates = @import("rates.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -40,6 +41,7 @@ pub const CommOptions = extern struct {
     send_rate: u64,
     congestion: c_uint,
     reserved: u32,
+    send_rates: ?[*:0]const u8,
 };
 
 pub const Admission = extern struct {
@@ -138,7 +140,7 @@ fn create(
             0 => base.never,
             else => |ns| ns,
         },
-        .send_rate = try send_rate(&given),
+        .rates = try rates_of(&given),
         .congestion = try number.known(
             net.Congestion,
             given.congestion,
@@ -151,6 +153,7 @@ fn create(
         // environment() has read them before.
         .workers = net.Workers.count_from_environment() catch unreachable,
         .fault = net.fault.Fault.from_environment() catch unreachable,
+        .system = net.tcp.System.from_environment() catch unreachable,
     }) catch |err| return failure_coordinator.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
@@ -173,6 +176,11 @@ fn environment() status.Error!void {
             "for example operation.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
+    _ = net.tcp.System.from_environment() catch return status.fail(
+        .invalid_argument,
+        "PCCL_FAULT_TCP is \"{s}\"; it must be bare, or not set",
+        .{std.mem.span(std.c.getenv("PCCL_FAULT_TCP").?)},
+    );
     _ = net.Workers.count_from_environment() catch return status.fail(
         .invalid_argument,
         "PCCL_WORKERS is \"{s}\"; it must be a number of threads, 0 to {d}",
@@ -191,7 +199,7 @@ fn port_range(options: *const CommOptions) status.Error!?net.Ports {
     );
 }
 
-fn send_rate(options: *const CommOptions) status.Error!u64 {
+fn rates_of(options: *const CommOptions) status.Error!session.Rates {
     const rate = options.send_rate;
     const least = base.limits.send_rate_min;
     const most = base.limits.send_rate_max;
@@ -201,9 +209,17 @@ fn send_rate(options: *const CommOptions) status.Error!u64 {
             "0 for no limit",
         .{ rate, least, most },
     );
-    if (rate != 0 and builtin.os.tag != .linux)
-        net.log.put(.warning, "send_rate has no effect: on this system nothing keeps to it");
-    return rate;
+    var given: session.Rates = if (options.send_rates) |words|
+        try rates.read(words, "send_rates")
+    else
+        .{};
+    if (rate != 0 and given.all != 0) return status.fail(
+        .invalid_argument,
+        "send_rate is {d}, and send_rates has another rate for all peers together: give one",
+        .{rate},
+    );
+    given.all = @max(given.all, rate);
+    return given;
 }
 
 fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {

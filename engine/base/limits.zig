@@ -16,6 +16,8 @@ pub const lanes_per_link_max = 64;
 /// Bytes per second that a user may let a peer send: 8 kbit to 10 Tbit. Enforced at the call.
 pub const send_rate_min = 1_000;
 pub const send_rate_max = 1_250_000_000_000;
+/// Names of peers that a user may give a rate of their own. Enforced at the call.
+pub const send_rates_max = 32;
 /// Operations that one group may have in flight at a peer, collectives, sends and receives each: a
 /// call beyond waits for its turn (protocol/member.zig). Enforced by the coordinator, too.
 pub const operations_in_flight_max = 64;
@@ -170,8 +172,11 @@ pub const state_leaf_bytes = 256 * KiB;
 pub const state_leaves_max = 1 << 26;
 /// Revisions of a shared state: only a liar gets there. Enforced where one comes in.
 pub const state_revisions_max = 1 << 62;
-/// Leaves that one member may ask of another before it has any of them.
-pub const state_asked_max = 32;
+/// Leaves that one member asks of another before it has any of them, while their link is not known;
+/// and at most, for as many bytes as a window may have. A peer that asks for
+/// more breaks the protocol.
+pub const state_asked_first = 32;
+pub const state_asked_max = window_here_max / state_leaf_bytes;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
 /// Members of whom others hear what they wait in, beside that they are waited for. More are not

@@ -1,8 +1,9 @@
 //! Fetch: which leaf of a shared state is asked of which member. Every member that holds the
-//! elected content is a source. Each source has a few leaves on request and is asked for the next
-//! as soon as one arrives, so a faster source gives more. When nothing is left to ask for, an idle
-//! source is asked once more for leaves that a slow one has not brought yet. It knows ranks and
-//! numbers of leaves, never bytes: those are session/transfer.zig's.
+//! elected content is a source. Each source has some leaves on request, as many as its link has in
+//! the air, and is asked for the next as soon as one arrives, so a faster source gives more. When
+//! nothing is left to ask for, an idle source is asked once more for leaves that a slow one has not
+//! brought yet. It knows ranks and numbers of leaves, never their bytes: those are
+//! session/transfer.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -16,6 +17,8 @@ pub const Fetch = struct {
     leaves: []Leaf,
     /// By rank.
     sources: []Source,
+    /// Where the sources' requests are noted.
+    requests: []u32,
     /// Leaves that are not there yet.
     left: u32 = 0,
     /// No leaf before this one is missing.
@@ -28,16 +31,26 @@ pub const Fetch = struct {
         usable: bool = false,
         /// It sent something wrong.
         discarded: bool = false,
-        asked: [limits.state_asked_max]u32 = undefined,
+        /// On request, in this order; the last `unsaid` of them have not been said yet.
+        asked: []u32,
         count: u32 = 0,
+        unsaid: u32 = 0,
+        /// So many may be on request.
+        room: u32 = limits.state_asked_first,
 
         fn find(source: *const Source, leaf: u32) ?usize {
             return std.mem.indexOfScalar(u32, source.asked[0..source.count], leaf);
         }
 
         fn remove(source: *Source, index: usize) void {
+            if (index >= source.count - source.unsaid) source.unsaid -= 1;
             source.count -= 1;
-            source.asked[index] = source.asked[source.count];
+            const left = source.asked[index..source.count];
+            std.mem.copyForwards(u32, left, source.asked[index + 1 ..][0..left.len]);
+        }
+
+        fn is_full(source: *const Source) bool {
+            return source.count >= @min(source.room, source.asked.len);
         }
     };
 
@@ -48,20 +61,29 @@ pub const Fetch = struct {
         const leaves = try gpa.alloc(Leaf, leaf_count);
         errdefer gpa.free(leaves);
         const sources = try gpa.alloc(Source, ranks);
+        errdefer gpa.free(sources);
+        const most = @min(leaf_count, limits.state_asked_max);
+        const requests = try base.unfilled.list(gpa, u32, most * ranks);
         @memset(leaves, .present);
-        @memset(sources, .{});
-        return .{ .gpa = gpa, .leaves = leaves, .sources = sources };
+        for (sources, 0..) |*source, rank|
+            source.* = .{ .asked = requests[rank * most ..][0..most] };
+        return .{ .gpa = gpa, .leaves = leaves, .sources = sources, .requests = requests };
     }
 
     pub fn deinit(fetch: *Fetch) void {
         fetch.gpa.free(fetch.leaves);
         fetch.gpa.free(fetch.sources);
+        base.unfilled.free_list(fetch.gpa, u32, fetch.requests);
     }
 
     /// An attempt begins: nothing is on request, and these members can be asked.
     pub fn begin(fetch: *Fetch, sources: *const Mask) void {
         @memset(fetch.leaves, .present);
-        for (fetch.sources, 0..) |*source, rank| source.* = .{ .usable = sources.has(rank) };
+        for (fetch.sources, 0..) |*source, rank| source.* = .{
+            .usable = sources.has(rank),
+            .asked = source.asked,
+            .room = source.room,
+        };
         fetch.left = 0;
         fetch.cursor = 0;
     }
@@ -94,18 +116,30 @@ pub const Fetch = struct {
         return false;
     }
 
+    /// So many bytes may be on request of a source: what its link has in the air.
+    pub fn make_room(fetch: *Fetch, rank: u16, bytes: u64) void {
+        const room = std.math.clamp(
+            bytes / limits.state_leaf_bytes,
+            limits.state_asked_first,
+            limits.state_asked_max,
+        );
+        fetch.sources[rank].room = @intCast(room);
+    }
+
     pub const Request = struct { rank: u16, leaf: u32 };
 
-    /// The next request to make; null if there is none now. Sources take turns.
+    /// The next request to make, which waits to be said; null if there is none now. Sources take
+    /// turns.
     pub fn next(fetch: *Fetch) ?Request {
         const missing = fetch.first_missing();
         for (0..fetch.sources.len) |step| {
             const rank = (fetch.turn + step) % fetch.sources.len;
             const source = &fetch.sources[rank];
-            if (!source.usable or source.count == source.asked.len) continue;
+            if (!source.usable or source.is_full()) continue;
             const leaf = missing orelse fetch.take_over(source) orelse continue;
             source.asked[source.count] = leaf;
             source.count += 1;
+            source.unsaid += 1;
             fetch.leaves[leaf] = if (missing == null) .asked_twice else .asked;
             fetch.turn = rank + 1;
             return .{ .rank = @intCast(rank), .leaf = leaf };
@@ -139,6 +173,20 @@ pub const Fetch = struct {
             last = behind;
         }
         return last;
+    }
+
+    /// The next request of this source is said now: its leaf.
+    pub fn say(fetch: *Fetch, rank: u16) ?u32 {
+        const source = &fetch.sources[rank];
+        if (source.unsaid == 0) return null;
+        defer source.unsaid -= 1;
+        return source.asked[source.count - source.unsaid];
+    }
+
+    /// Requests that are still to be said to this source.
+    pub fn unsaid(fetch: *const Fetch, rank: u16) []const u32 {
+        const source = &fetch.sources[rank];
+        return source.asked[source.count - source.unsaid .. source.count];
     }
 
     /// Whether it has been asked for something that it has not brought.
@@ -193,6 +241,7 @@ pub const Fetch = struct {
             .missing => unreachable, // it is on request
         };
         source.count = 0;
+        source.unsaid = 0;
     }
 };
 
@@ -205,12 +254,41 @@ fn test_fetch(leaves: u32, ranks: u16) !Fetch {
     return fetch;
 }
 
-test "all sources are asked at once, and none for more than the limit" {
-    var fetch = try test_fetch(200, 3);
+test "all sources are asked at once, each for as much as its link has in the air" {
+    var fetch = try test_fetch(3000, 4);
     defer fetch.deinit();
-    var counts: [3]u32 = @splat(0);
+    fetch.make_room(1, 100 * limits.state_leaf_bytes);
+    fetch.make_room(2, std.math.maxInt(u64));
+    fetch.make_room(3, 0);
+    var counts: [4]u32 = @splat(0);
     while (fetch.next()) |request| counts[request.rank] += 1;
-    for (counts) |count| try std.testing.expectEqual(limits.state_asked_max, count);
+    const first = limits.state_asked_first;
+    try std.testing.expectEqual([4]u32{ first, 100, limits.state_asked_max, first }, counts);
+}
+
+test "a source whose link carries less is asked again once less of it is on request" {
+    var fetch = try test_fetch(1000, 1);
+    defer fetch.deinit();
+    fetch.make_room(0, 100 * limits.state_leaf_bytes);
+    while (fetch.next()) |_| {}
+    fetch.make_room(0, 50 * limits.state_leaf_bytes);
+    for (0..50) |leaf| {
+        fetch.delivered(0, @intCast(leaf));
+        try std.testing.expectEqual(null, fetch.next());
+    }
+    fetch.delivered(0, 50);
+    try std.testing.expect(fetch.next() != null and fetch.next() == null);
+}
+
+test "requests are said one after the other, and none that has been taken back" {
+    var fetch = try test_fetch(5, 1);
+    defer fetch.deinit();
+    while (fetch.next()) |_| {}
+    for (0..3) |leaf| try std.testing.expectEqual(leaf, fetch.say(0).?);
+    fetch.delivered(0, 1); // whatever comes in does not change what is still to be said
+    try std.testing.expectEqualSlices(u32, &.{ 3, 4 }, fetch.unsaid(0));
+    fetch.take_back(0);
+    try std.testing.expectEqual(null, fetch.say(0));
 }
 
 test "a source that brings faster is asked for more" {

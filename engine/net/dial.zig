@@ -12,6 +12,7 @@ const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
 const Link = @import("links.zig").Link;
 const Links = @import("links.zig").Links;
+const Outgoing = @import("paced.zig").Outgoing;
 const Instant = base.Instant;
 
 /// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
@@ -27,10 +28,25 @@ pub const Carrier = struct {
     tried: usize = 0,
     /// When the address under way is given up for the next one.
     deadline: Instant = base.never,
+    /// How much of its bytes may leave.
+    out: Outgoing = .{},
     /// Why the last address has come to nothing.
     why: wire.Dialed = .no_address,
 
     pub const State = enum { resolving, connecting, open };
+
+    /// In a link, in the place of a carrier: the connection to the coordinator.
+    pub const control_owner = 0;
+
+    /// Lanes that wait for their buckets (paced.zig) get a turn.
+    pub fn go_on_paced(links: *Links) void {
+        for (links.all.items) |link| {
+            if (link.owner == control_owner) continue;
+            const carrier: *Carrier = @ptrFromInt(link.owner);
+            if (carrier.out.waits) links.queue(link);
+            carrier.out.waits = false;
+        }
+    }
 
     pub const Step = enum { pending, failed };
 

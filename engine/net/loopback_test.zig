@@ -12,6 +12,7 @@ const clock = net.clock;
 const CoordinatorEngine = net.CoordinatorEngine;
 const secret = @import("secret.zig");
 const HeldPort = @import("held_port.zig").HeldPort;
+const Carrier = @import("dial.zig").Carrier;
 const Membership = net.Membership;
 const PeerEngine = net.PeerEngine;
 const Work = net.Work;
@@ -48,6 +49,8 @@ const Peer = struct {
         backend: Backend = .default,
         /// So that the sanitizer sees them at work.
         workers: u32 = 2,
+        rate: u64 = 0,
+        is_bare: bool = builtin.os.tag != .linux,
     };
 
     fn join(coordinator: *const CoordinatorEngine, options: Options) !Peer {
@@ -58,6 +61,8 @@ const Peer = struct {
             .bind = .{ .host = "127.0.0.1", .port = 0 },
             .backend = options.backend,
             .workers = options.workers,
+            .rates = .{ .all = options.rate },
+            .system = .{ .is_bare = options.is_bare },
         });
         defer engine.unreference(); // the membership holds it from now on
         var failure: Membership.Failure = undefined;
@@ -188,6 +193,55 @@ test "one to four peers reduce u64 and f32, with either poller" {
         const case: Case = .{ .coordinator = coordinator, .backend = backend };
         try in_parallel(world_size, case, Case.run);
     };
+}
+
+test "on a system that keeps to no rate the engine does, and lanes that wait go on" {
+    // Goal: the user's rate holds on every system. Method: two peers that take this one for such a
+    // system; the lanes go through their buckets, many times over. Where the system keeps to the
+    // rate, no lane has a bucket.
+    for ([_]bool{ true, false }) |is_bare| {
+        if (!is_bare and builtin.os.tag != .linux) continue;
+        const coordinator = try start_coordinator(.default);
+        defer coordinator.destroy();
+        const Case = struct {
+            coordinator: *const CoordinatorEngine,
+            is_bare: bool,
+
+            fn run(case: @This(), _: usize) !void {
+                const peer = try Peer.join(case.coordinator, .{
+                    .world_size = 2,
+                    .rate = 50_000_000,
+                    .is_bare = case.is_bare,
+                });
+                defer peer.leave();
+                const admission = try peer.admit();
+                const values = try gpa.alloc(u64, 500_000);
+                defer gpa.free(values);
+                digits(values, admission.rank);
+                try peer.all_reduce(values);
+                try expect_sum(values, &.{ 0, 1 });
+                const held = held_back(peer.engine);
+                try peer.all_reduce(values); // the other closes its lanes after it has looked, too
+                const sent = values.len * @sizeOf(u64) / 2;
+                if (case.is_bare) try std.testing.expect(held >= sent) //
+                else try std.testing.expectEqual(0, held);
+            }
+
+            /// Bytes that lanes with a bucket have sent.
+            fn held_back(engine: *PeerEngine) u64 {
+                const mode = engine.enter();
+                defer engine.leave(mode);
+                var held: u64 = 0;
+                for (engine.links.all.items) |link| {
+                    if (link.owner == PeerEngine.control_owner) continue;
+                    const out = @as(*Carrier, @ptrFromInt(link.owner)).out;
+                    if (out.bucket.full_at > 0) held += out.taken;
+                }
+                return held;
+            }
+        };
+        try in_parallel(2, Case{ .coordinator = coordinator, .is_bare = is_bare }, Case.run);
+    }
 }
 
 test "sixteen tags at once, begun in another order on each peer" {

@@ -26,6 +26,7 @@ const random = @import("random.zig");
 const reach = @import("reach.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
+const tcp = @import("tcp.zig");
 const thread = @import("thread.zig");
 const Choice = @import("congestion.zig").Choice;
 const Congestion = @import("congestion.zig").Congestion;
@@ -70,6 +71,9 @@ pub const PeerEngine = struct {
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
     congestion: Choice,
+    system: tcp.System,
+    /// When a lane may send again that waits for its bucket; perhaps before.
+    paced_at: Instant = base.never,
     /// For tests.
     behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
@@ -80,8 +84,7 @@ pub const PeerEngine = struct {
 
     const State = enum { running, farewell, stopped };
 
-    /// The context of the control connection among pointers to carriers.
-    pub const control_owner = 0;
+    pub const control_owner = Carrier.control_owner;
     /// A connection moves so much before the others get their turn.
     const turn_bytes = 1024 * base.limits.KiB;
     /// In a turn that moves more, messages to the coordinator go between.
@@ -103,9 +106,9 @@ pub const PeerEngine = struct {
         ports: ?Ports = null,
         /// Session.Options.reconnect_timeout_ns.
         reconnect_timeout_ns: u64 = base.never,
-        /// Session.Options.send_rate.
-        send_rate: u64 = 0,
+        rates: session.Rates = .{},
         congestion: Congestion = .auto,
+        system: tcp.System = .{},
         /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -132,6 +135,7 @@ pub const PeerEngine = struct {
             .pid = std.c.getpid(),
             .fault = options.fault,
             .congestion = .{ .congestion = options.congestion },
+            .system = options.system,
         };
         errdefer engine.links.deinit();
         const every: address.Endpoint = .{ .host = "", .port = 0 };
@@ -148,7 +152,7 @@ pub const PeerEngine = struct {
             .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
-            .send_rate = options.send_rate,
+            .rates = options.rates,
             .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,
@@ -255,8 +259,9 @@ pub const PeerEngine = struct {
     fn round(engine: *PeerEngine) void {
         const links = &engine.links;
         engine.send_control();
-        const due = @min(driver.next_deadline(engine.session), engine.dials_deadline());
-        const deadline = if (links.has_turns()) 0 else @min(due, engine.farewell_deadline);
+        const lanes_due = @min(engine.dials_deadline(), engine.paced_at);
+        const due = @min(driver.next_deadline(engine.session), lanes_due, engine.farewell_deadline);
+        const deadline = if (links.has_turns()) 0 else due;
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
         if (links.poller.prepare()) links.bury() else |_| {}
@@ -271,6 +276,10 @@ pub const PeerEngine = struct {
         const now = clock.now();
         links.note(events);
         engine.tell_jobs(now);
+        if (engine.paced_at <= now) {
+            engine.paced_at = base.never;
+            Carrier.go_on_paced(&engine.links);
+        }
         if (engine.dials.items.len > 0) engine.advance_dials(now);
         if (engine.redial_failed) {
             engine.redial_failed = false;
@@ -426,14 +435,16 @@ pub const PeerEngine = struct {
             if (left == 0) return engine.links.queue(link);
             if (left <= turn_bytes - told_bytes) engine.send_control();
             if (link.closed) return;
+            if (!carrier.out.is_open(now, &engine.paced_at)) return;
             var slices: [2][]const u8 = undefined;
             const slice_count = lanes.send_slices(engine.session, now, carrier.lane.?, &slices);
             if (link.closed or slice_count == 0) return;
-            const bytes = slices[0..slice_count];
+            const bytes = carrier.out.cut(now, slices[0..slice_count]);
             const count = link.send(&engine.links, bytes) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
+            carrier.out.took(now, count);
             lanes.sent(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (link.closed) return;

@@ -61,20 +61,25 @@ fn lane_wake(context: *anyopaque, lane: *session.Lane) void {
 }
 
 fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
-    return tcp.sample(socket_of(from(context), lane) orelse return null);
+    const engine = from(context);
+    const carrier = carrier_of(engine, lane) orelse return null;
+    return engine.system.sample(carrier.link.?.fd, carrier.out.taken);
 }
 
 fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {
     const engine = from(context);
     var allowed = pace;
     if (!engine.congestion.is_open()) allowed.loss_tolerant = false;
-    tcp.pace(socket_of(engine, lane) orelse return, allowed);
+    const carrier = carrier_of(engine, lane) orelse return;
+    const keeps = engine.system.pace(carrier.link.?.fd, allowed);
+    carrier.out.bucket.rate = if (keeps) 0 else allowed.rate;
 }
 
-fn socket_of(engine: *PeerEngine, lane: *session.Lane) ?socket.Fd {
+/// One that has a socket.
+fn carrier_of(engine: *PeerEngine, lane: *session.Lane) ?*Carrier {
     if (engine.state == .stopped or lane.driver == 0) return null;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
-    return if (carrier.link) |link| link.fd else null;
+    return if (carrier.link == null) null else carrier;
 }
 
 fn control_dial(context: *anyopaque) void {

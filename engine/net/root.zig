@@ -27,6 +27,7 @@ pub const secret = @import("secret.zig");
 pub const SharedState = @import("shared_state.zig").SharedState;
 pub const socket = @import("socket.zig");
 pub const status_client = @import("status_client.zig");
+pub const tcp = @import("tcp.zig");
 pub const thread = @import("thread.zig");
 pub const waker = @import("waker.zig");
 pub const Work = @import("work.zig").Work;
@@ -51,6 +52,7 @@ test {
     _ = @import("log.zig");
     _ = @import("loopback_test.zig");
     _ = @import("membership.zig");
+    _ = @import("paced.zig");
     _ = @import("peer_engine.zig");
     _ = @import("poller.zig");
     _ = @import("ports.zig");

@@ -1,12 +1,13 @@
 //! tcp: what the system knows of a connection (TCP_INFO), and what it is told of it: how fast to
 //! send (SO_MAX_PACING_RATE), how much it may hold without sending it (TCP_NOTSENT_LOWAT), and by
-//! which congestion control. None of it needs a right. Linux alone has all three; elsewhere nothing
-//! is known, and links have no limit. session/measure.zig says what follows from
-//! samples.
+//! which congestion control. None of it needs a right. Linux alone has all of it. Elsewhere a lane
+//! is known by the bytes that its socket took, and paced.zig holds it back. For what follows
+//! from samples, see session/measure.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
 const session = @import("session");
+const log = @import("log.zig");
 const socket = @import("socket.zig");
 const c = std.c;
 const Fd = socket.Fd;
@@ -66,8 +67,63 @@ const Info = extern struct {
     }
 };
 
+/// The system, as the lanes of a peer have it.
+pub const System = struct {
+    /// It has neither TCP_INFO nor SO_MAX_PACING_RATE.
+    is_bare: bool = !on_linux,
+    was_said: bool = false,
+
+    pub const EnvironmentError = error{Unknown};
+
+    /// PCCL_FAULT_TCP=bare has tests take this system for one that is.
+    pub fn from_environment() EnvironmentError!System {
+        const said = std.mem.span(std.c.getenv("PCCL_FAULT_TCP") orelse return .{});
+        if (said.len == 0) return .{};
+        return if (std.mem.eql(u8, said, "bare")) .{ .is_bare = true } else error.Unknown;
+    }
+
+    /// `taken`: the bytes that the socket has taken. Null: nothing is known.
+    pub fn sample(system: *System, fd: Fd, taken: u64) ?Sample {
+        if (!system.is_bare) if (whole_sample(fd)) |found| return found;
+        if (!system.was_said) log.put(.info, bare);
+        system.was_said = true;
+        return .{ .acked = taken -| (unsent(fd) orelse return null) };
+    }
+
+    const bare = "this system does not say how connections carry bytes (TCP_INFO): links are " ++
+        "known by the bytes that they take, and not by how far the others are";
+
+    /// Whether it keeps to the rate. It is left as it is where it refuses the rest.
+    pub fn pace(system: *const System, fd: Fd, wanted: Pace) bool {
+        if (system.is_bare or !on_linux) return false;
+        const rate: u64 = if (wanted.rate == 0) std.math.maxInt(u64) else wanted.rate;
+        const keeps = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
+        const most: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
+        _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &most, @sizeOf(c_int));
+        if (wanted.loss_tolerant) _ = socket.control_congestion(fd, "bbr");
+        return keeps == 0;
+    }
+};
+
+/// Bytes that the socket has taken and the other side has not acknowledged.
+fn unsent(fd: Fd) ?u64 {
+    var bytes: c_int = 0;
+    var length: c.socklen_t = @sizeOf(c_int);
+    const failed = if (on_linux)
+        c.ioctl(fd, siocoutq, &bytes)
+    else if (builtin.os.tag.isDarwin())
+        c.getsockopt(fd, c.SOL.SOCKET, so_nwrite, &bytes, &length)
+    else
+        return null;
+    return if (failed == 0 and bytes >= 0) @intCast(bytes) else null;
+}
+
+/// std.c does not know these.
+const siocoutq = 0x5411;
+const so_nwrite = 0x1024;
+
 /// Null where the system does not say how much was acknowledged.
-pub fn sample(fd: Fd) ?Sample {
+fn whole_sample(fd: Fd) ?Sample {
     if (!on_linux) return null;
     var info: Info = std.mem.zeroes(Info);
     var length: c.socklen_t = @sizeOf(Info);
@@ -94,16 +150,6 @@ fn told(info: *const Info, length: usize) ?Sample {
 
 const no_rtt = std.math.maxInt(u32);
 
-/// A system that refuses is left as it is: it sends as fast as its congestion control says.
-pub fn pace(fd: Fd, wanted: Pace) void {
-    if (!on_linux) return;
-    const rate: u64 = if (wanted.rate == 0) std.math.maxInt(u64) else wanted.rate;
-    _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
-    const unsent: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
-    _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &unsent, @sizeOf(c_int));
-    if (wanted.loss_tolerant) _ = socket.control_congestion(fd, "bbr");
-}
-
 pub const ControlName = [16]u8;
 
 /// Null where the system does not say.
@@ -122,8 +168,9 @@ test "a connection that has moved bytes says so, and takes a pace" {
     defer pair.deinit();
     const client = pair.client;
     const server = pair.server;
-    const before = sample(client).?;
-    pace(client, .{ .rate = 1 << 30, .unsent_max = 64 << 10 });
+    var system: System = .{};
+    const before = system.sample(client, 0).?;
+    try std.testing.expect(system.pace(client, .{ .rate = 1 << 30, .unsent_max = 64 << 10 }));
     var rate: u64 = 0;
     var length: c.socklen_t = @sizeOf(u64);
     const got = c.getsockopt(client, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, &length);
@@ -136,12 +183,40 @@ test "a connection that has moved bytes says so, and takes a pace" {
     try std.testing.expectEqual(1000, try socket.receive(server, &.{&room}));
     try std.testing.expectEqual(1000, try socket.send(server, &.{&bytes})); // acknowledges as well
     try std.testing.expect(socket.wait_for(client, .read, 5000));
-    const after = sample(client).?;
+    const after = system.sample(client, 0).?;
+    try std.testing.expect(!system.was_said);
     try std.testing.expectEqual(1000, after.acked - before.acked);
     const most_ns = after.rtt_ns + std.time.ns_per_ms;
     try std.testing.expect(after.base_ns > 0 and after.base_ns <= most_ns);
     try std.testing.expect(!socket.control_congestion(client, "no such"));
     try std.testing.expect(socket.control_congestion(client, "reno"));
+}
+
+test "where the system says nothing, a connection is known by what the other side has taken" {
+    if (!on_linux and !builtin.os.tag.isDarwin()) return;
+    const pair = try @import("test_pair.zig").Pair.init();
+    defer pair.deinit();
+    var text: [log.line_bytes_max]u8 = undefined;
+    while (log.process.take(&text)) |_| {}
+    var system: System = .{ .is_bare = true };
+    const bytes: [1000]u8 = @splat(1);
+    try std.testing.expectEqual(1000, try socket.send(pair.client, &.{&bytes}));
+    try std.testing.expect(socket.wait_for(pair.server, .read, 5000));
+    var room: [1000]u8 = undefined;
+    try std.testing.expectEqual(1000, try socket.receive(pair.server, &.{&room}));
+    try std.testing.expectEqual(1, try socket.send(pair.server, &.{"x"})); // acknowledges as well
+    try std.testing.expect(socket.wait_for(pair.client, .read, 5000));
+    const known = system.sample(pair.client, 1000).?;
+    try std.testing.expectEqual(Sample{ .acked = 1000 }, known);
+    // More than a connection takes: what it holds does not count.
+    var taken: u64 = 1000;
+    const much: [64 << 10]u8 = @splat(1);
+    while (socket.send(pair.client, &.{&much})) |count| taken += count else |_| {}
+    try std.testing.expect(system.sample(pair.client, taken).?.acked < taken);
+    try std.testing.expect(!system.pace(pair.client, .{ .rate = 1 << 30 }));
+    const line = log.process.take(&text).?;
+    try std.testing.expect(std.mem.indexOf(u8, line.text, "TCP_INFO") != null);
+    try std.testing.expectEqual(null, log.process.take(&text)); // once
 }
 
 test "an older kernel says less" {

@@ -3,7 +3,6 @@
 
 const std = @import("std");
 const wire = @import("wire");
-const requests = @import("requests.zig");
 const transfers = @import("transfer.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -13,19 +12,16 @@ const Error = transfers.Error;
 const Header = wire.frame.Header;
 const Place = transfers.Place;
 const Transfer = transfers.Transfer;
-const assert = std.debug.assert;
 
 pub fn link_to(s: *const Session, t: *const Transfer, rank: usize) ?*Link {
     const peer = &t.peers[rank];
     return if (peer.is_linked) s.link_to(peer.id) else null;
 }
 
-fn ask(s: *Session, t: *Transfer, rank: u16, class: u16, index: u32) void {
+/// Something is wanted of this peer.
+fn ask(s: *Session, t: *Transfer, rank: u16) void {
     const link = link_to(s, t, rank) orelse return;
-    const peer = &t.peers[rank];
-    // At most a page and the leaves that Fetch allows are on request.
-    assert(peer.wants.push(.{ .class = class, .index = index }));
-    peer.used = true;
+    t.peers[rank].used = true;
     s.wake(link);
 }
 
@@ -48,13 +44,18 @@ pub fn ask_another_for_hashes(s: *Session, t: *Transfer) void {
 fn ask_for_page(s: *Session, t: *Transfer) void {
     const rank = t.hashes_from.?;
     t.peers[rank].owes_page = true;
+    t.peers[rank].wants_page = t.pages_got;
     t.page_moved_at = s.now;
-    ask(s, t, rank, requests.class_hashes, t.pages_got);
+    ask(s, t, rank);
 }
 
+/// As many of each source as its link has in the air.
 pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
-    while (t.fetch.next()) |request|
-        ask(s, t, request.rank, requests.class_leaf, request.leaf);
+    for (0..t.peers.len) |index| {
+        const rank: u16 = @intCast(index);
+        if (link_to(s, t, rank)) |link| t.fetch.make_room(rank, link.flow.in_air());
+    }
+    while (t.fetch.next()) |request| ask(s, t, request.rank);
 }
 
 /// A source whose lanes are well and that gives nothing for so long is not waited for. A lane
@@ -64,7 +65,7 @@ pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
     const link = link_to(s, t, rank) orelse return false;
     const peer = &t.peers[rank];
     const owes = t.fetch.owes(rank) or peer.owes_page;
-    const waits = owes and peer.wants.count == 0 and link.open_count > 0;
+    const waits = owes and t.has_said_all(rank) and link.open_count > 0;
     if (late or !waits or link.brings(t.owner)) peer.gave_at = s.now;
     return s.now -| peer.gave_at >= 2 *| s.settings.silence_ns;
 }
@@ -79,7 +80,7 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     if (header.kind == .hashes) {
         if (index >= state.page_count()) return error.UnknownPage;
-        if (peer.wants.has(requests.class_hashes, null)) return not_asked(t);
+        if (peer.wants_page != null) return not_asked(t);
         if (t.phase != .hashes or t.hashes_from != rank) {
             peer.owes_page = false;
             return null;
@@ -91,7 +92,7 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
         take_over(s, t, lane, rank, header);
         return .{ page, t.owner };
     }
-    if (peer.wants.has(requests.class_leaf, index)) return not_asked(t);
+    if (std.mem.indexOfScalar(u32, t.unsaid(rank), index) != null) return not_asked(t);
     if (index >= state.leaf_count()) return error.UnknownLeaf;
     if (header.payload_bytes != state.leaf(index).len) return error.WrongLength;
     if (t.phase != .leaves or !t.fetch.wants(rank, index)) {

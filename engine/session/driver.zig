@@ -37,7 +37,7 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
         .strangers_max = options.strangers_max,
         .in_flight_max = options.in_flight_max,
         .reconnect_timeout_ns = options.reconnect_timeout_ns,
-        .send_rate = options.send_rate,
+        .rates = options.rates,
     };
     s.instance = s.prng.next() | 1;
     return s;

@@ -14,10 +14,10 @@ const limits = base.limits;
 pub const Sample = struct {
     /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
     acked: u64,
-    retransmitted: u64,
-    /// The round trip, smoothed, and the shortest there was.
-    rtt_ns: u64,
-    base_ns: u64,
+    retransmitted: u64 = 0,
+    /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
+    rtt_ns: u64 = 0,
+    base_ns: u64 = 0,
 };
 
 /// The system is to send on a lane like this.
@@ -62,6 +62,8 @@ fn on_the_way(rate: u64, rtt_ns: u64) u64 {
 pub const Flow = struct {
     pacer: Pacer = .{},
     spread: Spread,
+    /// Bytes per second that the user lets this peer send on it; 0: no limit of its own.
+    ceiling: u64 = 0,
     /// So many lanes the other side would like.
     theirs: u8 = 0,
     /// As the other side was told, or takes it to be before it is.

@@ -11,6 +11,7 @@ const Link = @import("link.zig").Link;
 const Session = @import("session.zig").Session;
 const Spread = @import("spread.zig").Spread;
 const dial_back = @import("dial_back.zig");
+const labels = @import("labels.zig");
 const links = @import("links.zig");
 const measure = @import("measure.zig");
 const prefetch = @import("prefetch.zig");
@@ -186,7 +187,8 @@ fn opened(s: *Session, lane: *Lane) void {
     link.dialed = .pending;
     s.unreached.forget(link.peer);
     link.flow.told = Spread.near; // whoever is there now may have heard nothing yet
-    measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.send_rate));
+    labels.limit(s, link);
+    measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.rates.all));
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);
     rounds.check_ready(s);

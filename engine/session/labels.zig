@@ -1,12 +1,13 @@
 //! labels: the names of other peers for people. The coordinator tells them with a round
 //! (protocol/labels.zig). They are kept while somebody may ask: as long as a peer is in an epoch or
 //! a round of this one, gives of its state, or has left with the last epoch. No decision depends on
-//! them. The names in an error: names.zig.
+//! them, but how fast the user lets this peer send to one. The names in an error: names.zig.
 
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const Group = @import("group.zig").Group;
+const Link = @import("link.zig").Link;
 const Names = @import("names.zig").Names;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -21,6 +22,11 @@ pub fn of(s: *const Session, id: PeerId) base.Label {
 /// The peer in a line of the log: "7f3a01c2 (node7:4242)".
 pub fn named(s: *const Session, id: PeerId) base.Named {
     return .{ .id = id, .label = of(s, id) };
+}
+
+/// The rate that the user gives this peer alone, by a name that may be known now only.
+pub fn limit(s: *const Session, link: *Link) void {
+    if (s.rates.count > 0) link.flow.ceiling = s.rates.of(link.peer, &of(s, link.peer));
 }
 
 pub const Error = error{ OutOfMemory, Unexpected };

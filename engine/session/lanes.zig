@@ -58,6 +58,7 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_received += count;
     if (lane.link) |link| link.received += count;
     lane.heard_at = now;
+    if (lane.into != null) begin_measuring(s);
     frames.received(s, lane, count);
     deferred.run(s);
 }
@@ -80,11 +81,14 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_sent += count;
     if (lane.link) |link| link.sent += count;
     lane.spoke_at = now;
-    // A sign of life is nothing to measure by.
-    if (s.measure_at == base.never and lane.out_payload.len > 0) {
-        measure.begin(s.links.items);
-        s.measured_at = now;
-        s.measure_at = now +| measure.every_ns;
-    }
+    if (lane.out_payload.len > 0) begin_measuring(s);
     if (lane.sent(count)) outgoing.sent(s, lane);
+}
+
+/// A payload moves: a sign of life is nothing to measure by.
+fn begin_measuring(s: *Session) void {
+    if (s.measure_at != base.never) return;
+    measure.begin(s.links.items);
+    s.measured_at = s.now;
+    s.measure_at = s.now +| measure.every_ns;
 }

@@ -75,6 +75,7 @@ pub const Link = struct {
         link.gpa.free(link.address);
         link.early.deinit();
         link.again.deinit(link.gpa);
+        link.asked.clear(link.gpa);
         link.* = undefined;
     }
 

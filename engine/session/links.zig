@@ -130,7 +130,8 @@ pub fn is_in_run(s: *const Session) bool {
 pub fn measure_all(s: *Session) void {
     const ns = s.now -| s.measured_at;
     s.measured_at = s.now;
-    const moves = measure.run(s.host, s.links.items, &s.node, ns, s.send_rate);
+    for (s.links.items) |link| labels.limit(s, link);
+    const moves = measure.run(s.host, s.links.items, &s.node, ns, s.rates.all);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
     for (s.links.items) |link| if (link.flow.is_news()) {
         stand_by(s, link);

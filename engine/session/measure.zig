@@ -14,6 +14,7 @@ const Link = @import("link.zig").Link;
 const Moved = @import("peak.zig").Moved;
 const Node = @import("peak.zig").Node;
 const Pace = @import("flow.zig").Pace;
+const Sample = @import("flow.zig").Sample;
 const Interval = pace.Interval;
 const Spread = @import("spread.zig").Spread;
 const limits = base.limits;
@@ -22,9 +23,11 @@ const limits = base.limits;
 pub const every_ns = 100 * std.time.ns_per_ms;
 const late = 5;
 
-/// A lane is open: the distance is known from how long that took. `ceiling`: of its link.
-pub fn opened(host: Host, link: *Link, lane: *Lane, ceiling: u64) void {
+/// A lane is open: the distance is known from how long that took. `part`: that of the link, of the
+/// user's limit for all links.
+pub fn opened(host: Host, link: *Link, lane: *Lane, part: u64) void {
     const flow = &link.flow;
+    const ceiling = lesser(part, flow.ceiling);
     const sample = host.vtable.lane_sample(host.ctx, lane) orelse
         return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
     lane.sample = sample;
@@ -46,16 +49,33 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     // A process that stood still does not know how fast a link was.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
-    for (links) |link| busy += @intFromBool(is_busy(link));
+    var moves = false;
+    for (links) |link| {
+        busy += @intFromBool(is_busy(link));
+        moves = moves or takes(link);
+    }
     const idle = idle_part(links, ceiling);
+    const part = busy_part(links, ceiling, busy);
     var moved: Moved = .{};
     for (links) |link| if (link.open_count > 0) {
-        const part = if (is_busy(link)) part_of(ceiling, busy) else idle;
-        run_link(host, link, ns, is_late, part, &moved);
+        const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
+        run_link(host, link, ns, is_late, most, &moved);
     };
     node.note(&moved, ns);
     begin(links);
-    return busy > 0;
+    return moves or busy > 0;
+}
+
+/// The part of each of so many links that are busy, but those that the user keeps below it.
+fn busy_part(links: []const *Link, ceiling: u64, busy: u64) u64 {
+    const even = part_of(ceiling, busy);
+    var left = ceiling;
+    var others = busy;
+    for (links) |link| if (is_busy(link) and link.flow.ceiling > 0 and link.flow.ceiling < even) {
+        left -= link.flow.ceiling;
+        others -= 1;
+    };
+    return if (others == 0) even else part_of(left, others);
 }
 
 /// The part of a link that was idle: all others may begin in the same moment.
@@ -72,6 +92,12 @@ fn part_of(ceiling: u64, count: u64) u64 {
 
 fn is_busy(link: *const Link) bool {
     for (link.lanes) |place| if (place) |lane| if (lane.out_busy) return true;
+    return false;
+}
+
+/// Whether a payload is coming in.
+fn takes(link: *const Link) bool {
+    for (link.lanes) |place| if (place) |lane| if (lane.into != null) return true;
     return false;
 }
 
@@ -172,4 +198,67 @@ fn tell(host: Host, lane: *Lane, wanted: Pace) void {
     told.loss_tolerant = wanted.loss_tolerant and !lane.pace.loss_tolerant;
     lane.pace = wanted;
     host.vtable.lane_pace(host.ctx, lane, told);
+}
+
+const Told = struct {
+    sample: ?Sample = null,
+
+    fn lane_sample(ctx: *anyopaque, _: *Lane) ?Sample {
+        const told: *Told = @ptrCast(@alignCast(ctx));
+        return told.sample;
+    }
+    fn lane_pace(_: *anyopaque, _: *Lane, _: Pace) void {}
+};
+
+test "a link has its part of the user's limit, or its own limit where that is lower" {
+    // Goal: what a limited link leaves goes to the others. Method: links of one lane each, whose
+    // limits are told to it.
+    const gpa = std.testing.allocator;
+    var vtable: Host.VTable = undefined;
+    vtable.lane_sample = Told.lane_sample;
+    vtable.lane_pace = Told.lane_pace;
+    const Case = struct { all: u64, own: [3]u64, given: [3]u64, is_busy: [3]bool = @splat(true) };
+    for ([_]Case{
+        .{ .all = 0, .own = .{ 0, 0, 500 }, .given = .{ 0, 0, 500 } },
+        .{ .all = 900, .own = .{ 0, 0, 0 }, .given = .{ 300, 300, 300 } },
+        .{ .all = 900, .own = .{ 100, 0, 800 }, .given = .{ 100, 400, 400 } },
+        .{ .all = 900, .own = .{ 200, 200, 299 }, .given = .{ 200, 200, 299 } },
+        .{
+            .all = 900,
+            .own = .{ 200, 0, 0 },
+            .given = .{ 200, 900, 300 },
+            .is_busy = .{ false, true, false },
+        },
+    }) |case| {
+        var told: Told = .{};
+        const host: Host = .{ .ctx = &told, .vtable = &vtable };
+        var links: [3]Link = undefined;
+        var lanes: [3]Lane = undefined;
+        var pointers: [3]*Link = undefined;
+        for (&links, &lanes, &pointers, 0..) |*link, *lane, *pointer, index| {
+            link.* = .{
+                .gpa = gpa,
+                .peer = .from_int(index),
+                .wins = true,
+                .leads = true,
+                .expires_at = 0,
+                .early = .{ .gpa = gpa },
+                .flow = .init(1),
+                .down_since = 0,
+            };
+            link.flow.ceiling = case.own[index];
+            lane.* = .dialed(gpa, link, 0, 0);
+            lane.state = .open;
+            lane.out_busy = case.is_busy[index];
+            link.put(lane);
+            link.open_count = 1;
+            pointer.* = link;
+        }
+        told.sample = .{ .acked = 1, .retransmitted = 0, .rtt_ns = 1, .base_ns = 1 };
+        var node: Node = .{};
+        _ = run(host, &pointers, &node, every_ns, case.all);
+        for (&lanes, case.given) |*lane, given|
+            try std.testing.expectEqual(given, lane.pace.rate);
+        for (&links) |*link| link.deinit();
+    }
 }

@@ -130,7 +130,7 @@ pub fn lane_back(s: *Session, peer: PeerId) void {
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
         const source = t.find(peer) orelse continue;
-        t.peers[source].wants = .{};
+        t.peers[source].wants_page = null;
         t.fetch.take_back(source);
         if (t.hashes_from == source) asking.ask_for_hashes(s, t, source);
         ask_more(s, shared);
@@ -205,7 +205,7 @@ pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
 
 // ---- the members
 
-pub const WantError = error{ UnknownLeaf, TooManyRequests };
+pub const WantError = Requests.Error || error{UnknownLeaf};
 
 /// A newcomer wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
@@ -216,14 +216,14 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
     }
     // Nothing else may keep the link, when others have entered before the one that asks.
     if (!link.wanted) link.expires_at = s.now + Session.linger_ns;
-    if (!link.asked.push(.{
+    try link.asked.push(link.gpa, .{
         .class = header.class,
         .index = index,
         .group = header.group,
         .tag = header.tag,
         .number = header.attempt,
         .fingerprint = header.fingerprint,
-    })) return error.TooManyRequests;
+    });
     s.wake(link);
 }
 
@@ -232,7 +232,7 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
         const source = t.find(link.peer) orelse continue;
-        var item = t.peers[source].wants.pop() orelse continue;
+        var item = t.next_want(source) orelse continue;
         item.group = group.id.?;
         item.tag = shared.state.tag;
         item.number = t.number;
@@ -240,7 +240,7 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
         put(lane, .want, item, 0);
         return true;
     };
-    const item = link.asked.pop() orelse return false;
+    const item = link.asked.pop(link.gpa) orelse return false;
     const state = giver(s, link, &item) orelse {
         put(lane, .lack, item, 0);
         return true;

@@ -33,6 +33,7 @@ const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const Rates = @import("rates.zig").Rates;
 const Unreached = @import("unreached.zig").Unreached;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -123,8 +124,8 @@ pub const Session = struct {
     /// When lanes are looked at next, and were last (measure.zig).
     measure_at: Instant = base.never,
     measured_at: Instant = 0,
-    /// Bytes per second that the user lets this peer send; 0: as many as there is room for.
-    send_rate: u64,
+    /// As fast as the user lets this peer send.
+    rates: Rates,
     /// The most that all its links have carried at once.
     node: peak.Node = .{},
     bytes_sent: u64 = 0,
@@ -186,8 +187,7 @@ pub const Session = struct {
         host: host.Host,
         /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
-        /// Bytes per second on all links together; 0: no limit.
-        send_rate: u64 = 0,
+        rates: Rates = .{},
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
     };

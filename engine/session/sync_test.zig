@@ -187,6 +187,50 @@ test "all equal: committed by the offers, and nothing moves" {
     }
 }
 
+test "as much is asked of a source as its link has in the air, and no peer may ask for more" {
+    // Goal: the distance does not limit a sync. Method: a link that brings more than all leaves in
+    // a round trip; then a peer that asks for more than any link has room for.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const late = &case.held[1];
+    const flow = &hostile_test.link_to(late.node, case.held[0].node).flow;
+    flow.base_ns = std.time.ns_per_s;
+    flow.arriving = (leaves + 1) * base.limits.state_leaf_bytes / 2;
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const t = &late.operation.?.work.sync.transfer;
+    while (t.phase != .leaves) try expect(try case.world.step());
+    try expectEqual(leaves + 1, t.fetch.left);
+    try expectEqual(leaves + 1, t.fetch.sources[0].count);
+
+    const giver = case.held[0].operation.?;
+    const asks = hostile_test.link_to(case.held[0].node, late.node);
+    const header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
+    for (0..base.limits.state_asked_max + 1) |_|
+        try syncing.on_want(case.held[0].node.s, asks, giver, &header);
+    const beyond = syncing.on_want(case.held[0].node.s, asks, giver, &header);
+    try expectError(error.TooManyRequests, beyond);
+    giver.work.sync.transfer.peers[1].asked.clear(gpa);
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(.ok);
+    try late.expect_value(1, 4);
+}
+
+test "a link is measured by what comes in, too, for as long as it comes" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const late = &case.held[1];
+    case.world.sample = .{ .acked = 0, .retransmitted = 0, .rtt_ns = 1, .base_ns = 1 };
+    try expectEqual(base.never, late.node.s.measure_at);
+    try case.sync_all();
+    try expect(late.node.s.measure_at < base.never);
+    try case.world.pass(std.time.ns_per_s / 2);
+    try expect(hostile_test.link_to(late.node, case.held[0].node).flow.arriving > 0);
+    try expectEqual(base.never, late.node.s.measure_at);
+    for (case.all()) |*held| try held.end(.ok);
+}
+
 test "a sync that waits for another member is in the log by the name of its state" {
     var case: Case = undefined;
     try case.init(&.{ 7, 7 }, &.{ 4, 4 });
@@ -700,7 +744,7 @@ test "a sync in doubt, whose state is the caller's again, gives up a source like
     const t = &operation.work.sync.transfer;
     while (t.phase != .leaves) try expect(try case.world.step());
     case.held[0].hear_nothing();
-    while (t.peers[0].wants.count > 0) try expect(try case.world.step());
+    while (!t.has_said_all(0)) try expect(try case.world.step());
     try expect(t.fetch.owes(0));
     const s = late.node.s;
     syncing.over(operation, false);
@@ -832,7 +876,7 @@ test "a newcomer does not wait to enter for members that answer pings and give n
             if (source != first) fetching.fetch.discard(@intCast(source));
         };
         // The first request is lost: what it asked for never comes.
-        fetching.peers[first].wants = .{};
+        fetching.peers[first].wants_page = null;
         try joining.admit(late.node.s, case.world.now, late.node.group, deadline_never);
         const patience_ns = 2 * late.node.s.settings.silence_ns;
         try case.world.pass(patience_ns - std.time.ns_per_s);
@@ -937,11 +981,11 @@ test "who lies about a vote does not get leaves that are on their way to another
     const first = honest.operation.?.op.attempts;
     const sync = honest.operation.?.work.sync;
     while (honest.operation.?.op.attempts == first or sync.transfer.phase != .leaves or
-        sync.transfer.peers[0].wants.count > 0) try expect(try case.world.step());
+        !sync.transfer.has_said_all(0)) try expect(try case.world.step());
     try expectEqual(null, honest.state.staged[leaves]);
     const link = hostile_test.link_to(honest.node, liar.node);
     // It was asked for before.
-    try expect(sync.transfer.peers[0].asked.push(.{ .class = 0, .index = leaves }));
+    try sync.transfer.peers[0].asked.push(gpa, .{ .class = 0, .index = leaves });
     var slices: [2][]const u8 = undefined;
     for (link.lanes) |place| if (place) |lane| {
         _ = lanes.send_slices(honest.node.s, case.world.now, lane, &slices);
@@ -1254,7 +1298,7 @@ test "requests that were lost with a lane are made again; answers to a fetch bef
     const only = fetching.hashes_from.?;
     fetching.fetch.discard(1 - only);
     const source = &fetching.peers[only];
-    while (!fetching.fetch.owes(only) or source.wants.count == 0)
+    while (!fetching.fetch.owes(only) or fetching.has_said_all(only))
         try expect(try case.world.step());
     const link = late.node.s.link_to(source.id).?;
     prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{

@@ -21,6 +21,7 @@ const Session = @import("session.zig").Session;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const Requests = @import("requests.zig").Requests;
 const Sync = @import("sync.zig").Sync;
 const Place = transfers.Place;
 const Transfer = transfers.Transfer;
@@ -46,7 +47,7 @@ pub fn start(s: *Session, operation: *Operation) void {
     for (t.peers, epoch.ids, 0..) |*peer, id, rank| {
         const is_other = rank != epoch.rank and epoch.alive.has(rank);
         const is_linked = is_other and s.link_to(id) != null;
-        peer.* = .{ .id = id, .is_linked = is_linked, .gave_at = s.now };
+        peer.become(t.gpa, .{ .id = id, .is_linked = is_linked, .gave_at = s.now });
     }
 }
 
@@ -56,7 +57,7 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     const sync = operation.sync() orelse return;
     const t = &sync.transfer;
     const rank = t.find(link.peer) orelse return;
-    t.peers[rank] = .{};
+    t.peers[rank].become(t.gpa, .{});
     if (t.hashes_from == rank) t.hashes_from = null;
     if (t.is_fetching()) t.fetch.forget(rank);
     operations.later(s, operation);
@@ -66,7 +67,7 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
 pub fn stop(operation: *Operation) void {
     const t = &operation.work.sync.transfer;
     t.phase = .stopped;
-    for (t.peers) |*peer| peer.* = .{};
+    for (t.peers) |*peer| peer.become(t.gpa, .{});
 }
 
 /// Sends what is due and can only be said outside of the member.
@@ -255,7 +256,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         operation.put(lane, .{ .kind = .open, .index = 0 }, &descriptor);
         return true;
     }
-    if (peer.wants.pop()) |item| {
+    if (t.next_want(rank)) |item| {
         operation.put(lane, .{
             .kind = .want,
             .index = item.index,
@@ -267,7 +268,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     // Members lie about votes if another content is elected than the one that this peer has voted
     // for. While that comes in, what is staged is neither the one nor the other.
     if (staged and t.is_fetching()) return false;
-    const item = peer.asked.pop() orelse return false;
+    const item = peer.asked.pop(t.gpa) orelse return false;
     const payload = transfers.payload_of(t.state.?, item, staged);
     operation.put(lane, .{
         .kind = transfers.kind_of(item),
@@ -293,7 +294,7 @@ pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
 
 // ---- incoming
 
-pub const Error = transfers.Error || error{ TooManyRequests, WrongPhase };
+pub const Error = transfers.Error || Requests.Error || error{WrongPhase};
 
 /// Another member has everything by now.
 pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
@@ -312,8 +313,10 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     const rank = sync.transfer.find(link.peer) orelse return;
     const peer = &sync.transfer.peers[rank];
     if (!transfers.has(state, header.class, header.index)) return error.UnknownLeaf;
-    if (!peer.asked.push(.{ .class = header.class, .index = @intCast(header.index) }))
-        return error.TooManyRequests;
+    try peer.asked.push(sync.transfer.gpa, .{
+        .class = header.class,
+        .index = @intCast(header.index),
+    });
     peer.used = true;
     s.wake(link);
 }

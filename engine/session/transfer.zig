@@ -20,8 +20,8 @@ pub const Peer = struct {
     id: base.PeerId = .none,
     /// There is a link to it; for a sync, since the attempt began.
     is_linked: bool = false,
-    /// To be asked of it.
-    wants: Requests = .{},
+    /// The page of hashes that it is still to be asked for. Leaves: Fetch.
+    wants_page: ?u32 = null,
     /// It has been asked for a page of hashes, and nothing has come.
     owes_page: bool = false,
     /// When it last gave something that it had been asked for, or was not asked for anything.
@@ -37,6 +37,11 @@ pub const Peer = struct {
     gives: bool = false,
     /// It is to be told that this peer has everything.
     tell: bool = false,
+
+    pub fn become(peer: *Peer, gpa: Allocator, fresh: Peer) void {
+        peer.asked.clear(gpa);
+        peer.* = fresh;
+    }
 };
 
 /// For a payload, and whose it is.
@@ -99,6 +104,7 @@ pub const Transfer = struct {
 
     pub fn deinit(t: *Transfer) void {
         t.fetch.deinit();
+        for (t.peers) |*peer| peer.asked.clear(t.gpa);
         t.gpa.free(t.peers);
     }
 
@@ -129,10 +135,31 @@ pub const Transfer = struct {
         return staged;
     }
 
+    /// The next request to this peer, unless all have been said.
+    pub fn next_want(t: *Transfer, rank: u16) ?Item {
+        if (t.peers[rank].wants_page) |page| {
+            t.peers[rank].wants_page = null;
+            return .{ .class = requests.class_hashes, .index = page };
+        }
+        if (t.phase != .leaves) return null;
+        const leaf = t.fetch.say(rank) orelse return null;
+        return .{ .class = requests.class_leaf, .index = leaf };
+    }
+
+    /// Leaves that are wanted of this peer, and that it has not been asked for.
+    pub fn unsaid(t: *const Transfer, rank: u16) []const u32 {
+        return if (t.phase == .leaves) t.fetch.unsaid(rank) else &.{};
+    }
+
+    /// Whether it has been asked for all that is wanted of it.
+    pub fn has_said_all(t: *const Transfer, rank: u16) bool {
+        return t.peers[rank].wants_page == null and t.unsaid(rank).len == 0;
+    }
+
     /// Nothing more is asked of this peer.
     pub fn discard(t: *Transfer, rank: u16) void {
         t.fetch.discard(rank);
-        t.peers[rank].wants = .{};
+        t.peers[rank].wants_page = null;
         t.peers[rank].owes_page = false;
         if (t.hashes_from == rank) t.hashes_from = null;
     }

@@ -65,6 +65,8 @@ pub const World = struct {
     dials: std.ArrayList(Dial) = .empty,
     now: u64 = 1000,
     log_lines: u32 = 0,
+    /// The system says this of every lane.
+    sample: ?session.Sample = null,
     /// The last line of a peer's log.
     said: [300]u8 = undefined,
     said_bytes: usize = 0,
@@ -341,8 +343,8 @@ pub const World = struct {
     fn lane_wake(ctx: *anyopaque, _: *Lane) void {
         node_from(ctx).wakes += 1;
     }
-    fn lane_sample(_: *anyopaque, _: *Lane) ?session.Sample {
-        return null;
+    fn lane_sample(ctx: *anyopaque, _: *Lane) ?session.Sample {
+        return node_from(ctx).world.sample;
     }
     fn lane_pace(_: *anyopaque, _: *Lane, _: session.Pace) void {}
     fn control_dial(ctx: *anyopaque) void {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
 import resource
 import socket
@@ -29,8 +30,13 @@ import pccl_py
 from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
-# Enough for a transfer of 1 Gbit/s over 30 ms; less is slow over long distances.
-BUFFER_BYTES_MIN = 4 << 20
+# One long way, for which the gain of settings is said: each round trip carries what is under way.
+FAR_SECONDS = 0.15
+FAST_BYTES_PER_SECOND = 25_000_000
+IN_FLIGHT_BYTES_WANTED = 16 << 20
+PACKET_BYTES = 1448
+FIRST_PACKETS = 10
+LOSS = 0.001
 DIALS_AT_ONCE = 32
 PORT_VARIABLES = ("PCCL_PORTS", "PCCL_BIND")
 # Dials of members end after 5 s, and the coordinator waits for their answers for 8 s.
@@ -279,21 +285,49 @@ def _kernel() -> Iterator[Finding]:
     yield _bbr(control[0])
     if restarts := _setting("ipv4/tcp_slow_start_after_idle"):
         slow = restarts[0] != "0" and control[0] != "bbr"
-        remedy = f"0 is better far away: {control[0]} begins at 10 packets again after each pause"
+        remedy = f"0 is better far away: after a pause {_after_a_pause(control[0])}"
         yield Finding("tcp_slow_start_after_idle", True, restarts[0], remedy if slow else "")
-    for name in ("tcp_rmem", "tcp_wmem"):
+    # Half of what the system may hold for a receiver is the window that it grants.
+    for name, part in (("tcp_rmem", 2), ("tcp_wmem", 1)):
         if len(sizes := _setting(f"ipv4/{name}")) == 3:
-            enough = int(sizes[2]) >= BUFFER_BYTES_MIN
-            remedy = f"{BUFFER_BYTES_MIN} is better far away: a lane has no more under way"
-            yield Finding(name, True, f"at most {sizes[2]} bytes", "" if enough else remedy)
+            yield _buffer(name, int(sizes[2]), part)
     if most := _setting("core/wmem_max"):
         says = f"{most[0]} bytes; it limits programs that set their buffers, and PCCL sets none"
-        yield Finding("wmem_max", True, says)
+        yield Finding("wmem_max", True, f"{says}: more would bring nothing")
+
+
+def _after_a_pause(control: str) -> str:
+    wanted = FAST_BYTES_PER_SECOND * FAR_SECONDS / (FIRST_PACKETS * PACKET_BYTES)
+    trips = math.ceil(math.log2(wanted))
+    return (
+        f"{control} begins with {FIRST_PACKETS} packets again, and a lane takes {trips} round trips"
+        f" until {_rate(FAST_BYTES_PER_SECOND)}: {trips * FAR_SECONDS:.2f} s {_FAR}"
+    )
+
+
+def _buffer(name: str, most: int, part: int) -> Finding:
+    says = f"at most {most} bytes: a lane carries {_rate(most / part / FAR_SECONDS)} {_FAR}"
+    wanted = IN_FLIGHT_BYTES_WANTED * part
+    allowed = _rate(IN_FLIGHT_BYTES_WANTED / FAR_SECONDS)
+    return Finding(name, True, says, "" if most >= wanted else f"{wanted} would allow {allowed}")
+
+
+_FAR = f"over {FAR_SECONDS * 1e3:.0f} ms"
+
+
+def _rate(bytes_per_second: float) -> str:
+    rate = bytes_per_second / 1e6
+    return f"{rate:.0f} MB/s" if rate >= 10 else f"{rate:.1f} MB/s"
 
 
 def _bbr(control: str) -> Finding:
     """It takes no loss for a full link, and no pause for a new one."""
-    matters = "bbr is faster where packets are lost"
+    # The others take each loss for a full link (Mathis et al., 1997).
+    lossy = _rate(1.22 * PACKET_BYTES / (FAR_SECONDS * math.sqrt(LOSS)))
+    matters = (
+        f"where {LOSS:.1%} of packets are lost, a lane of {control} carries {lossy} {_FAR}, and "
+        "one of bbr what the way does"
+    )
     if control == "bbr" or "bbr" in _setting("ipv4/tcp_allowed_congestion_control"):
         return Finding("bbr", True, "peers may use it")
     if "bbr" in _setting("ipv4/tcp_available_congestion_control"):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pccl_py.errors import InvalidArgument
-from pccl_py.network import parse_lanes, parse_rate
+from pccl_py.network import parse_lanes, rates_text
 from pccl_py.words import parse_congestion
 
 
@@ -29,7 +29,7 @@ def _lanes(value: str) -> int | Literal["auto"]:
 
 def _send_rate(value: str) -> str:
     try:
-        parse_rate(value, "it")
+        rates_text(value, "it")
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
     return value
@@ -89,8 +89,8 @@ SendRate = Annotated[
     typer.Option(
         parser=_send_rate,
         metavar="RATE",
-        help="What each process sends at most, as 200mbit or 25MB per second. "
-        + default("PCCL_SEND_RATE, or none"),
+        help="What each process sends at most, as 200mbit or 25MB per second, or "
+        "200mbit,LABEL=20mbit for one peer. " + default("PCCL_SEND_RATE, or none"),
     ),
 ]
 Congestion = Annotated[

@@ -124,6 +124,8 @@ def null_calls() -> dict[str, Any]:
         "token_create capacity": lambda c: lib.pccl_token_create(b"h:1", null, out, 3),
         "token_parse token": lambda c: lib.pccl_token_parse(null, options("token_info")),
         "token_parse info": lambda c: lib.pccl_token_parse(token, null),
+        "rate_parse text": lambda c: lib.pccl_rate_parse(null, null, ffi.new("uint64_t *")),
+        "rate_parse rate": lambda c: lib.pccl_rate_parse(token, null, null),
         "coordinator_create": lambda c: lib.pccl_coordinator_create(null, null),
         "run_dial_back peer": lambda c: lib.pccl_run_dial_back(token, null, 1, out, 600, length),
         "run_status token": lambda c: lib.pccl_run_status(null, 1, out, 600, length),
@@ -828,10 +830,17 @@ def test_how_a_peer_uses_the_network_is_checked_and_taken() -> None:
         for rate, congestion in ((1000, "SYSTEM"), (1_250_000_000_000, "CUBIC")):
             chosen = getattr(lib, f"PCCL_CONGESTION_{congestion}")
             lib.pccl_comm_destroy(connect(token, send_rate=rate, congestion=chosen))
+        several = ffi.new("char[]", b"100mbit,eu-1=20mbit")
+        lib.pccl_comm_destroy(connect(token, send_rates=several))
+        read = ffi.new("uint64_t *")
+        check(lib.pccl_rate_parse(several, ffi.NULL, read))
+        assert read[0] == 12_500_000
         made = ffi.new("pccl_comm_t **")
         for fields, words in (
             ({"send_rate": 999}, "send_rate is 999; it must be 1000 to 1250000000000 bytes per"),
             ({"send_rate": 2**64 - 1}, "or 0 for no limit"),
+            ({"send_rates": ffi.new("char[]", b"fast")}, "send_rates must be from 8kbit to 10tbit"),
+            ({"send_rate": 1000, "send_rates": several}, "send_rate is 1000, and send_rates has"),
             ({"congestion": 4}, "congestion 4 is unknown; see pccl_congestion_t"),
             ({"reserved": 1}, "PCCL_COMM_OPTIONS_INIT"),
         ):

@@ -148,7 +148,7 @@ CHANGES = {
         "  void *interrupted_context;\n",
         "",
         [
-            (True, "struct pccl_comm_options_t was 120 bytes, aligned to 8, and is 112 bytes"),
+            (True, "struct pccl_comm_options_t was 128 bytes, aligned to 8, and is 120 bytes"),
             (True, "field pccl_comm_options_t.interrupted_context is gone"),
             (True, "field pccl_comm_options_t.ports was 8 bytes at 80"),
             (True, "field pccl_comm_options_t.label was 8 bytes at 88"),
@@ -156,6 +156,7 @@ CHANGES = {
             (True, "field pccl_comm_options_t.send_rate was 8 bytes at 104"),
             (True, "field pccl_comm_options_t.congestion was 4 bytes at 112"),
             (True, "field pccl_comm_options_t.reserved was 4 bytes at 116"),
+            (True, "field pccl_comm_options_t.send_rates was 8 bytes at 120"),
         ],
     ),
     "a struct without a size that grows": (

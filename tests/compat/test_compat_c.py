@@ -197,6 +197,7 @@ def test_variables_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch)
         ("PCCL_RECONNECT_TIMEOUT", "-1"),
         ("PCCL_INITIAL_WORLD_SIZE", "0"),
         ("PCCL_SEND_RATE", "fast"),
+        ("PCCL_SEND_RATE", "100mbit,eu-1=fast"),
         ("PCCL_CONGESTION", "reno"),
     ):
         with monkeypatch.context() as changed:

@@ -51,7 +51,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_PEER_ID": "ab" * 16,
         "PCCL_LABEL": "%h/%p 100%%",
         "PCCL_RECONNECT_TIMEOUT": "0",
-        "PCCL_SEND_RATE": "200mbit",
+        "PCCL_SEND_RATE": "200mbit,eu-1=20mbit",
         "PCCL_CONGESTION": "system",
     }
     for name, value in values.items():

@@ -6,8 +6,6 @@ congestion control of a socket: engine/net/congestion.zig.
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +14,10 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
-from pccl_py.network import parse_lanes, parse_rate
+from pccl_py import _pccl
+from pccl_py.network import parse_lanes, rates_text
 
 LOOPBACK = "127.0.0.1:0"
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux paces connections")
 
 
 @pytest.fixture
@@ -28,44 +26,48 @@ def coordinator() -> Iterator[pccl.Coordinator]:
         yield running
 
 
-# As in engine/abi/compat/environment.zig.
 @pytest.mark.parametrize(
-    ("text", "rate"),
+    ("given", "text", "rate"),
     [
-        ("200mbit", 25_000_000),
-        ("200 Mbit", 25_000_000),
-        ("1.5gbit", 187_500_000),
-        ("25MB", 25_000_000),
-        ("1MiB", 1 << 20),
-        ("1000", 1000),
-        (1000, 1000),
-        (np.int64(25_000_000), 25_000_000),
-        ("8kbit", 1000),
-        ("10tbit", 1_250_000_000_000),
-        (None, 0),
+        ("1.5gbit", "1.5gbit", 187_500_000),
+        ("200 Mbit, eu-1=20mbit", "200 Mbit, eu-1=20mbit", 25_000_000),
+        (1000, "1000", 1000),
+        (np.int64(25_000_000), "25000000", 25_000_000),
+        ({"eu-1": "20mbit", "eu-*": 5000}, "eu-1=20mbit,eu-*=5000", 0),
+        ({"eu-1": "20mbit", None: "1MB"}, "eu-1=20mbit,1MB", 1_000_000),
     ],
 )
-def test_rates_have_units(text: Any, rate: int) -> None:
-    assert parse_rate(text, "send_rate") == rate
+def test_rates_are_those_of_a_text_or_a_dict(given: Any, text: str, rate: int) -> None:
+    assert rates_text(given, "send_rate") == text
+    assert _pccl.rate_parse(text, "send_rate") == rate
+
+
+def test_no_rate_is_no_limit() -> None:
+    assert rates_text(None, "x") is None
+    assert rates_text({}, "x") is None
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["0", 0, "999", 999, "11tbit", "-1mbit", -1, "fast", "25mb", "1.mbit", "", "9" * 400, 10**30],
+    "wrong", ["0", 0, 999, -1, "fast", "", "9" * 400, 10**30, {"eu-1": 0}, {None: "fast"}]
 )
 def test_what_is_no_rate_is_named_with_the_range_and_examples(
     coordinator: pccl.Coordinator, wrong: Any
 ) -> None:
-    words = (
-        "send_rate must be from 8kbit to 10tbit per second, such as '200mbit', '25MB', '1.5gbit'"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}.*{re.escape(repr(wrong))}$"):
+    words = 'send_rate must be from 8kbit to 10tbit per second, such as "200mbit", "25MB", '
+    item = wrong if not isinstance(wrong, dict) else "eu-1=0" if "eu-1" in wrong else "fast"
+    with pytest.raises(pccl.InvalidArgument, match=f'^{words}.* not "{item}"$'):
         pccl.connect(coordinator.token, bind=LOOPBACK, send_rate=wrong)
 
 
-def test_a_rate_that_is_no_number_is_a_type_error(coordinator: pccl.Coordinator) -> None:
-    with pytest.raises(TypeError, match="send_rate must be an integer, not float"):
-        pccl.connect(coordinator.token, send_rate=2.5e7)  # type: ignore[arg-type]
+@pytest.mark.parametrize("rate", [2.5e7, {"eu-1": 2.5e7}, {7: 1000}])
+def test_a_rate_or_a_name_of_another_type_is_a_type_error(rate: Any) -> None:
+    with pytest.raises(TypeError, match="^send_rate.* must be an? (integer|str), not (float|int)"):
+        rates_text(rate, "send_rate")
+
+
+def test_a_name_with_a_comma_would_be_two() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="^x names a peer by 'a,b', but no name has a"):
+        rates_text({"a,b": 1000}, "x")
 
 
 def test_lanes_are_a_number_or_auto() -> None:
@@ -104,7 +106,8 @@ def test_a_program_may_choose_its_congestion_control(
 @pytest.mark.parametrize(
     ("variable", "said", "words"),
     [
-        ("PCCL_SEND_RATE", "fast", "PCCL_SEND_RATE must be from 8kbit to 10tbit.*'fast'"),
+        ("PCCL_SEND_RATE", "fast", "PCCL_SEND_RATE must be from 8kbit to 10tbit.*not .fast"),
+        ("PCCL_FAULT_TCP", "wet", "PCCL_FAULT_TCP is .wet.; it must be bare, or not set"),
         ("PCCL_CONGESTION", "reno", "unknown PCCL_CONGESTION 'reno'.*'auto', 'system', 'bbr'"),
     ],
 )
@@ -120,15 +123,25 @@ def test_a_variable_that_makes_no_sense_is_named(
         pccl.connect(coordinator.token, bind=LOOPBACK)
 
 
-@ON_LINUX
-@pytest.mark.parametrize(("n", "lanes", "plan"), [(2, "auto", "ring"), (4, 3, "direct")])
+@pytest.mark.parametrize(
+    ("n", "lanes", "plan", "rate"),
+    [
+        (2, "auto", "ring", "8MB"),
+        (4, 3, "direct", "8MB"),
+        (2, "auto", "ring", "nobody=1MB,*=8MB,100MB"),
+    ],
+)
+@pytest.mark.parametrize("system", ["", "bare"])
 def test_a_peer_keeps_to_its_rate_on_all_links_together(
-    monkeypatch: pytest.MonkeyPatch, n: int, lanes: Any, plan: Any
+    monkeypatch: pytest.MonkeyPatch, system: str, n: int, lanes: Any, plan: Any, rate: str
 ) -> None:
-    """Goal: the rate of a peer is that of all its links together, from the first byte on. Method:
-    two operations of some MB at 8 MB a second; without a limit they take a hundredth of the time,
-    with one for each link a third. The buffers of the system take the last bytes at once."""
-    monkeypatch.setenv("PCCL_SEND_RATE", "8MB")
+    """Goal: the rate of a peer is that of all its links together, from the first byte on, or that
+    of the only other peer; on a system that paces connections, and on one that is taken for one
+    that does not. Method: two operations of some MB at 8 MB a second; without a limit they
+    take a hundredth of the time, with one for each link a third. The buffers of the system take the
+    last bytes at once."""
+    monkeypatch.setenv("PCCL_FAULT_TCP", system)
+    monkeypatch.setenv("PCCL_SEND_RATE", rate)
     with pccl.LocalWorld(n, lanes_per_link=lanes, deadline=60) as world:
         for _ in range(2):
             begun = time.monotonic()

@@ -42,7 +42,7 @@ def test_where_all_is_well_everything_is_ok(start: Any) -> None:
         both = r"127\.0\.0\.1:\d+ accepts in \d+ ms; it has dialed this machine at 127\.0\.0\.1:\d+"
         assert re.fullmatch(both, found["member abababab"]["says"])
         for name in ("tcp_rmem", "tcp_wmem"):
-            assert re.fullmatch(r"at most \d+ bytes", found[name]["says"])
+            assert re.fullmatch(r"at most \d+ bytes: a lane carries .* ms", found[name]["says"])
         assert re.fullmatch(r"\w+", found["congestion control"]["says"])
         assert re.fullmatch(r"0\.\d s from .* goes on as fast", found["clock"]["says"])
         lines = start("doctor", module=CLI, PCCL_TOKEN=coordinator.token)
@@ -203,13 +203,25 @@ def test_what_an_administrator_could_set_is_said_where_it_matters(
         "congestion control": "cubic",
         "bbr": "this system has not loaded it",
         "tcp_slow_start_after_idle": "1",
-        "tcp_rmem": "at most 6291456 bytes",
-        "tcp_wmem": "at most 1048576 bytes",
-        "wmem_max": "212992 bytes; it limits programs that set their buffers, and PCCL sets none",
+        "tcp_rmem": "at most 6291456 bytes: a lane carries 21 MB/s over 150 ms",
+        "tcp_wmem": "at most 1048576 bytes: a lane carries 7.0 MB/s over 150 ms",
+        "wmem_max": "212992 bytes; it limits programs that set their buffers, and PCCL sets none: "
+        "more would bring nothing",
     }
-    assert "packets are lost: modprobe tcp_bbr" in found["bbr"].remedy
-    assert "cubic begins at 10 packets" in found["tcp_slow_start_after_idle"].remedy
-    assert "4194304 is better far away" in found["tcp_wmem"].remedy and not found["tcp_rmem"].remedy
+    assert found["bbr"].remedy.startswith(
+        "where 0.1% of packets are lost, a lane of cubic carries 0.4 MB/s over 150 ms, and one "
+        "of bbr what the way does: modprobe tcp_bbr"
+    )
+    assert found["tcp_slow_start_after_idle"].remedy == (
+        "0 is better far away: after a pause cubic begins with 10 packets again, and a lane takes "
+        "9 round trips until 25 MB/s: 1.35 s over 150 ms"
+    )
+    assert found["tcp_wmem"].remedy == "16777216 would allow 112 MB/s"
+    assert found["tcp_rmem"].remedy == "33554432 would allow 112 MB/s"
+    enough = {"ipv4/tcp_rmem": "4096\t131072\t33554432", "ipv4/tcp_wmem": "4096\t16384\t16777216"}
+    for buffer in ("tcp_rmem", "tcp_wmem"):
+        one = kernel(tmp_path, monkeypatch, enough)[buffer]
+        assert one.says.endswith("a lane carries 112 MB/s over 150 ms") and not one.remedy
     loaded = {"ipv4/tcp_available_congestion_control": "reno cubic bbr"}
     found = kernel(tmp_path, monkeypatch, loaded)
     assert "only peers of root" in found["bbr"].says

@@ -296,7 +296,7 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
         (["run", "-n", "1", "--lanes", "0", "--", "true"], "must be 'auto' or 1 to 64, not '0'"),
         (["run", "-n", "1", "--lanes", "abc", "--", "true"], "'auto' or 1 to 64, not 'abc'"),
         (["run", "-n", "1", "--send-rate", "fast", "--", "true"], "8kbit to 10tbit per second"),
-        (["run", "-n", "1", "--send-rate", "0", "--", "true"], "such as '200mbit', '25MB'"),
+        (["run", "-n", "1", "--send-rate", "0", "--", "true"], 'such as "200mbit", "25MB"'),
         (["run", "-n", "1", "--congestion", "reno", "--", "true"], "'system', 'bbr', 'cubic'"),
     ],
 )

@@ -1,10 +1,11 @@
 //! environment: the variables of docs/ENVIRONMENT.md as options of include/pccl.h, for programs of
 //! PCCL 1.0, which have no arguments for them. pccl_py reads the same ones by itself; functions of
-//! include/pccl.h read none. Rates: pccl_py/network.py.
+//! include/pccl.h read none.
 
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
+const rates = @import("../rates.zig");
 const words = @import("words.zig");
 
 /// With the terminating zero; a label that is longer is refused where it is used.
@@ -16,10 +17,16 @@ pub fn options(comptime T: type, comptime prefix: []const u8) words.Error!T {
     var made = std.mem.zeroes(T);
     made.size = @sizeOf(T);
     inline for (@typeInfo(T).@"struct".fields) |field| {
-        const is_option = comptime !std.mem.eql(u8, field.name, "reserved");
+        const is_rates = comptime std.mem.eql(u8, field.name, "send_rates");
+        // One variable says rates in words.
+        const is_option = comptime !std.mem.eql(u8, field.name, "reserved") and
+            !std.mem.eql(u8, field.name, "send_rate");
         const variable = comptime prefix ++ name_of(field.name);
         if (is_option) if (text_of(variable)) |given| switch (field.type) {
-            ?[*:0]const u8 => @field(made, field.name) = given,
+            ?[*:0]const u8 => {
+                if (is_rates) try check_rate(variable, given);
+                @field(made, field.name) = given;
+            },
             c_uint, u32, u64 => @field(made, field.name) =
                 try numeric(field.type, field.name, variable, std.mem.span(given)),
             else => {},
@@ -35,7 +42,6 @@ fn numeric(
     given: []const u8,
 ) words.Error!T {
     if (comptime std.mem.endsWith(u8, field, "_ns")) return nanoseconds(variable, given);
-    if (comptime std.mem.eql(u8, field, "send_rate")) return rate(variable, given);
     if (comptime std.mem.eql(u8, field, "congestion")) return congestion(variable, given);
     const is_auto = comptime std.mem.eql(u8, field, "lanes_per_link");
     if (is_auto and std.mem.eql(u8, given, "auto")) return 0;
@@ -48,45 +54,11 @@ fn congestion(comptime variable: []const u8, given: []const u8) words.Error!u32 
     return words.refuse(error.InvalidArgument, format, .{given});
 }
 
-/// Bytes per second; `pccl_comm_create` knows the range, which 0 is not in.
-fn rate(comptime variable: []const u8, given: []const u8) words.Error!u64 {
-    if (rate_of(given)) |found| return found;
-    const format = variable ++ " must be from 8kbit to 10tbit per second, such as 200mbit, " ++
-        "25MB, 1.5gbit or a number of bytes, not \"{s}\"";
-    return words.refuse(error.InvalidArgument, format, .{given});
+/// It is read here as well as by `pccl_comm_create`, so that the variable is named.
+fn check_rate(comptime variable: [:0]const u8, given: [*:0]const u8) words.Error!void {
+    var rate: u64 = 0;
+    return words.check(rates.pccl_rate_parse(given, variable, &rate), error.InternalError);
 }
-
-fn rate_of(given: []const u8) ?u64 {
-    const end = std.mem.indexOfNone(u8, given, "0123456789.") orelse given.len;
-    if (end == 0 or given[0] == '.' or given[end - 1] == '.') return null;
-    const amount = std.fmt.parseFloat(f64, given[0..end]) catch return null;
-    const name = std.mem.trimStart(u8, given[end..], " ");
-    const unit = for (units) |unit| {
-        const is_bits = std.mem.endsWith(u8, unit.name, "bit");
-        const same = if (is_bits) std.ascii.eqlIgnoreCase(unit.name, name) //
-            else std.mem.eql(u8, unit.name, name);
-        if (same) break unit;
-    } else return null;
-    const found = amount * unit.bytes;
-    if (found < base.limits.send_rate_min or found > base.limits.send_rate_max) return null;
-    return @intFromFloat(found);
-}
-
-const units = [_]struct { name: []const u8, bytes: f64 }{
-    .{ .name = "", .bytes = 1 },
-    .{ .name = "B", .bytes = 1 },
-    .{ .name = "kB", .bytes = 1e3 },
-    .{ .name = "MB", .bytes = 1e6 },
-    .{ .name = "GB", .bytes = 1e9 },
-    .{ .name = "KiB", .bytes = 1 << 10 },
-    .{ .name = "MiB", .bytes = 1 << 20 },
-    .{ .name = "GiB", .bytes = 1 << 30 },
-    .{ .name = "bit", .bytes = 1e0 / 8.0 },
-    .{ .name = "kbit", .bytes = 1e3 / 8.0 },
-    .{ .name = "mbit", .bytes = 1e6 / 8.0 },
-    .{ .name = "gbit", .bytes = 1e9 / 8.0 },
-    .{ .name = "tbit", .bytes = 1e12 / 8.0 },
-};
 
 /// An empty value counts as unset.
 pub fn text_of(comptime variable: [:0]const u8) ?[*:0]const u8 {
@@ -98,6 +70,7 @@ pub fn text_of(comptime variable: [:0]const u8) ?[*:0]const u8 {
 fn name_of(comptime field: []const u8) [:0]const u8 {
     if (comptime std.mem.eql(u8, field, "memory_bytes")) return "MEMORY";
     if (comptime std.mem.eql(u8, field, "state_dir")) return "STATE";
+    if (comptime std.mem.eql(u8, field, "send_rates")) return "SEND_RATE";
     const end = comptime if (std.mem.endsWith(u8, field, "_ns")) field.len - 3 else field.len;
     return comptime name: {
         var text: [end:0]u8 = undefined;
@@ -173,32 +146,10 @@ test "numbers and times are read, and nonsense is refused by the name of its var
     try expect(2, try numeric(u32, "lanes_per_link", "PCCL_X", "2"));
     try expect(0, try numeric(u32, "lanes_per_link", "PCCL_X", "auto"));
     try expect(3, try numeric(u32, "congestion", "PCCL_X", "cubic"));
+    try check_rate("PCCL_X", "100mbit,eu-1=20mbit");
+    try std.testing.expectError(error.InvalidArgument, check_rate("PCCL_X", "fast"));
     const reno = numeric(u32, "congestion", "PCCL_X", "reno");
     try std.testing.expectError(error.InvalidArgument, reno);
     try std.testing.expectEqualStrings("RECONNECT_TIMEOUT", name_of("reconnect_timeout_ns"));
     try std.testing.expectEqualStrings("MEMORY", name_of("memory_bytes"));
-}
-
-test "rates have units, as in pccl_py" {
-    const Case = struct { []const u8, ?u64 };
-    for ([_]Case{
-        .{ "200mbit", 25_000_000 },
-        .{ "200 Mbit", 25_000_000 },
-        .{ "1.5gbit", 187_500_000 },
-        .{ "25MB", 25_000_000 },
-        .{ "1MiB", 1 << 20 },
-        .{ "1000", 1000 },
-        .{ "8kbit", 1000 },
-        .{ "10tbit", 1_250_000_000_000 },
-        .{ "0", null },
-        .{ "999", null },
-        .{ "11tbit", null },
-        .{ "-1mbit", null },
-        .{ "fast", null },
-        .{ "25mb", null },
-        .{ "1.mbit", null },
-        .{ "", null },
-        .{ "9" ** 400, null },
-    }) |case| try std.testing.expectEqual(case[1], rate_of(case[0]));
-    try std.testing.expectError(error.InvalidArgument, rate("PCCL_X", "fast"));
 }
