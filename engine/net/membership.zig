@@ -32,7 +32,8 @@ pub const Membership = struct {
     epoch_seen: u64 = 0,
 
     pub const Failure = struct {
-        status: Status,
+        /// Null: the coordinator has refused the join.
+        status: ?Status,
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
         /// The peers that had come, where they were too few for the group to begin.
@@ -40,7 +41,7 @@ pub const Membership = struct {
 
         const why_bytes_max = 800;
 
-        fn init(status: Status, text: []const u8) Failure {
+        fn init(status: ?Status, text: []const u8) Failure {
             var failure: Failure = .{ .status = status };
             failure.why_length = @min(text.len, why_bytes_max);
             @memcpy(failure.why_storage[0..failure.why_length], text[0..failure.why_length]);
@@ -195,7 +196,7 @@ pub const Membership = struct {
             const mode = engine.enter();
             defer engine.leave(mode);
             if (membership.left) return error.Closed;
-            if (membership.failure) |failure| return .{ .failed = failure.status };
+            if (membership.failure) |failure| return .{ .failed = failure.status.? };
             if (membership.in_admit) return error.Busy;
             membership.changed.clear();
             membership.admitting = true;
@@ -364,6 +365,10 @@ pub const Membership = struct {
         switch (event) {
             .ready => {
                 membership.joined = true;
+                membership.changed.set();
+            },
+            .refused => |why| {
+                membership.failure = .init(null, why);
                 membership.changed.set();
             },
             .join_failed => |details| {
