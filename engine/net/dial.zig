@@ -10,8 +10,8 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
-const Link = @import("links.zig").Link;
-const Links = @import("links.zig").Links;
+const Connection = @import("connections.zig").Connection;
+const Connections = @import("connections.zig").Connections;
 const Instant = base.Instant;
 
 /// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
@@ -20,7 +20,7 @@ pub const Carrier = struct {
     /// Null: the coordinator.
     lane: ?*session.Lane,
     /// The socket; null while there is none.
-    link: ?*Link = null,
+    connection: ?*Connection = null,
     state: State,
     lookup: ?*resolver.Lookup = null,
     addresses: address.AddressList = .{},
@@ -35,21 +35,21 @@ pub const Carrier = struct {
     pub const Step = enum { pending, failed };
 
     /// Begins to connect. `failed`: there is no way.
-    pub fn start(carrier: *Carrier, now: Instant, links: *Links, to: []const u8) Step {
+    pub fn start(carrier: *Carrier, now: Instant, connections: *Connections, to: []const u8) Step {
         const endpoint = address.Endpoint.parse(to) catch return .failed;
         if (address.numeric(endpoint)) |list| {
             carrier.addresses = list;
-            return carrier.connect_next(now, links);
+            return carrier.connect_next(now, connections);
         }
         // A coordinator that names another host for a peer has it looked up by nobody here.
         if (carrier.lane != null) return .failed;
-        const wake_fd = links.poller.waker.write_fd;
+        const wake_fd = connections.poller.waker.write_fd;
         carrier.lookup = resolver.Lookup.start(endpoint, wake_fd) catch return .failed;
         return .pending;
     }
 
     /// Looks whether a name is found or an address takes too long.
-    pub fn step(carrier: *Carrier, now: Instant, links: *Links) Step {
+    pub fn step(carrier: *Carrier, now: Instant, connections: *Connections) Step {
         switch (carrier.state) {
             .resolving => {
                 const lookup = carrier.lookup orelse return .failed;
@@ -57,12 +57,12 @@ pub const Carrier = struct {
                 const result = lookup.result;
                 carrier.forget_lookup();
                 carrier.addresses = result catch return .failed;
-                return carrier.connect_next(now, links);
+                return carrier.connect_next(now, connections);
             },
             .connecting => {
                 if (now < carrier.deadline) return .pending;
-                if (carrier.link != null) carrier.why = .no_answer;
-                return carrier.connect_next(now, links);
+                if (carrier.connection != null) carrier.why = .no_answer;
+                return carrier.connect_next(now, connections);
             },
             .open => return .pending,
         }
@@ -71,12 +71,12 @@ pub const Carrier = struct {
     pub const Connected = enum { open, pending, failed };
 
     /// The socket has something to say.
-    pub fn connected(carrier: *Carrier, now: Instant, links: *Links) Connected {
-        const link = carrier.link.?;
-        if (!link.writable) return .pending;
-        socket.connect_finish(link.fd) catch |err| {
+    pub fn connected(carrier: *Carrier, now: Instant, connections: *Connections) Connected {
+        const connection = carrier.connection.?;
+        if (!connection.writable) return .pending;
+        socket.connect_finish(connection.fd) catch |err| {
             carrier.why = why_of(err);
-            return switch (carrier.connect_next(now, links)) {
+            return switch (carrier.connect_next(now, connections)) {
                 .pending => .pending,
                 .failed => .failed,
             };
@@ -86,8 +86,8 @@ pub const Carrier = struct {
         return .open;
     }
 
-    fn connect_next(carrier: *Carrier, now: Instant, links: *Links) Step {
-        carrier.hang_up(links);
+    fn connect_next(carrier: *Carrier, now: Instant, connections: *Connections) Step {
+        carrier.hang_up(connections);
         while (carrier.tried < carrier.addresses.count) {
             const to = &carrier.addresses.items[carrier.tried];
             carrier.tried += 1;
@@ -98,7 +98,7 @@ pub const Carrier = struct {
             if (carrier.lane) |lane| if (socket.local_address(fd)) |from|
                 session.lanes.dials_from(lane, from.source());
             carrier.why = .no_sockets;
-            carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
+            carrier.connection = connections.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;
             carrier.deadline = now + base.limits.dial_ns_max;
             return .pending;
@@ -117,14 +117,14 @@ pub const Carrier = struct {
     }
 
     /// Lets go of everything but the memory.
-    pub fn end(carrier: *Carrier, links: *Links) void {
+    pub fn end(carrier: *Carrier, connections: *Connections) void {
         carrier.forget_lookup();
-        carrier.hang_up(links);
+        carrier.hang_up(connections);
     }
 
-    fn hang_up(carrier: *Carrier, links: *Links) void {
-        if (carrier.link) |link| links.close(link);
-        carrier.link = null;
+    fn hang_up(carrier: *Carrier, connections: *Connections) void {
+        if (carrier.connection) |connection| connections.close(connection);
+        carrier.connection = null;
     }
 
     fn forget_lookup(carrier: *Carrier) void {

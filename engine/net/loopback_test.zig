@@ -310,9 +310,9 @@ fn break_lanes(peer: *const Peer) usize {
     engine.lock.lock();
     defer engine.lock.unlock();
     var broken: usize = 0;
-    for (engine.links.all.items) |link| {
-        if (link == engine.control) continue;
-        _ = std.c.shutdown(link.fd, std.c.SHUT.RDWR);
+    for (engine.connections.all.items) |connection| {
+        if (connection == engine.control) continue;
+        _ = std.c.shutdown(connection.fd, std.c.SHUT.RDWR);
         broken += 1;
     }
     return broken;

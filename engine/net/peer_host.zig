@@ -41,7 +41,7 @@ fn dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
         // Without memory for a socket this peer cannot keep its promises: it goes as if it
         // were killed.
         log.put(.err, "out of memory for a connection to another peer");
-        if (engine.control) |link| socket.end_sending(link.fd);
+        if (engine.control) |connection| socket.end_sending(connection.fd);
     };
 }
 
@@ -57,7 +57,7 @@ fn lane_wake(context: *anyopaque, lane: *session.Lane) void {
     const engine = from(context);
     if (engine.state == .stopped or lane.driver == 0) return;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
-    if (carrier.link) |link| engine.links.queue(link);
+    if (carrier.connection) |connection| engine.connections.queue(connection);
 }
 
 fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
@@ -74,7 +74,7 @@ fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void 
 fn socket_of(engine: *PeerEngine, lane: *session.Lane) ?socket.Fd {
     if (engine.state == .stopped or lane.driver == 0) return null;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
-    return if (carrier.link) |link| link.fd else null;
+    return if (carrier.connection) |connection| connection.fd else null;
 }
 
 fn control_dial(context: *anyopaque) void {
@@ -88,8 +88,8 @@ fn control_dial(context: *anyopaque) void {
 
 fn control_close(context: *anyopaque) void {
     const engine = from(context);
-    const link = engine.control orelse return; // still being greeted
-    engine.links.close(link);
+    const connection = engine.control orelse return; // still being greeted
+    engine.connections.close(connection);
     engine.control = null;
 }
 
