@@ -24,7 +24,6 @@ pub const Membership = struct {
     left: bool = false,
     /// Why this peer is no member, or not any more.
     failure: ?Failure = null,
-    admitting: bool = false,
     /// A thread is in `admit`, perhaps not awake yet: another one would take its result away.
     in_admit: bool = false,
     admit_failure: ?Status = null,
@@ -140,8 +139,9 @@ pub const Membership = struct {
             defer engine.leave(mode);
             if (membership.left) return;
             membership.left = true;
+            const waits = membership.group.is_admitting();
             joining.leave(engine.session, clock.now(), membership.group);
-            if (membership.admitting) membership.admit_over(.cancelled);
+            if (waits) membership.admit_over(.cancelled);
             engine.communicators -= 1;
             break :last engine.communicators == 0;
         };
@@ -199,7 +199,6 @@ pub const Membership = struct {
             if (membership.failure) |failure| return .{ .failed = failure.status.? };
             if (membership.in_admit) return error.Busy;
             membership.changed.clear();
-            membership.admitting = true;
             membership.admit_failure = null;
             const s = engine.session;
             const now = clock.now();
@@ -207,13 +206,10 @@ pub const Membership = struct {
                 .alone => joining.admit(s, now, membership.group, deadline),
                 .together => joining.admit_together(s, now, membership.group, deadline),
             };
-            begun catch |err| {
-                membership.admitting = false;
-                return switch (err) {
-                    // Neither can be while it is joined and not left.
-                    error.Left, error.NotReady => error.Closed,
-                    else => |other| other,
-                };
+            begun catch |err| return switch (err) {
+                // Neither can be while it is joined and not left.
+                error.Left, error.NotReady => error.Closed,
+                else => |other| other,
             };
             membership.in_admit = true;
         }
@@ -222,8 +218,7 @@ pub const Membership = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         membership.in_admit = false;
-        if (waited) |_| {} else |err| if (membership.admitting) {
-            membership.admitting = false;
+        if (waited) |_| {} else |err| if (membership.group.is_admitting()) {
             joining.admit_withdraw(engine.session, membership.group, .cancelled);
             return err;
         }
@@ -379,13 +374,12 @@ pub const Membership = struct {
             .admit_failed => |status| membership.admit_over(status),
             .gone => |status| {
                 membership.failure = .init(status, "");
-                if (membership.admitting) membership.admit_over(status);
+                if (membership.group.is_admitting()) membership.admit_over(status);
             },
         }
     }
 
     fn admit_over(membership: *Membership, failure: ?Status) void {
-        membership.admitting = false;
         membership.admit_failure = failure;
         membership.changed.set();
     }
