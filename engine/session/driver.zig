@@ -74,12 +74,16 @@ pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
 /// For a driver with a runner: a job that it has done, and that no fence has taken back.
 pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     s.reach(now);
-    for (s.operations.items) |operation| {
-        const x = operation.moves() orelse continue;
-        if (@as(*const anyopaque, x) != job.owner) continue;
-        frames.job_done(s, operation, job);
-        break;
-    } else unreachable; // an operation waits for its jobs before it goes
+    for (s.operations.items) |operation| switch (operation.work) {
+        .movement => |x| if (@as(*const anyopaque, x) == job.owner) {
+            frames.job_done(s, operation, job);
+            break;
+        },
+        .sync => |it| if (it.transfer.hashing.owns(job)) {
+            syncing.job_done(s, operation, job);
+            break;
+        },
+    } else prefetch.job_done(s, job);
     deferred.run(s);
 }
 
