@@ -43,7 +43,8 @@ typedef enum pccl_status {
   PCCL_OK = 0,
   PCCL_TIMEOUT = 1,                 /* a wait timed out: not finished, or nothing there, in time */
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
-  PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
+  PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use; or
+                                       the coordinator refuses the group, and the sentence has its reason */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
   PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors; a newcomer alone
                                        gets it where its first call does not fit, and is no member then */

@@ -49,7 +49,10 @@ class InvalidArgument(PcclError, ValueError):
 
 
 class InvalidUsage(PcclError, RuntimeError):
-    """Called in a wrong state: after close, in a forked child, with a tag already in use."""
+    """Called in a wrong state: after close, in a forked child, with a tag already in use.
+
+    Or the coordinator has refused the group; the message has its reason.
+    """
 
 
 class OutOfMemory(PcclError, MemoryError):

@@ -85,13 +85,7 @@ pub fn join(
             .{name},
         ),
         error.Interrupted => interrupted(),
-        error.Failed => switch (failure.status) {
-            // A refusal is not the end of a membership that was: it never was one.
-            .cancelled => fail(
-                .invalid_usage,
-                "the coordinator refused group \"{s}\": {s}",
-                .{ name, failure.why() },
-            ),
+        error.Failed => switch (failure.status orelse return refused(name, failure.why())) {
             .mismatch => fail(.mismatch, "the sub-group was not made: {s}", .{failure.why()}),
             .ok,
             .aborted,
@@ -100,10 +94,16 @@ pub fn join(
             .deadline_exceeded,
             .too_few_peers,
             .coordinator_unreachable,
+            .cancelled,
             .state_unavailable,
-            => membership(failure.status, failure.why()),
+            => |ended| membership(ended, failure.why()),
         },
     };
+}
+
+/// Not the end of a membership: there never was one.
+fn refused(name: []const u8, why: []const u8) Error {
+    return fail(.invalid_usage, "the coordinator refused group \"{s}\": {s}", .{ name, why });
 }
 
 /// A group without members has not begun.

@@ -149,7 +149,8 @@ pub const decisions_known_max = 2 * contradictions_kept_max;
 /// Enforced at the call.
 pub const tag_runs_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps
-/// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
+/// `ring_reach` neighbours on either side, so that a new order of the ring rarely waits for a
+/// connection.
 pub const full_mesh_max = 32;
 pub const ring_reach = 3;
 /// Tags from here on belong to messages between two members, which their sender, their receiver and

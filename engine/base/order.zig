@@ -1,6 +1,6 @@
 //! Order: the members of an attempt in the order of their ring, by position. It is rank order
 //! unless links are broken. Paths: that order, and the members that reach everybody.
-//! protocol/plan.zig decides them; collective/ring.zig and direct.zig move data along them.
+//! protocol/path_search.zig decides them; collective/ring.zig and direct.zig move data along them.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -59,9 +59,9 @@ pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
     return @min(distance, count - distance) <= limits.ring_reach;
 }
 
-/// How the data of an operation should move. Broken links may leave no choice.
+/// A call's wish for its schedule (collective/board.zig). Broken links may leave no choice.
 pub const Plan = enum(u8) {
-    /// By world size and codec.
+    /// By kind and codec.
     auto = 0,
     /// From each to the next (collective/ring.zig).
     ring = 1,

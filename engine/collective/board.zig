@@ -33,7 +33,7 @@ pub const Begin = struct {
     kept: []const KeptRange,
 };
 
-/// The way that the data takes.
+/// The way that the data of one attempt takes: from each to the next, or to the owners and back.
 pub const Schedule = enum {
     ring,
     direct,

@@ -2,8 +2,8 @@
 //! elected content is a source. Each source has some leaves on request, as many as its link has in
 //! the air, and is asked for the next as soon as one arrives, so a faster source gives more. When
 //! nothing is left to ask for, an idle source is asked once more for leaves that a slow one has not
-//! brought yet. It knows ranks and numbers of leaves, never their bytes: those are
-//! session/transfer.zig's.
+//! brought yet. A leaf that has come in is here, and asked of nobody, until its hash is known. It
+//! knows ranks and numbers of leaves, never their bytes: those are session/transfer.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,7 +25,7 @@ pub const Fetch = struct {
     cursor: u32 = 0,
     turn: usize = 0,
 
-    const Leaf = enum(u8) { present, missing, asked, asked_twice };
+    const Leaf = enum(u8) { present, missing, asked, asked_twice, here };
 
     const Source = struct {
         usable: bool = false,
@@ -196,16 +196,43 @@ pub const Fetch = struct {
 
     /// Whether a leaf that this source begins to deliver is wanted: asked of it, and not there yet.
     pub fn wants(fetch: *const Fetch, rank: u16, leaf: u32) bool {
-        return fetch.sources[rank].find(leaf) != null and fetch.leaves[leaf] != .present;
+        return fetch.sources[rank].find(leaf) != null and !fetch.has(leaf);
     }
 
-    /// The source has delivered a leaf, which is as it must be, or is not wanted any more.
+    fn has(fetch: *const Fetch, leaf: u32) bool {
+        return fetch.leaves[leaf] == .present or fetch.leaves[leaf] == .here;
+    }
+
+    /// The source has delivered a leaf that is not wanted any more.
     pub fn delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
         source.remove(source.find(leaf) orelse return);
-        if (fetch.leaves[leaf] == .present) return;
+    }
+
+    /// The source has delivered a leaf: whether it is one to look at. It is asked of nobody then,
+    /// until it has passed or failed.
+    pub fn came(fetch: *Fetch, rank: u16, leaf: u32) bool {
+        const source = &fetch.sources[rank];
+        source.remove(source.find(leaf) orelse return false);
+        if (fetch.has(leaf)) return false;
+        fetch.leaves[leaf] = .here;
+        return true;
+    }
+
+    /// It is as it must be.
+    pub fn passed(fetch: *Fetch, leaf: u32) void {
+        if (fetch.leaves[leaf] != .here) return;
         fetch.leaves[leaf] = .present;
         fetch.left -= 1;
+    }
+
+    /// It is not: it is wanted again, perhaps of a source that has been asked for it, too.
+    pub fn failed(fetch: *Fetch, leaf: u32) void {
+        if (fetch.leaves[leaf] != .here) return;
+        fetch.leaves[leaf] = for (fetch.sources) |*source| {
+            if (source.find(leaf) != null) break .asked;
+        } else .missing;
+        if (fetch.leaves[leaf] == .missing) fetch.cursor = @min(fetch.cursor, leaf);
     }
 
     /// The leaf that this source was sending is taken from another one.
@@ -237,7 +264,7 @@ pub const Fetch = struct {
                 fetch.leaves[leaf] = .missing;
                 fetch.cursor = @min(fetch.cursor, leaf);
             },
-            .present => {},
+            .present, .here => {},
             .missing => unreachable, // it is on request
         };
         source.count = 0;
@@ -252,6 +279,10 @@ fn test_fetch(leaves: u32, ranks: u16) !Fetch {
     fetch.begin(&Mask.full(ranks));
     for (0..leaves) |leaf| fetch.need(@intCast(leaf));
     return fetch;
+}
+
+fn test_delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
+    if (fetch.came(rank, leaf)) fetch.passed(leaf);
 }
 
 test "all sources are asked at once, each for as much as its link has in the air" {
@@ -273,10 +304,10 @@ test "a source whose link carries less is asked again once less of it is on requ
     while (fetch.next()) |_| {}
     fetch.make_room(0, 50 * limits.state_leaf_bytes);
     for (0..50) |leaf| {
-        fetch.delivered(0, @intCast(leaf));
+        test_delivered(&fetch, 0, @intCast(leaf));
         try std.testing.expectEqual(null, fetch.next());
     }
-    fetch.delivered(0, 50);
+    test_delivered(&fetch, 0, 50);
     try std.testing.expect(fetch.next() != null and fetch.next() == null);
 }
 
@@ -285,7 +316,7 @@ test "requests are said one after the other, and none that has been taken back" 
     defer fetch.deinit();
     while (fetch.next()) |_| {}
     for (0..3) |leaf| try std.testing.expectEqual(leaf, fetch.say(0).?);
-    fetch.delivered(0, 1); // whatever comes in does not change what is still to be said
+    test_delivered(&fetch, 0, 1); // whatever comes in does not change what is still to be said
     try std.testing.expectEqualSlices(u32, &.{ 3, 4 }, fetch.unsaid(0));
     fetch.take_back(0);
     try std.testing.expectEqual(null, fetch.say(0));
@@ -304,7 +335,7 @@ test "a source that brings faster is asked for more" {
             const source = &fetch.sources[rank];
             if (source.count == 0) continue;
             brought[rank] += @intFromBool(fetch.wants(rank, source.asked[0]));
-            fetch.delivered(rank, source.asked[0]);
+            test_delivered(&fetch, rank, source.asked[0]);
         }
     }
     try std.testing.expectEqual(1000, brought[0] + brought[1]);
@@ -319,12 +350,12 @@ test "what a frozen source holds back at the end is asked of another" {
         try std.testing.expect(rounds < 100);
         while (fetch.next()) |_| {}
         const source = &fetch.sources[0];
-        while (source.count > 0) fetch.delivered(0, source.asked[0]);
+        while (source.count > 0) test_delivered(&fetch, 0, source.asked[0]);
     }
     // The leaf that the frozen one brings at last is not wanted, and no harm.
     const late = fetch.sources[1].asked[0];
     try std.testing.expect(!fetch.wants(1, late));
-    fetch.delivered(1, late);
+    test_delivered(&fetch, 1, late);
     try std.testing.expectEqual(0, fetch.left);
 }
 
@@ -336,7 +367,7 @@ test "what two frozen sources hold back is asked of the third" {
         try std.testing.expect(rounds < 100);
         while (fetch.next()) |_| {}
         const source = &fetch.sources[0];
-        while (source.count > 0) fetch.delivered(0, source.asked[0]);
+        while (source.count > 0) test_delivered(&fetch, 0, source.asked[0]);
     }
 }
 
@@ -359,9 +390,41 @@ test "a discarded source gives back what it has not brought; nothing is asked of
     try std.testing.expect(!fetch.wants(0, 0));
     while (fetch.left > 0) {
         while (fetch.next()) |request| try std.testing.expectEqual(1, request.rank);
-        fetch.delivered(1, fetch.sources[1].asked[0]);
+        test_delivered(&fetch, 1, fetch.sources[1].asked[0]);
     }
     fetch.discard(1);
     fetch.add_source(1); // no more than once
     try std.testing.expect(!fetch.has_sources() and !fetch.may_wait());
+}
+
+test "a leaf that has come is asked of nobody until it is known, and again if it is not right" {
+    var fetch = try test_fetch(2, 2);
+    defer fetch.deinit();
+    fetch.sources[1].usable = false;
+    while (fetch.next()) |_| {} // both of the first
+    fetch.add_source(1);
+    try std.testing.expectEqual(1, fetch.next().?.leaf); // and this one of the second, too
+    try std.testing.expect(fetch.came(0, 1));
+    try std.testing.expect(!fetch.wants(1, 1)); // nobody may write to it now
+    try std.testing.expectEqual(2, fetch.left);
+    fetch.failed(1);
+    try std.testing.expect(fetch.wants(1, 1));
+    fetch.discard(0);
+    try std.testing.expect(fetch.came(1, 1));
+    fetch.take_back(1); // it is here all the same
+    try std.testing.expectEqual(0, fetch.next().?.leaf);
+    try std.testing.expectEqual(null, fetch.next());
+    fetch.passed(1);
+    test_delivered(&fetch, 1, 0);
+    try std.testing.expectEqual(0, fetch.left);
+}
+
+test "a leaf that is not right is wanted again, also when those behind it have been asked for" {
+    var fetch = try test_fetch(2, 1);
+    defer fetch.deinit();
+    while (fetch.next()) |_| {}
+    try std.testing.expect(fetch.came(0, 0));
+    try std.testing.expectEqual(null, fetch.next());
+    fetch.failed(0);
+    try std.testing.expectEqual(0, fetch.next().?.leaf);
 }

@@ -23,8 +23,8 @@ const JournalFile = journal_file.JournalFile;
 const JournalWriter = @import("journal_writer.zig").JournalWriter;
 const TestDir = @import("test_dir.zig").TestDir;
 const Finder = @import("finder.zig").Finder;
-const Links = @import("links.zig").Links;
-const Link = @import("links.zig").Link;
+const Connections = @import("connections.zig").Connections;
+const TcpConnection = @import("connections.zig").Connection;
 const Allocator = std.mem.Allocator;
 const Coordinator = protocol.Coordinator;
 const Connection = protocol.Connection;
@@ -34,7 +34,7 @@ pub const CoordinatorEngine = struct {
     coordinator: *Coordinator,
     journal: ?*JournalFile,
     writer: ?*JournalWriter = null,
-    links: Links,
+    connections: Connections,
     finder: Finder,
     lock: lock.FairLock = .{},
     stopping: bool = false,
@@ -74,23 +74,23 @@ pub const CoordinatorEngine = struct {
             .gpa = gpa,
             .coordinator = undefined,
             .journal = options.journal,
-            .links = try .init(gpa, options.backend),
+            .connections = try .init(gpa, options.backend),
             .finder = .{ .run_id = undefined },
             .thread = undefined,
             .port = undefined,
             .address_storage = undefined,
             .address_length = undefined,
         };
-        errdefer engine.links.deinit();
+        errdefer engine.connections.deinit();
         const listener = try socket.listen(&try address.to_bind(options.bind));
-        try engine.links.listen(listener);
+        try engine.connections.listen(listener);
         try engine.name_address(options.advertise, listener);
 
         var protocol_options = options.protocol;
         protocol_options.address = engine.reached_at();
         protocol_options.port = engine.port;
         if (options.journal) |file| {
-            engine.writer = try .create(gpa, file, &engine.links.poller.waker, options.disk);
+            engine.writer = try .create(gpa, file, &engine.connections.poller.waker, options.disk);
             protocol_options.journal = engine.writer.?.seam();
         }
         errdefer if (engine.writer) |writer| writer.destroy();
@@ -117,12 +117,12 @@ pub const CoordinatorEngine = struct {
         engine.lock.lock();
         engine.stopping = true;
         engine.lock.unlock();
-        engine.links.poller.wake();
+        engine.connections.poller.wake();
         engine.thread.join();
         // It waits for the disk: what was recorded is kept, whether or not anybody has heard of it.
         if (engine.writer) |writer| writer.destroy();
         engine.finder.deinit();
-        engine.links.deinit();
+        engine.connections.deinit();
         engine.coordinator.destroy();
         if (engine.journal) |file| file.close();
         engine.gpa.destroy(engine);
@@ -197,29 +197,29 @@ pub const CoordinatorEngine = struct {
     }
 
     fn round(engine: *CoordinatorEngine) void {
-        const links = &engine.links;
-        const deadline = if (links.has_turns()) 0 else engine.coordinator.next_deadline();
+        const connections = &engine.connections;
+        const deadline = if (connections.has_turns()) 0 else engine.coordinator.next_deadline();
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
-        if (links.poller.prepare()) links.bury() else |_| {}
+        if (connections.poller.prepare()) connections.bury() else |_| {}
         engine.lock.unlock();
-        const events = links.poller.wait(deadline);
+        const events = connections.poller.wait(deadline);
         engine.lock.lock();
         const now = clock.now();
         engine.coordinator.run.wall_ahead_ns = clock.wall() -| now;
-        links.note(events);
+        connections.note(events);
         if (engine.writer) |writer| engine.hear(now, writer.take());
-        for (0..links.ready_count) |_| {
-            const link = links.next_ready() orelse break;
-            engine.serve(now, link);
+        for (0..connections.ready_count) |_| {
+            const tcp = connections.next_ready() orelse break;
+            engine.serve(now, tcp);
         }
         while (engine.finder.next(now)) |found|
             engine.coordinator.answered(now, found.number, found.answer);
         // Those who have said something are heard before others take their places.
-        var left: usize = Links.accepts_per_round;
-        while (links.accept(&left)) |fd| engine.accepted(now, fd);
+        var left: usize = Connections.accepts_per_round;
+        while (connections.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < engine.coordinator.next_deadline()) return;
-        links.accepting = true; // in case it had stopped for want of descriptors
+        connections.accepting = true; // in case it had stopped for want of descriptors
         engine.coordinator.tick(now);
     }
 
@@ -237,35 +237,36 @@ pub const CoordinatorEngine = struct {
         const source: base.Source = if (remote) |*at| at.source() else @splat(0);
         const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);
         if (socket.local_address(fd)) |local| connection.here = local.source();
-        const link = engine.links.add(fd, @intFromPtr(connection)) catch {
+        const tcp = engine.connections.add(fd, @intFromPtr(connection)) catch {
             return engine.coordinator.closed(now, connection);
         };
-        connection.driver = @intFromPtr(link);
+        connection.driver = @intFromPtr(tcp);
     }
 
-    fn serve(engine: *CoordinatorEngine, now: base.Instant, link: *Link) void {
-        const connection: *Connection = @ptrFromInt(link.owner);
+    fn serve(engine: *CoordinatorEngine, now: base.Instant, tcp: *TcpConnection) void {
+        const connection: *Connection = @ptrFromInt(tcp.owner);
         var turns: usize = reads_per_turn;
-        while (link.readable and turns > 0) : (turns -= 1) {
+        while (tcp.readable and turns > 0) : (turns -= 1) {
             engine.coordinator.take_said(now, connection);
-            if (link.closed) return;
+            if (tcp.closed) return;
             if (connection.is_paused(now)) break;
-            const count = link.receive_stream(&connection.stream) catch
-                return engine.ended(now, link);
+            const count = tcp.receive_stream(&connection.stream) catch
+                return engine.ended(now, tcp);
             if (count == 0) break;
             engine.coordinator.received(now, connection);
-            if (link.closed) return;
+            if (tcp.closed) return;
         }
-        link.send_stream(&engine.links, &connection.stream) catch return engine.ended(now, link);
+        tcp.send_stream(&engine.connections, &connection.stream) catch
+            return engine.ended(now, tcp);
         // One that has said too much is read when the coordinator wakes it.
         const is_paused = connection.is_paused(now);
-        engine.links.poller.want_read(link.fd, !is_paused);
-        if (link.readable and !is_paused) engine.links.queue(link);
+        engine.connections.poller.want_read(tcp.fd, !is_paused);
+        if (tcp.readable and !is_paused) engine.connections.queue(tcp);
     }
 
-    fn ended(engine: *CoordinatorEngine, now: base.Instant, link: *Link) void {
-        const connection: *Connection = @ptrFromInt(link.owner);
-        engine.links.close(link);
+    fn ended(engine: *CoordinatorEngine, now: base.Instant, tcp: *TcpConnection) void {
+        const connection: *Connection = @ptrFromInt(tcp.owner);
+        engine.connections.close(tcp);
         engine.coordinator.closed(now, connection);
     }
 
@@ -273,15 +274,15 @@ pub const CoordinatorEngine = struct {
 
     fn host_close(context: *anyopaque, connection: *Connection) void {
         const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
-        const link: *Link = @ptrFromInt(connection.driver);
+        const tcp: *TcpConnection = @ptrFromInt(connection.driver);
         // The last words of a refusal; a connection that is broken already does not hear them.
-        link.send_stream(&engine.links, &connection.stream) catch {};
-        engine.links.close(link);
+        tcp.send_stream(&engine.connections, &connection.stream) catch {};
+        engine.connections.close(tcp);
     }
 
     fn host_wake(context: *anyopaque, connection: *Connection) void {
         const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
-        engine.links.queue(@ptrFromInt(connection.driver));
+        engine.connections.queue(@ptrFromInt(connection.driver));
     }
 
     fn host_find(
@@ -289,7 +290,7 @@ pub const CoordinatorEngine = struct {
         question: *const protocol.addresses.Question,
     ) protocol.addresses.Reply {
         const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
-        engine.finder.start(question, engine.links.poller.waker.write_fd) catch return .busy;
+        engine.finder.start(question, engine.connections.poller.waker.write_fd) catch return .busy;
         return .later;
     }
 
@@ -385,7 +386,7 @@ test "a round takes in no more connections than there are places for strangers" 
     engine.lock.lock();
     engine.stopping = true;
     engine.lock.unlock();
-    engine.links.poller.wake();
+    engine.connections.poller.wake();
     engine.thread.join();
     const at: address.Address = .v4_from(.{ 127, 0, 0, 1 }, engine.port);
     var strangers: [200]socket.Fd = undefined;
@@ -397,9 +398,9 @@ test "a round takes in no more connections than there are places for strangers" 
     engine.lock.unlock();
     engine.thread = try thread.spawn("pccl-coord", engine, run_no_more);
     // Some of them may have been turned away at the door.
-    try std.testing.expect(run.connections.items.len <= Links.accepts_per_round);
+    try std.testing.expect(run.connections.items.len <= Connections.accepts_per_round);
     const taken = run.connections.items.len + run.strangers_refused;
-    try std.testing.expectEqual(Links.accepts_per_round, taken);
+    try std.testing.expectEqual(Connections.accepts_per_round, taken);
 }
 
 /// The thread of an engine that is at its end.

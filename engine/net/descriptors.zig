@@ -1,7 +1,7 @@
 //! descriptors: how many sockets all engines of this process may have. The program has descriptors
 //! of its own, so a quarter of those that the process may open stays the program's, whoever
-//! connects. The limit is read each time, because a program may change it. links.zig holds the
-//! sockets.
+//! connects. The limit is read each time, because a program may change it. connections.zig holds
+//! the sockets.
 
 const std = @import("std");
 const base = @import("base");

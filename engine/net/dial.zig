@@ -10,8 +10,8 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
-const Link = @import("links.zig").Link;
-const Links = @import("links.zig").Links;
+const Connection = @import("connections.zig").Connection;
+const Connections = @import("connections.zig").Connections;
 const Outgoing = @import("paced.zig").Outgoing;
 const Instant = base.Instant;
 
@@ -21,7 +21,7 @@ pub const Carrier = struct {
     /// Null: the coordinator.
     lane: ?*session.Lane,
     /// The socket; null while there is none.
-    link: ?*Link = null,
+    connection: ?*Connection = null,
     state: State,
     lookup: ?*resolver.Lookup = null,
     addresses: address.AddressList = .{},
@@ -35,15 +35,15 @@ pub const Carrier = struct {
 
     pub const State = enum { resolving, connecting, open };
 
-    /// In a link, in the place of a carrier: the connection to the coordinator.
+    /// In a connection, in the place of a carrier: the connection to the coordinator.
     pub const control_owner = 0;
 
     /// Lanes that wait for their buckets (paced.zig) get a turn.
-    pub fn go_on_paced(links: *Links) void {
-        for (links.all.items) |link| {
-            if (link.owner == control_owner) continue;
-            const carrier: *Carrier = @ptrFromInt(link.owner);
-            if (carrier.out.waits) links.queue(link);
+    pub fn go_on_paced(connections: *Connections) void {
+        for (connections.all.items) |connection| {
+            if (connection.owner == control_owner) continue;
+            const carrier: *Carrier = @ptrFromInt(connection.owner);
+            if (carrier.out.waits) connections.queue(connection);
             carrier.out.waits = false;
         }
     }
@@ -51,21 +51,21 @@ pub const Carrier = struct {
     pub const Step = enum { pending, failed };
 
     /// Begins to connect. `failed`: there is no way.
-    pub fn start(carrier: *Carrier, now: Instant, links: *Links, to: []const u8) Step {
+    pub fn start(carrier: *Carrier, now: Instant, connections: *Connections, to: []const u8) Step {
         const endpoint = address.Endpoint.parse(to) catch return .failed;
         if (address.numeric(endpoint)) |list| {
             carrier.addresses = list;
-            return carrier.connect_next(now, links);
+            return carrier.connect_next(now, connections);
         }
         // A coordinator that names another host for a peer has it looked up by nobody here.
         if (carrier.lane != null) return .failed;
-        const wake_fd = links.poller.waker.write_fd;
+        const wake_fd = connections.poller.waker.write_fd;
         carrier.lookup = resolver.Lookup.start(endpoint, wake_fd) catch return .failed;
         return .pending;
     }
 
     /// Looks whether a name is found or an address takes too long.
-    pub fn step(carrier: *Carrier, now: Instant, links: *Links) Step {
+    pub fn step(carrier: *Carrier, now: Instant, connections: *Connections) Step {
         switch (carrier.state) {
             .resolving => {
                 const lookup = carrier.lookup orelse return .failed;
@@ -73,12 +73,12 @@ pub const Carrier = struct {
                 const result = lookup.result;
                 carrier.forget_lookup();
                 carrier.addresses = result catch return .failed;
-                return carrier.connect_next(now, links);
+                return carrier.connect_next(now, connections);
             },
             .connecting => {
                 if (now < carrier.deadline) return .pending;
-                if (carrier.link != null) carrier.why = .no_answer;
-                return carrier.connect_next(now, links);
+                if (carrier.connection != null) carrier.why = .no_answer;
+                return carrier.connect_next(now, connections);
             },
             .open => return .pending,
         }
@@ -87,12 +87,12 @@ pub const Carrier = struct {
     pub const Connected = enum { open, pending, failed };
 
     /// The socket has something to say.
-    pub fn connected(carrier: *Carrier, now: Instant, links: *Links) Connected {
-        const link = carrier.link.?;
-        if (!link.writable) return .pending;
-        socket.connect_finish(link.fd) catch |err| {
+    pub fn connected(carrier: *Carrier, now: Instant, connections: *Connections) Connected {
+        const connection = carrier.connection.?;
+        if (!connection.writable) return .pending;
+        socket.connect_finish(connection.fd) catch |err| {
             carrier.why = why_of(err);
-            return switch (carrier.connect_next(now, links)) {
+            return switch (carrier.connect_next(now, connections)) {
                 .pending => .pending,
                 .failed => .failed,
             };
@@ -102,8 +102,8 @@ pub const Carrier = struct {
         return .open;
     }
 
-    fn connect_next(carrier: *Carrier, now: Instant, links: *Links) Step {
-        carrier.hang_up(links);
+    fn connect_next(carrier: *Carrier, now: Instant, connections: *Connections) Step {
+        carrier.hang_up(connections);
         while (carrier.tried < carrier.addresses.count) {
             const to = &carrier.addresses.items[carrier.tried];
             carrier.tried += 1;
@@ -114,7 +114,7 @@ pub const Carrier = struct {
             if (carrier.lane) |lane| if (socket.local_address(fd)) |from|
                 session.lanes.dials_from(lane, from.source());
             carrier.why = .no_sockets;
-            carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
+            carrier.connection = connections.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;
             carrier.deadline = now + base.limits.dial_ns_max;
             return .pending;
@@ -133,14 +133,14 @@ pub const Carrier = struct {
     }
 
     /// Lets go of everything but the memory.
-    pub fn end(carrier: *Carrier, links: *Links) void {
+    pub fn end(carrier: *Carrier, connections: *Connections) void {
         carrier.forget_lookup();
-        carrier.hang_up(links);
+        carrier.hang_up(connections);
     }
 
-    fn hang_up(carrier: *Carrier, links: *Links) void {
-        if (carrier.link) |link| links.close(link);
-        carrier.link = null;
+    fn hang_up(carrier: *Carrier, connections: *Connections) void {
+        if (carrier.connection) |connection| connections.close(connection);
+        carrier.connection = null;
     }
 
     fn forget_lookup(carrier: *Carrier) void {

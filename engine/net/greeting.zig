@@ -73,12 +73,12 @@ fn greet(engine: *PeerEngine, options: Options) Error!void {
     });
     {
         errdefer socket.close(fd);
-        if (engine.links.listener < 0) try listen_beside(engine, fd, options);
+        if (engine.connections.listener < 0) try listen_beside(engine, fd, options);
         try name_address(engine, fd, options);
         session.control.opened(engine.session, clock.now());
         try exchange_greetings(engine, fd, options);
     }
-    engine.control = try engine.links.add(fd, PeerEngine.control_owner);
+    engine.control = try engine.connections.add(fd, PeerEngine.control_owner);
 }
 
 /// On a free port of the interface that leads to the coordinator: no other network is let in.
@@ -103,7 +103,7 @@ pub fn listen(
     const any_port = to_bind.items[0].port() == 0;
     const range = if (any_port) ports else null;
     const fd = if (range) |them| try them.listen(to_bind) else try socket.listen(to_bind);
-    try engine.links.listen(fd);
+    try engine.connections.listen(fd);
 }
 
 fn exchange_greetings(
@@ -150,7 +150,7 @@ fn exchange_greetings(
 /// Where others reach this peer: what the user says, else the interface it listens on, else
 /// the one that leads to the coordinator.
 fn name_address(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
-    const bound = socket.local_address(engine.links.listener) orelse return error.SystemLimit;
+    const bound = socket.local_address(engine.connections.listener) orelse return error.SystemLimit;
     const local = socket.local_address(control) orelse return error.Closed;
     var host_text: [address.Address.text_bytes_max]u8 = undefined;
     const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);

@@ -232,9 +232,9 @@ test "on a system that keeps to no rate the engine does, and lanes that wait go 
                 const mode = engine.enter();
                 defer engine.leave(mode);
                 var held: u64 = 0;
-                for (engine.links.all.items) |link| {
-                    if (link.owner == PeerEngine.control_owner) continue;
-                    const out = @as(*Carrier, @ptrFromInt(link.owner)).out;
+                for (engine.connections.all.items) |connection| {
+                    if (connection.owner == PeerEngine.control_owner) continue;
+                    const out = @as(*Carrier, @ptrFromInt(connection.owner)).out;
                     if (out.bucket.full_at > 0) held += out.taken;
                 }
                 return held;
@@ -364,9 +364,9 @@ fn break_lanes(peer: *const Peer) usize {
     engine.lock.lock();
     defer engine.lock.unlock();
     var broken: usize = 0;
-    for (engine.links.all.items) |link| {
-        if (link == engine.control) continue;
-        _ = std.c.shutdown(link.fd, std.c.SHUT.RDWR);
+    for (engine.connections.all.items) |connection| {
+        if (connection == engine.control) continue;
+        _ = std.c.shutdown(connection.fd, std.c.SHUT.RDWR);
         broken += 1;
     }
     return broken;

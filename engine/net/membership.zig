@@ -24,7 +24,6 @@ pub const Membership = struct {
     left: bool = false,
     /// Why this peer is no member, or not any more.
     failure: ?Failure = null,
-    admitting: bool = false,
     /// A thread is in `admit`, perhaps not awake yet: another one would take its result away.
     in_admit: bool = false,
     admit_failure: ?Status = null,
@@ -32,7 +31,8 @@ pub const Membership = struct {
     epoch_seen: u64 = 0,
 
     pub const Failure = struct {
-        status: Status,
+        /// Null: the coordinator has refused the join.
+        status: ?Status,
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
         /// The peers that had come, where they were too few for the group to begin.
@@ -40,7 +40,7 @@ pub const Membership = struct {
 
         const why_bytes_max = 800;
 
-        fn init(status: Status, text: []const u8) Failure {
+        fn init(status: ?Status, text: []const u8) Failure {
             var failure: Failure = .{ .status = status };
             failure.why_length = @min(text.len, why_bytes_max);
             @memcpy(failure.why_storage[0..failure.why_length], text[0..failure.why_length]);
@@ -139,8 +139,9 @@ pub const Membership = struct {
             defer engine.leave(mode);
             if (membership.left) return;
             membership.left = true;
+            const waits = membership.group.is_admitting();
             joining.leave(engine.session, clock.now(), membership.group);
-            if (membership.admitting) membership.admit_over(.cancelled);
+            if (waits) membership.admit_over(.cancelled);
             engine.communicators -= 1;
             break :last engine.communicators == 0;
         };
@@ -195,10 +196,9 @@ pub const Membership = struct {
             const mode = engine.enter();
             defer engine.leave(mode);
             if (membership.left) return error.Closed;
-            if (membership.failure) |failure| return .{ .failed = failure.status };
+            if (membership.failure) |failure| return .{ .failed = failure.status.? };
             if (membership.in_admit) return error.Busy;
             membership.changed.clear();
-            membership.admitting = true;
             membership.admit_failure = null;
             const s = engine.session;
             const now = clock.now();
@@ -206,13 +206,10 @@ pub const Membership = struct {
                 .alone => joining.admit(s, now, membership.group, deadline),
                 .together => joining.admit_together(s, now, membership.group, deadline),
             };
-            begun catch |err| {
-                membership.admitting = false;
-                return switch (err) {
-                    // Neither can be while it is joined and not left.
-                    error.Left, error.NotReady => error.Closed,
-                    else => |other| other,
-                };
+            begun catch |err| return switch (err) {
+                // Neither can be while it is joined and not left.
+                error.Left, error.NotReady => error.Closed,
+                else => |other| other,
             };
             membership.in_admit = true;
         }
@@ -221,8 +218,7 @@ pub const Membership = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         membership.in_admit = false;
-        if (waited) |_| {} else |err| if (membership.admitting) {
-            membership.admitting = false;
+        if (waited) |_| {} else |err| if (membership.group.is_admitting()) {
             joining.admit_withdraw(engine.session, membership.group, .cancelled);
             return err;
         }
@@ -366,6 +362,10 @@ pub const Membership = struct {
                 membership.joined = true;
                 membership.changed.set();
             },
+            .refused => |why| {
+                membership.failure = .init(null, why);
+                membership.changed.set();
+            },
             .join_failed => |details| {
                 membership.failure = .init(details.status, details.why);
                 membership.changed.set();
@@ -374,13 +374,12 @@ pub const Membership = struct {
             .admit_failed => |status| membership.admit_over(status),
             .gone => |status| {
                 membership.failure = .init(status, "");
-                if (membership.admitting) membership.admit_over(status);
+                if (membership.group.is_admitting()) membership.admit_over(status);
             },
         }
     }
 
     fn admit_over(membership: *Membership, failure: ?Status) void {
-        membership.admitting = false;
         membership.admit_failure = failure;
         membership.changed.set();
     }

@@ -6,7 +6,7 @@
 //! user pass between two connections. Those enter() to talk to the session and leave() to wake
 //! the thread. Users wait in membership.zig, work.zig. How a peer begins: greeting.zig. How the
 //! session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig. Sockets in general:
-//! links.zig. Threads that do a part of the work: workers.zig.
+//! connections.zig. Threads that do a part of the work: workers.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -26,13 +26,13 @@ const random = @import("random.zig");
 const reach = @import("reach.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
-const tcp = @import("tcp.zig");
+const System = @import("tcp.zig").System;
 const thread = @import("thread.zig");
 const Choice = @import("congestion.zig").Choice;
 const Congestion = @import("congestion.zig").Congestion;
 const Fault = @import("fault.zig").Fault;
-const Links = @import("links.zig").Links;
-const Link = @import("links.zig").Link;
+const Connections = @import("connections.zig").Connections;
+const Connection = @import("connections.zig").Connection;
 const Membership = @import("membership.zig").Membership;
 const Ports = @import("ports.zig").Ports;
 const Work = @import("work.zig").Work;
@@ -49,7 +49,7 @@ const assert = std.debug.assert;
 pub const PeerEngine = struct {
     gpa: Allocator,
     session: *Session,
-    links: Links,
+    connections: Connections,
     workers: Workers,
     lock: lock.FairLock = .{},
     thread: std.Thread,
@@ -61,7 +61,7 @@ pub const PeerEngine = struct {
     /// When a graceful end is given up.
     farewell_deadline: Instant = base.never,
 
-    control: ?*Link = null,
+    control: ?*Connection = null,
     /// Where it is dialed again, "host:port".
     coordinator_storage: [base.limits.address_bytes_max]u8 = undefined,
     coordinator_length: usize = 0,
@@ -71,7 +71,7 @@ pub const PeerEngine = struct {
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
     congestion: Choice,
-    system: tcp.System,
+    system: System,
     /// When a lane may send again that waits for its bucket; perhaps before.
     paced_at: Instant = base.never,
     /// For tests.
@@ -108,7 +108,7 @@ pub const PeerEngine = struct {
         reconnect_timeout_ns: u64 = base.never,
         rates: session.Rates = .{},
         congestion: Congestion = .auto,
-        system: tcp.System = .{},
+        system: System = .{},
         /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -130,14 +130,14 @@ pub const PeerEngine = struct {
             .gpa = gpa,
             .session = undefined,
             .thread = undefined,
-            .links = try .init(gpa, options.backend),
-            .workers = .init(&engine.links.poller.waker, options.workers),
+            .connections = try .init(gpa, options.backend),
+            .workers = .init(&engine.connections.poller.waker, options.workers),
             .pid = std.c.getpid(),
             .fault = options.fault,
             .congestion = .{ .congestion = options.congestion },
             .system = options.system,
         };
-        errdefer engine.links.deinit();
+        errdefer engine.connections.deinit();
         const every: address.Endpoint = .{ .host = "", .port = 0 };
         const told = options.bind orelse if (options.advertise != null) every else null;
         if (told) |endpoint| {
@@ -197,7 +197,7 @@ pub const PeerEngine = struct {
         if (first) {
             engine.state = .farewell;
             engine.farewell_deadline = if (manner == .graceful) clock.after(farewell_ns) else 0;
-            engine.links.poller.wake(); // under the lock: afterwards the thread may be gone
+            engine.connections.poller.wake(); // under the lock: afterwards the thread may be gone
         }
         engine.lock.unlock();
         if (first) engine.thread.join();
@@ -228,7 +228,7 @@ pub const PeerEngine = struct {
     pub fn leave(engine: *PeerEngine, mode: FloatMode) void {
         if (engine.asleep) {
             engine.asleep = false;
-            engine.links.poller.wake();
+            engine.connections.poller.wake();
         }
         engine.leave_quietly(mode);
     }
@@ -252,33 +252,33 @@ pub const PeerEngine = struct {
         engine.control = null;
         engine.carriers_free();
         engine.workers.stop(); // they may wake the poller
-        engine.links.deinit();
+        engine.connections.deinit();
         control.abandon(engine.session, clock.now());
     }
 
     fn round(engine: *PeerEngine) void {
-        const links = &engine.links;
+        const connections = &engine.connections;
         engine.send_control();
         const lanes_due = @min(engine.dials_deadline(), engine.paced_at);
         const due = @min(driver.next_deadline(engine.session), lanes_due, engine.farewell_deadline);
-        const deadline = if (links.has_turns()) 0 else due;
+        const deadline = if (connections.has_turns()) 0 else due;
         // Without memory for the table of poll() the wait sees the sockets of the last one, so
         // they are kept.
-        if (links.poller.prepare()) links.bury() else |_| {}
+        if (connections.poller.prepare()) connections.bury() else |_| {}
         const works = engine.session.runner != null;
         const rests = deadline > 0 and (!works or engine.workers.rest());
         engine.asleep = true;
         engine.lock.unlock();
-        const events = links.poller.wait(if (rests) deadline else 0);
+        const events = connections.poller.wait(if (rests) deadline else 0);
         engine.lock.lock();
         engine.asleep = false;
         if (works) engine.workers.rise();
         const now = clock.now();
-        links.note(events);
+        connections.note(events);
         engine.tell_jobs(now);
         if (engine.paced_at <= now) {
             engine.paced_at = base.never;
-            Carrier.go_on_paced(&engine.links);
+            Carrier.go_on_paced(&engine.connections);
         }
         if (engine.dials.items.len > 0) engine.advance_dials(now);
         if (engine.redial_failed) {
@@ -287,17 +287,18 @@ pub const PeerEngine = struct {
             control.closed(engine.session, now);
         }
         for (0..turns_per_round) |_| {
-            const link = links.next_ready() orelse break;
-            if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
+            const tcp = connections.next_ready() orelse break;
+            if (tcp.owner == control_owner) engine.serve_control(now) else engine.serve(now, tcp);
             if (engine.lock.contended()) engine.lock.pass();
             engine.tell_jobs(now);
             engine.send_control();
         }
         // As at the coordinator: who has said something is heard before another takes its place.
-        var left: usize = Links.accepts_per_round;
-        while (links.accept(&left)) |fd| engine.accepted(now, fd);
+        var left: usize = Connections.accepts_per_round;
+        while (connections.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < driver.next_deadline(engine.session)) return;
-        links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
+        // In case it had stopped for want of descriptors.
+        connections.accepting = connections.listener >= 0;
         driver.tick(engine.session, now);
     }
 
@@ -309,10 +310,10 @@ pub const PeerEngine = struct {
 
     /// The coordinator has read our last words, or will not.
     fn farewell_said(engine: *PeerEngine) bool {
-        const link = engine.control orelse return true;
+        const connection = engine.control orelse return true;
         if (clock.now() >= engine.farewell_deadline) return true;
         // It closes its side when it has read everything; until then we stay.
-        if (engine.session.control.send_slice().len == 0) socket.end_sending(link.fd);
+        if (engine.session.control.send_slice().len == 0) socket.end_sending(connection.fd);
         return false;
     }
 
@@ -322,13 +323,13 @@ pub const PeerEngine = struct {
     /// said leaves after every turn, and within a long one. Not after every transfer: at 4 KiB the
     /// coordinator would wake before the neighbour has its bytes, and a call take a fifth longer.
     fn send_control(engine: *PeerEngine) void {
-        const link = engine.control orelse return;
-        link.send_stream(&engine.links, &engine.session.control) catch {
+        const connection = engine.control orelse return;
+        connection.send_stream(&engine.connections, &engine.session.control) catch {
             // All that the coordinator has said is heard first, and reading finds the end.
-            link.writable = false;
-            link.readable = true;
-            link.hangup = true;
-            engine.links.queue(link);
+            connection.writable = false;
+            connection.readable = true;
+            connection.hangup = true;
+            engine.connections.queue(connection);
         };
     }
 
@@ -338,38 +339,38 @@ pub const PeerEngine = struct {
     fn note_moved(engine: *PeerEngine, count: usize) void {
         if (!builtin.is_test) return;
         const behind = &engine.behind;
-        const link = engine.control;
-        const waits = link != null and link.?.writable and
+        const connection = engine.control;
+        const waits = connection != null and connection.?.writable and
             engine.session.control.send_slice().len > 0;
         behind.now = if (waits) behind.now + count else 0;
         behind.most = @max(behind.most, behind.now);
     }
 
     fn serve_control(engine: *PeerEngine, now: Instant) void {
-        const link = engine.control.?;
+        const connection = engine.control.?;
         var left: usize = turn_bytes;
-        while (link.readable and left > 0) {
-            const count = link.receive_stream(&engine.session.control) catch
+        while (connection.readable and left > 0) {
+            const count = connection.receive_stream(&engine.session.control) catch
                 return engine.control_ended();
             if (count == 0) break;
             left -|= count;
             control.received(engine.session, now);
-            if (link.closed) return;
+            if (connection.closed) return;
         }
-        if (link.readable) engine.links.queue(link);
+        if (connection.readable) engine.connections.queue(connection);
     }
 
     fn control_ended(engine: *PeerEngine) void {
-        engine.links.close(engine.control.?);
+        engine.connections.close(engine.control.?);
         engine.control = null;
         control.closed(engine.session, clock.now());
     }
 
     /// The socket is the coordinator's from now on.
     fn control_connected(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
-        const link = carrier.link.?;
-        link.owner = control_owner;
-        engine.control = link;
+        const connection = carrier.connection.?;
+        connection.owner = control_owner;
+        engine.control = connection;
         engine.gpa.destroy(carrier);
         control.opened(engine.session, now);
     }
@@ -384,70 +385,70 @@ pub const PeerEngine = struct {
         };
         carrier.* = .{ .lane = lane, .state = .open };
         lane.driver = @intFromPtr(carrier);
-        carrier.link = engine.links.add(fd, @intFromPtr(carrier)) catch
+        carrier.connection = engine.connections.add(fd, @intFromPtr(carrier)) catch
             return engine.lane_ended(now, carrier);
-        engine.congestion.apply(fd, engine.links.listener);
+        engine.congestion.apply(fd, engine.connections.listener);
     }
 
-    fn serve(engine: *PeerEngine, now: Instant, link: *Link) void {
-        const carrier: *Carrier = @ptrFromInt(link.owner);
-        if (carrier.state == .connecting) switch (carrier.connected(now, &engine.links)) {
+    fn serve(engine: *PeerEngine, now: Instant, connection: *Connection) void {
+        const carrier: *Carrier = @ptrFromInt(connection.owner);
+        if (carrier.state == .connecting) switch (carrier.connected(now, &engine.connections)) {
             .pending => return,
             .failed => return engine.dial_failed(now, carrier),
             .open => {
                 engine.forget_dial(carrier);
                 const lane = carrier.lane orelse return engine.control_connected(now, carrier);
-                engine.congestion.apply(link.fd, engine.links.listener);
+                engine.congestion.apply(connection.fd, engine.connections.listener);
                 lanes.opened(engine.session, now, lane);
-                if (link.closed) return;
+                if (connection.closed) return;
             },
         };
-        engine.receive(now, carrier, link) catch return engine.lane_ended(now, carrier);
-        if (link.closed) return;
-        engine.send(now, carrier, link) catch return engine.lane_ended(now, carrier);
+        engine.receive(now, carrier, connection) catch return engine.lane_ended(now, carrier);
+        if (connection.closed) return;
+        engine.send(now, carrier, connection) catch return engine.lane_ended(now, carrier);
     }
 
     const Ended = error{Ended};
 
-    fn receive(engine: *PeerEngine, now: Instant, carrier: *Carrier, link: *Link) Ended!void {
+    fn receive(engine: *PeerEngine, now: Instant, carrier: *Carrier, tcp: *Connection) Ended!void {
         var left: usize = turn_bytes;
-        while (link.readable) {
-            if (left == 0) return engine.links.queue(link);
+        while (tcp.readable) {
+            if (left == 0) return engine.connections.queue(tcp);
             if (left <= turn_bytes - told_bytes) engine.send_control();
-            if (link.closed) return;
+            if (tcp.closed) return;
             var slices: [2][]u8 = undefined;
             const slice_count = lanes.recv_slices(engine.session, carrier.lane.?, &slices);
-            const count = link.receive(slices[0..slice_count]) catch |err| switch (err) {
+            const count = tcp.receive(slices[0..slice_count]) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
             if (count == 0) return error.Ended;
             lanes.received(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
-            if (link.closed) return;
+            if (tcp.closed) return;
             left -|= count;
         }
     }
 
-    fn send(engine: *PeerEngine, now: Instant, carrier: *Carrier, link: *Link) Ended!void {
+    fn send(engine: *PeerEngine, now: Instant, carrier: *Carrier, tcp: *Connection) Ended!void {
         var left: usize = turn_bytes;
-        while (link.writable) {
-            if (left == 0) return engine.links.queue(link);
+        while (tcp.writable) {
+            if (left == 0) return engine.connections.queue(tcp);
             if (left <= turn_bytes - told_bytes) engine.send_control();
-            if (link.closed) return;
+            if (tcp.closed) return;
             if (!carrier.out.is_open(now, &engine.paced_at)) return;
             var slices: [2][]const u8 = undefined;
             const slice_count = lanes.send_slices(engine.session, now, carrier.lane.?, &slices);
-            if (link.closed or slice_count == 0) return;
+            if (tcp.closed or slice_count == 0) return;
             const bytes = carrier.out.cut(now, slices[0..slice_count]);
-            const count = link.send(&engine.links, bytes) catch |err| switch (err) {
+            const count = tcp.send(&engine.connections, bytes) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
             carrier.out.took(now, count);
             lanes.sent(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
-            if (link.closed) return;
+            if (tcp.closed) return;
             left -|= count;
         }
     }
@@ -462,15 +463,15 @@ pub const PeerEngine = struct {
     }
 
     pub fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
-        carrier.end(&engine.links);
+        carrier.end(&engine.connections);
         engine.gpa.destroy(carrier);
     }
 
     /// At the end, when the session is not told any more.
     fn carriers_free(engine: *PeerEngine) void {
-        for (engine.links.all.items) |link| {
-            if (link.owner == control_owner) continue;
-            engine.gpa.destroy(@as(*Carrier, @ptrFromInt(link.owner)));
+        for (engine.connections.all.items) |connection| {
+            if (connection.owner == control_owner) continue;
+            engine.gpa.destroy(@as(*Carrier, @ptrFromInt(connection.owner)));
         }
     }
 
@@ -483,7 +484,7 @@ pub const PeerEngine = struct {
         if (lane) |item| item.driver = @intFromPtr(carrier);
         engine.dials.appendAssumeCapacity(carrier);
         // A failure is told in the next round: the session does not expect it from in here.
-        if (carrier.start(clock.now(), &engine.links, to) == .failed) carrier.deadline = 0;
+        if (carrier.start(clock.now(), &engine.connections, to) == .failed) carrier.deadline = 0;
     }
 
     /// Names that were found, addresses that take too long, dials that failed.
@@ -491,7 +492,7 @@ pub const PeerEngine = struct {
         var index: usize = 0;
         while (index < engine.dials.items.len) {
             const carrier = engine.dials.items[index];
-            if (carrier.step(now, &engine.links) == .pending) {
+            if (carrier.step(now, &engine.connections) == .pending) {
                 index += 1;
                 continue;
             }

@@ -41,7 +41,7 @@ fn dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
         // Without memory for a socket this peer cannot keep its promises: it goes as if it
         // were killed.
         log.put(.err, "out of memory for a connection to another peer");
-        if (engine.control) |link| socket.end_sending(link.fd);
+        if (engine.control) |connection| socket.end_sending(connection.fd);
     };
 }
 
@@ -57,13 +57,13 @@ fn lane_wake(context: *anyopaque, lane: *session.Lane) void {
     const engine = from(context);
     if (engine.state == .stopped or lane.driver == 0) return;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
-    if (carrier.link) |link| engine.links.queue(link);
+    if (carrier.connection) |connection| engine.connections.queue(connection);
 }
 
 fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
     const engine = from(context);
     const carrier = carrier_of(engine, lane) orelse return null;
-    return engine.system.sample(carrier.link.?.fd, carrier.out.taken);
+    return engine.system.sample(carrier.connection.?.fd, carrier.out.taken);
 }
 
 fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {
@@ -71,7 +71,7 @@ fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void 
     var allowed = pace;
     if (!engine.congestion.is_open()) allowed.loss_tolerant = false;
     const carrier = carrier_of(engine, lane) orelse return;
-    const keeps = engine.system.pace(carrier.link.?.fd, allowed);
+    const keeps = engine.system.pace(carrier.connection.?.fd, allowed);
     carrier.out.bucket.rate = if (keeps) 0 else allowed.rate;
 }
 
@@ -79,7 +79,7 @@ fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void 
 fn carrier_of(engine: *PeerEngine, lane: *session.Lane) ?*Carrier {
     if (engine.state == .stopped or lane.driver == 0) return null;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
-    return if (carrier.link == null) null else carrier;
+    return if (carrier.connection == null) null else carrier;
 }
 
 fn control_dial(context: *anyopaque) void {
@@ -93,8 +93,8 @@ fn control_dial(context: *anyopaque) void {
 
 fn control_close(context: *anyopaque) void {
     const engine = from(context);
-    const link = engine.control orelse return; // still being greeted
-    engine.links.close(link);
+    const connection = engine.control orelse return; // still being greeted
+    engine.connections.close(connection);
     engine.control = null;
 }
 

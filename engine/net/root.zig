@@ -13,7 +13,7 @@ pub const fault = @import("fault.zig");
 pub const Finder = @import("finder.zig").Finder;
 pub const journal_file = @import("journal_file.zig");
 pub const JournalFile = journal_file.JournalFile;
-pub const links = @import("links.zig");
+pub const connections = @import("connections.zig");
 pub const lock = @import("lock.zig");
 pub const log = @import("log.zig");
 pub const Membership = @import("membership.zig").Membership;
@@ -47,7 +47,7 @@ test {
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
     _ = @import("journal_writer.zig");
-    _ = @import("links.zig");
+    _ = @import("connections.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");
     _ = @import("loopback_test.zig");

@@ -1,5 +1,5 @@
 //! attempts: with which attempt an epoch goes on after a restart. The coordinator before may have
-//! begun more attempts than are set aside for a start (recovery.zig), and the members tell
+//! begun more attempts than are set aside for a start (restoring.zig), and the members tell
 //! of them. A member that lies must not use up the attempts that an epoch has. The numbers:
 //! base/limits.zig.
 

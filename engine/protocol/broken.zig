@@ -1,11 +1,11 @@
 //! Broken: which links of a group are broken, by the reports of the members. A link is broken when
-//! either end says so, until that end takes it back. The consequences: plan.zig, detours.zig; how a
-//! member finds out: session/links.zig.
+//! either end says so, until that end takes it back. The consequences: path_search.zig,
+//! detours.zig; how a member finds out: session/links.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const Edges = @import("plan.zig").Edges;
+const Edges = @import("path_search.zig").Edges;
 const Ranks = @import("peer.zig").Ranks;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;

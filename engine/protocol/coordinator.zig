@@ -7,7 +7,7 @@
 //!   - joining.zig: peers ask for groups; rounds.zig: newcomers become members;
 //!   - votes.zig, reports.zig: operations are decided, or go on after a loss;
 //!   - losses.zig: peers go; tick.zig: time passes, and silence is noticed;
-//!   - journaling.zig, recovery.zig: the run outlives the coordinator.
+//!   - journaling.zig, restoring.zig: the run outlives the coordinator.
 //! The function that takes a message of a peer is named after it: `on_done` takes `done`.
 //!
 //! A member whose connection ends has the silence limit to come back, unless another member says
@@ -23,7 +23,7 @@ const finding = @import("finding.zig");
 const hearing = @import("hearing.zig");
 const journaling = @import("journaling.zig");
 const losses = @import("losses.zig");
-const recovery = @import("recovery.zig");
+const restoring = @import("restoring.zig");
 const run_file = @import("run.zig");
 const seal = @import("seal.zig");
 const tick_file = @import("tick.zig");
@@ -67,8 +67,8 @@ pub const Coordinator = struct {
 
     /// Takes up the run that a journal holds, or begins one. Called once, before the first
     /// connection; afterwards the coordinator is of no use if it fails.
-    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) recovery.Error!void {
-        return recovery.restore(&c.run, now, bytes);
+    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) restoring.Error!void {
+        return restoring.restore(&c.run, now, bytes);
     }
 
     /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.

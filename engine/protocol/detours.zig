@@ -1,8 +1,8 @@
 //! detours: ways around the broken links of a group (broken.zig), and the member that must leave
-//! because there is none. The search: plan.zig. When it is due: look.zig, tick.zig.
+//! because there is none. The search: path_search.zig. When it is due: look.zig, tick.zig.
 
 const base = @import("base");
-const plan = @import("plan.zig");
+const path_search = @import("path_search.zig");
 const reports = @import("reports.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
@@ -21,7 +21,7 @@ fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
     const world_size = epoch.members.len;
     for ([_]bool{ false, true }) |lasting| {
         const edges = group.broken.edges(&epoch.ranks, lasting);
-        if (plan.paths(&epoch.alive, world_size, &edges)) |paths| return paths;
+        if (path_search.paths(&epoch.alive, world_size, &edges)) |paths| return paths;
     }
     return .all(&epoch.alive, world_size);
 }
@@ -41,7 +41,7 @@ pub fn go_around(group: *Group, now: base.Instant) bool {
         if (epoch.alive.is_empty() or epoch.recovering) continue;
         if (epoch.replan_at <= now) continue;
         const edges = group.broken.edges(&epoch.ranks, false);
-        if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
+        if (!path_search.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
         if (paths_for(group, epoch).eql(&epoch.paths)) continue;
         epoch.replan_at = now;
         any = true;
@@ -56,7 +56,7 @@ pub fn stranded(group: *const Group) ?*Peer {
     for (group.epochs.items) |epoch| {
         if (epoch.recovering) continue;
         const edges = group.broken.edges(&epoch.ranks, true);
-        if (plan.paths(&epoch.alive, epoch.members.len, &edges) != null) continue;
+        if (path_search.paths(&epoch.alive, epoch.members.len, &edges) != null) continue;
         const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
         return epoch.members[rank].peer;
     }

@@ -143,7 +143,7 @@ pub const Epoch = struct {
     reported: Mask = .empty,
     /// In the round under way (rounds.zig): have their lanes, have told their safe points.
     stopping: Mask = .empty,
-    /// The paths in the current attempt (plan.zig).
+    /// The paths in the current attempt (path_search.zig).
     paths: base.Paths,
     /// The rates of links, as its members were told them.
     measured: Told = .{},

@@ -1,6 +1,6 @@
 //! journaling: what a coordinator puts into its journal, when, and what is said if that fails.
 //! Messages that rely on a record wait for it (post.zig). The refusals among it: refusals.zig; how
-//! a run begins again from it: recovery.zig; the format: journal.zig.
+//! a run begins again from it: restoring.zig; the format: journal.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 //! Look: when the coordinator looks again for ways around the broken links of a group, and for
-//! members that no way leads to (plan.zig). A look takes long where there are many members, and a
-//! member can cause one with a few bytes. So it follows a little later, once for everything that
-//! was said until then, and the next one only after a pause. The consequences: detours.zig,
+//! members that no way leads to (path_search.zig). A look takes long where there are many members,
+//! and a member can cause one with a few bytes. So it follows a little later, once for everything
+//! that was said until then, and the next one only after a pause. The consequences: detours.zig,
 //! tick.zig.
 
 const std = @import("std");

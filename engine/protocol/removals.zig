@@ -1,6 +1,6 @@
 //! Removals: why peers are out of a group, for peers that come back and do not know it. A peer that
 //! is there hears it at once; a peer that was away asks when the others have long gone on, perhaps
-//! after the coordinator has started again. So the reasons are in the journal, too (recovery.zig).
+//! after the coordinator has started again. So the reasons are in the journal, too (restoring.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! reports: the attempts of an epoch. After a loss everybody stops and reports what it holds of the
 //! operations in flight. When all have reported, they hear what is kept and go on; what cannot go
-//! on is aborted. Whose data is kept: holdings.zig. Which way it takes then: plan.zig.
+//! on is aborted. Whose data is kept: holdings.zig. Which way it takes then: path_search.zig.
 
 const std = @import("std");
 const base = @import("base");

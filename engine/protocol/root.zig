@@ -15,7 +15,7 @@ pub const LogLevel = @import("coordinator.zig").LogLevel;
 pub const Elsewhere = @import("told_elsewhere.zig").Told;
 pub const History = @import("history.zig").History;
 pub const journal = @import("journal.zig");
-pub const plan = @import("plan.zig");
+pub const path_search = @import("path_search.zig");
 
 test {
     _ = @import("activation.zig");
@@ -35,7 +35,7 @@ test {
     _ = @import("epoch.zig");
     _ = @import("election.zig");
     _ = @import("elsewhere.zig");
-    _ = @import("plan.zig");
+    _ = @import("path_search.zig");
     _ = @import("asked.zig");
     _ = @import("asked_test.zig");
     _ = @import("broken.zig");

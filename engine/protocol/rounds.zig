@@ -17,7 +17,7 @@ const candidates = @import("candidates.zig");
 const dials = @import("dials.zig");
 const entering = @import("entering.zig");
 const labels = @import("labels.zig");
-const plan = @import("plan.zig");
+const path_search = @import("path_search.zig");
 const post = @import("post.zig");
 const Group = @import("group.zig").Group;
 const Peer = @import("peer.zig").Peer;
@@ -297,7 +297,7 @@ fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.
     const edges = group.broken.edges(&ranks, true);
     const all: base.Mask = .full(peers.len);
     group.found = found;
-    if (plan.paths(&all, peers.len, &edges) != null) return false;
+    if (path_search.paths(&all, peers.len, &edges) != null) return false;
     const index = edges.worst(&all, &newcomers) orelse return false;
     run.log(.warning, "peer {f} is not let in now: it and others of group {s} " ++
         "cannot reach each other", .{ peers[index].named(), group.name });

@@ -72,8 +72,7 @@ fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRan
 fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
     const s = session_of(group_from(ctx));
     const operation = Operation.from_op(op);
-    assert(!operation.is_over);
-    operation.is_over = true;
+    assert(operation.is_over() and !operation.finished);
     operation.ended_queued = operation.is_queued;
     if (operation.is_queued) queue.leave(s, operation);
     if (failure) |why| {

@@ -78,7 +78,7 @@ pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
 pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     const group = operation.group;
-    if (operation.is_over or !group.member.others_take_part(&operation.op))
+    if (operation.is_over() or !group.member.others_take_part(&operation.op))
         return cancel(s, now, operation);
     const why = "it withdrew an operation in which others take part";
     s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });

@@ -74,12 +74,16 @@ pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
 /// For a driver with a runner: a job that it has done, and that no fence has taken back.
 pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     s.reach(now);
-    for (s.operations.items) |operation| {
-        const x = operation.moves() orelse continue;
-        if (@as(*const anyopaque, x) != job.owner) continue;
-        frames.job_done(s, operation, job);
-        break;
-    } else unreachable; // an operation waits for its jobs before it goes
+    for (s.operations.items) |operation| switch (operation.work) {
+        .movement => |x| if (@as(*const anyopaque, x) == job.owner) {
+            frames.job_done(s, operation, job);
+            break;
+        },
+        .sync => |it| if (it.transfer.hashing.owns(job)) {
+            syncing.job_done(s, operation, job);
+            break;
+        },
+    } else prefetch.job_done(s, job);
     deferred.run(s);
 }
 
@@ -107,11 +111,11 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     var index: usize = 0;
     while (index < s.operations.items.len) : (index += 1) {
         const operation = s.operations.items[index];
-        if (!operation.is_over) waits.say_called(s, operation);
-        if (!operation.is_over and operation.deadline <= now) {
+        if (!operation.is_over()) waits.say_called(s, operation);
+        if (!operation.is_over() and operation.deadline <= now) {
             operation.group.member.give_up(&operation.op, .deadline);
             // A sync that has voted waits for the coordinator's answer, but not for ever.
-            if (!operation.is_over) operation.deadline = now +| s.settings.silence_ns;
+            if (!operation.is_over()) operation.deadline = now +| s.settings.silence_ns;
         } else if (operation.sync() != null) {
             syncing.tick(s, operation, late);
         } else if (operation.has_work()) {
@@ -142,7 +146,7 @@ pub fn next_deadline(s: *const Session) Instant {
     for (s.groups.items) |group| next = @min(next, group.admit_deadline);
     next = @min(next, s.measure_at, s.queue.deadline, control.reconnect_until(s));
     for (s.operations.items) |operation| {
-        if (!operation.is_over)
+        if (!operation.is_over())
             next = @min(next, operation.deadline, waits.says_called_at(s, operation));
         if (operation.has_work() or operation.is_back()) next = @min(next, s.now);
     }

@@ -101,6 +101,23 @@ test "a founder that asks anew and is refused does not wait any more" {
     try expectEqual(.joined, node.group.state);
 }
 
+test "a join that the coordinator refuses is told as a refusal, with its reason" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| _ = try ask(node, &.{ 0, 1 });
+    try w.settle();
+    const node = &w.nodes[2];
+    const group = try joining.join(node.s, w.now, "sub", 0);
+    try w.settle();
+    const why = node.refusal[0..node.refusal_bytes];
+    try expect(std.mem.indexOf(u8, why, "founders") != null);
+    try expectEqual(.left, group.state);
+    // It has lost nothing: it was no member of this one, and is one of the other.
+    try expectEqual(null, node.failure);
+    try expectEqual(.joined, node.group.state);
+}
+
 test "founders are members of the epoch, each once, with this peer" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 3);

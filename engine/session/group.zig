@@ -161,7 +161,7 @@ pub const Group = struct {
 
     /// The user waits in an admit.
     pub fn is_admitting(group: *const Group) bool {
-        return group.member.admitting or group.vote.is_wanted;
+        return group.member.admitting or group.vote.is_wanted or group.admit_waits;
     }
 
     pub fn is_fetching(group: *const Group) bool {

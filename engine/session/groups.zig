@@ -83,10 +83,7 @@ pub fn on_refused(s: *Session, body: *const control.Refused) void {
         if (!std.mem.eql(u8, group.name, body.name.data)) continue;
         if (group.state == .joining) {
             group.state = .left;
-            s.host.vtable.group_event(s.host.ctx, group, .{ .join_failed = .{
-                .status = .cancelled,
-                .why = body.why.data,
-            } });
+            s.host.vtable.group_event(s.host.ctx, group, .{ .refused = body.why.data });
         } else if (group.state == .joined and group.member.newest() == 0) {
             // It waited, and has asked anew on another connection.
             return lose_membership(s, group, body.why.data);

@@ -14,7 +14,9 @@ pub const LogLevel = protocol.LogLevel;
 pub const GroupEvent = union(enum) {
     /// A lane to each member is open: admit() may be called.
     ready,
-    /// The coordinator refuses, or is gone before the group was ready.
+    /// The coordinator refuses the join, for this reason: this peer was never a member.
+    refused: []const u8,
+    /// The group, or the coordinator, is gone before the group was ready.
     join_failed: struct { status: Status, why: []const u8 },
     /// The pending admit() entered an epoch or passed the safe point.
     admitted,

@@ -23,7 +23,7 @@ const assert = std.debug.assert;
 
 pub const JoinError = error{ OutOfMemory, AlreadyJoined };
 
-/// Asks to join a group; `ready` or `join_failed` follows. The name has been checked.
+/// Asks to join a group; `ready`, `refused` or `join_failed` follows. The name has been checked.
 pub fn join(
     s: *Session,
     now: Instant,
@@ -42,8 +42,8 @@ pub const FoundError = JoinError || error{
 };
 
 /// Asks for a group that is made of these members of the parent's epoch, in this order, and of
-/// nobody else; they must all ask. `ready` or `join_failed` follows when all of them have that
-/// are not lost.
+/// nobody else; they must all ask. `ready`, `refused` or `join_failed` follows when all of them
+/// have that are not lost.
 pub fn found(
     s: *Session,
     now: Instant,

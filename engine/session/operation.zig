@@ -38,9 +38,6 @@ pub const Operation = struct {
     started_at: Instant,
     finished_at: Instant = 0,
 
-    /// The call has come to its end, but its caller may not have its memory back yet.
-    is_over: bool = false,
-
     // Valid once finished.
     finished: bool = false,
     status: protocol.Status = .ok,
@@ -106,6 +103,14 @@ pub const Operation = struct {
         return switch (operation.work) {
             .movement => |x| x.board.members > 0,
             .sync => |it| it.is_under_way(),
+        };
+    }
+
+    /// The call has come to its end, but its caller may not have its memory back yet.
+    pub fn is_over(operation: *const Operation) bool {
+        return switch (operation.op.state) {
+            .new, .queued, .running, .voted => false,
+            .in_doubt, .finished => true,
         };
     }
 
@@ -290,7 +295,7 @@ pub const Operation = struct {
 
     /// The caller's memory is as it must be, and it has not been told.
     pub fn is_back(operation: *const Operation) bool {
-        if (!operation.is_over or operation.finished) return false;
+        if (!operation.is_over() or operation.finished) return false;
         return switch (operation.work) {
             .movement => |x| x.ending == null,
             .sync => true,

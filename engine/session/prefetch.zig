@@ -55,6 +55,7 @@ pub fn begin(s: *Session, shared: *Shared) Allocator.Error!void {
         count += 1;
     };
     t.repeats = true;
+    t.hashing.runner = if (s.runner) |*runner| runner else null;
     t.phase = .hashes;
     t.fetch.begin(&.full(count));
     shared.prefetch = t;
@@ -95,7 +96,8 @@ fn entry_may_go_on(group: *Group) void {
 fn ask_more(s: *Session, shared: *Shared) void {
     const t = shared.prefetch.?;
     if (t.hashes_from != null) return;
-    if (t.fetch.left == 0 or !t.fetch.has_sources()) return over(s, shared);
+    if (t.fetch.left == 0) return over(s, shared);
+    if (!t.fetch.has_sources()) return if (t.hashing.is_idle()) over(s, shared);
     asking.ask_for_leaves(s, t);
 }
 
@@ -185,15 +187,34 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const source = asking.arrived(s, t, lane) orelse return;
     if (header.kind == .leaf) {
         const leaf: u32 = @intCast(header.index);
-        t.state.?.staged_hashes[leaf] = kernels.blake3(t.state.?.staged[leaf].?);
-        t.fetch.delivered(source, leaf);
-        t.leaves_kept += 1;
+        const bytes = t.state.?.staged[leaf].?;
+        if (t.fetch.came(source, leaf) and t.hashing.give(bytes, source, leaf)) return;
+        return hashed(s, shared, leaf, &kernels.blake3(bytes));
     } else {
         if (!asking.page_arrived(s, t, source, header)) return;
         // Leaves that this peer has as the members had them after their last sync are not worth
         // fetching.
         _ = t.begin_leaves();
     }
+    ask_more(s, shared);
+}
+
+/// A runner has hashed a leaf.
+pub fn job_done(s: *Session, job: *base.Job) void {
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        if (!t.hashing.owns(job)) continue;
+        const post = t.hashing.take_back(job);
+        return hashed(s, shared, post.leaf, &post.hash);
+    };
+    unreachable; // whatever ends a transfer, or an operation, waits for its jobs
+}
+
+fn hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.control.Hash) void {
+    const t = shared.prefetch.?;
+    t.state.?.staged_hashes[leaf] = hash.*;
+    t.fetch.passed(leaf);
+    t.leaves_kept += 1;
     ask_more(s, shared);
 }
 

@@ -72,6 +72,7 @@ test {
     _ = @import("requests.zig");
     _ = @import("transfer.zig");
     _ = @import("sync_test.zig");
+    _ = @import("hashing_test.zig");
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");

@@ -23,12 +23,12 @@ const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
 
-const leaf_bytes = 16;
-const leaves = 40;
-const deadline_never = std.math.maxInt(u64) - 1;
+pub const leaf_bytes = 16;
+pub const leaves = 40;
+pub const deadline_never = std.math.maxInt(u64) - 1;
 
 /// One peer's state: a tensor of whole leaves, a short one, an empty one, and one of its own.
-const Held = struct {
+pub const Held = struct {
     node: *Node,
     state: *State = undefined,
     weights: [leaves * leaf_bytes]u8 = undefined,
@@ -39,7 +39,7 @@ const Held = struct {
 
     const shapes = [_][]const u64{ &.{ leaves, leaf_bytes }, &.{5}, &.{ 0, 7 }, &.{3} };
 
-    fn init(held: *Held, node: *Node, value: u8, revision: u64) !void {
+    pub fn init(held: *Held, node: *Node, value: u8, revision: u64) !void {
         held.* = .{ .node = node };
         @memset(&held.weights, value);
         @memset(&held.bias, value);
@@ -86,16 +86,16 @@ const Held = struct {
         held.state.rules = rules;
     }
 
-    fn fetch(held: *const Held) ?*session.Transfer {
+    pub fn fetch(held: *const Held) ?*session.Transfer {
         return held.node.group.shared(held.state).?.prefetch;
     }
 
-    fn deinit(held: *Held) void {
+    pub fn deinit(held: *Held) void {
         if (held.node.alive) calls.state_remove(held.node.s, held.node.group, held.state);
         held.state.destroy();
     }
 
-    fn sync(held: *Held, strategy: wire.control.Strategy, deadline: u64) !void {
+    pub fn sync(held: *Held, strategy: wire.control.Strategy, deadline: u64) !void {
         try held.sync_at(null, strategy, deadline);
     }
 
@@ -117,7 +117,7 @@ const Held = struct {
     }
 
     /// The call returns: what becomes of the user's memory.
-    fn end(held: *Held, status: session.Status) !void {
+    pub fn end(held: *Held, status: session.Status) !void {
         const operation = held.operation.?;
         try expect(operation.finished);
         try expectEqual(status, operation.status);
@@ -131,7 +131,7 @@ const Held = struct {
         for (held.operation.?.work.sync.transfer.peers) |*peer| peer.is_linked = false;
     }
 
-    fn expect_value(held: *const Held, value: u8, revision: u64) !void {
+    pub fn expect_value(held: *const Held, value: u8, revision: u64) !void {
         try expect(std.mem.allEqual(u8, &held.weights, value));
         try expect(std.mem.allEqual(u8, &held.bias, value));
         try expect(std.mem.allEqual(u8, &held.own, @intCast(held.node.index)));
@@ -139,13 +139,13 @@ const Held = struct {
     }
 };
 
-const Case = struct {
+pub const Case = struct {
     world: World = .{ .gpa = gpa },
     held: [world_test.peers_max]Held = undefined,
     count: usize,
 
     /// Values and revisions by rank.
-    fn init(case: *Case, values: []const u8, revisions: []const u64) !void {
+    pub fn init(case: *Case, values: []const u8, revisions: []const u64) !void {
         case.* = .{ .count = values.len };
         try case.world.init(values.len, @intCast(values.len));
         try case.world.settle();
@@ -158,16 +158,16 @@ const Case = struct {
         }
     }
 
-    fn deinit(case: *Case) void {
+    pub fn deinit(case: *Case) void {
         for (case.held[0..case.count]) |*held| held.deinit();
         case.world.deinit();
     }
 
-    fn all(case: *Case) []Held {
+    pub fn all(case: *Case) []Held {
         return case.held[0..case.count];
     }
 
-    fn sync_all(case: *Case) !void {
+    pub fn sync_all(case: *Case) !void {
         for (case.all()) |*held| try held.sync(.popular, deadline_never);
         try case.world.settle();
     }
@@ -1108,7 +1108,7 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
 // ---- fetched before the newcomer enters (prefetch.zig)
 
 /// Two members that have synced once, and a newcomer whose lanes are open.
-fn newcomer_case(case: *Case) !*Held {
+pub fn newcomer_case(case: *Case) !*Held {
     try case.init(&.{ 1, 1 }, &.{ 0, 0 });
     for (case.all()) |*held| held.state.serves = true;
     try case.sync_all();

@@ -41,6 +41,7 @@ pub fn start(s: *Session, operation: *Operation) void {
     sync.page_patience_ns = s.settings.silence_ns / 4;
     t.owner = operation.owner();
     t.phase = .begun;
+    t.hashing.runner = if (s.runner) |*runner| runner else null;
     t.hashes_from = null;
     // Members spread over the sources: each begins behind itself.
     t.first = epoch.paths.order.position(epoch.rank);
@@ -63,9 +64,10 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     operations.later(s, operation);
 }
 
-/// No lane reads or writes memory of the state any more.
+/// No lane reads or writes memory of the state any more, and no job does afterwards.
 pub fn stop(operation: *Operation) void {
     const t = &operation.work.sync.transfer;
+    if (t.state) |state| t.hashing.fence(state);
     t.phase = .stopped;
     for (t.peers) |*peer| peer.become(t.gpa, .{});
 }
@@ -185,7 +187,7 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     }
     if (!t.fetch.has_sources()) {
         // It has no link to those who hold it: in a large group only to neighbours, who will.
-        if (t.fetch.may_wait()) return;
+        if (t.fetch.may_wait() or !t.hashing.is_idle()) return;
         s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
@@ -343,12 +345,36 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     } else {
         sync.bytes_received += header.payload_bytes;
         const leaf: u32 = @intCast(header.index);
-        if (!t.state.?.check_staged(leaf)) return discard(s, operation, rank, not_elected);
-        t.fetch.delivered(rank, leaf);
-        sync.leaves_moved += 1;
-        sync.sources.set(rank);
-        s.sync_point(operation, .sync_taken, sync.leaves_moved);
+        const bytes = t.state.?.staged[leaf].?;
+        if (t.fetch.came(rank, leaf) and t.hashing.give(bytes, rank, leaf)) return;
+        return hashed(s, operation, rank, leaf, &kernels.blake3(bytes));
     }
+    operations.later(s, operation);
+}
+
+/// A runner has hashed a leaf.
+pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
+    const post = operation.work.sync.transfer.hashing.take_back(job);
+    hashed(s, operation, post.rank, post.leaf, &post.hash);
+}
+
+fn hashed(
+    s: *Session,
+    operation: *Operation,
+    rank: u16,
+    leaf: u32,
+    hash: *const control.Hash,
+) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (!t.state.?.check_staged(leaf, hash)) {
+        t.fetch.failed(leaf);
+        return discard(s, operation, rank, not_elected);
+    }
+    t.fetch.passed(leaf);
+    sync.leaves_moved += 1;
+    sync.sources.set(rank);
+    s.sync_point(operation, .sync_taken, sync.leaves_moved);
     operations.later(s, operation);
 }
 

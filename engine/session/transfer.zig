@@ -9,6 +9,7 @@ const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
 const requests = @import("requests.zig");
+const Hashing = @import("hashing.zig").Hashing;
 const Lane = @import("link.zig").Lane;
 const Requests = requests.Requests;
 const State = @import("state.zig").State;
@@ -57,6 +58,8 @@ pub const Transfer = struct {
     owner: Lane.Owner,
     phase: Phase,
     fetch: collective.Fetch,
+    /// Leaves that have come in, and whose hashes are not known yet.
+    hashing: Hashing = .{},
     /// By rank in a sync.
     peers: []Peer,
     /// The one before which all others are asked for hashes, in a circle.
@@ -103,6 +106,7 @@ pub const Transfer = struct {
     }
 
     pub fn deinit(t: *Transfer) void {
+        if (t.state) |state| t.hashing.fence(state);
         t.fetch.deinit();
         for (t.peers) |*peer| peer.asked.clear(t.gpa);
         t.gpa.free(t.peers);

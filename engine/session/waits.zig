@@ -42,7 +42,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     const group = s.group_of(body.group) orelse return;
     try group.member.on_stalled(body);
     const operation = for (s.operations.items) |item| {
-        if (item.group != group or item.is_over or item.op.epoch != body.epoch) continue;
+        if (item.group != group or item.is_over() or item.op.epoch != body.epoch) continue;
         if (item.op.id.eql(body.op)) break item;
     } else return;
     if (operation.op.missing.is_empty()) return;

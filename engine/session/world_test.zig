@@ -46,6 +46,9 @@ pub const Node = struct {
     admit_failure: ?session.Status = null,
     /// Why it is not in a group that it asked for, or not any more.
     failure: ?session.Status = null,
+    /// What the coordinator has said when it refused a join.
+    refusal: [200]u8 = undefined,
+    refusal_bytes: usize = 0,
     finished: u32 = 0,
     /// So often was it told that some lane may have something to send.
     wakes: u32 = 0,
@@ -361,6 +364,10 @@ pub const World = struct {
             .ready => node.ready = true,
             .admitted => node.admitted += 1,
             .admit_failed => |status| node.admit_failure = status,
+            .refused => |why| {
+                node.refusal_bytes = @min(why.len, node.refusal.len);
+                @memcpy(node.refusal[0..node.refusal_bytes], why[0..node.refusal_bytes]);
+            },
             .join_failed => |body| node.failure = body.status,
             .gone => |status| node.failure = status,
         }

@@ -36,65 +36,70 @@ pub const OpKind = enum(u8) {
     /// One sends, one receives, and the others have no part in it.
     send_recv = 10,
 
+    /// What follows from a kind; a new one must say all of it.
+    const traits: std.EnumArray(OpKind, std.EnumSet(Trait)) = .init(.{
+        .all_reduce = .initMany(&.{ .reduces, .has_codecs }),
+        .broadcast = .initMany(&.{.has_root}),
+        .barrier = .initMany(&.{}),
+        .sync = .initMany(&.{}),
+        .reduce = .initMany(&.{ .reduces, .has_codecs, .has_root, .ends_at_root, .is_private }),
+        .reduce_scatter = .initMany(&.{ .reduces, .has_codecs, .has_shards, .is_private }),
+        .all_gather = .initMany(&.{ .has_codecs, .has_shards }),
+        .scatter = .initMany(&.{ .carries, .has_codecs, .has_shards, .has_root, .is_private }),
+        .gather = .initMany(
+            &.{ .carries, .has_codecs, .has_shards, .has_root, .ends_at_root, .is_private },
+        ),
+        .all_to_all = .initMany(&.{ .carries, .has_codecs, .has_shards, .is_private }),
+        .send_recv = .initMany(&.{ .carries, .is_private }),
+    });
+
+    const Trait = enum {
+        reduces,
+        has_codecs,
+        carries,
+        ends_at_root,
+        has_root,
+        has_shards,
+        is_private,
+    };
+
+    inline fn has(kind: OpKind, trait: Trait) bool {
+        return traits.get(kind).contains(trait);
+    }
+
     /// Contributions are added up.
     pub fn reduces(kind: OpKind) bool {
-        return switch (kind) {
-            .all_reduce, .reduce, .reduce_scatter => true,
-            .broadcast, .barrier, .sync, .all_gather => false,
-            .scatter, .gather, .all_to_all, .send_recv => false,
-        };
+        return kind.has(.reduces);
     }
 
     /// Data on the wire can be encoded. The buffer of a root that broadcasts is only read, so it
     /// would keep what the others get rounded.
     pub fn has_codecs(kind: OpKind) bool {
-        return switch (kind) {
-            .all_reduce, .reduce, .reduce_scatter => true,
-            .all_gather, .scatter, .gather, .all_to_all => true,
-            .broadcast, .barrier, .sync, .send_recv => false,
-        };
+        return kind.has(.has_codecs);
     }
 
     /// Each shard is carried from one rank to another.
     pub fn carries(kind: OpKind) bool {
-        return switch (kind) {
-            .scatter, .gather, .all_to_all, .send_recv => true,
-            .all_reduce, .broadcast, .barrier, .sync => false,
-            .reduce, .reduce_scatter, .all_gather => false,
-        };
+        return kind.has(.carries);
     }
 
     /// The root alone has a result.
     pub fn ends_at_root(kind: OpKind) bool {
-        return switch (kind) {
-            .reduce, .gather => true,
-            .all_reduce, .broadcast, .barrier, .sync => false,
-            .reduce_scatter, .all_gather, .scatter, .all_to_all, .send_recv => false,
-        };
+        return kind.has(.ends_at_root);
     }
 
     pub fn has_root(kind: OpKind) bool {
-        return switch (kind) {
-            .broadcast, .reduce, .scatter, .gather => true,
-            .all_reduce, .barrier, .sync, .reduce_scatter, .all_gather => false,
-            .all_to_all, .send_recv => false,
-        };
+        return kind.has(.has_root);
     }
 
     /// Each rank has a shard of the elements, or one for each rank.
     pub fn has_shards(kind: OpKind) bool {
-        return switch (kind) {
-            .reduce_scatter, .all_gather, .scatter, .gather, .all_to_all => true,
-            .all_reduce, .broadcast, .barrier, .sync, .reduce, .send_recv => false,
-        };
+        return kind.has(.has_shards);
     }
 
     /// No two members have the same result, so nobody can give another what that one lacks.
     pub fn is_private(kind: OpKind) bool {
-        return switch (kind) {
-            .reduce, .reduce_scatter, .scatter, .gather, .all_to_all, .send_recv => true,
-            .all_reduce, .broadcast, .barrier, .sync, .all_gather => false,
-        };
+        return kind.has(.is_private);
     }
 };
 pub const Recovery = enum(u8) {

@@ -90,7 +90,7 @@ const Booth = struct {
     fn group_event(ctx: *anyopaque, group: *Group, event: session.GroupEvent) void {
         const booth = of(ctx);
         if (group == booth.group) switch (event) {
-            .join_failed, .gone => booth.is_gone = true,
+            .refused, .join_failed, .gone => booth.is_gone = true,
             .ready, .admitted, .admit_failed => {},
         };
     }

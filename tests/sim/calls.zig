@@ -97,7 +97,7 @@ pub const Work = struct {
 
     /// It is over, and its caller's memory is given back first, by jobs that take their time.
     fn gives_back(work: *const Work) bool {
-        return work.node.world.has_workshops() and work.op.?.is_over;
+        return work.node.world.has_workshops() and work.op.?.is_over();
     }
 
     pub fn call(work: *const Work) *checkers_file.Call {

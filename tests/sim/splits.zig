@@ -176,7 +176,7 @@ pub fn hear(user: *User, event: session_layer.GroupEvent) void {
     sub.heard[sub.heard_count] = switch (event) {
         .ready => .ready,
         .admitted => .admitted,
-        .join_failed, .admit_failed, .gone => .over,
+        .refused, .join_failed, .admit_failed, .gone => .over,
     };
     sub.heard_count += 1;
 }

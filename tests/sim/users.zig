@@ -248,7 +248,7 @@ pub fn group_event(node: *Node, group: *Group, event: GroupEvent) void {
     if (user.group != group) return; // it was left already
     const heard: User.Heard = switch (event) {
         .ready => .ready,
-        .join_failed => .join_failed,
+        .refused, .join_failed => .join_failed,
         .admitted => .admitted,
         .admit_failed => |status| .{ .admit_failed = status },
         .gone => .gone,

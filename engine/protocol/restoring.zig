@@ -1,4 +1,4 @@
-//! recovery: how a coordinator begins again from its journal: with the settings, the groups, the
+//! restoring: how a coordinator begins again from its journal: with the settings, the groups, the
 //! epochs that were alive, their members, and the calls that were refused (refusals.zig). Its
 //! members tell everything else when they come back (comebacks.zig, claims.zig). How it gets into
 //! the journal: journaling.zig; the format: journal.zig.

@@ -1,7 +1,7 @@
-//! plan: the order of the ring and the hubs of a direct schedule, from the members alive and the
-//! links broken, and the members that must leave when neither avoids the broken links. Pure, and
-//! the same everywhere. The coordinator keeps the members' reports of their links (broken.zig) and
-//! asks this; collective/ring.zig and direct.zig move the data.
+//! path_search: the paths of an attempt, the order of the ring and the hubs of a direct schedule,
+//! from the members alive and the links broken, and the members that must leave when neither avoids
+//! the broken links. Pure, and the same everywhere. The coordinator keeps the members' reports of
+//! their links (broken.zig) and asks this; collective/ring.zig and direct.zig move the data.
 //!
 //! Up to 12 members the search is exact. Above that, a broken edge of the ring is taken out by
 //! turning round a part of the ring, which mends at least one edge each time and breaks none. That
