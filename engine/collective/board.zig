@@ -167,7 +167,8 @@ pub const Board = struct {
         };
         return .{
             .ledger = ledger,
-            .origin_slots = if (is_more) @min(here.origin, half / 2) else sure.origin,
+            // Never of those that senders take for granted.
+            .origin_slots = @intCast(@min(here.origin, slots - (sure.all - sure.origin))),
             .origin_sure = sure.origin,
             .slots_sure = sure.all,
             .is_far = sizes.is_far,

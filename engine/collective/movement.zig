@@ -499,7 +499,7 @@ pub const Movement = struct {
     /// Whether a frame may go once more: what this peer contributed is its caller's again, once the
     /// result is set aside.
     pub fn is_repeatable(x: *const Movement, move: *const Move) bool {
-        return move.place != .own or !x.memory.is_aside;
+        return move.place != .own or (x.ending == null and !x.memory.is_aside);
     }
 
     /// It must say soon that it has this frame.

@@ -139,8 +139,8 @@ fn told(info: *const Info, length: usize) ?Sample {
     const again = if (whole) info.bytes_retrans else @as(u64, info.total_retrans) * info.snd_mss;
     const base_us = if (info.min_rtt_us == no_rtt) info.rtt_us else info.min_rtt_us;
     return .{
-        // What came after a gap has arrived as well, in whole packets. Without it a lost packet
-        // would look like a pause and then a burst.
+        // Packets after a gap have arrived as well. Without them one that is lost would look like
+        // a pause and then a burst.
         .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
         .retransmitted = again,
         .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,

@@ -110,9 +110,10 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
     while (link.early.recall_data(key_of(operation), x.board.attempt)) |item| {
         defer link.early.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
-        const place = x.place(&item.header, neighbour.position) catch |err| {
-            // The same has come on another lane meanwhile.
-            if (err == error.Twice) continue;
+        const place = x.place(&item.header, neighbour.position) catch |err| place: {
+            // The same has come on another lane meanwhile, or is coming.
+            if (err == error.Twice)
+                break :place resend.take_over(link, operation, &item.header) orelse continue;
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
         };
@@ -141,7 +142,12 @@ pub fn stop(s: *Session, operation: *Operation) void {
 /// Whether that is done (Movement.set_aside).
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
-    if (operation.sync() == null) return operation.work.movement.set_aside();
+    if (operation.sync() == null) {
+        const is_aside = operation.work.movement.set_aside();
+        for (operation.neighbours) |*neighbour|
+            if (resend.is_cut_short(neighbour.link, operation)) links.cut_short(s, neighbour.link);
+        return is_aside;
+    }
     syncing.over(operation, false);
     return true;
 }
@@ -329,10 +335,10 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     const x = operation.work.movement;
     if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
-    const place = x.place(header, neighbour.position) catch |err| {
+    const place = x.place(header, neighbour.position) catch |err| place: {
         if (err != error.Twice) return reject(s, lane, @errorName(err));
-        if (!resend.take_over(lane, operation)) return throw_away(lane, header);
-        return true;
+        break :place resend.take_over(lane.link.?, operation, header) orelse
+            return throw_away(lane, header);
     };
     lane.expect(place.bytes, operation.owner(), place.slot);
     return true;

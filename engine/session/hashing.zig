@@ -1,6 +1,6 @@
 //! Hashing: leaves of a shared state that have come in, and whose hashes a runner computes: places
 //! for a few of them. A leaf that finds none, or is small, or has no runner, is hashed at once. A
-//! part of a transfer (transfer.zig). What follows from a hash: syncing.zig, prefetch.zig.
+//! part of a transfer (transfer.zig). The use of a hash: syncing.zig, prefetch.zig.
 //!
 //! Nothing writes to a leaf meanwhile: it counts as here, and is asked of nobody
 //! (collective/fetch.zig). Whatever ends a transfer, or its attempt, first waits for the jobs.

@@ -62,7 +62,7 @@ pub const Link = struct {
     received_told: u64 = 0,
     /// Where round robin goes on.
     turn: usize = 0,
-    /// What lanes that broke had not delivered: it goes first (resend.zig).
+    /// Frames that lanes which broke had not delivered: they go first (resend.zig).
     again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
     early: Early,
@@ -376,7 +376,7 @@ pub const Lane = struct {
         if (is_same(lane.out_owner, owner)) lane.bounce_out();
     }
 
-    /// What the other side is told with each frame.
+    /// The count that the other side is told with each frame.
     pub fn answer(lane: *Lane) frame.Header.Count {
         lane.ack_due = false;
         return lane.taken;

@@ -298,6 +298,11 @@ fn report(
     }
 }
 
+/// A lane of it broke, and what it had not delivered cannot go again any more.
+pub fn cut_short(s: *Session, link: *const Link) void {
+    for (s.groups.items) |group| report(s, group, link, .broken, false);
+}
+
 /// Reports to a coordinator that was away when these lanes closed. News that it may know already
 /// are no sign that the other is dead.
 pub fn report_closed(s: *Session, group: *Group) void {

@@ -13,6 +13,7 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Names = @import("names.zig").Names;
 const Group = @import("group.zig").Group;
+const Sent = @import("unacked.zig").Sent;
 const Sync = @import("sync.zig").Sync;
 const Uses = @import("uses.zig").Uses;
 const Allocator = std.mem.Allocator;
@@ -164,6 +165,7 @@ pub const Operation = struct {
         reduced_attempt: u32 = 0,
         payload_bytes: u32 = 0,
         asks: bool = false,
+        again: u8 = 0,
     };
 
     /// Puts the head of one of its frames on a lane. `inline_payload` travels in the head.
@@ -185,12 +187,35 @@ pub const Operation = struct {
             .fingerprint = operation.fingerprint,
             .acked = lane.answer(),
             .asks = what.asks,
+            .again = what.again,
             .group = operation.group.id.?,
             .class = what.class,
             .kind = what.kind,
         });
         if (inline_payload.len > 0) @memcpy(head[wire.frame.header_bytes..], inline_payload);
         lane.out_busy = true;
+    }
+
+    /// Puts a data frame on a lane that has room for it in its list.
+    pub fn put_data(
+        operation: *Operation,
+        lane: *Lane,
+        what: Sent,
+        payload: []const u8,
+    ) void {
+        const x = operation.work.movement;
+        const move = &what.move;
+        lane.unacked.push(what);
+        operation.put(lane, .{
+            .kind = move.kind,
+            .index = x.board.ledger.partition.number(move.piece),
+            .class = move.class,
+            .reduced_attempt = move.reduced_attempt,
+            .payload_bytes = @intCast(payload.len),
+            .asks = x.is_short(move) or lane.unacked.is_short(),
+            .again = what.again,
+        }, "");
+        lane.put_payload(payload, operation.owner());
     }
 
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {

@@ -14,7 +14,6 @@ const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
-const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 const Header = wire.frame.Header;
 const control = wire.control;
@@ -29,7 +28,7 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (link.flow.is_news()) return put_ping(lane, link);
     const says = lane.ping_due or lane.ack_due;
     if (!link.serves(lane)) return if (says) put_ping(lane, link);
-    if (resend.next(s, lane, link)) return;
+    if (resend.next(lane, link)) return;
     var room: ?bool = null;
     for (0..count) |step| {
         const index = (link.turn + step) % count;
@@ -85,24 +84,8 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
     }
     if (!lane.unacked.has_room()) return false;
     const out = x.next(position) orelse return false;
-    put_data(lane, operation, .{ .operation = operation, .move = out.move }, out.payload);
+    operation.put_data(lane, .{ .operation = operation, .move = out.move }, out.payload);
     return true;
-}
-
-/// A data frame goes out on a lane that has room for it in its list.
-pub fn put_data(lane: *Lane, operation: *Operation, what: Sent, payload: []const u8) void {
-    const x = operation.work.movement;
-    const move = &what.move;
-    lane.unacked.push(what);
-    operation.put(lane, .{
-        .kind = move.kind,
-        .index = x.board.ledger.partition.number(move.piece),
-        .class = move.class,
-        .reduced_attempt = move.reduced_attempt,
-        .payload_bytes = @intCast(payload.len),
-        .asks = x.is_short(move) or lane.unacked.is_short(),
-    }, "");
-    lane.put_payload(payload, operation.owner());
 }
 
 /// Whether another operation may send data to this peer before it has called it.
@@ -120,6 +103,7 @@ fn has_room_ahead(s: *const Session, link: *const Link) bool {
 pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
     lane.ping_due = false;
+    lane.unacked.is_leaving = false;
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
     const owner = lane.out_owner orelse return;
     lane.out_owner = null;

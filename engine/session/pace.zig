@@ -111,7 +111,7 @@ pub const Pacer = struct {
     const probe_ns_min: u64 = 1 * s;
     const probe_ns_max: u64 = 8 * s;
     const yield_ns: u64 = 10 * s;
-    /// Of so many bytes one that is lost in a probe is too many.
+    /// If one in so many bytes is lost in a probe, the link is full.
     const lost_part = 64;
 
     pub fn step(p: *Pacer, i: *const Interval) void {
@@ -133,7 +133,7 @@ pub const Pacer = struct {
             .probing => p.judge(i),
             .yielding => if (p.lasted >= yield_ns) p.to(.free, 0),
         }
-        // What arrived until now was the end of the queue.
+        // Bytes that arrived until now were the end of the queue.
         if (i.calm()) p.peak = 0;
     }
 

@@ -1,19 +1,21 @@
-//! resend: what happens when a lane breaks whose link has another one: what the other side has not
-//! acknowledged goes again, and what had not come in whole is awaited anew. So a lane that breaks
-//! costs no attempt. Opens and credits are said again, because they say what is, and not what is
-//! new. Free functions on Session. What waits for acknowledgements: unacked.zig; the frames:
+//! resend: a lane breaks whose link has another one: frames that the other side has not
+//! acknowledged go again, and those that had not come in whole are awaited anew. So a lane that breaks costs no
+//! attempt. Opens and credits are said again, because they say what is, and not what is new. Free
+//! functions on Session. Frames that wait for acknowledgements: unacked.zig; other frames:
 //! outgoing.zig, frames.zig; how a lane ends: links.zig; why: docs/PROTOCOL.md.
 //!
 //! A frame may come twice: its lane broke after it had been delivered. The second is thrown away.
-//! It may also come while the first is still coming in, on a lane that only the sender knows to be
-//! broken: then the second takes the place of the first.
+//! It may also come while another is still coming in: the one that was sent later gets the place,
+//! because its sender knows that the lane of the other is broken. Lanes have no order among each
+//! other, so each frame says how often it was sent before.
 
-const outgoing = @import("outgoing.zig");
-const operations = @import("operations.zig");
+const std = @import("std");
 const collective = @import("collective");
+const operations = @import("operations.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const Header = @import("wire").frame.Header;
 const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 
@@ -58,15 +60,15 @@ pub fn forget(link: *Link, operation: *const Operation) void {
 }
 
 /// Puts the next frame that goes again on a lane that is idle, if there is one.
-pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
-    _ = s;
+pub fn next(lane: *Lane, link: *Link) bool {
     if (link.again.items.len == 0 or !lane.unacked.has_room()) return false;
     for (link.again.items, 0..) |sent, index| {
         const operation = operation_of(&sent).?;
         const x = operation.work.movement;
-        if (x.ending != null) continue; // its memory is being given back
+        // Else its memory is its caller's again, or will be: a new attempt comes.
+        if (x.ending != null or !x.is_repeatable(&sent.move)) continue;
         _ = link.again.orderedRemove(index);
-        outgoing.put_data(lane, operation, sent, x.payload(&sent.move));
+        operation.put_data(lane, sent, x.payload(&sent.move));
         return true;
     }
     return false;
@@ -78,11 +80,12 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
 /// cannot, and the attempt is lost.
 pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     take_back(lane, link);
+    var are_all_kept = true;
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         const operation = operation_of(sent) orelse continue;
-        if (!operation.work.movement.is_repeatable(&sent.move)) return false;
-        link.again.append(link.gpa, sent.*) catch return false;
+        const is_kept = operation.work.movement.is_repeatable(&sent.move) and keep(link, sent);
+        are_all_kept = are_all_kept and is_kept;
     }
     for (s.operations.items) |operation| {
         const neighbour = operation.neighbour(link) orelse continue;
@@ -91,10 +94,26 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
         neighbour.open_pending = true;
         x.grant_again(neighbour.position);
     }
+    return are_all_kept;
+}
+
+fn keep(link: *Link, sent: *const Sent) bool {
+    var once_more = sent.*;
+    once_more.again = std.math.add(u8, sent.again, 1) catch return false;
+    link.again.append(link.gpa, once_more) catch return false;
     return true;
 }
 
-/// What was coming in on it is awaited anew.
+/// The operation's memory is its caller's again: whether something of that was still to go again.
+pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
+    for (link.again.items) |*sent| {
+        const is_its = sent.operation == @as(*const anyopaque, operation);
+        if (is_its and !operation.work.movement.is_repeatable(&sent.move)) return true;
+    }
+    return false;
+}
+
+/// A payload that was coming in on it is awaited anew.
 fn take_back(lane: *Lane, link: *const Link) void {
     const operation = Operation.from_owner(lane.into_owner orelse return) orelse return;
     if (!lane.incoming.kind.is_data() or lane.into == null) return;
@@ -103,18 +122,21 @@ fn take_back(lane: *Lane, link: *const Link) void {
     lane.drop_into();
 }
 
-/// Data has a place already. If it is still coming in on another lane, this one takes the place:
-/// whoever sends it again knows that the other lane is broken. Else it is not needed.
-pub fn take_over(lane: *Lane, operation: *Operation) bool {
-    const link = lane.link.?;
+/// Data has a place already. If it is still coming in on another lane, and was sent before this,
+/// that lane lets go of the place. Null: this frame is not needed.
+pub fn take_over(
+    link: *const Link,
+    operation: *Operation,
+    header: *const Header,
+) ?collective.Movement.Place {
     for (link.lanes[0..link.lanes_end]) |place| {
         const other = place orelse continue;
-        if (other == lane or other.into == null or !other.brings(operation.owner())) continue;
-        if (!other.incoming.is_same(&lane.incoming)) continue;
+        if (other.into == null or !other.brings(operation.owner())) continue;
+        if (!other.incoming.is_same(header)) continue;
+        if (other.incoming.again >= header.again) return null;
         const bytes = other.place();
         other.drop_into();
-        lane.expect(bytes, operation.owner(), other.into_slot);
-        return true;
+        return .{ .bytes = bytes, .slot = other.into_slot };
     }
-    return false;
+    return null;
 }

@@ -1,7 +1,7 @@
 //! unacked: the data frames that have gone out on one lane and that the other side has not said it
 //! has, oldest first. A lane delivers in order, so a count of them is an acknowledgement. If the
-//! lane breaks they go again on another, so whatever they are sent from is kept until then. Who
-//! fills and empties it: resend.zig, outgoing.zig.
+//! lane breaks they go again on another, so whatever they are sent from is kept until then. It is
+//! filled by operation.zig and emptied by resend.zig.
 
 const std = @import("std");
 const collective = @import("collective");
@@ -14,12 +14,16 @@ pub const Sent = struct {
     move: collective.Move,
     /// It has left this peer at some time, as movements count it.
     is_counted: bool = false,
+    /// How often it was sent before.
+    again: u8 = 0,
 };
 
 pub const Unacked = struct {
     all: [most]Sent = undefined,
     first: u8 = 0,
     count: u8 = 0,
+    /// Something of the newest has not left yet, so nobody can have it.
+    is_leaving: bool = false,
     /// Acknowledged since the lane opened.
     acked: Count = 0,
 
@@ -38,6 +42,7 @@ pub const Unacked = struct {
     pub fn push(unacked: *Unacked, sent: Sent) void {
         unacked.at(unacked.count).* = sent;
         unacked.count += 1;
+        unacked.is_leaving = true;
     }
 
     /// The oldest is `at(0)`.
@@ -52,7 +57,8 @@ pub const Unacked = struct {
     /// The other side has so many. Returns how many of these are new.
     pub fn acknowledged(unacked: *const Unacked, total: Count) error{AcknowledgedTooMany}!u8 {
         const new = total -% unacked.acked;
-        if (new > unacked.count) return error.AcknowledgedTooMany;
+        if (new > unacked.count - @intFromBool(unacked.is_leaving))
+            return error.AcknowledgedTooMany;
         return @intCast(new);
     }
 
@@ -65,7 +71,7 @@ pub const Unacked = struct {
         return oldest;
     }
 
-    /// What is still acknowledged of this operation means nothing.
+    /// Acknowledgements for this operation mean nothing any more.
     pub fn forget(unacked: *Unacked, operation: *const anyopaque) void {
         for (0..unacked.count) |index| {
             const sent = unacked.at(@intCast(index));
@@ -80,6 +86,10 @@ test "frames are acknowledged in their order, and no more than were sent" {
     var unacked: Unacked = .{ .acked = std.math.maxInt(Count) - 1 };
     var operations: [3]u8 = undefined;
     for (&operations) |*operation| unacked.push(.{ .operation = operation, .move = test_move });
+    // The third is still leaving.
+    try std.testing.expectEqual(2, try unacked.acknowledged(0));
+    try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(1));
+    unacked.is_leaving = false;
     try std.testing.expectEqual(2, try unacked.acknowledged(0));
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(2));
     // One that is older than what was said before says something absurd.

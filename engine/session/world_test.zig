@@ -46,7 +46,7 @@ pub const Node = struct {
     admit_failure: ?session.Status = null,
     /// Why it is not in a group that it asked for, or not any more.
     failure: ?session.Status = null,
-    /// What the coordinator has said when it refused a join.
+    /// The words of the coordinator when it refused a join.
     refusal: [200]u8 = undefined,
     refusal_bytes: usize = 0,
     finished: u32 = 0,

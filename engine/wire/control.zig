@@ -36,7 +36,7 @@ pub const OpKind = enum(u8) {
     /// One sends, one receives, and the others have no part in it.
     send_recv = 10,
 
-    /// What follows from a kind; a new one must say all of it.
+    /// All that follows from a kind; a new one must say all of it.
     const traits: std.EnumArray(OpKind, std.EnumSet(Trait)) = .init(.{
         .all_reduce = .initMany(&.{ .reduces, .has_codecs }),
         .broadcast = .initMany(&.{.has_root}),

@@ -54,6 +54,8 @@ pub const Header = struct {
     acked: Count = 0,
     /// The sender of this data frame waits for it to be acknowledged.
     asks: bool = false,
+    /// How often this data frame was sent before, on lanes that broke.
+    again: u8 = 0,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.
     class: u16,
@@ -64,7 +66,9 @@ pub const Header = struct {
     /// Whether both bring the same piece on the same way, if they are of the same attempt of an
     /// operation.
     pub fn is_same(one: *const Header, other: *const Header) bool {
-        return one.kind == other.kind and one.index == other.index;
+        return one.kind == other.kind and one.index == other.index and
+            one.payload_bytes == other.payload_bytes and one.class == other.class and
+            one.reduced_attempt == other.reduced_attempt;
     }
 };
 
@@ -94,7 +98,8 @@ pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
     std.mem.writeInt(u16, bytes[46..48], header.class, .little);
     bytes[48] = @intFromEnum(header.kind);
     bytes[49] = @intFromBool(header.asks);
-    // 50..52 reserved, zero.
+    bytes[50] = header.again;
+    // 51 reserved, zero.
     std.mem.writeInt(u32, bytes[52..56], header.fingerprint, .little);
     std.mem.writeInt(u32, bytes[56..60], header.acked, .little);
     std.mem.writeInt(u32, bytes[60..64], checksum(bytes), .little);
@@ -102,7 +107,7 @@ pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
 
 pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
-    if (bytes[49] > 1 or bytes[50] != 0 or bytes[51] != 0) return error.BadReserved;
+    if (bytes[49] > 1 or bytes[51] != 0) return error.BadReserved;
     const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
     if (payload_bytes > limits.frame_payload_bytes_max) return error.TooLong;
     const header: Header = .{
@@ -116,6 +121,7 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .fingerprint = std.mem.readInt(u32, bytes[52..56], .little),
         .acked = std.mem.readInt(u32, bytes[56..60], .little),
         .asks = bytes[49] == 1,
+        .again = bytes[50],
         .group = std.mem.readInt(u16, bytes[44..46], .little),
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
@@ -150,6 +156,7 @@ test "a header survives the round trip, and any flipped bit is seen" {
         .fingerprint = 0xdeadbeef,
         .acked = 77,
         .asks = true,
+        .again = 3,
         .group = 5,
         .class = 2,
         .kind = .final,
