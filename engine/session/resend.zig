@@ -1,8 +1,8 @@
 //! resend: a lane breaks whose link has another one: frames that the other side has not
-//! acknowledged go again, and those that had not come in whole are awaited anew. So a lane that breaks costs no
-//! attempt. Opens and credits are said again, because they say what is, and not what is new. Free
-//! functions on Session. Frames that wait for acknowledgements: unacked.zig; other frames:
-//! outgoing.zig, frames.zig; how a lane ends: links.zig; why: docs/PROTOCOL.md.
+//! acknowledged go again, and those that had not come in whole are awaited anew. So a lane that
+//! breaks costs no attempt. Opens and credits are said again, because they say what is, and not
+//! what is new. Free functions on Session. Frames that wait for acknowledgements: unacked.zig;
+//! other frames: outgoing.zig, frames.zig; how a lane ends: links.zig; why: docs/PROTOCOL.md.
 //!
 //! A frame may come twice: its lane broke after it had been delivered. The second is thrown away.
 //! It may also come while another is still coming in: the one that was sent later gets the place,
