@@ -38,13 +38,17 @@ pub fn link_to(node: *Node, other: *Node) *Link {
 
 /// One frame of data comes in on a lane, with this header. False: the lane was closed for it.
 pub fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
-    const link = lane.link.?;
-    const number = lane.number;
     const bytes = try gpa.alloc(u8, wire.frame.header_bytes + header.payload_bytes);
     defer gpa.free(bytes);
     @memset(bytes, 7);
     bytes[0..wire.frame.header_bytes].* = wire.frame.encode(header);
-    var rest: []const u8 = bytes;
+    return feed(node, lane, bytes);
+}
+
+fn feed(node: *Node, lane: *Lane, bytes: []const u8) bool {
+    const link = lane.link.?;
+    const number = lane.number;
+    var rest = bytes;
     while (rest.len > 0) {
         if (link.lanes[number] != lane) return false;
         var in: [2][]u8 = undefined;
@@ -128,6 +132,58 @@ test "a peer that keeps sending ahead loses its lane at the bound, and the memor
         link.early.prune_epochs(node.group.id.?, node.group.epoch());
         try expectEqual(0, link.early.bytes);
     }
+}
+
+test "only the later of two frames of a piece gets its place, and none of another length" {
+    // Goal: a frame that goes again is taken wherever the first one stands, and a liar moves no
+    // place. Method: heads and parts of payloads by hand, on two lanes, at a peer that sums alone.
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const operation = try world.sum(node, world.elements, .restart);
+    try w.settle();
+    const x = operation.work.movement;
+    const partition = &x.board.ledger.partition;
+    const piece: usize = @intCast(partition.first_piece(x.board.position));
+    var header = data(node.group, operation.op.id.tag, @intCast(x.board.partial_bytes(piece)));
+    header.sequence = operation.op.id.sequence;
+    header.index = partition.number(piece);
+    header.fingerprint = operation.fingerprint;
+    const link = link_to(node, &w.nodes[1]);
+    const one = link.lanes[0].?;
+    const two = link.lanes[1].?;
+    const payload: [world.elements * @sizeOf(u64)]u8 = @splat(7);
+    const whole = payload[0..header.payload_bytes];
+
+    try expect(feed(node, one, &wire.frame.encode(header)));
+    try expect(feed(node, one, whole[0..8]));
+    const place = one.place();
+    var other = header;
+    for ([_]u8{ 0, 1 }) |again| {
+        other.again = again;
+        other.payload_bytes = header.payload_bytes + 8;
+        try expect(try inject(node, two, other)); // thrown away
+        try expectEqual(whole.len - 8, one.into.?.len);
+    }
+    other = header;
+    try expect(try inject(node, two, other)); // no later than the first
+    try expectEqual(whole.len - 8, one.into.?.len);
+    other.again = 1;
+    try expect(feed(node, two, &wire.frame.encode(other)));
+    try expectEqual(null, one.into);
+    try expectEqual(place.ptr, two.into.?.ptr);
+    try expectEqual(place.len, two.into.?.len);
+    // The older one comes once more, as its lane brings what it held.
+    try expect(feed(node, one, whole[8..]));
+    try expect(try inject(node, one, header));
+    try expectEqual(2, one.taken);
+    try expect(feed(node, two, whole));
+    try expectEqual(4, two.taken);
+    try expectEqual(null, two.into);
+    calls.cancel(node.s, w.now, operation);
+    try w.settle();
+    calls.release(node.s, operation);
 }
 
 test "one operation can not be sent ahead of time beyond its share" {
