@@ -43,6 +43,12 @@ pub const Early = struct {
         open: ?Open = null,
         data: std.ArrayList(Data) = .empty,
         data_bytes: usize = 0,
+
+        /// Whether a data frame of this place is among it.
+        fn has(kept: *const Kept, header: *const Header) bool {
+            for (kept.data.items) |*item| if (item.header.is_same(header)) return true;
+            return false;
+        }
     };
 
     pub const Open = struct { credit: u64, descriptor: wire.control.Descriptor };
@@ -100,8 +106,7 @@ pub const Early = struct {
     /// Whether a data frame of this place is kept already.
     pub fn has_data(early: *Early, header: *const Header) bool {
         const kept = early.find(.of(header), header.attempt) orelse return false;
-        for (kept.data.items) |*item| if (item.header.is_same(header)) return true;
-        return false;
+        return kept.has(header);
     }
 
     /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
@@ -131,8 +136,7 @@ pub const Early = struct {
         const kept = try early.obtain(.of(header), header.attempt) orelse
             return early.forget_data(payload);
         // Several lanes may have brought some at the same time, and the same.
-        for (kept.data.items) |*item| if (item.header.is_same(header))
-            return early.forget_data(payload);
+        if (kept.has(header)) return early.forget_data(payload);
         if (kept.data_bytes + payload.len > limits.eager_bytes_max) return error.TooMuchAhead;
         try kept.data.append(early.gpa, .{ .header = header.*, .payload = payload });
         kept.data_bytes += payload.len;

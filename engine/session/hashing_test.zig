@@ -9,6 +9,7 @@ const sync_test = @import("sync_test.zig");
 const driver = session.driver;
 const calls = session.calls;
 const Case = sync_test.Case;
+const Held = sync_test.Held;
 const Node = @import("world_test.zig").Node;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -65,13 +66,19 @@ const Idle = struct {
     }
 };
 
+/// The last of three members has old content, and a runner that works when it is told to.
+fn one_that_lacks_all(case: *Case, idle: *Idle) !*Held {
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    const late = &case.held[2];
+    idle.open(late.node);
+    return late;
+}
+
 test "leaves that a runner hashes count once they are hashed, and the sync waits for them" {
     var case: Case = undefined;
-    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
-    defer case.deinit();
-    const late = &case.held[2];
     var idle: Idle = undefined;
-    idle.open(late.node);
+    const late = try one_that_lacks_all(&case, &idle);
+    defer case.deinit();
     try case.sync_all();
     const sync = late.operation.?.work.sync;
     try expect(idle.count > 0);
@@ -89,11 +96,9 @@ test "leaves that a runner hashes count once they are hashed, and the sync waits
 
 test "a leaf that a runner finds to be wrong is asked of another" {
     var case: Case = undefined;
-    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
-    defer case.deinit();
-    const late = &case.held[2];
     var idle: Idle = undefined;
-    idle.open(late.node);
+    const late = try one_that_lacks_all(&case, &idle);
+    defer case.deinit();
     for (case.all()) |*held| try held.sync(.popular, sync_test.deadline_never);
     @memset(&case.held[0].weights, 9); // while it must not write
     try idle.work();
@@ -104,11 +109,9 @@ test "a leaf that a runner finds to be wrong is asked of another" {
 
 test "leaves that are being hashed when an attempt ends are hashed first, and are kept" {
     var case: Case = undefined;
-    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
-    defer case.deinit();
-    const late = &case.held[2];
     var idle: Idle = undefined;
-    idle.open(late.node);
+    const late = try one_that_lacks_all(&case, &idle);
+    defer case.deinit();
     for (case.all()) |*held| try held.sync(.popular, sync_test.deadline_never);
     while (idle.count < 8) try expect(try case.world.step());
     case.world.kill(case.held[0].node);
@@ -126,11 +129,9 @@ test "leaves that are being hashed when an attempt ends are hashed first, and ar
 test "a sync that ends, and a session, wait for the leaves that are being hashed" {
     for (0..2) |how| {
         var case: Case = undefined;
-        try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
-        defer case.deinit();
-        const late = &case.held[2];
         var idle: Idle = undefined;
-        idle.open(late.node);
+        const late = try one_that_lacks_all(&case, &idle);
+        defer case.deinit();
         try case.sync_all();
         const under_way = idle.count;
         try expect(under_way > 0);

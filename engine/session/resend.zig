@@ -38,6 +38,7 @@ pub fn taken(s: *Session, lane: *Lane) bool {
 
 /// A frame has come in, which says how many the other side has.
 pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
+    const was_full = !lane.unacked.has_room();
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
@@ -45,7 +46,8 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
         // A slot that is free again may be a credit, or what another frame waits for.
         if (sent.move.slot != collective.no_slot) operations.wake_all(s, operation);
     }
-    if (!lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
+    const has_room_again = was_full and lane.unacked.has_room();
+    if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
 /// The attempt is over: nothing of it goes again.
