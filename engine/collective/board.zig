@@ -162,8 +162,6 @@ pub const Board = struct {
         const here = slots_needed(&ledger, sizes.window_here);
         const is_more = @min(here.all, half) > sure.all;
         const slots = if (is_more) @min(here.all, half) else sure.all;
-        const known = sizes.window_here > 0;
-        const origin_least = if (known) @min(sure.origin, here.origin) else sure.origin;
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -173,7 +171,7 @@ pub const Board = struct {
             .ledger = ledger,
             // Never of those that senders take for granted.
             .origin_slots = @intCast(@max(
-                origin_least,
+                sure.origin,
                 @min(here.origin, slots - (sure.all - sure.origin)),
             )),
             .origin_sure = sure.origin,
@@ -205,7 +203,7 @@ pub const Board = struct {
         const per_sender = @min(by_window, by_work, slots_each_max);
         // They are kept until others have them: so many are on their way to all of them together.
         const least = origin_slots_of(world_size);
-        const under_way = @min(2 * window_bytes / slot_bytes, by_work, slots_each_max);
+        const under_way = @min(window_bytes / slot_bytes, by_work, slots_each_max);
         const origin: u16 = if (converts_any(ledger)) @intCast(@max(least, under_way)) else 0;
         return .{
             .all = @intCast(@min(per_sender * senders + origin, no_slot - 1)),

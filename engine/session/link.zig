@@ -150,6 +150,8 @@ pub const Lane = struct {
     /// The last sample, and whether a frame was under way then.
     sample: ?flow_file.Sample = null,
     was_busy: bool = false,
+    /// Acknowledged in the last interval, bytes per second.
+    moved: u64 = 0,
     /// As the driver was told.
     pace: flow_file.Pace = .{},
 

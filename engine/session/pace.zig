@@ -29,6 +29,15 @@ pub const Interval = struct {
     /// There was more to send all the time.
     saturated: bool,
 
+    pub const none: Interval = .{
+        .ns = 0,
+        .acked = 0,
+        .retransmitted = 0,
+        .rtt_ns = 0,
+        .base_ns = 0,
+        .saturated = false,
+    };
+
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
         return per_second(i.acked, i.ns);
@@ -49,7 +58,7 @@ pub const Interval = struct {
         return i.rtt_ns -| i.base_ns;
     }
 
-    const queue_ns = 20 * ms;
+    pub const queue_ns = 20 * ms;
 };
 
 pub const Pacer = struct {
@@ -176,7 +185,8 @@ pub const Pacer = struct {
         return per_second(p.acked, p.lasted);
     }
 
-    fn pause(p: *Pacer) void {
+    /// It sent too little for that anything could be learned.
+    pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
         p.recent_count = 0;
         p.crowded = 0;
@@ -287,7 +297,7 @@ pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
     }
 }
 
-fn is_slow(moved: u64, even: u64) bool {
+pub fn is_slow(moved: u64, even: u64) bool {
     return moved < even / 4 * 3;
 }
 

@@ -7,6 +7,7 @@
 
 const std = @import("std");
 const pace = @import("pace.zig");
+const Together = @import("together.zig").Together;
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
@@ -71,6 +72,7 @@ pub const Moved = struct {
 pub const Node = struct {
     up: Peak = .{},
     down: Peak = .{},
+    together: Together = .{},
 
     pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
         if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
