@@ -58,7 +58,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     const idle = idle_part(links, ceiling);
     const part = busy_part(links, ceiling, busy);
     var moved: Moved = .{};
-    for (links) |link| if (link.open_count > 0) sample(host, link, ns, is_late, &moved);
+    for (links) |link| if (link.open_count > 0) look(host, link, ns, is_late, &moved);
     node.note(&moved, ns);
     const together = &node.together;
     together.begin(moved.acked);
@@ -67,7 +67,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
-        limit(host, link, together, most);
+        pace_link(host, link, together, most);
     };
     begin(links);
     return moves or busy > 0;
@@ -114,7 +114,7 @@ fn is_counted(link: *const Link) bool {
 }
 
 /// What its lanes have moved since the last time.
-fn sample(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
+fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     const flow = &link.flow;
     flow.lanes_open = 0;
     flow.lanes_busy = 0;
@@ -136,18 +136,18 @@ fn sample(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
             continue;
         }
         const before = lane.sample;
-        const its_sample = host.vtable.lane_sample(host.ctx, lane) orelse continue;
-        lane.sample = its_sample;
-        const since = if (before) |its| its_sample.acked -| its.acked else 0;
-        const again = if (before) |its| its_sample.retransmitted -| its.retransmitted else 0;
+        const sample = host.vtable.lane_sample(host.ctx, lane) orelse continue;
+        lane.sample = sample;
+        const since = if (before) |its| sample.acked -| its.acked else 0;
+        const again = if (before) |its| sample.retransmitted -| its.retransmitted else 0;
         const busy = lane.was_busy and lane.out_busy;
         if (!busy) i.saturated = false;
         flow.lanes_busy += @intFromBool(busy);
         lane.was_busy = lane.out_busy;
         i.acked += since;
         i.retransmitted += again;
-        i.base_ns = @min(i.base_ns, its_sample.base_ns);
-        weighted +|= its_sample.rtt_ns / std.time.ns_per_us *| since;
+        i.base_ns = @min(i.base_ns, sample.base_ns);
+        weighted +|= sample.rtt_ns / std.time.ns_per_us *| since;
         lane.moved = pace.per_second(since, ns);
         flow.lanes_open += 1;
     }
@@ -164,7 +164,7 @@ fn sample(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
 }
 
 /// How fast it is sent to until the next time, and over how many lanes.
-fn limit(host: Host, link: *Link, together: *const Together, ceiling: u64) void {
+fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) void {
     const flow = &link.flow;
     if (flow.lanes_open == 0) return;
     const i = &flow.last;

@@ -101,3 +101,134 @@ pub const Together = struct {
         return t.pacer.rate / @max(1, t.now.links);
     }
 };
+
+// ---- a way out to try it on
+
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+/// Links that share a queue of 50 ms before what they all go through.
+const WayOut = struct {
+    carries: u64,
+    queued: u64 = 0,
+    lost: u64 = 0,
+    moved: u64 = 0,
+    together: Together = .{},
+    links: [3]Interval = @splat(.none),
+
+    const ns = 100 * ms;
+    const queue_ns_max = 50 * ms;
+    const distances = [_]u64{ 60 * ms, 90 * ms, 150 * ms };
+
+    /// `wishes`: what TCP would send on each without a limit, bytes per second.
+    fn run(out: *WayOut, wishes: [3]u64, intervals: usize) void {
+        for (0..intervals) |_| {
+            var sent: [3]u64 = undefined;
+            var all: u64 = 0;
+            for (&sent, wishes, &out.links) |*each, wish, *link| {
+                const part = out.together.part(link);
+                each.* = (if (part == 0) wish else @min(part, wish)) / 10;
+                all += each.*;
+            }
+            const room = out.carries / 10;
+            const before = out.queued;
+            out.queued += all;
+            const acked = @min(out.queued, room);
+            out.queued -= acked;
+            const dropped = out.queued -| out.carries / 20;
+            out.queued -= dropped;
+            out.lost += dropped;
+            out.moved += acked;
+            const waits = @max(before, out.queued) * 1000 / out.carries * ms;
+            for (&out.links, sent, distances) |*link, each, base_ns| link.* = .{
+                .ns = ns,
+                .acked = if (all == 0) 0 else acked * each / all,
+                .retransmitted = if (all == 0) 0 else dropped * each / all,
+                .rtt_ns = base_ns + waits,
+                .base_ns = base_ns,
+                .saturated = true,
+            };
+            out.step();
+        }
+    }
+
+    fn step(out: *WayOut) void {
+        const t = &out.together;
+        var acked: u64 = 0;
+        for (&out.links) |*link| acked += link.acked;
+        t.begin(acked);
+        for (&out.links) |*link| t.add(link, 8, 8);
+        t.step(ns, false);
+        for (&out.links) |*link| t.note_slow(link);
+    }
+};
+
+const mbyte = 1_000_000;
+
+test "what links send together is held to what they carry together, each with its part" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    out.run(@splat(20 * mbyte), 100);
+    const moved, const lost = .{ out.moved, out.lost };
+    out.run(@splat(20 * mbyte), 300);
+    // Nearly all of it is used for half a minute, and nearly nothing overflows.
+    try expect(out.moved - moved > 24 * mbyte * 30 / 10 * 9);
+    try expect(out.lost - lost < 24 * mbyte * 30 / 100);
+    for (&out.links) |*link| try expect(link.goodput() > 6 * mbyte);
+}
+
+test "what a slow link leaves of its part goes to the others" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    const wishes = [_]u64{ 4 * mbyte, 20 * mbyte, 20 * mbyte };
+    out.run(wishes, 100);
+    const moved = out.moved;
+    out.run(wishes, 300);
+    try expect(out.moved - moved > 24 * mbyte * 30 / 10 * 9);
+    try expect(out.links[0].goodput() > 3 * mbyte);
+    try expect(out.links[1].goodput() > 8 * mbyte);
+}
+
+test "a link that sends alone has no limit by this, and those that are idle may begin together" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    out.run(@splat(20 * mbyte), 100);
+    out.run(.{ 0, 0, 20 * mbyte }, 1);
+    const rate = out.together.pacer.rate;
+    try expect(rate > 20 * mbyte);
+    try expectEqual(0, out.together.part(&out.links[2]));
+    try expectEqual(rate / 3, out.together.part(&out.links[0]));
+    // Alone it can make a queue: that is for its own limit.
+    out.run(.{ 0, 0, 90 * mbyte }, 30);
+    try expect(!out.together.is_common());
+    try expectEqual(rate, out.together.pacer.rate);
+}
+
+test "links that never sent together have no limit by this" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    for (0..60) |turn| {
+        var wishes: [3]u64 = @splat(0);
+        wishes[turn % 3] = 60 * mbyte;
+        out.run(wishes, 10);
+        for (&out.links) |*link| try expectEqual(0, out.together.part(link));
+    }
+}
+
+test "where one link alone has a queue the others are not held to it" {
+    var t: Together = .{};
+    const calm: Interval = .{
+        .ns = 100 * ms,
+        .acked = mbyte,
+        .retransmitted = 0,
+        .rtt_ns = 61 * ms,
+        .base_ns = 60 * ms,
+        .saturated = true,
+    };
+    var crowded = calm;
+    crowded.rtt_ns = 120 * ms;
+    crowded.retransmitted = 10_000;
+    for (0..100) |_| {
+        t.begin(2 * mbyte);
+        for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 8, 8);
+        t.step(100 * ms, false);
+    }
+    try expect(!t.is_common());
+    try expectEqual(0, t.part(&crowded));
+}
