@@ -167,12 +167,12 @@ fn run_link(
     });
 }
 
-/// Room for what is in the air on the fullest link: an operation never takes more than half of its
-/// own bytes for it (collective/board.zig).
+/// Bytes that are in the air on the fullest link. An operation never takes room for more than half
+/// of its own (collective/board.zig).
 pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());
-    return @min(most, limits.window_here_max);
+    return most;
 }
 
 /// Whether some other peer is far away.
