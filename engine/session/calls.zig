@@ -221,7 +221,10 @@ fn operation_create(
     };
     if (operation.moves()) |movement| {
         try movement_create(s, group, built, movement);
-        operation.op.chunks = movement.board.ledger.partition.chunks;
+        const partition = &movement.board.ledger.partition;
+        operation.op.chunks = partition.chunks;
+        const small = s.settings.chunk_bytes / base.limits.small_chunk_part;
+        operation.is_small = partition.bytes <= small;
     }
     return operation;
 }

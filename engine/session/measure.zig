@@ -134,7 +134,7 @@ fn run_link(
         lane.sample = sample;
         const since = if (before) |its| sample.acked -| its.acked else 0;
         const again = if (before) |its| sample.retransmitted -| its.retransmitted else 0;
-        if (!lane.was_busy or !lane.out_busy) i.saturated = false;
+        if (!lane.is_kept and (!lane.was_busy or !lane.out_busy)) i.saturated = false;
         lane.was_busy = lane.out_busy;
         i.acked += since;
         i.retransmitted += again;

@@ -76,6 +76,7 @@ test {
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("outgoing_test.zig");
     _ = @import("queue_test.zig");
     _ = @import("rules_test.zig");
 }
