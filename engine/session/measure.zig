@@ -151,6 +151,7 @@ fn run_link(
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
     all.saturated = all.saturated or (i.saturated and i.acked > 0);
+    flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
     flow.pacer.step(&i);
@@ -182,8 +183,15 @@ pub fn any_far(links: []const *Link) bool {
 }
 
 /// Bytes that came in while nothing was measured are not of the next interval.
-pub fn begin(links: []const *Link) void {
+fn begin(links: []const *Link) void {
     for (links) |link| link.flow.received = link.received;
+}
+
+/// It is measured again, after so long a time in which nothing moved.
+pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
+    begin(links);
+    node.rest(idle_ns);
+    for (links) |link| link.flow.idle_ns +|= idle_ns;
 }
 
 /// The lesser of two limits, where 0 is none.

@@ -45,6 +45,7 @@ test {
     _ = @import("session.zig");
     _ = @import("early.zig");
     _ = @import("figures_test.zig");
+    _ = @import("aging.zig");
     _ = @import("flow.zig");
     _ = @import("measure.zig");
     _ = @import("pace.zig");
