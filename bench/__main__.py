@@ -328,7 +328,7 @@ def wan_command(
     verify: Annotated[
         bool, typer.Option("--verify", help="Measure the emulated network, beside what was asked.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for wan.jsonl.")] = Path("bench_out"),
+    out: Annotated[Path, typer.Option(help="Folder for wan.jsonl and .png.")] = Path("bench_out"),
 ) -> None:
     """One operation over emulated long links, beside the least time that they allow, and gloo.
 

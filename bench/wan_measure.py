@@ -41,7 +41,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import common, wan_network
+from bench import common, wan_network, wan_plot
 from bench.common import MIB, Row
 from bench.loopback import gloo_here, significant
 from bench.report import Report
@@ -117,7 +117,11 @@ def run(
             failed.append(case.name)
             continue
         report.add(rows_of(case, measured))
-    rows = report.finish(*tables(report.rows))
+    picture = None
+    if report.rows:
+        picture = out / f"{BENCH}.png"
+        wan_plot.draw(report.rows, picture)
+    rows = report.finish(*tables(report.rows), picture=picture)
     if failed:
         raise RuntimeError(f"cases failed: {', '.join(failed)}")
     return rows

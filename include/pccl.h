@@ -220,7 +220,10 @@ typedef struct pccl_coordinator_options {
   uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: auto, as many as bring something, which
                                   each link finds out by itself */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
-  uint64_t window_bytes;       /* room for partial sums of an operation, at least; 0: 16 MiB */
+  uint64_t window_bytes;       /* room for partial sums at each peer, and bytes that one source of a shared state is
+                                  asked for, at most; 0: 256 MiB, 1 GiB at most. Each operation has 16 MiB, or this if
+                                  it is less. It has more where more is in the air, as long as all operations of the
+                                  peer together stay below this */
   uint64_t heartbeat_ns;       /* 0: 0.5 s. Like all times here at most seven days */
   uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
   uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 10 s */

@@ -67,7 +67,9 @@ def main() -> None:
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")
     write("reference/cli.md", page)
-    add_picture(ROOT / "docs" / "loss.png")
+    for picture in (ROOT / "docs").glob("*.png"):
+        shutil.copy(picture, SOURCES)
+    show_demo()
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
     # Not --quiet, which hides the warnings from --strict too.
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
@@ -94,7 +96,7 @@ def with_links(text: str, document: Path) -> str:
         file = (ROOT / document.parent / target).resolve().relative_to(ROOT).as_posix()
         if file in PAGES:
             return f"[{text}]({PAGES[file]}{anchor})"
-        if file.startswith("docs/") and file.endswith(".md"):
+        if file.startswith("docs/") and file.endswith((".md", ".png")):
             return f"[{text}]({file.removeprefix('docs/')}{anchor})"
         return text
 
@@ -120,9 +122,8 @@ def python_page(module: str, title: str) -> str:
     return f"# {title}\n\n{opening}\n\n" + "\n".join(directives)
 
 
-def add_picture(picture: Path) -> None:
+def show_demo() -> None:
     """On the first page. It is in the repository: the demo takes minutes, and the site does not."""
-    shutil.copy(picture, SOURCES / "loss.png")
     text = (SOURCES / "index.md").read_text("utf-8")
     head, mark, rest = text.partition("## Twenty lines")
     assert mark, "the README has no such heading any more"

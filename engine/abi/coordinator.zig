@@ -109,12 +109,13 @@ fn protocol_options(
         "chunk_bytes is {d}; it must be a power of two",
         .{options.chunk_bytes},
     );
-    if (given.window_bytes != 0) options.window_bytes = given.window_bytes;
-    if (options.window_bytes > limits.window_bytes_max) return status.fail(
+    if (given.window_bytes != 0) options.windows_bytes = given.window_bytes;
+    if (options.windows_bytes > limits.windows_bytes_max) return status.fail(
         .invalid_argument,
-        "window_bytes is {d}; it must be at most {d}",
-        .{ options.window_bytes, limits.window_bytes_max },
+        "window_bytes is {d}; it must be 1 to {d}",
+        .{ options.windows_bytes, limits.windows_bytes_max },
     );
+    options.window_bytes = @min(options.windows_bytes, limits.window_bytes_first);
     if (given.memory_bytes != 0) options.memory = given.memory_bytes;
     if (options.memory < limits.queues_bytes_min) return status.fail(
         .invalid_argument,

@@ -48,7 +48,7 @@ pub const StateDir = struct {
             .{ "initial_world_size", "initial_world_size" },
             .{ "lanes_per_link", "lanes" },
             .{ "chunk_bytes", "chunk_bytes" },
-            .{ "window_bytes", "window_bytes" },
+            .{ "window_bytes", "windows_bytes" },
             .{ "heartbeat_ns", "heartbeat_ns" },
             .{ "silence_ns", "silence_ns" },
             .{ "prepare_ns", "prepare_ns" },

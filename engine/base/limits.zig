@@ -33,10 +33,17 @@ pub const chunks_max = 16_384;
 pub const frame_payload_bytes_max = 256 * KiB;
 /// Smallest chunk that is worth a frame of its own.
 pub const chunk_bytes_min = 1 * KiB;
-/// Partial sums that one link may hold for one operation.
-pub const window_bytes_max = 1024 * MiB;
-/// The same where a link is found to have more in the air.
-pub const window_here_max = 256 * MiB;
+/// Room for partial sums that each operation has at every peer. All know of it, so how an operation
+/// is cut follows from it, too. Less if a run allows less.
+pub const window_bytes_first = 16 * MiB;
+/// Room that the operations of a peer may have together where its links have more in the air, and
+/// the bytes that one source is asked for: by default, and at most. Enforced by the coordinator's
+/// options.
+pub const windows_bytes_default = 256 * MiB;
+pub const windows_bytes_max = 1024 * MiB;
+/// An operation of no more than this part of the largest chunk goes before larger ones on each
+/// link (session/outgoing.zig).
+pub const small_chunk_part = 4;
 /// Bytes of an operation in an attempt before the receiver has called it: small operations
 /// need not wait for the answer to come round. The receiver keeps it (session/early.zig).
 pub const eager_bytes_max = 16 * KiB;
@@ -174,10 +181,9 @@ pub const state_leaves_max = 1 << 26;
 /// Revisions of a shared state: only a liar gets there. Enforced where one comes in.
 pub const state_revisions_max = 1 << 62;
 /// Leaves that one member asks of another before it has any of them, while their link is not known;
-/// and at most, for as many bytes as a window may have. A peer that asks for
-/// more breaks the protocol.
+/// and at most. A peer that asks for more breaks the protocol.
 pub const state_asked_first = 32;
-pub const state_asked_max = window_here_max / state_leaf_bytes;
+pub const state_asked_max = 256 * MiB / state_leaf_bytes;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
 /// Members of whom others hear what they wait in, beside that they are waited for. More are not

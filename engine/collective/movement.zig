@@ -110,6 +110,11 @@ pub const Movement = struct {
         x.* = undefined;
     }
 
+    /// The size of all its slots.
+    pub fn room_bytes(x: *const Movement) u64 {
+        return x.board.free_slots.len * x.memory.slot_bytes;
+    }
+
     // ---- attempts
 
     /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.

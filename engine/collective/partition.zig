@@ -37,6 +37,8 @@ pub const Partition = struct {
     is_uneven: bool,
     pieces: u64,
     chunks: u32,
+    /// The size of all elements as partial sums.
+    bytes: u64,
     /// The encoding on the wire; `none` is without.
     codec: base.Codec,
 
@@ -100,6 +102,7 @@ pub const Partition = struct {
             .pieces_per_chunk = @intCast(per_chunk),
             .is_uneven = options.is_uneven,
             .pieces = pieces,
+            .bytes = total,
             .codec = options.codec,
             .chunks = @intCast(chunks),
         };

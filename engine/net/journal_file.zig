@@ -575,7 +575,7 @@ fn sample(image: *journal.Image, starts: u32) !void {
         .port = 1,
         .lanes = 1,
         .chunk_bytes = 1,
-        .window_bytes = 1,
+        .windows_bytes = 1,
         .heartbeat_ns = 1,
         .silence_ns = 1,
         .prepare_ns = 1,

@@ -122,6 +122,7 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
         .heartbeat_ns = run.options.heartbeat_ns,
         .silence_ns = run.options.silence_ns,
         .window_bytes = run.options.window_bytes,
+        .windows_bytes = run.options.windows_bytes,
         .chunk_bytes = run.options.chunk_bytes,
         .lanes = run.options.lanes,
         .stall_warning_ns = run.options.stall_warning_ns,

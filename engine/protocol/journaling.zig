@@ -204,7 +204,7 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
         .port = options.port,
         .lanes = options.lanes,
         .chunk_bytes = options.chunk_bytes,
-        .window_bytes = options.window_bytes,
+        .windows_bytes = options.windows_bytes,
         .heartbeat_ns = options.heartbeat_ns,
         .silence_ns = options.silence_ns,
         .prepare_ns = options.prepare_ns,

@@ -111,7 +111,10 @@ pub const Run = struct {
         /// So many has each link; 0: as many as bring something (session/spread.zig).
         lanes: u8 = 0,
         chunk_bytes: u32 = 256 * limits.KiB,
-        window_bytes: u64 = 16 * limits.MiB,
+        /// Room for partial sums of one operation at each peer, and of all operations of a peer
+        /// together, as far as that is more.
+        window_bytes: u64 = limits.window_bytes_first,
+        windows_bytes: u64 = limits.windows_bytes_default,
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
         prepare_ns: u64 = 10 * std.time.ns_per_s,

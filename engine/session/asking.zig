@@ -53,7 +53,8 @@ fn ask_for_page(s: *Session, t: *Transfer) void {
 pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
     for (0..t.peers.len) |index| {
         const rank: u16 = @intCast(index);
-        if (link_to(s, t, rank)) |link| t.fetch.make_room(rank, link.flow.in_air());
+        const link = link_to(s, t, rank) orelse continue;
+        t.fetch.make_room(rank, @min(link.flow.in_air(), s.settings.windows_bytes));
     }
     while (t.fetch.next()) |request| ask(s, t, request.rank);
 }

@@ -221,9 +221,24 @@ fn operation_create(
     };
     if (operation.moves()) |movement| {
         try movement_create(s, group, built, movement);
-        operation.op.chunks = movement.board.ledger.partition.chunks;
+        const partition = &movement.board.ledger.partition;
+        operation.op.chunks = partition.chunks;
+        const small = s.settings.chunk_bytes / base.limits.small_chunk_part;
+        operation.is_small = partition.bytes <= small;
     }
     return operation;
+}
+
+/// Bytes of sums that an operation has room for, beyond what all have: as much as is in the air, of
+/// what the operations in flight have left of the limit.
+fn room_for_sums(s: *const Session, first: u64) u64 {
+    const in_air = measure.window(s.links.items);
+    if (in_air <= first) return 0;
+    var left = s.settings.windows_bytes;
+    for (s.operations.items) |operation| {
+        if (operation.moves()) |x| left -|= x.room_bytes();
+    }
+    return @min(in_air, left);
 }
 
 fn movement_create(
@@ -236,7 +251,8 @@ fn movement_create(
     defer base.unfilled.free_list(s.gpa, collective.Array, arrays);
     var options = built.options(&group.member, &s.settings, arrays, &s.sink);
     if (s.runner) |*runner| options.runner = runner;
-    options.window_here = measure.window(s.links.items);
+    if (!group.member.is_full(built.tag))
+        options.window_here = room_for_sums(s, options.window_bytes);
     options.is_far = measure.any_far(s.links.items);
     movement.* = try .prepare(s.gpa, &s.pool, options);
     errdefer movement.deinit();

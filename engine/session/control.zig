@@ -281,6 +281,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
 fn on_welcome(s: *Session, body: control.Welcome) Error!void {
     // Decoding has bounded them from above.
     const sane = body.chunk_bytes >= 1 and body.window_bytes >= 1 and
+        body.windows_bytes >= body.window_bytes and
         body.heartbeat_ns >= limits.heartbeat_ns_min and
         body.silence_ns / 3 >= body.heartbeat_ns and
         body.stall_warning_ns >= body.heartbeat_ns;

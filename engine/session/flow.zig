@@ -69,7 +69,7 @@ pub const Flow = struct {
     /// As the other side was told, or takes it to be before it is.
     told: u8 = Spread.near,
     /// The last interval, how many lanes it had, and how many of them were busy all the time.
-    last: Interval = .none,
+    last: Interval = .{},
     lanes_open: u8 = 0,
     lanes_busy: u8 = 0,
     /// The last interval in which it was kept busy.
@@ -80,13 +80,17 @@ pub const Flow = struct {
     /// The most that went out while there was more to send, and the most that came in.
     carried: Peak = .{},
     brought: Peak = .{},
+    /// Nothing has moved on it for so long.
+    idle_ns: u64 = 0,
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
-    /// Sent a second time, in millionths, of late; and for how long that was a lot, though no queue
-    /// stood on the way.
+    /// Sent a second time, in millionths, of late; for how long that was a lot, though no queue
+    /// stood on the way, and for how long it was little.
     again_ppm: u32 = 0,
     lossy_ns: u64 = 0,
-    /// It loses packets that no full queue drops: once seen, for good.
+    clean_ns: u64 = 0,
+    /// It loses packets that no full queue drops, until it has lost few of them for a while. Lanes
+    /// that tolerate loss by then do so to their end.
     is_lossy: bool = false,
 
     /// `set`: as the run says; 0: by what they move.
@@ -132,9 +136,24 @@ pub const Flow = struct {
         flow.carried.sent(i.acked, i.ns);
         const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
-        const is_lossy = flow.again_ppm > lossy_ppm and !i.crowded();
-        flow.lossy_ns = if (is_lossy) flow.lossy_ns +| i.ns else 0;
+        const is_much = flow.again_ppm > lossy_ppm;
+        flow.lossy_ns = if (is_much and !i.crowded()) flow.lossy_ns +| i.ns else 0;
+        flow.clean_ns = if (is_much) 0 else flow.clean_ns +| i.ns;
         if (flow.lossy_ns >= lossy_after) flow.is_lossy = true;
+        if (flow.clean_ns >= clean_after) flow.is_lossy = false;
+    }
+
+    /// So many bytes have moved in an interval, both ways. Signs of life alone are none.
+    pub fn note_moved(flow: *Flow, bytes: u64, ns: u64) void {
+        if (bytes <= idle_bytes) {
+            flow.idle_ns +|= ns;
+            return;
+        }
+        if (flow.idle_ns == 0) return;
+        flow.pacer.rest(flow.idle_ns);
+        flow.carried.rest(flow.idle_ns);
+        flow.brought.rest(flow.idle_ns);
+        flow.idle_ns = 0;
     }
 
     /// `received`: all that ever came in.
@@ -147,7 +166,40 @@ pub const Flow = struct {
 
     const lossy_ppm = 500;
     const lossy_after = 1 * std.time.ns_per_s;
+    const clean_after = 60 * std.time.ns_per_s;
+    const idle_bytes = 4 * limits.KiB;
 };
+
+test "a link that loses packets is lossy until it has lost few for a minute in which it was busy" {
+    const ms = std.time.ns_per_ms;
+    var flow: Flow = .init(0);
+    flow.base_ns = 100 * ms;
+    var i: Interval = .{
+        .ns = 100 * ms,
+        .acked = 1_000_000,
+        .retransmitted = 2_000,
+        .rtt_ns = 100 * ms,
+        .base_ns = 100 * ms,
+        .saturated = true,
+    };
+    for (0..30) |_| flow.note(&i);
+    try std.testing.expect(flow.must_tolerate_loss());
+    i.retransmitted = 0;
+    for (0..590) |_| flow.note(&i);
+    try std.testing.expect(flow.is_lossy);
+    i.retransmitted = 10_000; // once more
+    flow.note(&i);
+    i.retransmitted = 0;
+    for (0..590) |_| flow.note(&i);
+    try std.testing.expect(flow.is_lossy);
+    for (0..30) |_| flow.note(&i);
+    try std.testing.expect(!flow.is_lossy and !flow.must_tolerate_loss());
+    // A queue that overflows is no loss of the path, and no sign that there is none.
+    i.retransmitted = 10_000;
+    i.rtt_ns = 200 * ms;
+    for (0..30) |_| flow.note(&i);
+    try std.testing.expect(!flow.is_lossy);
+}
 
 test "little is left to the system, and nothing is said of a near link" {
     const s = std.time.ns_per_s;

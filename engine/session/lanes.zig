@@ -88,7 +88,7 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
 /// A payload moves: a sign of life is nothing to measure by.
 fn begin_measuring(s: *Session) void {
     if (s.measure_at != base.never) return;
-    measure.begin(s.links.items);
+    measure.begin_after(s.links.items, &s.node, s.now -| s.measured_at);
     s.measured_at = s.now;
     s.measure_at = s.now +| measure.every_ns;
 }

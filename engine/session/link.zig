@@ -60,8 +60,13 @@ pub const Link = struct {
     received: u64 = 0,
     sent_told: u64 = 0,
     received_told: u64 = 0,
-    /// Where round robin goes on.
+    /// Where round robin goes on, among all operations and among large ones; and the bytes that
+    /// small ones have sent since a large one had its turn (outgoing.zig).
     turn: usize = 0,
+    turn_of_large: usize = 0,
+    overtaken: usize = 0,
+    /// Until then the first lane has no data of large operations.
+    keeps_until: base.Instant = 0,
     /// Frames that lanes which broke had not delivered: they go first (resend.zig).
     again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
@@ -99,6 +104,18 @@ pub const Link = struct {
         };
         return before < lanes;
     }
+
+    /// Whether this lane is the one that is left to small operations. A link of few lanes has none.
+    pub fn keeps(link: *const Link, lane: *const Lane, now: base.Instant) bool {
+        if (now >= link.keeps_until) return false;
+        if (@min(link.open_count, link.flow.spread.lanes) < keeps_of) return false;
+        for (link.lanes[0..lane.number]) |place| if (place) |other| {
+            if (other.state == .open) return false;
+        };
+        return true;
+    }
+
+    const keeps_of = 4;
 
     pub fn set_address(link: *Link, address: []const u8) Allocator.Error!void {
         if (std.mem.eql(u8, link.address, address)) return;
@@ -152,6 +169,8 @@ pub const Lane = struct {
     was_busy: bool = false,
     /// Acknowledged in the last interval, bytes per second.
     moved: u64 = 0,
+    /// It has no data of large operations, so it may be idle while its link has more to send.
+    is_kept: bool = false,
     /// As the driver was told.
     pace: flow_file.Pace = .{},
 

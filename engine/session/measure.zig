@@ -140,7 +140,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
         lane.sample = sample;
         const since = if (before) |its| sample.acked -| its.acked else 0;
         const again = if (before) |its| sample.retransmitted -| its.retransmitted else 0;
-        const busy = lane.was_busy and lane.out_busy;
+        const busy = lane.is_kept or (lane.was_busy and lane.out_busy);
         if (!busy) i.saturated = false;
         flow.lanes_busy += @intFromBool(busy);
         lane.was_busy = lane.out_busy;
@@ -159,6 +159,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
     all.saturated = all.saturated or (i.saturated and i.acked > 0);
+    flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
 }
@@ -193,12 +194,12 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     });
 }
 
-/// Room for what is in the air on the fullest link: an operation never takes more than half of its
-/// own bytes for it (collective/board.zig).
+/// Bytes that are in the air on the fullest link. An operation never takes room for more than half
+/// of its own (collective/board.zig).
 pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());
-    return @min(most, limits.window_here_max);
+    return most;
 }
 
 /// Whether some other peer is far away.
@@ -208,8 +209,15 @@ pub fn any_far(links: []const *Link) bool {
 }
 
 /// Bytes that came in while nothing was measured are not of the next interval.
-pub fn begin(links: []const *Link) void {
+fn begin(links: []const *Link) void {
     for (links) |link| link.flow.received = link.received;
+}
+
+/// It is measured again, after so long a time in which nothing moved.
+pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
+    begin(links);
+    node.rest(idle_ns);
+    for (links) |link| link.flow.idle_ns +|= idle_ns;
 }
 
 /// The lesser of two limits, where 0 is none.

@@ -9,6 +9,7 @@ const Link = @import("link.zig").Link;
 const Node = @import("peak.zig").Node;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
+const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const gpa = std.testing.allocator;
 const ms = std.time.ns_per_ms;
@@ -115,4 +116,34 @@ test "bytes that come while a link has no lane are not of one interval" {
     pair.run(.{ 0, 0 }, .{ 3 * mbyte, 3 * mbyte }, idle, 4);
     try expectEqual(3 * mbyte, pair.links[0].flow.brought.rate);
     try expectEqual(6 * mbyte, pair.node.down.rate);
+}
+
+test "a lane that is left to small operations may be idle while its link is busy" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    pair.lanes[0].is_kept = true;
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, .{ false, false }, 5);
+    try expectEqual(8 * mbyte, pair.links[0].flow.carries());
+    try expectEqual(0, pair.links[1].flow.carries());
+}
+
+test "a link that has been idle for minutes is found out anew, also while another is busy" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    const both = [2]bool{ true, true };
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    // Signs of life go over the second.
+    pair.run(.{ 8 * mbyte, 10_000 }, .{ 0, 0 }, .{ true, false }, 10 * 240);
+    pair.run(.{ 2 * mbyte, 3 * mbyte }, .{ 0, 0 }, both, 3);
+    try expect(pair.links[0].flow.carries() > 79 * mbyte / 10);
+    try expectEqual(3 * mbyte, pair.links[1].flow.carries());
+    // Nothing was measured meanwhile.
+    const links = [_]*Link{ &pair.links[0], &pair.links[1] };
+    measure.begin_after(&links, &pair.node, 480 * 1000 * ms);
+    pair.run(.{ 2 * mbyte, mbyte }, .{ 0, 0 }, both, 2);
+    try expectEqual(2 * mbyte, pair.links[0].flow.carries());
+    try expectEqual(mbyte, pair.links[1].flow.carries());
+    try expectEqual(3 * mbyte, pair.node.up.rate);
 }

@@ -57,6 +57,9 @@ pub const Operation = struct {
     /// Where a link of it broke.
     unreachable_peer: base.PeerId = .none,
 
+    /// It has so few bytes that it goes before larger ones on each link (outgoing.zig).
+    is_small: bool = false,
+
     /// How the data moves when nothing is in the way.
     schedule: collective.Schedule,
     /// The way that the last attempt took, and how long an operation takes on it.

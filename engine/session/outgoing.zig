@@ -2,6 +2,12 @@
 //! and what follows once it has left. Free functions on Session. The way in, and when an operation
 //! is complete: frames.zig; what moves next: collective/movement.zig; how a frame is put on a lane:
 //! operation.zig; frames of shared states: syncing.zig, prefetch.zig.
+//!
+//! Opens, credits and small operations go before large ones, so that a small operation beside a
+//! large one takes hardly longer than alone. Large ones are not held up for it: for each whole
+//! frame that small ones have put before them, they have one. Over a long link a small frame would
+//! still wait for bytes that the system has taken; so there one lane of several is left to small
+//! ones for a while.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,25 +25,18 @@ const Header = wire.frame.Header;
 const control = wire.control;
 const limits = base.limits;
 
-/// Puts the next frame on a lane that is idle, if there is one. Operations take turns.
+/// Puts the next frame on a lane that is idle, if there is one.
 pub fn next(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
-    const count = s.operations.items.len;
     // The other side may be the one that dials.
     if (link.flow.is_news()) return put_ping(lane, link);
     const says = lane.ping_due or lane.ack_due;
     if (!link.serves(lane)) return if (says) put_ping(lane, link);
+    lane.is_kept = link.keeps(lane, s.now);
     if (resend.next(lane, link)) return;
-    var room: ?bool = null;
-    for (0..count) |step| {
-        const index = (link.turn + step) % count;
-        const operation = s.operations.items[index];
-        if (!next_of(s, lane, link, operation, &room)) continue;
-        link.turn = index + 1;
-        return;
-    }
-    if (prefetch.next(s, lane, link)) return;
+    if (next_of_all(s, lane, link)) return;
+    if (!lane.is_kept and prefetch.next(s, lane, link)) return;
     if (says) put_ping(lane, link);
 }
 
@@ -53,9 +52,74 @@ fn put_ping(lane: *Lane, link: *Link) void {
     lane.out_busy = true;
 }
 
+/// First opens, credits and requests of each operation and data of small ones, in turn; then data
+/// of large ones, in turn. One that is alone is asked once.
+fn next_of_all(s: *Session, lane: *Lane, link: *Link) bool {
+    const count = s.operations.items.len;
+    const is_alone = count == 1 and !lane.is_kept;
+    var room: ?bool = null;
+    if (!lane.is_kept and link.overtaken >= s.settings.chunk_bytes) {
+        link.overtaken = 0;
+        if (next_of_large(s, lane, link, &room)) return true;
+    }
+    var waits = false;
+    for (0..count) |step| {
+        const index = (link.turn + step) % count;
+        const operation = s.operations.items[index];
+        const part: Part = if (is_alone or operation.is_small) .all else .said;
+        waits = waits or part == .said;
+        if (!next_of(s, lane, link, operation, part, &room)) continue;
+        link.turn = index + 1;
+        if (operation.is_small and lane.out_payload.len > 0) overtook(s, lane, link);
+        return true;
+    }
+    return waits and !lane.is_kept and next_of_large(s, lane, link, &room);
+}
+
+fn next_of_large(s: *Session, lane: *Lane, link: *Link, room: *?bool) bool {
+    const count = s.operations.items.len;
+    for (0..count) |step| {
+        const index = (link.turn_of_large + step) % count;
+        const operation = s.operations.items[index];
+        if (operation.is_small or !next_of(s, lane, link, operation, .all, room)) continue;
+        link.turn_of_large = index + 1;
+        link.overtaken = 0;
+        return true;
+    }
+    return false;
+}
+
+/// A small operation has sent data: if a large one is under way beside it, the next small ones find
+/// a lane that is free.
+fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
+    link.overtaken += lane.out_payload.len;
+    if (!link.flow.is_far()) return;
+    for (s.operations.items) |operation| {
+        if (operation.is_small or operation.neighbour(link) == null) continue;
+        link.keeps_until = s.now +| keep_ns;
+        return;
+    }
+}
+
+/// Programs call small operations beside large ones again and again, in each of their steps.
+const keep_ns = 60 * std.time.ns_per_s;
+
+/// An operation may send opens, credits and requests alone, or all.
+const Part = enum { said, all };
+
 /// `room`: of room_ahead, once it is known.
-fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
-    if (operation.sync() != null) return syncing.next(lane, link, operation);
+fn next_of(
+    s: *Session,
+    lane: *Lane,
+    link: *Link,
+    operation: *Operation,
+    part: Part,
+    room: *?bool,
+) bool {
+    if (operation.sync() != null) {
+        if (syncing.says_next(lane, link, operation)) return true;
+        return part == .all and syncing.gives_next(lane, link, operation);
+    }
     const x = operation.work.movement;
     if (x.board.members < 2) return false;
     const neighbour = operation.neighbour(link) orelse return false;
@@ -77,7 +141,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
             return true;
         }
     }
-    if (!x.sends_to(position)) return false;
+    if (part == .said or !x.sends_to(position)) return false;
     if (!x.board.targets[position].open and x.board.targets[position].eager_bytes == 0) {
         if (room.* == null) room.* = has_room_ahead(s, link);
         if (!room.*.?) return false;

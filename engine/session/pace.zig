@@ -9,6 +9,7 @@
 //! Pure: no lane, no socket, no clock. measure.zig calls it; spread.zig says how many lanes.
 
 const std = @import("std");
+const aging = @import("aging.zig");
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
@@ -19,24 +20,15 @@ pub fn per_second(bytes: u64, ns: u64) u64 {
 
 /// All that the lanes of a link have done in one interval.
 pub const Interval = struct {
-    ns: u64,
+    ns: u64 = 0,
     /// Payload that the other side has acknowledged, and what was sent a second time.
-    acked: u64,
-    retransmitted: u64,
+    acked: u64 = 0,
+    retransmitted: u64 = 0,
     /// The round trip, smoothed, and the shortest that was ever seen.
-    rtt_ns: u64,
-    base_ns: u64,
+    rtt_ns: u64 = 0,
+    base_ns: u64 = 0,
     /// There was more to send all the time.
-    saturated: bool,
-
-    pub const none: Interval = .{
-        .ns = 0,
-        .acked = 0,
-        .retransmitted = 0,
-        .rtt_ns = 0,
-        .base_ns = 0,
-        .saturated = false,
-    };
+    saturated: bool = false,
 
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
@@ -144,6 +136,23 @@ pub const Pacer = struct {
         }
         // Bytes that arrived until now were the end of the queue.
         if (i.calm()) p.peak = 0;
+    }
+
+    /// Nothing has moved for so long, and the network may have changed. A limit that is too high
+    /// makes a queue, which shows at once; one that is too low would bind for a while. So more is
+    /// tried at once, and again until it brings nothing. The limit is not forgotten: to find it
+    /// anew would cost the first operation after each pause a full queue.
+    pub fn rest(p: *Pacer, ns: u64) void {
+        if (ns < aging.half_life_ns) return;
+        p.lowered = 0;
+        p.vain = 0;
+        p.most = 0;
+        p.probe_after = probe_ns_min;
+        switch (p.state) {
+            .free => {},
+            .yielding => p.to(.free, 0),
+            .draining, .held, .probing => p.to(.probing, p.found + p.found / 4),
+        }
     }
 
     fn note(p: *Pacer, i: *const Interval) void {
@@ -440,8 +449,6 @@ test "an idle link keeps what was found" {
     const found = pacer.found;
     const idle: Interval = .{
         .ns = 100 * ms,
-        .acked = 0,
-        .retransmitted = 0,
         .rtt_ns = 100 * ms,
         .base_ns = 100 * ms,
         .saturated = false,
@@ -449,6 +456,33 @@ test "an idle link keeps what was found" {
     for (0..100) |_| pacer.step(&idle);
     try expectEqual(found, pacer.found);
     try expect(pacer.rate > 0);
+}
+
+test "after minutes without a byte more than the old limit is tried at once" {
+    // Goal: a network that has become faster meanwhile is used within seconds, and one that has
+    // become slower is not overrun. Method: one operation's worth of seconds after a pause.
+    for ([_]u64{ 25, 100, 12 }) |carries| {
+        var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
+        var pacer: Pacer = .{};
+        path.run(&pacer, 40);
+        path = .{ .carries = carries * mbyte, .wish = 400 * mbyte };
+        const before = pacer.rate;
+        pacer.rest(aging.half_life_ns - 1);
+        try expectEqual(before, pacer.rate);
+        pacer.rest(aging.half_life_ns);
+        try expect(pacer.rate > before and pacer.rate <= pacer.found / 4 * 5 + 4);
+        path.run(&pacer, 60);
+        try expect(path.is_filled(&pacer));
+        // Less than what a quarter more brings in a second.
+        try expect(carries < 25 or path.lost <= 8 * mbyte);
+    }
+}
+
+test "a queue of others is forgotten after minutes without a byte" {
+    var pacer: Pacer = .{ .state = .yielding, .found = mbyte };
+    pacer.rest(aging.half_life_ns);
+    try expectEqual(.free, pacer.state);
+    try expectEqual(0, pacer.rate);
 }
 
 test "what a slow lane leaves goes to the others" {

@@ -1,11 +1,14 @@
 //! peak: the most that was carried of late while more was waiting to be carried: by a link, or by
 //! all links of this peer at once. The sum is the peer's own rate, which no single link shows. A
-//! peer that has little to send learns nothing by that, so time counts only while it is busy: a
-//! rate halves in two minutes of that, unless as much is carried again.
+//! peer that has little to send learns nothing by that, so that time does not count: a rate halves
+//! in two minutes in which it was busy, unless as much is carried again. Time in which nothing
+//! moved at all counts as well, but not before it is busy again: until then the rate is the best
+//! that is known.
 //!
 //! Pure: no lane, no socket, no clock. measure.zig calls it; traffic.zig tells the coordinator.
 
 const std = @import("std");
+const aging = @import("aging.zig");
 const pace = @import("pace.zig");
 const Together = @import("together.zig").Together;
 const ms = std.time.ns_per_ms;
@@ -17,10 +20,11 @@ pub const Peak = struct {
     /// The stretch under way.
     bytes: u64 = 0,
     ns: u64 = 0,
+    /// Nothing has moved for so long since the last one.
+    idle_ns: u64 = 0,
 
     /// Acknowledgements come in bursts, and so do the turns of a busy thread that reads.
     const stretch_ns = 200 * ms;
-    const half_life_ms = 2 * 60 * 1000;
 
     /// An interval in which there was more to send all the time.
     pub fn sent(peak: *Peak, bytes: u64, ns: u64) void {
@@ -38,7 +42,14 @@ pub const Peak = struct {
     /// come before is taken for a pause of theirs.
     pub fn arrived(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
-        if (rate < peak.rate / 2) peak.pause() else peak.take(rate);
+        const before = aging.aged(peak.rate, peak.idle_ns);
+        if (rate < before / 2) peak.pause() else peak.take(rate);
+    }
+
+    /// Nothing has moved for so long.
+    pub fn rest(peak: *Peak, ns: u64) void {
+        peak.pause();
+        peak.idle_ns +|= ns;
     }
 
     /// The rate of a stretch that has come to its end.
@@ -49,14 +60,9 @@ pub const Peak = struct {
     }
 
     fn take(peak: *Peak, rate: u64) void {
-        peak.rate = @max(rate, aged(peak.rate, peak.ns));
+        peak.rate = @max(rate, aging.aged(peak.rate, peak.ns +| peak.idle_ns));
+        peak.idle_ns = 0;
         peak.pause();
-    }
-
-    /// In short steps, 0.693 of a half-life takes away one part in e.
-    fn aged(rate: u64, ns: u64) u64 {
-        const taken_ms: u64 = @min(ns / ms, half_life_ms);
-        return rate - rate *| (693 * taken_ms) / (1000 * half_life_ms);
     }
 };
 
@@ -77,6 +83,12 @@ pub const Node = struct {
     pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
         if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
         node.down.arrived(moved.received, ns);
+    }
+
+    pub fn rest(node: *Node, ns: u64) void {
+        node.up.rest(ns);
+        node.down.rest(ns);
+        node.together.pacer.rest(ns);
     }
 };
 
@@ -116,6 +128,24 @@ test "a rate that is not reached any more halves in two minutes, and a larger on
     send(&node, 90 * mbyte, 90 * mbyte, true, 2);
     try expectEqual(90 * mbyte, node.up.rate);
     try expectEqual(90 * mbyte, node.down.rate);
+}
+
+test "a rate from before a pause stays until more is known, and counts less then" {
+    var node: Node = .{};
+    send(&node, 80 * mbyte, 80 * mbyte, true, 2);
+    node.rest(aging.half_life_ns);
+    node.rest(aging.half_life_ns);
+    try expectEqual(80 * mbyte, node.up.rate);
+    // Less than half of what counts now comes in: others pause.
+    send(&node, 30 * mbyte, 9 * mbyte, true, 2);
+    try expectEqual(30 * mbyte, node.up.rate);
+    try expectEqual(80 * mbyte, node.down.rate);
+    send(&node, 30 * mbyte, 25 * mbyte, true, 2);
+    try expectEqual(25 * mbyte, node.down.rate);
+    // The pause has been counted.
+    send(&node, 10 * mbyte, 10 * mbyte, true, 2);
+    try expect(node.up.rate > 29 * mbyte);
+    try expectEqual(25 * mbyte, node.down.rate);
 }
 
 test "a stretch that a pause cuts short is not put together" {

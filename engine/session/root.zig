@@ -45,6 +45,7 @@ test {
     _ = @import("session.zig");
     _ = @import("early.zig");
     _ = @import("figures_test.zig");
+    _ = @import("aging.zig");
     _ = @import("flow.zig");
     _ = @import("measure.zig");
     _ = @import("pace.zig");
@@ -77,6 +78,7 @@ test {
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("outgoing_test.zig");
     _ = @import("queue_test.zig");
     _ = @import("rules_test.zig");
 }

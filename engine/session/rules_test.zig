@@ -205,6 +205,44 @@ test "operations take turns on a link, also where one has much to send" {
     };
 }
 
+test "operations have room for what is in the air, and together no more than the run allows" {
+    // Goal: the limit is of a peer, not of an operation. Method: sums of 50 pieces of 64 bytes, of
+    // which half may be in the air; a link that has more than that.
+    var w: World = .{ .gpa = gpa, .windows_bytes = 2048 };
+    try form(&w, 2);
+    defer w.deinit();
+    var memory: [2][4][400]u64 = @splat(@splat(@splat(1)));
+    const rooms = [4]u64{ 512, 2048 - 512, 512, 512 };
+    for (w.nodes[0..2], &memory) |*node, *own| {
+        const flow = &hostile_test.link_to(node, &w.nodes[1 - node.index]).flow;
+        for (own, rooms, 0..) |*array, room, tag| {
+            if (tag == 1) {
+                flow.goodput = 1 << 40;
+                flow.base_ns = std.time.ns_per_s;
+            }
+            const operation = try calls.begin(node.s, w.now, node.group, .{
+                .kind = .all_reduce,
+                .send = @ptrCast(array),
+                .recv = @ptrCast(array),
+                .count = array.len,
+                .dtype = .u64,
+                .tag = tag,
+                .deadline = base.never,
+            });
+            try expectEqual(room, operation.work.movement.room_bytes());
+        }
+        try expectEqual(2048, node.s.settings.windows_bytes);
+    }
+    try w.settle();
+    for (w.nodes[0..2], &memory) |*node, *own| {
+        for (own) |*array| try expect(std.mem.allEqual(u64, array, 2));
+        while (node.s.operations.getLastOrNull()) |operation| {
+            try expectEqual(.ok, operation.status);
+            calls.release(node.s, operation);
+        }
+    }
+}
+
 test "what was sent ahead in a passed attempt, or comes from a lost member, is not kept" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 3);

@@ -244,8 +244,8 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
 
 // ---- outgoing
 
-/// Puts the next frame of a sync on a lane that is idle, if there is one.
-pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
+/// Puts the next open or request of a sync on a lane that is idle, if there is one.
+pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
     if (t.phase == .begun) return false; // it has offered nothing
@@ -266,6 +266,15 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         }, "");
         return true;
     }
+    return false;
+}
+
+/// Puts the next leaf or page that was asked for on a lane that is idle, if there is one.
+pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (t.phase == .begun) return false; // it has offered nothing
+    const peer = &t.peers[t.find(link.peer) orelse return false];
     const staged = sync.offers_staged();
     // Members lie about votes if another content is elected than the one that this peer has voted
     // for. While that comes in, what is staged is neither the one nor the other.

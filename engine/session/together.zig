@@ -114,7 +114,7 @@ const WayOut = struct {
     lost: u64 = 0,
     moved: u64 = 0,
     together: Together = .{},
-    links: [3]Interval = @splat(.none),
+    links: [3]Interval = @splat(.{}),
 
     const ns = 100 * ms;
     const queue_ns_max = 50 * ms;

@@ -80,6 +80,8 @@ pub const World = struct {
     dials_in_vain: u32 = 0,
     /// So many has each link; 0: as the links like.
     lanes: u8 = 2,
+    /// Room for sums of all operations of a peer.
+    windows_bytes: u64 = base.limits.windows_bytes_default,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
@@ -88,6 +90,7 @@ pub const World = struct {
             .initial_world_size = initial,
             .chunk_bytes = 64,
             .window_bytes = 512,
+            .windows_bytes = w.windows_bytes,
         }, .{ .ctx = w, .vtable = &.{
             .close = coordinator_close,
             .wake = coordinator_wake,

@@ -710,6 +710,7 @@ pub const Welcome = struct {
     heartbeat_ns: u64,
     silence_ns: u64,
     window_bytes: u64,
+    windows_bytes: u64,
     chunk_bytes: u32,
     lanes: u8,
     /// A tenth of it after a call, the coordinator is told of it.
@@ -719,7 +720,8 @@ pub const Welcome = struct {
         .heartbeat_ns = limits.interval_ns_max,
         .silence_ns = limits.interval_ns_max,
         .stall_warning_ns = limits.interval_ns_max,
-        .window_bytes = limits.window_bytes_max,
+        .window_bytes = limits.windows_bytes_max,
+        .windows_bytes = limits.windows_bytes_max,
         .chunk_bytes = limits.frame_payload_bytes_max,
         .lanes = limits.lanes_per_link_max,
     };

@@ -109,7 +109,9 @@ ChunkBytes = Annotated[
 WindowBytes = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Bytes of room for partial sums of an operation. " + default("16 MiB")
+        min=1,
+        max=1 << 30,
+        help="Most bytes of room for partial sums at each peer. " + default("256 MiB"),
     ),
 ]
 Memory = Annotated[

@@ -201,6 +201,7 @@ fn connect(booth: *Booth) !void {
         .heartbeat_ns = second / 2,
         .silence_ns = 5 * second,
         .window_bytes = 512,
+        .windows_bytes = 1 << 28,
         .chunk_bytes = 64,
         .lanes = 1,
         .stall_warning_ns = 10 * second,

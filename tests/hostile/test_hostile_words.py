@@ -24,7 +24,7 @@ from harness.wire import message, words
 from pccl_py.cli import status as status_view
 
 MS = 10**6
-SETTINGS = struct.pack("<QQQIBQ", 500 * MS, 5000 * MS, 1 << 24, 1 << 18, 2, 10_000 * MS)
+SETTINGS = struct.pack("<QQQQIBQ", 500 * MS, 5000 * MS, 1 << 24, 1 << 28, 1 << 18, 2, 10_000 * MS)
 
 OBEYED = "\x1b[2J\x9b2J\u202e\nWARNING forged"
 

@@ -84,7 +84,7 @@ def test_without_a_state_nothing_is_kept(coordinator: pccl.Coordinator) -> None:
         ({"initial_world_size": 4}, ("initial_world_size is 4", "begun with 1")),
         ({"lanes_per_link": 3}, ("lanes_per_link is 3", "begun with auto")),
         ({"chunk_bytes": 1024}, ("chunk_bytes is 1024", "begun with 262144")),
-        ({"window_bytes": 65536}, ("window_bytes is 65536", "begun with 16777216")),
+        ({"window_bytes": 65536}, ("window_bytes is 65536", "begun with 268435456")),
         ({"heartbeat": 0.25}, ("heartbeat is 0.25 s", "begun with 0.5 s")),
         ({"silence": 9}, ("silence is 9 s", "begun with 5 s")),
         ({"prepare": 1}, ("prepare is 1 s", "begun with 10 s")),

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import wan_cases, wan_measure, wan_network, wan_topology
+from bench import wan_cases, wan_measure, wan_network, wan_plot, wan_topology
 from bench.__main__ import app
 from bench.common import MIB
 from bench.wan_cases import Call, Case
@@ -53,6 +53,7 @@ def test_a_quick_run_ends_with_right_results_and_leaves_nothing(tmp_path: Path) 
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(list(row) == KEYS for row in rows)
     assert (tmp_path / "wan.jsonl").read_text() == done.stdout
+    assert (tmp_path / "wan.png").read_bytes().startswith(b"\x89PNG")
     found = {(row["case"], row["metric"]): row for row in rows}
     cases = {case for case, _ in found}
     if "cubic" in wan_network.algorithms_here():
@@ -271,6 +272,7 @@ def test_the_time_is_that_of_the_slowest_rank_and_the_value_the_median() -> None
     assert found["counted_share", None].value == 0.75
     times, costs = wan_measure.tables(rows)
     assert times.row_count == costs.row_count == 1
+    assert wan_plot.gloo_shares(rows) == {rows[0].case: pytest.approx(4.17 / 20, rel=0.01)}
 
 
 def test_the_small_operation_beside_a_large_one_has_a_time_of_its_own() -> None:

@@ -159,7 +159,7 @@ def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
 
 def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
     answer = pccl_command("coordinator", "--help", COLUMNS="200")
-    for value in ("127.0.0.1:0", "auto", "262144", "16 MiB", "0.5", "5", "10", "never"):
+    for value in ("127.0.0.1:0", "auto", "262144", "256 MiB", "0.5", "5", "10", "never"):
         assert f"[default: {value}]" in answer.stdout, value
 
 
@@ -442,6 +442,16 @@ def test_a_coordinator_says_what_its_queues_may_hold() -> None:
         assert 0 < status["queue_bytes"] < 1 << 20
     with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024; it must be at least 16"):
         pccl.Coordinator(memory=1024)
+
+
+def test_room_for_sums_that_is_out_of_range_is_refused_with_the_range() -> None:
+    with pytest.raises(
+        pccl.InvalidArgument, match="window_bytes is 1073741825; it must be 1 to 1073741824"
+    ):
+        pccl.Coordinator(window_bytes=(1 << 30) + 1)
+    answer = pccl_command("coordinator", "--window-bytes", str((1 << 30) + 1))
+    assert answer.returncode == 2
+    assert "1073741824" in answer.stderr
 
 
 @pytest.mark.parametrize(

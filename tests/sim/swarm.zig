@@ -149,6 +149,8 @@ pub const Config = struct {
     lanes: u8,
     chunk_bytes: u32,
     window_bytes: u64,
+    /// Room for all operations of a peer together, if it is more.
+    windows_bytes: u64 = base.limits.windows_bytes_default,
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
@@ -229,6 +231,9 @@ pub const Config = struct {
         var large = stream(seed, "large");
         const is_special = config.only_cuts or config.only_resets;
         if (!is_special and large.chance(large_one_in)) config.draw_large(&large);
+        var windows = stream(seed, "windows");
+        if (windows.chance(2))
+            config.windows_bytes = config.window_bytes << @intCast(windows.below(6));
         var groups = stream(seed, "groups");
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));

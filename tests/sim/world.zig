@@ -454,6 +454,7 @@ pub const World = struct {
             .lanes = config.lanes,
             .chunk_bytes = config.chunk_bytes,
             .window_bytes = config.window_bytes,
+            .windows_bytes = @max(config.window_bytes, config.windows_bytes),
             .heartbeat_ns = config.heartbeat_ns,
             .silence_ns = config.silence_ns,
             .prepare_ns = config.prepare_ns,
