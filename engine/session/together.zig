@@ -67,8 +67,8 @@ pub const Together = struct {
             .retransmitted = t.now.retransmitted,
             .rtt_ns = t.now.base_ns +| t.now.waits_ns,
             .base_ns = t.now.base_ns,
-            // A lane may wait for a credit now and then.
-            .saturated = !is_late and t.now.links >= 2 and t.now.lanes_busy * 2 >= t.now.lanes,
+            // Lanes of several links wait for credits now and then.
+            .saturated = !is_late and t.now.links >= 2 and t.now.lanes_busy * 4 >= t.now.lanes,
         };
         t.pacer.step(&sum);
     }
