@@ -162,6 +162,7 @@ pub const Board = struct {
         const here = slots_needed(&ledger, sizes.window_here);
         const is_more = @min(here.all, half) > sure.all;
         const slots = if (is_more) @min(here.all, half) else sure.all;
+        const spare = slots - (sure.all - sure.origin);
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -170,10 +171,7 @@ pub const Board = struct {
         return .{
             .ledger = ledger,
             // Never of those that senders take for granted.
-            .origin_slots = @intCast(@max(
-                sure.origin,
-                @min(here.origin, slots - (sure.all - sure.origin)),
-            )),
+            .origin_slots = @max(sure.origin, @as(u16, @intCast(@min(here.origin, spare)))),
             .origin_sure = sure.origin,
             .slots_sure = sure.all,
             .is_far = sizes.is_far,
