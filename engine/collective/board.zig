@@ -65,7 +65,7 @@ pub const Board = struct {
 
     free_slots: []u16,
     free_count: u16 = 0,
-    /// Slots that hold a contribution of this peer on its way out, and how many may.
+    /// So many slots may hold a contribution of this peer on its way out.
     origin_held: u16 = 0,
     origin_slots: u16,
     /// So many every member has.
@@ -96,6 +96,8 @@ pub const Board = struct {
         ready: []Move = &.{},
         ready_count: u16 = 0,
         preparing: u16 = 0,
+        /// Contributions to it that are in slots until it has them.
+        held: u16 = 0,
 
         pub fn push(target: *Target, move: Move) void {
             target.ready[target.ready_count] = move;
@@ -160,6 +162,7 @@ pub const Board = struct {
         const here = slots_needed(&ledger, sizes.window_here);
         const is_more = @min(here.all, half) > sure.all;
         const slots = if (is_more) @min(here.all, half) else sure.all;
+        const spare = slots - (sure.all - sure.origin);
         const targets = try base.unfilled.list(arena, Target, sizes.members_max);
         const ready = try base.unfilled.list(arena, Move, sizes.members_max * sizes.ahead);
         for (targets, 0..) |*target, index| target.* = .{
@@ -168,7 +171,7 @@ pub const Board = struct {
         return .{
             .ledger = ledger,
             // Never of those that senders take for granted.
-            .origin_slots = @intCast(@min(here.origin, slots - (sure.all - sure.origin))),
+            .origin_slots = @max(sure.origin, @as(u16, @intCast(@min(here.origin, spare)))),
             .origin_sure = sure.origin,
             .slots_sure = sure.all,
             .is_far = sizes.is_far,
@@ -196,9 +199,10 @@ pub const Board = struct {
         const pieces = ledger.partition.pieces;
         const by_work = @max(1, std.math.divCeil(u64, pieces, 2) catch unreachable);
         const per_sender = @min(by_window, by_work, slots_each_max);
-        // They are kept until others have them, so as many as one of these may send.
+        // They are kept until others have them: so many are on their way to all of them together.
         const least = origin_slots_of(world_size);
-        const origin: u16 = if (converts_any(ledger)) @intCast(@max(least, per_sender)) else 0;
+        const under_way = @min(window_bytes / slot_bytes, by_work, slots_each_max);
+        const origin: u16 = if (converts_any(ledger)) @intCast(@max(least, under_way)) else 0;
         return .{
             .all = @intCast(@min(per_sender * senders + origin, no_slot - 1)),
             .origin = origin,
@@ -231,7 +235,6 @@ pub const Board = struct {
         @memset(b.positions, nobody);
         for (options.order.slice(), 0..) |rank, position| b.positions[rank] = @intCast(position);
         b.free_count = @intCast(b.free_slots.len);
-        b.origin_held = 0;
         // The lowest slots are handed out first and so stay in cache.
         for (b.free_slots, 0..) |*entry, index| {
             entry.* = @intCast(b.free_slots.len - 1 - index);
@@ -326,7 +329,7 @@ pub const Board = struct {
     /// is enough for its senders to go on, who hear of slots in quarters.
     pub fn is_short(b: *const Board, move: *const Move) bool {
         if (move.slot == no_slot) return false;
-        if (move.holder == nobody) return b.origin_held * 2 >= b.origin_slots;
+        if (move.holder == nobody) return b.targets[move.to].held * 2 >= b.origin_share();
         return b.credits[move.holder].held * 2 >= b.slots_each;
     }
 
@@ -339,8 +342,17 @@ pub const Board = struct {
     pub fn slot_left(b: *Board, move: *const Move) void {
         if (move.slot == no_slot) return;
         if (move.holder != nobody) return b.slot_free(&b.credits[move.holder], move.slot);
-        b.origin_held -= 1;
+        b.targets[move.to].held -= 1;
         b.slot_give(move.slot);
+    }
+
+    /// So many contributions to one neighbour may be in slots: all links are busy at the same time,
+    /// whichever of them is the fastest.
+    fn origin_share(b: *const Board) u16 {
+        return switch (b.schedule) {
+            .ring => b.origin_slots,
+            .direct => @max(1, b.origin_slots / @max(1, b.members - 1)),
+        };
     }
 
     // ---- contributions
@@ -355,8 +367,8 @@ pub const Board = struct {
         job.to = to;
         if (b.converts(piece)) {
             // More would take slots that others have been promised.
-            if (b.free_count == 0 or b.origin_held == b.origin_slots) return null;
-            b.origin_held += 1;
+            if (b.free_count == 0 or target.held == b.origin_share()) return null;
+            target.held += 1;
             job.slot = b.slot_take();
         }
         target.preparing += 1;
@@ -373,6 +385,7 @@ pub const Board = struct {
             .reduced_attempt = if (kind == .final) b.attempt else 0,
             .place = if (job.slot == no_slot) .own else .slot,
             .slot = job.slot,
+            .to = job.to,
         });
     }
 

@@ -369,20 +369,27 @@ pub const Direct = struct {
 
     // ---- what goes out
 
-    /// Finished bytes first, then contributions.
+    /// Between far members contributions go first, which have two hops before them; between near
+    /// ones finished bytes, which are still in the cache.
     pub fn next(direct: *Direct, b: *Board, to: u16, is_eager: bool) Answer {
+        if (!is_eager and !b.is_far) switch (direct.next_finished(b, to)) {
+            .nothing => {},
+            else => |answer| return answer,
+        };
+        if (b.targets[to].pop()) |move| return .{ .move = move };
+        if (direct.prepare(b, to)) |job| return .{ .job = job };
+        return if (is_eager) .nothing else direct.next_finished(b, to);
+    }
+
+    fn next_finished(direct: *Direct, b: *Board, to: u16) Answer {
         const target = &b.targets[to];
-        if (!is_eager) {
-            if (target.ready_count > 0 and target.ready[0].kind == .final)
-                return .{ .move = target.pop().? };
-            switch (direct.next_final(b, to)) {
-                .nothing => {},
-                else => |answer| return answer,
-            }
-            if (direct.next_passing(b, to)) |move| return .{ .move = move };
+        if (target.ready_count > 0 and target.ready[0].kind == .final)
+            return .{ .move = target.pop().? };
+        switch (direct.next_final(b, to)) {
+            .nothing => {},
+            else => |answer| return answer,
         }
-        if (target.pop()) |move| return .{ .move = move };
-        return if (direct.prepare(b, to)) |job| .{ .job = job } else .nothing;
+        return if (direct.next_passing(b, to)) |move| .{ .move = move } else .nothing;
     }
 
     fn next_final(direct: *Direct, b: *Board, to: u16) Answer {

@@ -24,6 +24,8 @@ pub const Move = struct {
     /// it has a contribution of this peer.
     slot: u16 = no_slot,
     holder: u16 = nobody,
+    /// The neighbour that a contribution in a slot is for.
+    to: u16 = nobody,
 
     pub const Place = enum {
         slot,

@@ -294,6 +294,8 @@ const Case = struct {
     schedule: Schedule,
     lose: ?u16 = null,
     chunk_bytes: u32 = 64,
+    window_bytes: u64 = 1024,
+    is_far: bool = false,
 };
 
 fn test_case(case: Case) !void {
@@ -319,7 +321,8 @@ fn test_case(case: Case) !void {
                 .rank = @intCast(rank),
             },
             .chunk_bytes = case.chunk_bytes,
-            .window_bytes = 1024,
+            .window_bytes = case.window_bytes,
+            .is_far = case.is_far,
         });
     }
     defer for (movements[0..n]) |*x| x.deinit();
@@ -365,6 +368,20 @@ test "every rank ends with the sum of all, for any world and count" {
             .count = count,
             .kind = kind,
             .schedule = schedule,
+        });
+    };
+}
+
+test "far members end with the sum of all, with every window from one slot up" {
+    for (2..6) |n| for (schedules) |schedule| for (0..6) |slots| for ([_]?u16{ null, 1 }) |lose| {
+        try test_case(.{
+            .n = @intCast(n),
+            .count = 40 * n,
+            .kind = .all_reduce,
+            .schedule = schedule,
+            .lose = lose,
+            .window_bytes = @max(1, 64 * slots * (n - 1)),
+            .is_far = true,
         });
     };
 }
@@ -788,6 +805,107 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
         try std.testing.expect(x.next(@intCast(to)) != null);
     }
     try std.testing.expect(x.board.free_count >= (n - 1) * x.initial_credit());
+}
+
+/// Rank 0 of four, in a direct schedule, whose contributions are encoded.
+fn test_encoded(pool: *Pool, input: []f32, window_here: u64) !Movement {
+    var descriptor = test_descriptor(.all_reduce, input.len);
+    descriptor.dtype = .f32;
+    descriptor.codec = .of(.int8);
+    var x = try make(std.testing.allocator, pool, .{
+        .descriptor = descriptor,
+        .arrays = &.{test_array(input.ptr, descriptor.dtype, input.len)},
+        .roles = .{
+            .kind = descriptor.kind,
+            .world_size = 4,
+            .rank = 0,
+        },
+        .chunk_bytes = 512,
+        .window_bytes = 1 << 16,
+        .window_here = window_here,
+    });
+    const order: base.Order = .of(&.full(4));
+    var begin = test_begin(1, &order, &.{});
+    begin.schedule = .direct;
+    begin.hubs = &.full(4);
+    x.begin(begin);
+    return x;
+}
+
+test "a neighbour that takes all it can get leaves the others their part of what is in slots" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var input: [4 * 2048]f32 = @splat(1);
+    var x = try test_encoded(&pool, &input, 0);
+    defer x.deinit();
+    const share = x.board.origin_slots / 3;
+    for (1..4) |to| {
+        x.opened(@intCast(to), x.initial_credit());
+        var last: Movement.Out = undefined;
+        for (0..share) |_| last = x.next(@intCast(to)).?;
+        try std.testing.expectEqual(null, x.next(@intCast(to)));
+        x.acknowledged(&last.move);
+        try std.testing.expect(x.next(@intCast(to)) != null);
+    }
+}
+
+test "a first measurement takes no room away from contributions" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var input: [4 * 2048]f32 = @splat(1);
+    var unknown = try test_encoded(&pool, &input, 0);
+    defer unknown.deinit();
+    // Half of the pieces, of which there is one for each 512 bytes.
+    try std.testing.expectEqual(32, unknown.board.origin_slots);
+    var slow = try test_encoded(&pool, &input, 1);
+    defer slow.deinit();
+    try std.testing.expectEqual(32, slow.board.origin_slots);
+}
+
+test "in a direct schedule contributions go before finished bytes between far members alone" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    for ([_]bool{ false, true }) |is_far| {
+        var input: [64]u64 = @splat(1);
+        const descriptor = test_descriptor(.all_reduce, input.len);
+        var x = try make(std.testing.allocator, &pool, .{
+            .descriptor = descriptor,
+            .arrays = &.{test_array(&input, .u64, input.len)},
+            .roles = .{ .kind = descriptor.kind, .world_size = 2, .rank = 0 },
+            .chunk_bytes = 64,
+            .window_bytes = 1024,
+            .is_far = is_far,
+        });
+        defer x.deinit();
+        const order: base.Order = .of(&.full(2));
+        var begin = test_begin(1, &order, &.{});
+        begin.schedule = .direct;
+        begin.hubs = &.full(2);
+        x.begin(begin);
+        x.opened(1, x.initial_credit());
+        // The other's contribution to a piece of this peer: the result of that goes to the other.
+        const header: wire.frame.Header = .{
+            .epoch = 1,
+            .tag = 0,
+            .sequence = 0,
+            .index = 0,
+            .attempt = 1,
+            .payload_bytes = 64,
+            .reduced_attempt = 0,
+            .group = 0,
+            .class = 0,
+            .kind = .partial,
+        };
+        const place = try x.place(&header, 1);
+        @memset(place.bytes, 0);
+        _ = x.arrived(&header, place.slot);
+        var finals_before: usize = 0;
+        while (x.next(1)) |out| {
+            if (out.move.kind != .final) break;
+            finals_before += 1;
+        }
+        try std.testing.expectEqual(@as(usize, if (is_far) 0 else 1), finals_before);
+    }
 }
 
 test "after a loss, kept chunks keep the lost contribution and the others do without" {

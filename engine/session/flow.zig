@@ -68,6 +68,10 @@ pub const Flow = struct {
     theirs: u8 = 0,
     /// As the other side was told, or takes it to be before it is.
     told: u8 = Spread.near,
+    /// The last interval, how many lanes it had, and how many of them were busy all the time.
+    last: Interval = .{},
+    lanes_open: u8 = 0,
+    lanes_busy: u8 = 0,
     /// The last interval in which it was kept busy.
     goodput: u64 = 0,
     /// The most that came in within an interval, bytes per second; of late.

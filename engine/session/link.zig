@@ -167,6 +167,8 @@ pub const Lane = struct {
     /// The last sample, and whether a frame was under way then.
     sample: ?flow_file.Sample = null,
     was_busy: bool = false,
+    /// Acknowledged in the last interval, bytes per second.
+    moved: u64 = 0,
     /// It has no data of large operations, so it may be idle while its link has more to send.
     is_kept: bool = false,
     /// As the driver was told.

@@ -13,6 +13,7 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Moved = @import("peak.zig").Moved;
 const Node = @import("peak.zig").Node;
+const Together = @import("together.zig").Together;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
 const Interval = pace.Interval;
@@ -57,11 +58,17 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     const idle = idle_part(links, ceiling);
     const part = busy_part(links, ceiling, busy);
     var moved: Moved = .{};
+    for (links) |link| if (link.open_count > 0) look(host, link, ns, is_late, &moved);
+    node.note(&moved, ns);
+    const together = &node.together;
+    together.begin(moved.acked);
+    for (links) |link| if (is_counted(link)) together.add(&link.flow.last, link.flow.lanes_open, link.flow.lanes_busy);
+    together.step(ns, is_late);
+    for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
-        run_link(host, link, ns, is_late, most, &moved);
+        pace_link(host, link, together, most);
     };
-    node.note(&moved, ns);
     begin(links);
     return moves or busy > 0;
 }
@@ -101,17 +108,16 @@ fn takes(link: *const Link) bool {
     return false;
 }
 
-fn run_link(
-    host: Host,
-    link: *Link,
-    ns: u64,
-    is_late: bool,
-    ceiling: u64,
-    all: *Moved,
-) void {
-    var lanes: [limits.lanes_per_link_max]*Lane = undefined;
-    var moved: [limits.lanes_per_link_max]u64 = undefined;
-    var count: usize = 0;
+/// Within a machine room no queue is seen.
+fn is_counted(link: *const Link) bool {
+    return link.open_count > 0 and link.flow.is_far();
+}
+
+/// What its lanes have moved since the last time.
+fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
+    const flow = &link.flow;
+    flow.lanes_open = 0;
+    flow.lanes_busy = 0;
     var i: Interval = .{
         .ns = ns,
         .acked = 0,
@@ -134,19 +140,21 @@ fn run_link(
         lane.sample = sample;
         const since = if (before) |its| sample.acked -| its.acked else 0;
         const again = if (before) |its| sample.retransmitted -| its.retransmitted else 0;
-        if (!lane.is_kept and (!lane.was_busy or !lane.out_busy)) i.saturated = false;
+        const busy = lane.is_kept or (lane.was_busy and lane.out_busy);
+        if (!busy) i.saturated = false;
+        flow.lanes_busy += @intFromBool(busy);
         lane.was_busy = lane.out_busy;
         i.acked += since;
         i.retransmitted += again;
         i.base_ns = @min(i.base_ns, sample.base_ns);
         weighted +|= sample.rtt_ns / std.time.ns_per_us *| since;
-        lanes[count] = lane;
-        moved[count] = pace.per_second(since, ns);
-        count += 1;
+        lane.moved = pace.per_second(since, ns);
+        flow.lanes_open += 1;
     }
-    if (count == 0) return;
+    flow.last = i;
+    if (flow.lanes_open == 0) return;
     i.rtt_ns = if (i.acked == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
-    const flow = &link.flow;
+    flow.last = i;
     flow.base_ns = i.base_ns;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
@@ -154,10 +162,28 @@ fn run_link(
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
-    flow.pacer.step(&i);
-    const rate = lesser(flow.pacer.rate, ceiling);
-    flow.spread.step(&i, pace.is_full(rate, &i));
+}
+
+/// How fast it is sent to until the next time, and over how many lanes.
+fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) void {
+    const flow = &link.flow;
+    if (flow.lanes_open == 0) return;
+    const i = &flow.last;
+    if (together.is_common() and together.is_one(i)) flow.pacer.pause() else flow.pacer.step(i);
+    const part = if (flow.is_far()) together.part(i) else 0;
+    const rate = lesser(lesser(flow.pacer.rate, part), ceiling);
+    flow.spread.step(i, pace.is_full(rate, i));
+    var lanes: [limits.lanes_per_link_max]*Lane = undefined;
+    var moved: [limits.lanes_per_link_max]u64 = undefined;
     var shares: [limits.lanes_per_link_max]u64 = undefined;
+    var count: usize = 0;
+    for (link.lanes) |place| {
+        const lane = place orelse continue;
+        if (lane.state != .open or lane.sample == null) continue;
+        lanes[count] = lane;
+        moved[count] = lane.moved;
+        count += 1;
+    }
     pace.share(rate, moved[0..count], shares[0..count]);
     // Where the user limits it, a link near by is busy for as long as it has something to send.
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;

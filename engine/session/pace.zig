@@ -20,15 +20,15 @@ pub fn per_second(bytes: u64, ns: u64) u64 {
 
 /// All that the lanes of a link have done in one interval.
 pub const Interval = struct {
-    ns: u64,
+    ns: u64 = 0,
     /// Payload that the other side has acknowledged, and what was sent a second time.
-    acked: u64,
-    retransmitted: u64,
+    acked: u64 = 0,
+    retransmitted: u64 = 0,
     /// The round trip, smoothed, and the shortest that was ever seen.
-    rtt_ns: u64,
-    base_ns: u64,
+    rtt_ns: u64 = 0,
+    base_ns: u64 = 0,
     /// There was more to send all the time.
-    saturated: bool,
+    saturated: bool = false,
 
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
@@ -50,7 +50,7 @@ pub const Interval = struct {
         return i.rtt_ns -| i.base_ns;
     }
 
-    const queue_ns = 20 * ms;
+    pub const queue_ns = 20 * ms;
 };
 
 pub const Pacer = struct {
@@ -194,7 +194,8 @@ pub const Pacer = struct {
         return per_second(p.acked, p.lasted);
     }
 
-    fn pause(p: *Pacer) void {
+    /// It sent too little for that anything could be learned.
+    pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
         p.recent_count = 0;
         p.crowded = 0;
@@ -305,7 +306,7 @@ pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
     }
 }
 
-fn is_slow(moved: u64, even: u64) bool {
+pub fn is_slow(moved: u64, even: u64) bool {
     return moved < even / 4 * 3;
 }
 
@@ -448,8 +449,6 @@ test "an idle link keeps what was found" {
     const found = pacer.found;
     const idle: Interval = .{
         .ns = 100 * ms,
-        .acked = 0,
-        .retransmitted = 0,
         .rtt_ns = 100 * ms,
         .base_ns = 100 * ms,
         .saturated = false,

@@ -10,6 +10,7 @@
 const std = @import("std");
 const aging = @import("aging.zig");
 const pace = @import("pace.zig");
+const Together = @import("together.zig").Together;
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
@@ -77,6 +78,7 @@ pub const Moved = struct {
 pub const Node = struct {
     up: Peak = .{},
     down: Peak = .{},
+    together: Together = .{},
 
     pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
         if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
@@ -86,6 +88,7 @@ pub const Node = struct {
     pub fn rest(node: *Node, ns: u64) void {
         node.up.rest(ns);
         node.down.rest(ns);
+        node.together.pacer.rest(ns);
     }
 };
 

@@ -52,6 +52,7 @@ test {
     _ = @import("peak.zig");
     _ = @import("rates.zig");
     _ = @import("spread.zig");
+    _ = @import("together.zig");
     _ = @import("link.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");

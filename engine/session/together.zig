@@ -1,0 +1,234 @@
+//! together: links of this peer that send at the same time, as in the direct schedule. The queue
+//! that all of them wait in is that of the peer's own way out, and no link alone knows what that
+//! carries: each would find what the others leave, and keep to that after they have ended. So the
+//! sum of them has a limit of its own, found as that of one link is (pace.zig), and each has its
+//! part of it. A link on which packets wait longer, while others are calm, is its own limit.
+//!
+//! Pure: no lane, no socket, no clock. measure.zig calls it.
+
+const std = @import("std");
+const pace = @import("pace.zig");
+const Interval = pace.Interval;
+const ms = std.time.ns_per_ms;
+
+pub const Together = struct {
+    pacer: pace.Pacer = .{},
+    /// So many sent much when last several did.
+    links: u64 = 0,
+    /// Now.
+    now: Sum = .{},
+
+    /// Of the interval: the links that send much.
+    pub const Sum = struct {
+        links: u64 = 0,
+        /// All links, first.
+        acked_by_all: u64 = 0,
+        acked: u64 = 0,
+        retransmitted: u64 = 0,
+        /// The shortest time that packets of one wait, and the longest way.
+        waits_ns: u64 = std.math.maxInt(u64),
+        base_ns: u64 = 0,
+        lanes: u64 = 0,
+        lanes_busy: u64 = 0,
+        /// Those that leave something of their part, and what they moved, bytes per second.
+        slow: u64 = 0,
+        slow_rate: u64 = 0,
+    };
+
+    /// One that moves less than this part of all is not one of them.
+    const little_part = 8;
+
+    pub fn begin(t: *Together, acked_by_all: u64) void {
+        t.now = .{ .acked_by_all = acked_by_all };
+    }
+
+    pub fn is_one(t: *const Together, i: *const Interval) bool {
+        return i.acked > 0 and i.acked >= t.now.acked_by_all / little_part;
+    }
+
+    pub fn add(t: *Together, i: *const Interval, lanes: u64, lanes_busy: u64) void {
+        if (!t.is_one(i)) return;
+        const now = &t.now;
+        now.links += 1;
+        now.acked +|= i.acked;
+        now.retransmitted +|= i.retransmitted;
+        now.waits_ns = @min(now.waits_ns, i.rtt_ns -| i.base_ns);
+        now.base_ns = @max(now.base_ns, i.base_ns);
+        now.lanes += lanes;
+        now.lanes_busy += lanes_busy;
+    }
+
+    /// All are added. `is_late`: the process stood still.
+    pub fn step(t: *Together, ns: u64, is_late: bool) void {
+        if (t.now.links >= 2) t.links = t.now.links;
+        const sum: Interval = .{
+            .ns = ns,
+            .acked = t.now.acked,
+            .retransmitted = t.now.retransmitted,
+            .rtt_ns = t.now.base_ns +| t.now.waits_ns,
+            .base_ns = t.now.base_ns,
+            // Lanes of several links wait for credits now and then.
+            .saturated = !is_late and t.now.links >= 2 and t.now.lanes_busy * 4 >= t.now.lanes,
+        };
+        t.pacer.step(&sum);
+    }
+
+    /// All of them wait: none is its own limit.
+    pub fn is_common(t: *const Together) bool {
+        return t.now.links >= 2 and t.now.waits_ns > Interval.queue_ns;
+    }
+
+    /// Before `part`, once the sum has a limit.
+    pub fn note_slow(t: *Together, i: *const Interval) void {
+        if (!t.is_one(i) or !pace.is_slow(i.goodput(), t.even())) return;
+        t.now.slow += 1;
+        t.now.slow_rate +|= i.goodput();
+    }
+
+    /// Bytes per second for a link; 0: no limit. One that is idle may begin at the same time as
+    /// those that sent together before. What slow ones leave goes to the others.
+    pub fn part(t: *const Together, i: *const Interval) u64 {
+        const rate = t.pacer.rate;
+        if (rate == 0) return 0;
+        if (!t.is_one(i)) return @max(1, rate / @max(1, t.links));
+        if (t.now.links < 2) return 0;
+        const fast = t.now.links - t.now.slow;
+        if (fast == 0 or pace.is_slow(i.goodput(), t.even())) return @max(1, t.even());
+        return @max(1, (rate -| t.now.slow_rate) / fast);
+    }
+
+    fn even(t: *const Together) u64 {
+        return t.pacer.rate / @max(1, t.now.links);
+    }
+};
+
+// ---- a way out to try it on
+
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+/// Links that share a queue of 50 ms before what they all go through.
+const WayOut = struct {
+    carries: u64,
+    queued: u64 = 0,
+    lost: u64 = 0,
+    moved: u64 = 0,
+    together: Together = .{},
+    links: [3]Interval = @splat(.{}),
+
+    const ns = 100 * ms;
+    const queue_ns_max = 50 * ms;
+    const distances = [_]u64{ 60 * ms, 90 * ms, 150 * ms };
+
+    /// `wishes`: what TCP would send on each without a limit, bytes per second.
+    fn run(out: *WayOut, wishes: [3]u64, intervals: usize) void {
+        for (0..intervals) |_| {
+            var sent: [3]u64 = undefined;
+            var all: u64 = 0;
+            for (&sent, wishes, &out.links) |*each, wish, *link| {
+                const part = out.together.part(link);
+                each.* = (if (part == 0) wish else @min(part, wish)) / 10;
+                all += each.*;
+            }
+            const room = out.carries / 10;
+            const before = out.queued;
+            out.queued += all;
+            const acked = @min(out.queued, room);
+            out.queued -= acked;
+            const dropped = out.queued -| out.carries / 20;
+            out.queued -= dropped;
+            out.lost += dropped;
+            out.moved += acked;
+            const waits = @max(before, out.queued) * 1000 / out.carries * ms;
+            for (&out.links, sent, distances) |*link, each, base_ns| link.* = .{
+                .ns = ns,
+                .acked = if (all == 0) 0 else acked * each / all,
+                .retransmitted = if (all == 0) 0 else dropped * each / all,
+                .rtt_ns = base_ns + waits,
+                .base_ns = base_ns,
+                .saturated = true,
+            };
+            out.step();
+        }
+    }
+
+    fn step(out: *WayOut) void {
+        const t = &out.together;
+        var acked: u64 = 0;
+        for (&out.links) |*link| acked += link.acked;
+        t.begin(acked);
+        for (&out.links) |*link| t.add(link, 8, 8);
+        t.step(ns, false);
+        for (&out.links) |*link| t.note_slow(link);
+    }
+};
+
+const mbyte = 1_000_000;
+
+test "what links send together is held to what they carry together, each with its part" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    out.run(@splat(20 * mbyte), 100);
+    const moved, const lost = .{ out.moved, out.lost };
+    out.run(@splat(20 * mbyte), 300);
+    // Nearly all of it is used for half a minute, and nearly nothing overflows.
+    try expect(out.moved - moved > 24 * mbyte * 30 / 10 * 9);
+    try expect(out.lost - lost < 24 * mbyte * 30 / 100);
+    for (&out.links) |*link| try expect(link.goodput() > 6 * mbyte);
+}
+
+test "what a slow link leaves of its part goes to the others" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    const wishes = [_]u64{ 4 * mbyte, 20 * mbyte, 20 * mbyte };
+    out.run(wishes, 100);
+    const moved = out.moved;
+    out.run(wishes, 300);
+    try expect(out.moved - moved > 24 * mbyte * 30 / 10 * 9);
+    try expect(out.links[0].goodput() > 3 * mbyte);
+    try expect(out.links[1].goodput() > 8 * mbyte);
+}
+
+test "a link that sends alone has no limit by this, and those that are idle may begin together" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    out.run(@splat(20 * mbyte), 100);
+    out.run(.{ 0, 0, 20 * mbyte }, 1);
+    const rate = out.together.pacer.rate;
+    try expect(rate > 20 * mbyte);
+    try expectEqual(0, out.together.part(&out.links[2]));
+    try expectEqual(rate / 3, out.together.part(&out.links[0]));
+    // Alone it can make a queue: that is for its own limit.
+    out.run(.{ 0, 0, 90 * mbyte }, 30);
+    try expect(!out.together.is_common());
+    try expectEqual(rate, out.together.pacer.rate);
+}
+
+test "links that never sent together have no limit by this" {
+    var out: WayOut = .{ .carries = 24 * mbyte };
+    for (0..60) |turn| {
+        var wishes: [3]u64 = @splat(0);
+        wishes[turn % 3] = 60 * mbyte;
+        out.run(wishes, 10);
+        for (&out.links) |*link| try expectEqual(0, out.together.part(link));
+    }
+}
+
+test "where one link alone has a queue the others are not held to it" {
+    var t: Together = .{};
+    const calm: Interval = .{
+        .ns = 100 * ms,
+        .acked = mbyte,
+        .retransmitted = 0,
+        .rtt_ns = 61 * ms,
+        .base_ns = 60 * ms,
+        .saturated = true,
+    };
+    var crowded = calm;
+    crowded.rtt_ns = 120 * ms;
+    crowded.retransmitted = 10_000;
+    for (0..100) |_| {
+        t.begin(2 * mbyte);
+        for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 8, 8);
+        t.step(100 * ms, false);
+    }
+    try expect(!t.is_common());
+    try expectEqual(0, t.part(&crowded));
+}
