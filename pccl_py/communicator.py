@@ -29,6 +29,8 @@ from pccl_py.words import (
     Congestion,
     CongestionName,
     PeerId,
+    Probe,
+    ProbeName,
     StateRules,
     at_least_one,
     nanoseconds,
@@ -514,6 +516,7 @@ def connect(
     reconnect_timeout: float | None = None,
     send_rate: Rates | None = None,
     congestion: Congestion | CongestionName | None = None,
+    probe: Probe | ProbeName | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -538,6 +541,8 @@ def connect(
     by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
     (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: which congestion control its
     lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
+    `probe`: whether it takes part in probes of links, "auto" or "off" (`Probe`); PCCL_PROBE, or
+    "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -562,6 +567,7 @@ def connect(
         read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
         read.rates(send_rate, "PCCL_SEND_RATE"),
         read.congestion(congestion, "PCCL_CONGESTION"),
+        read.probe(probe, "PCCL_PROBE"),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)

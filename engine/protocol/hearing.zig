@@ -171,6 +171,7 @@ fn dispatch(
         .heartbeat => |body| {
             peer.bytes_sent = body.bytes_sent;
             peer.bytes_received = body.bytes_received;
+            peer.may_probe = body.may_probe;
             post.say(run, peer, .{ .heartbeat_ack = .{ .number = body.number } });
         },
         .traffic => |*body| try measured.on_traffic(run, now, peer, body),
@@ -246,6 +247,7 @@ fn dispatch(
         .awaited,
         .entered,
         .measured,
+        .probe,
         .dial_back,
         => return error.Unexpected,
     }

@@ -14,6 +14,7 @@ const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const transfers = @import("transfer.zig");
@@ -314,6 +315,8 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             links.on_lanes(s, lane.link.?, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
         },
+        .probe => probing.on_frame(s, lane, header) catch |err|
+            return reject(s, lane, @errorName(err)),
     }
     return true;
 }

@@ -97,7 +97,7 @@ fn is_busy(link: *const Link) bool {
 
 /// Whether a payload is coming in.
 fn takes(link: *const Link) bool {
-    for (link.lanes) |place| if (place) |lane| if (lane.into != null) return true;
+    for (link.lanes) |place| if (place) |lane| if (lane.takes()) return true;
     return false;
 }
 

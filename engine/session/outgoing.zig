@@ -9,6 +9,7 @@ const wire = @import("wire");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
@@ -38,7 +39,8 @@ pub fn next(s: *Session, lane: *Lane) void {
         return;
     }
     if (prefetch.next(s, lane, link)) return;
-    if (says) put_ping(lane, link);
+    if (says) return put_ping(lane, link);
+    probing.next(s, lane, link);
 }
 
 /// A sign of life, what has come in, and how many lanes this side would like.
