@@ -22,6 +22,13 @@ const limits = base.limits;
 pub const round_ns = limits.probe_ns_max / 2 * 3;
 /// A pair is asked again after a round, and each time after twice as long, up to six minutes.
 const doubled_max = 8;
+/// Members have a moment at the same time, and say so one after the other.
+const gather_ns = 50 * std.time.ns_per_ms;
+
+/// A member has a moment: pairs are made soon.
+pub fn gather(run: *Run, now: Instant) void {
+    if (run.options.probes) run.due_at = @min(run.due_at, now +| gather_ns);
+}
 
 /// At a tick.
 pub fn review(run: *Run, epoch: *Epoch, now: Instant) Allocator.Error!void {
@@ -49,8 +56,7 @@ fn pair_of(epoch: *const Epoch, ranks: [2]u16) *Pair {
     return &epoch.probes.pairs[ranks[0] * epoch.members.len + ranks[1]];
 }
 
-/// Of the pairs of free members whose link is not known, the one that was due first; by rank where
-/// several were.
+/// The pair of free members whose link is not known that was due first; by rank where several were.
 fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     var found: ?[2]u16 = null;
     for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
@@ -65,7 +71,7 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     return found;
 }
 
-/// What the first sends to the second.
+/// The way from the first to the second.
 fn is_unknown(epoch: *const Epoch, ranks: [2]u16) bool {
     const peers = peers_of(epoch, ranks);
     return measured.believed(peers[0], peers[1]).rate == 0;

@@ -1,4 +1,4 @@
-//! Who is asked to probe which link, and when (probes.zig). The harness: court_test.zig.
+//! The members that are asked to probe links, and when (probes.zig). The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

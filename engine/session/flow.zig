@@ -75,6 +75,8 @@ pub const Flow = struct {
     received: u64 = 0,
     /// The most that went out while there was more to send, and the most that came in.
     carried: Peak = .{},
+    /// A probe is under way, and has not come to its end yet (probing.zig).
+    is_probed: bool = false,
     brought: Peak = .{},
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
@@ -108,6 +110,7 @@ pub const Flow = struct {
 
     /// So much the link was found to carry; 0 while that is not known.
     pub fn carries(flow: *const Flow) u64 {
+        if (flow.is_probed) return 0;
         const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
         return if (is_held) flow.pacer.found else flow.carried.rate;
     }

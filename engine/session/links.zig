@@ -13,6 +13,7 @@ const labels = @import("labels.zig");
 const measure = @import("measure.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const rounds = @import("rounds.zig");
 const syncing = @import("syncing.zig");
@@ -133,6 +134,8 @@ pub fn measure_all(s: *Session) void {
     for (s.links.items) |link| labels.limit(s, link);
     const moves = measure.run(s.host, s.links.items, &s.node, ns, s.rates.all);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
+    // The coordinator hears at once that there is a moment for a probe.
+    if (probing.may_begin(s)) s.heartbeat_at = @min(s.heartbeat_at, s.now);
     for (s.links.items) |link| if (link.flow.is_news()) {
         stand_by(s, link);
         s.wake(link);

@@ -8,9 +8,9 @@ const Instant = base.Instant;
 const PeerId = base.PeerId;
 const limits = base.limits;
 
-/// Of one peer.
+/// Those of one peer.
 pub const Probe = struct {
-    /// Of one probe; 0: this peer takes part in none.
+    /// A probe has no more; 0: this peer takes part in none.
     bytes_max: u32,
     budget: Budget,
     under_way: ?UnderWay = null,
@@ -112,7 +112,7 @@ test "each link has one probe for nothing, and beyond, probes are one byte in a 
     try expectEqual(1000, probe.allowed(left));
     budget.spend(&left, 400);
     try expectEqual(600, probe.allowed(left));
-    // What is left of a minute is not of the next one.
+    // The rest of a minute's share is not of the next one.
     budget.pass(222 * second, 135_000, 1000);
     try expectEqual(300, probe.allowed(left));
     budget.pass(283 * second, 135_000, 1000);

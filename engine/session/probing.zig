@@ -1,7 +1,7 @@
 //! probing: probes of links of which nobody knows what they carry (probe.zig), as the coordinator
 //! asks for them (protocol/probes.zig). A probe is frames that mean nothing, which its receiver
 //! throws away. They go where nothing else is to be sent, and end as soon as a call begins at
-//! either end. What the link carries then follows as from any other bytes: measure.zig.
+//! either end. The rate of the link then follows as from any other bytes: measure.zig.
 //! Free functions on Session.
 
 const std = @import("std");
@@ -40,12 +40,31 @@ pub fn on_probe(
     link.is_asked = link.flow.carries() > 0;
     if (link.is_asked or link.open_count == 0 or !link.flow.is_far()) return;
     if (is_called(s) or s.probe.is_under_way(s.now)) return;
+    const left = s.probe.allowed(link.probe_left);
+    if (left == 0) return;
+    // One whose link has lost its lanes.
+    end(s, false);
     s.probe.under_way = .{
         .to = link.peer,
-        .left = s.probe.allowed(link.probe_left),
+        .left = left,
         .until = s.now +| limits.probe_ns_max,
     };
+    link.flow.is_probed = true;
     s.wake(link);
+}
+
+/// An operation begins to move, also on the link that was probed.
+pub fn interrupt(s: *Session) void {
+    if (s.probe.under_way != null) end(s, false);
+}
+
+/// A connection begins slowly, so a probe that is cut short says nothing of the link.
+fn end(s: *Session, is_whole: bool) void {
+    const under_way = s.probe.under_way orelse return;
+    s.probe.under_way = null;
+    const link = s.link_to(under_way.to) orelse return;
+    link.flow.is_probed = false;
+    if (!is_whole) link.flow.carried = .{};
 }
 
 /// Puts the next frame of a probe on a lane for which there is nothing else, if there is one.
@@ -57,11 +76,8 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) void {
     const under_way = &(s.probe.under_way orelse return);
     if (!under_way.to.eql(link.peer)) return;
     const count: usize = @intCast(@min(under_way.left, s.probe.frame_bytes()));
-    const is_over = count == 0 or under_way.until <= s.now or is_called(s) or !is_fellow(s, link);
-    if (is_over) {
-        s.probe.under_way = null;
-        return;
-    }
+    if (count == 0 or under_way.until <= s.now) return end(s, true);
+    if (is_called(s) or !is_fellow(s, link)) return end(s, false);
     under_way.left -= count;
     s.probe.budget.spend(&link.probe_left, count);
     put(lane, probe.filler[0..count]);
@@ -84,8 +100,7 @@ pub fn on_frame(s: *Session, lane: *Lane, header: *const Header) Error!void {
     const link = lane.link.?;
     if (header.payload_bytes == 0) {
         const under_way = &(s.probe.under_way orelse return);
-        if (under_way.to.eql(link.peer)) s.probe.under_way = null;
-        return;
+        return if (under_way.to.eql(link.peer)) end(s, false);
     }
     if (header.payload_bytes > limits.probe_frame_bytes_max) return error.TooLong;
     if (!is_fellow(s, link)) return error.ProbeOfNoMember;

@@ -1,6 +1,6 @@
-//! Probes of links of which nothing is known, over perfect pipes: asked for by the coordinator, sent,
-//! thrown away, ended by a call, refused (probing.zig). The world: world_test.zig. Which links are
-//! asked for: protocol/probes_test.zig.
+//! Probes of links of which nothing is known, over perfect pipes: asked for by the coordinator,
+//! sent, thrown away, ended by a call, refused (probing.zig). The world: world_test.zig. The choice
+//! of links: protocol/probes_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -114,6 +114,27 @@ test "a probe ends with its time, and when a call begins at either end" {
     for ([_]?usize{ null, 0, 1 }) |caller| try expect_ended_by(caller);
 }
 
+test "a probe that is cut short says nothing of its link, and a whole one does" {
+    for ([_]bool{ false, true }) |is_whole| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 2, 20 * ms);
+        defer w.deinit();
+        try begin(&w);
+        const flow = &link_to(&w.nodes[0], &w.nodes[1]).flow;
+        flow.carried.rate = 5000;
+        try expectEqual(0, flow.carries());
+        const operation = if (is_whole) null else try world.sum(&w.nodes[0], 10, .restart);
+        try w.settle();
+        try expectEqual(null, w.nodes[0].s.probe.under_way);
+        try expectEqual(@as(u64, if (is_whole) 5000 else 0), flow.carries());
+        const first = operation orelse continue;
+        const other = try world.sum(&w.nodes[1], 10, .restart);
+        try w.settle();
+        calls.release(w.nodes[0].s, first);
+        calls.release(w.nodes[1].s, other);
+    }
+}
+
 test "a coordinator that asks for a probe of nobody breaks the protocol" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2, 20 * ms);
@@ -124,7 +145,7 @@ test "a coordinator that asks for a probe of nobody breaks the protocol" {
         error.Unexpected,
         probing.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch, .rank = rank }),
     );
-    // Of another epoch.
+    // This is of another epoch.
     try probing.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch + 9, .rank = 1 });
     try expectEqual(null, node.s.probe.under_way);
 }
@@ -142,10 +163,11 @@ test "a frame of a probe that is too long, or of a peer that is no member, close
     defer w.deinit();
     const node = &w.nodes[0];
     const link = link_to(node, &w.nodes[1]);
-    for (0..100) |_|
-        try expect(try hostile.inject(node, link.lanes[0].?, frame_of(limits.probe_frame_bytes_max)));
+    const most = limits.probe_frame_bytes_max;
+    const lane = link.lanes[0].?;
+    for (0..100) |_| try expect(try hostile.inject(node, lane, frame_of(most)));
     try expect(!link.declines);
-    try expect(!try hostile.inject(node, link.lanes[0].?, frame_of(limits.probe_frame_bytes_max + 1)));
+    try expect(!try hostile.inject(node, lane, frame_of(most + 1)));
     // A newcomer that has its lanes.
     const newcomer = try w.add();
     newcomer.s.probe = .init(bytes_max);

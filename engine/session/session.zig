@@ -192,7 +192,7 @@ pub const Session = struct {
         /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
         rates: Rates = .{},
-        /// Of one probe of a link; 0: this peer takes part in none. Fewer in tests.
+        /// A probe of a link has no more; 0: this peer takes part in none. Fewer in tests.
         probe_bytes_max: u32 = limits.probe_bytes_max,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,

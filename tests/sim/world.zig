@@ -58,7 +58,7 @@ pub const run_id: base.RunId = @splat(0x5a);
 /// busiest of thousands of them has ever held.
 const node_bytes_max = 16 << 20;
 const node_bytes_max_large = 64 << 20;
-/// Of one probe, where links are far (paths.zig): some frames.
+/// One probe, where links are far (paths.zig), is some frames.
 const probe_bytes_max = 512;
 
 /// One end of a connection.
