@@ -99,6 +99,14 @@ pub const Flow = struct {
         return if (flow.spread.is_fixed) ours else @max(ours, flow.theirs);
     }
 
+    /// The other peer is no further than that; 0: it is not known.
+    pub fn note_distance(flow: *Flow, rtt_ns: u64) void {
+        if (rtt_ns == 0) return;
+        flow.base_ns = if (flow.base_ns == 0) rtt_ns else @min(flow.base_ns, rtt_ns);
+        if (flow.spread.is_fixed) return;
+        flow.spread.lanes = @max(flow.spread.lanes, Spread.first(flow.base_ns));
+    }
+
     pub fn is_far(flow: *const Flow) bool {
         return flow.base_ns >= Spread.far_ns;
     }
@@ -154,6 +162,18 @@ test "little is left to the system, and nothing is said of a near link" {
     try std.testing.expectEqual(64 << 10, Pace.unsent(s / 10, 0));
     try std.testing.expectEqual(125_000, Pace.unsent(s / 10, 10_000_000));
     try std.testing.expectEqual(1 << 20, Pace.unsent(s / 10, 1 << 40));
+}
+
+test "a link that is far begins with more lanes, unless the run says how many" {
+    for ([_]u8{ 0, 1 }) |set| {
+        var flow: Flow = .init(set);
+        flow.note_distance(0);
+        try std.testing.expectEqual(0, flow.base_ns);
+        flow.note_distance(60 * std.time.ns_per_ms);
+        flow.note_distance(70 * std.time.ns_per_ms);
+        try std.testing.expectEqual(60 * std.time.ns_per_ms, flow.base_ns);
+        try std.testing.expectEqual(Spread.first(flow.base_ns) * (1 - set) + set, flow.lanes());
+    }
 }
 
 test "a pace is told again when it has changed by more than a little" {

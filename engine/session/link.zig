@@ -151,6 +151,9 @@ pub const Lane = struct {
     deadline: base.Instant,
     /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
     heard_at: base.Instant = 0,
+    /// How long it took to connect, which is one round trip; 0: the other side has dialed, or a
+    /// packet was lost.
+    connect_ns: u64 = 0,
     spoke_at: base.Instant = 0,
     ping_due: bool = false,
     /// The last sample, and whether a frame was under way then.

@@ -143,12 +143,14 @@ pub fn measure_all(s: *Session) void {
     dial_missing(s);
 }
 
-/// So many lanes the other side would like.
-pub fn on_lanes(s: *Session, link: *Link, count: u64) error{TooMany}!void {
+/// So many lanes the other side would like, and so far it takes this one to be, which only the side
+/// that dials finds out where the system does not say.
+pub fn on_ping(s: *Session, link: *Link, count: u64, rtt_ns: u64) error{ TooMany, TooFar }!void {
     if (count > limits.lanes_per_link_max) return error.TooMany;
-    if (count == link.flow.theirs) return;
+    if (rtt_ns > limits.link_rtt_ns_told_max) return error.TooFar;
+    if (link.flow.base_ns == 0) link.flow.note_distance(rtt_ns);
     link.flow.theirs = @intCast(count);
-    dial_missing(s);
+    if (lacks_lanes(link)) dial_missing(s);
 }
 
 fn dial_missing(s: *Session) void {

@@ -16,7 +16,6 @@ const Node = @import("peak.zig").Node;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
 const Interval = pace.Interval;
-const Spread = @import("spread.zig").Spread;
 const limits = base.limits;
 
 /// While bytes move.
@@ -31,13 +30,10 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, part: u64) void {
     const sample = host.vtable.lane_sample(host.ctx, lane) orelse
         return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
     lane.sample = sample;
-    flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
-    const is_far = flow.is_far();
-    if (!flow.spread.is_fixed)
-        flow.spread.lanes = @max(flow.spread.lanes, Spread.first(flow.base_ns));
+    flow.note_distance(if (sample.base_ns > 0) sample.base_ns else lane.connect_ns);
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
-        .unsent_max = if (is_far or ceiling > 0) Pace.unsent_first else 0,
+        .unsent_max = if (flow.is_far() or ceiling > 0) Pace.unsent_first else 0,
         .loss_tolerant = flow.must_tolerate_loss(),
     });
 }
@@ -145,9 +141,10 @@ fn run_link(
         count += 1;
     }
     if (count == 0) return;
-    i.rtt_ns = if (i.acked == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     const flow = &link.flow;
-    flow.base_ns = i.base_ns;
+    // Where the system does not say, it is as far as it was when the lane opened, and never full.
+    if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
+    i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
     all.saturated = all.saturated or (i.saturated and i.acked > 0);

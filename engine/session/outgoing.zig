@@ -43,13 +43,14 @@ pub fn next(s: *Session, lane: *Lane) void {
     probing.next(s, lane, link);
 }
 
-/// A sign of life, what has come in, and how many lanes this side would like.
+/// A sign of life, what has come in, how many lanes this side would like, and how far it is.
 fn put_ping(lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
     lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
         .kind = .ping,
         .index = index,
+        .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
         .acked = lane.answer(),
     })));
     lane.out_busy = true;

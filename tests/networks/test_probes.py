@@ -10,11 +10,12 @@ import json
 import os
 import queue
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from linked import await_condition
 
 from bench import wan_network
 from bench.wan_network import Network
@@ -123,16 +124,15 @@ def test_links_that_nothing_has_used_are_probed(network: Network, off: int | Non
 def rates_of(peer: Peer, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """The most that the status shows of each link, once it shows something of all these."""
     rates: dict[tuple[int, int], float] = {}
-    until = time.monotonic() + SECONDS_MAX
-    while not set(pairs) <= set(rates):
-        assert time.monotonic() < until, f"no more than these are known: {rates}"
+
+    def are_known() -> bool:
         peer.say("status")
-        status = peer.hear()
-        members = status["groups"][0]["epochs"][-1]["members"]  # type: ignore[index]
-        for rank, member in enumerate(members):
+        status: Any = peer.hear()
+        for rank, member in enumerate(status["groups"][0]["epochs"][-1]["members"]):
             for link in member["links"]:
-                if link["rate"] > 0:
-                    pair = (rank, link["rank"])
-                    rates[pair] = max(rates.get(pair, 0), link["rate"])
-        time.sleep(0.5)  # no more than a host may ask
+                pair = (rank, link["rank"])
+                rates[pair] = max(rates.get(pair, 0), link["rate"])
+        return all(rates.get(pair, 0) > 0 for pair in pairs)
+
+    await_condition(are_known, "probes of all links")
     return rates
