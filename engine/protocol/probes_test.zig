@@ -88,6 +88,24 @@ test "members probe in pairs, none in two, each pair once before any is asked ag
     try std.testing.expect(asked >= count and asked <= 8 * count);
 }
 
+test "members that have a moment are asked soon, and not only at the next heartbeat" {
+    for ([_]bool{ false, true }) |is_on| {
+        var court: Court = undefined;
+        try form(&court);
+        defer court.c.destroy();
+        court.c.run.options.probes = is_on;
+        court.c.tick(court.now);
+        for (0..count) |index| try court.beat(index);
+        const is_due = court.c.next_deadline() <= court.now + 50 * ms;
+        try expectEqual(is_on, is_due);
+        // A moment that is said again is no news.
+        court.c.tick(court.now + 50 * ms);
+        for (0..count) |index| court.c.run.peer_of(court_file.id_of(index)).?.may_probe = true;
+        for (0..count) |index| try court.beat(index);
+        try std.testing.expect(court.c.next_deadline() > court.now + 100 * ms);
+    }
+}
+
 test "a link that is known is probed by nobody, and one that is known one way only the other way" {
     var court: Court = undefined;
     try form(&court);

@@ -71,6 +71,28 @@ test "a link whose rate this peer knows is told with the next account, and not p
         try expectEqual(5000, node.group.measured.?.matrix.rates[0][1]);
 }
 
+test "a peer says at once that nothing moves any more, where others are far" {
+    inline for (.{ .{ 20 * ms, true }, .{ ms, false } }) |case| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 2, case[0]);
+        defer w.deinit();
+        var operations: [2]*session.Operation = undefined;
+        for (w.nodes[0..2], &operations) |*node, *operation|
+            operation.* = try world.sum(node, 10, .restart);
+        try w.settle();
+        for (w.nodes[0..2], operations) |*node, operation| {
+            calls.release(node.s, operation);
+            const s = node.s;
+            s.heartbeat_at = s.now + second;
+            while (s.measure_at != base.never) {
+                try expect(s.heartbeat_at > s.now);
+                session.driver.tick(s, s.measure_at);
+            }
+            try expectEqual(case[1], s.heartbeat_at <= s.now);
+        }
+    }
+}
+
 /// The first node is asked, but nothing has moved yet.
 fn begin(w: *World) !void {
     const node = &w.nodes[0];

@@ -115,7 +115,7 @@ def test_links_that_nothing_has_used_are_probed(network: Network, off: int | Non
         for rank, (attempts, bound, received) in enumerate(heard):  # type: ignore[misc]
             assert attempts == 1
             assert received < 100_000 if rank == off else received > 200_000
-            assert (bound is not None) == (off is None)
+            assert bound is not None or off is not None
     finally:
         for peer in peers:
             peer.end()
