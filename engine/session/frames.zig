@@ -33,7 +33,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         return group.member.ask_to_abort(&operation.op);
     // Completion is looked at later: this runs inside the member.
     defer operations.later(s, operation);
-    probing.interrupt(s);
+    probing.end(s); // it would be in the way, and be measured with the operation
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
     if (operation.sync() != null) return syncing.start(s, operation);

@@ -15,7 +15,15 @@ pub const Probe = struct {
     budget: Budget,
     under_way: ?UnderWay = null,
 
-    pub const UnderWay = struct { to: PeerId, left: u64, until: Instant };
+    pub const UnderWay = struct {
+        to: PeerId,
+        left: u64,
+        until: Instant,
+
+        pub fn is_whole(it: *const UnderWay, now: Instant) bool {
+            return it.left == 0 or it.until <= now;
+        }
+    };
 
     pub fn init(bytes_max: u32) Probe {
         return .{ .bytes_max = bytes_max, .budget = .{ .floor = links_max * bytes_max } };

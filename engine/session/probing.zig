@@ -5,6 +5,7 @@
 //! Free functions on Session.
 
 const std = @import("std");
+const base = @import("base");
 const wire = @import("wire");
 const measure = @import("measure.zig");
 const probe = @import("probe.zig");
@@ -13,12 +14,12 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Session = @import("session.zig").Session;
 const Header = wire.frame.Header;
-const limits = @import("base").limits;
+const limits = base.limits;
 
 /// Whether the coordinator may ask this peer to take part in a probe: where all others are near, no
 /// link needs any.
 pub fn may_begin(s: *const Session) bool {
-    const is_quiet = s.measure_at == @import("base").never and !is_called(s);
+    const is_quiet = s.measure_at == base.never and !is_called(s);
     return s.probe.bytes_max > 0 and is_quiet and measure.any_far(s.links.items);
 }
 
@@ -42,8 +43,7 @@ pub fn on_probe(
     if (is_called(s) or s.probe.is_under_way(s.now)) return;
     const left = s.probe.allowed(link.probe_left);
     if (left == 0) return;
-    // One whose link has lost its lanes.
-    end(s, false);
+    end(s); // one whose link has lost its lanes
     s.probe.under_way = .{
         .to = link.peer,
         .left = left,
@@ -53,18 +53,13 @@ pub fn on_probe(
     s.wake(link);
 }
 
-/// An operation begins to move, also on the link that was probed.
-pub fn interrupt(s: *Session) void {
-    if (s.probe.under_way != null) end(s, false);
-}
-
 /// A connection begins slowly, so a probe that is cut short says nothing of the link.
-fn end(s: *Session, is_whole: bool) void {
+pub fn end(s: *Session) void {
     const under_way = s.probe.under_way orelse return;
     s.probe.under_way = null;
     const link = s.link_to(under_way.to) orelse return;
     link.flow.is_probed = false;
-    if (!is_whole) link.flow.carried = .{};
+    if (!under_way.is_whole(s.now)) link.flow.carried = .{};
 }
 
 /// Puts the next frame of a probe on a lane for which there is nothing else, if there is one.
@@ -75,9 +70,8 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) void {
     }
     const under_way = &(s.probe.under_way orelse return);
     if (!under_way.to.eql(link.peer)) return;
+    if (under_way.is_whole(s.now) or is_called(s) or !is_fellow(s, link)) return end(s);
     const count: usize = @intCast(@min(under_way.left, s.probe.frame_bytes()));
-    if (count == 0 or under_way.until <= s.now) return end(s, true);
-    if (is_called(s) or !is_fellow(s, link)) return end(s, false);
     under_way.left -= count;
     s.probe.budget.spend(&link.probe_left, count);
     put(lane, probe.filler[0..count]);
@@ -100,7 +94,7 @@ pub fn on_frame(s: *Session, lane: *Lane, header: *const Header) Error!void {
     const link = lane.link.?;
     if (header.payload_bytes == 0) {
         const under_way = &(s.probe.under_way orelse return);
-        return if (under_way.to.eql(link.peer)) end(s, false);
+        return if (under_way.to.eql(link.peer)) end(s);
     }
     if (header.payload_bytes > limits.probe_frame_bytes_max) return error.TooLong;
     if (!is_fellow(s, link)) return error.ProbeOfNoMember;
