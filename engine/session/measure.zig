@@ -150,9 +150,10 @@ fn run_link(
     all.saturated = all.saturated or (i.saturated and i.acked > 0);
     flow.note_arrived(link.received, ns);
     if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
-    flow.pacer.step(&i);
+    // Connections that have just begun say no more than how much they carried.
+    if (!flow.is_probed) flow.pacer.step(&i);
     const rate = lesser(flow.pacer.rate, ceiling);
-    flow.spread.step(&i, pace.is_full(rate, &i));
+    if (!flow.is_probed) flow.spread.step(&i, pace.is_full(rate, &i));
     var shares: [limits.lanes_per_link_max]u64 = undefined;
     pace.share(rate, moved[0..count], shares[0..count]);
     // Where the user limits it, a link near by is busy for as long as it has something to send.
