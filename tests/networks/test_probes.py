@@ -111,8 +111,8 @@ def test_links_that_nothing_has_used_are_probed(network: Network, off: int | Non
         assert all(most / 4 < rates[pair] < most * 1.1 for pair in pairs), rates
         for peer in peers:
             peer.say("sum")
-        heard = [peer.hear() for peer in peers]
-        for rank, (attempts, bound, received) in enumerate(heard):  # type: ignore[misc]
+        heard: list[Any] = [peer.hear() for peer in peers]
+        for rank, (attempts, bound, received) in enumerate(heard):
             assert attempts == 1
             assert received < 100_000 if rank == off else received > 200_000
             assert bound is not None or off is not None
