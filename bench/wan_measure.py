@@ -21,6 +21,8 @@ of ours would be a long pause.
     busy_cores            of this machine, by everything on it
     counted_share         of the operations of which the row is made: those that count
     small_seconds         of the small operation beside the large one
+    predicted_seconds     of the last operation, as its outcome has it: the median of the ranks
+    bound_seconds         the same, the least by what members have found; the baseline is the bound
 
 An operation counts if packets were less than 2 ms late (p99), no CPU was stolen by the hypervisor,
 and less than 0.8 of the cores were busy. Another one takes its place, at most three in all. Where
@@ -280,6 +282,11 @@ def rows_of(case: Case, measured: dict[str, Measured]) -> list[Row]:
     small = ours.small_seconds()
     if small is not None:
         rows.append(row("small_seconds", small, "s"))
+    last = ours.operations[-1].samples.values()
+    for metric, of in (("predicted_seconds", "predicted"), ("bound_seconds", "bound")):
+        told = [value for value in (getattr(sample, of) for sample in last) if value is not None]
+        if told:
+            rows.append(Row(BENCH, name, metric, statistics.median(told), "s", "bound", bound))
     rows += [
         compared("retransmitted_share", "share", lambda of: of.median(retransmitted_share)),
         row("attempts", ours.most(attempts), "attempts"),

@@ -61,6 +61,8 @@ class Sample:
     peak: int  # bytes beside the idle process and the buffer
     attempts: int
     contributors: int  # of the range that has the fewest
+    predicted: float | None = None  # seconds, as the outcome has it; None: not known
+    bound: float | None = None
 
 
 class Library(Protocol):
@@ -71,6 +73,7 @@ class Library(Protocol):
     def call(self, parts: list[Values], after: list[float], codec: str) -> list[float]: ...
     def sync(self, serial: int, is_newcomer: bool) -> float: ...
     def contributors(self, values: Values) -> tuple[int, int, Values | float]: ...
+    def figures(self) -> tuple[float | None, float | None]: ...
     def part(self) -> None: ...
 
 
@@ -132,6 +135,13 @@ class Ours:
             expected[part.begin : part.end] = _sum_of(ranks)
         return attempts, min(len(part.contributors) for part in outcome.ranges), expected
 
+    def figures(self) -> tuple[float | None, float | None]:
+        """How long the last operation takes by what is known of the links, and at least."""
+        if self._state is not None or len(self._outcomes) > 1:
+            return None, None
+        (outcome,) = self._outcomes
+        return outcome.predicted, outcome.bound
+
     def part(self) -> None:
         if self._state is not None:
             self._state.close()
@@ -184,6 +194,9 @@ class Gloo:
 
     def contributors(self, values: Values) -> tuple[int, int, Values | float]:
         return 1, self._job.world, _sum_of(range(self._job.world))
+
+    def figures(self) -> tuple[float | None, float | None]:
+        return None, None
 
     def part(self) -> None:
         self._dist.destroy_process_group()
@@ -250,7 +263,7 @@ class Worker:
         off = np.subtract(values, expected, dtype=np.float64)
         if not np.sqrt(np.mean(off * off)) <= lost * np.sqrt(np.mean(np.square(expected))):
             raise RuntimeError(f"{asked['library']} gave a wrong result of {asked['work']}")
-        return Sample(begin, ends, spent, peak, attempts, contributors)
+        return Sample(begin, ends, spent, peak, attempts, contributors, *library.figures())
 
     def _fill(self, values: Values, serial: int | None, is_newcomer: bool) -> None:
         if serial is None:

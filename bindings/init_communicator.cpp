@@ -35,7 +35,8 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
                               uint64_t deadline_ns, uint64_t connect_ns,
                               std::optional<nb::bytes> peer_id,
                               std::optional<std::string> label, uint64_t reconnect_timeout_ns,
-                              std::optional<std::string> send_rates, uint32_t congestion) {
+                              std::optional<std::string> send_rates, uint32_t congestion,
+                              uint32_t probe) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
@@ -50,6 +51,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
   options.reconnect_timeout_ns = reconnect_timeout_ns;
   options.send_rates = send_rates ? send_rates->c_str() : nullptr;
   options.congestion = static_cast<pccl_congestion_t>(congestion);
+  options.probe = static_cast<pccl_probe_t>(probe);
   pccl_comm_t *native = nullptr;
   pccl_status_t status;
   {
@@ -192,7 +194,7 @@ void init_communicator(nb::module_ &module) {
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
                   nb::arg("peer_id").none(), nb::arg("label").none(),
                   nb::arg("reconnect_timeout_ns"), nb::arg("send_rates").none(),
-                  nb::arg("congestion"))
+                  nb::arg("congestion"), nb::arg("probe"))
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
       .def("subgroup", &subgroup, nb::arg("group"), nb::arg("founders"), nb::arg("deadline_ns"),

@@ -148,6 +148,12 @@ typedef enum pccl_congestion {
   PCCL_CONGESTION_CUBIC = 3   /* use it, the log says once what to do, and the system's stays */
 } pccl_congestion_t;
 
+/* Whether links of which nobody knows what they carry are probed while nothing else moves (docs/PERFORMANCE.md). */
+typedef enum pccl_probe {
+  PCCL_PROBE_AUTO = 0, /* over more than 2 ms, for a second and 16 MiB at most */
+  PCCL_PROBE_OFF = 1   /* never */
+} pccl_probe_t;
+
 /* How floats travel (docs/KERNELS.md). All members decode a result that all of them have, its owner or source too. A
  * result that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time. In an exchange a peer's
  * own shard is not encoded at all. */
@@ -234,9 +240,11 @@ typedef struct pccl_coordinator_options {
   uint64_t stall_ns;           /* and is removed from the group after this time; 0: never. At least stall_warning_ns */
   uint64_t memory_bytes;       /* limit of all its queues together, 16 MiB or more; beyond it, the peer with the
                                   longest queue is removed; 0: 512 MiB */
+  pccl_probe_t probe;          /* of the links of the run. Not in the journal */
+  uint32_t reserved;           /* 0 */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
-  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, PCCL_PROBE_AUTO, 0 }
 
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
@@ -300,13 +308,13 @@ typedef struct pccl_comm_options {
   uint64_t send_rate;          /* bytes per second that this peer sends to all others together, 1000..1.25e12; 0: no
                                   limit */
   pccl_congestion_t congestion;
-  uint32_t reserved;           /* 0 */
+  pccl_probe_t probe;          /* of the links of this peer, both ways */
   const char *send_rates;      /* the same in words, and for single peers: "100mbit,eu-1=20mbit" (pccl_rate_parse). Only
                                   one of the two fields may have a rate for all. NULL: none */
 } pccl_comm_options_t;
 #define PCCL_COMM_OPTIONS_INIT \
   { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, \
-    PCCL_CONGESTION_AUTO, 0, NULL }
+    PCCL_CONGESTION_AUTO, PCCL_PROBE_AUTO, NULL }
 
 /* Reads rates as people write them, as send_rates of pccl_comm_options_t is read: "200mbit", "25MB", "1.5gbit" per
  * second or a number of bytes, from 8kbit to 10tbit, for all peers together; and behind commas "eu-1=20mbit" for the

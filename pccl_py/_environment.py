@@ -71,3 +71,8 @@ class Arguments:
         """A congestion control. Raises as `words.parse_congestion`."""
         found, called = self.given(value, variable)
         return words.parse_congestion(found, called)
+
+    def probe(self, value: str | int | None, variable: str) -> words.Probe:
+        """Whether links are probed. Raises as `words.parse_probe`."""
+        found, called = self.given(value, variable)
+        return words.parse_probe(found, called)

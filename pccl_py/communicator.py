@@ -29,6 +29,8 @@ from pccl_py.words import (
     Congestion,
     CongestionName,
     PeerId,
+    Probe,
+    ProbeName,
     StateRules,
     at_least_one,
     nanoseconds,
@@ -514,6 +516,7 @@ def connect(
     reconnect_timeout: float | None = None,
     send_rate: Rates | None = None,
     congestion: Congestion | CongestionName | None = None,
+    probe: Probe | ProbeName | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -538,14 +541,14 @@ def connect(
     by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
     (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: which congestion control its
     lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
+    `probe`: whether its links are probed, "auto" or "off" (`Probe`); PCCL_PROBE, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
     read = Arguments("PCCL_")
-    name = read.text(group, "PCCL_GROUP")
-    name = "default" if name is None else name
+    name = _group(read, group)
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
     deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
     arguments = (
@@ -562,10 +565,16 @@ def connect(
         read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
         read.rates(send_rate, "PCCL_SEND_RATE"),
         read.congestion(congestion, "PCCL_CONGESTION"),
+        read.probe(probe, "PCCL_PROBE"),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)
     return Communicator(native, name, deadline_ns)
+
+
+def _group(read: Arguments, value: str | None) -> str:
+    name = read.text(value, "PCCL_GROUP")
+    return "default" if name is None else name
 
 
 def _token(read: Arguments, value: str | None) -> str:

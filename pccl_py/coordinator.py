@@ -15,7 +15,7 @@ from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, VersionMismatch
-from pccl_py.words import PeerId, nanoseconds, text
+from pccl_py.words import PeerId, Probe, ProbeName, nanoseconds, text
 
 
 class Coordinator(Closing):
@@ -40,7 +40,8 @@ class Coordinator(Closing):
     `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
     run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes that
     all its queues may hold, 16 MiB or more; beyond that, the peer with the longest queue is removed
-    (512 MiB).
+    (512 MiB). `probe`: whether links of which nobody knows what they carry are probed while nothing
+    else moves, "auto" or "off" ("auto").
 
     With a `state` that holds a run, it goes on with that run: run id, port and all options that are
     None come from there, and the token is the same as before.
@@ -70,6 +71,7 @@ class Coordinator(Closing):
         stall: float | None = None,
         state: str | os.PathLike[str] | None = None,
         memory: int | None = None,
+        probe: Probe | ProbeName | None = None,
     ) -> None:
         _log_output.configure()
         read = Arguments("PCCL_COORDINATOR_")
@@ -95,6 +97,7 @@ class Coordinator(Closing):
                 None if state is None else os.fspath(state), "PCCL_COORDINATOR_STATE"
             ),
             "memory_bytes": read.at_least_one(memory, "PCCL_COORDINATOR_MEMORY", bits=64),
+            "probe": read.probe(probe, "PCCL_COORDINATOR_PROBE"),
         }
         with _lifecycle.opening():
             self._native = _pccl.Coordinator(**options)

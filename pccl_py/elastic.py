@@ -33,6 +33,8 @@ from pccl_py.words import (
     Congestion,
     CongestionName,
     PeerId,
+    Probe,
+    ProbeName,
     StateRules,
     Strategy,
     StrategyName,
@@ -65,6 +67,7 @@ class ConnectOptions(TypedDict, total=False):
     reconnect_timeout: float | None
     send_rate: Rates | None
     congestion: Congestion | CongestionName | None
+    probe: Probe | ProbeName | None
 
 
 class Syncs(Protocol):

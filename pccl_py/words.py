@@ -184,6 +184,18 @@ class Congestion(IntEnum):
     CUBIC = 3
 
 
+class Probe(IntEnum):
+    """Whether links of which nobody knows what they carry are probed. Functions also take the
+    lower-case name.
+
+    AUTO: over more than 2 ms, while nothing else moves, for a second and 16 MiB at most. OFF:
+    never.
+    """
+
+    AUTO = 0
+    OFF = 1
+
+
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
@@ -192,6 +204,7 @@ StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
 StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRuleName]
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]
 CongestionName: TypeAlias = Literal["auto", "system", "bbr", "cubic"]
+ProbeName: TypeAlias = Literal["auto", "off"]
 
 
 class PeerId(bytes):
@@ -272,6 +285,11 @@ def parse_plan(value: Plan | str | int) -> Plan:
 def parse_congestion(value: object, name: str = "congestion") -> Congestion:
     """A Congestion from itself, its name or its number; None is AUTO. Raises InvalidArgument."""
     return Congestion.AUTO if value is None else parse(Congestion, value, name)
+
+
+def parse_probe(value: object, name: str = "probe") -> Probe:
+    """A Probe from itself, its name or its number; None is AUTO. Raises InvalidArgument."""
+    return Probe.AUTO if value is None else parse(Probe, value, name)
 
 
 WordType = TypeVar("WordType", bound=IntEnum)

@@ -40,7 +40,7 @@ pub const CommOptions = extern struct {
     reconnect_timeout_ns: u64,
     send_rate: u64,
     congestion: c_uint,
-    reserved: u32,
+    probe: c_uint,
     send_rates: ?[*:0]const u8,
 };
 
@@ -108,11 +108,6 @@ fn create(
     const value = try token.read(token_text);
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
-    if (given.reserved != 0) return status.fail(
-        .invalid_argument,
-        "the reserved field of pccl_comm_options_t is {d}: begin with PCCL_COMM_OPTIONS_INIT",
-        .{given.reserved},
-    );
     const group = try group_name(&given);
     const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
@@ -147,6 +142,7 @@ fn create(
             "congestion",
             "pccl_congestion_t",
         ),
+        .probes = try number.known(number.Probe, given.probe, "probe", "pccl_probe_t") == .auto,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,

@@ -6,6 +6,7 @@ const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
 const failure_coordinator = @import("failure_coordinator.zig");
+const number = @import("number.zig");
 const sized = @import("sized.zig");
 const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
@@ -33,6 +34,8 @@ pub const CoordinatorOptions = extern struct {
     stall_warning_ns: u64,
     stall_ns: u64,
     memory_bytes: u64,
+    probe: c_uint,
+    reserved: u32,
 };
 
 /// pccl_coordinator_t
@@ -122,6 +125,13 @@ fn protocol_options(
         "memory_bytes is {d}; it must be at least {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
+    if (given.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_coordinator_options_t is {d}: begin with " ++
+            "PCCL_COORDINATOR_OPTIONS_INIT",
+        .{given.reserved},
+    );
+    options.probes = try number.known(number.Probe, given.probe, "probe", "pccl_probe_t") == .auto;
     try take_times(given, &options);
     return options;
 }
@@ -291,6 +301,8 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "stall_warning_ns", .value = 1 },
         .{ .field = "stall_ns", .value = 1 },
         .{ .field = "stall_ns", .value = 8 * std.time.ns_per_day },
+        .{ .field = "probe", .value = 2 },
+        .{ .field = "reserved", .value = 1 },
         .{ .field = "size", .value = 3 },
     }) |case| {
         var bad = options;

@@ -3,6 +3,9 @@
 const std = @import("std");
 const status = @import("status.zig");
 
+/// pccl_probe_t
+pub const Probe = enum(c_uint) { auto = 0, off = 1 };
+
 /// `kind` has the words: a type of the header.
 pub fn known(
     comptime E: type,

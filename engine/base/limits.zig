@@ -106,6 +106,13 @@ pub const link_again_ppm_max = 1_000_000;
 pub const links_measured_max = 4 * full_mesh_max;
 /// Members of an epoch that are told what each link carries: in larger ones most links are unknown.
 pub const measured_max = full_mesh_max;
+/// One probe of a link of which nothing is known: so many bytes, and for so long. Enforced by the
+/// peer that sends it (session/probing.zig).
+pub const probe_bytes_max = 16 * MiB;
+pub const probe_ns_max = std.time.ns_per_s;
+/// The payload of one of its frames: whatever else is to be sent waits for no more than that.
+/// Enforced by the receiver, too.
+pub const probe_frame_bytes_max = 16 * KiB;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.

@@ -360,7 +360,7 @@ pub const Movement = struct {
         switch (header.kind) {
             .partial => {},
             .final => return x.place_final(header, piece, from),
-            .open, .credit, .ping, .want, .leaf, .hashes, .lack => return error.WrongPhase,
+            .open, .credit, .ping, .want, .leaf, .hashes, .lack, .probe => return error.WrongPhase,
         }
         const bytes = header.payload_bytes;
         const slot = try x.movers.ask(&x.board, .place_partial, .{ bytes, piece, from });

@@ -108,6 +108,8 @@ pub const PeerEngine = struct {
         reconnect_timeout_ns: u64 = base.never,
         rates: session.Rates = .{},
         congestion: Congestion = .auto,
+        /// It takes part in probes of links.
+        probes: bool = true,
         system: System = .{},
         /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
         advertise: ?[]const u8 = null,
@@ -153,6 +155,7 @@ pub const PeerEngine = struct {
             .strangers_max = descriptors.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .rates = options.rates,
+            .probe_bytes_max = if (options.probes) base.limits.probe_bytes_max else 0,
             .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,

@@ -91,7 +91,7 @@ pub const System = struct {
     }
 
     const bare = "this system does not say how connections carry bytes (TCP_INFO): links are " ++
-        "known by the bytes that they take, and not by how far the others are";
+        "known by the bytes that they take, and by how long it took to connect";
 
     /// Whether it keeps to the rate. It is left as it is where it refuses the rest.
     pub fn pace(system: *const System, fd: Fd, wanted: Pace) bool {

@@ -93,6 +93,8 @@ pub const Court = struct {
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
     said_bytes: usize = 0,
+    /// Members that have a moment for a probe.
+    may_probe: base.Mask = .empty,
     /// The address that failed dials came from.
     dialed_from: base.Source = @splat(0),
 
@@ -472,6 +474,7 @@ pub const Court = struct {
             .number = 1,
             .bytes_sent = 0,
             .bytes_received = 0,
+            .may_probe = court.may_probe.has(index),
         } });
     }
 

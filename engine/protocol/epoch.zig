@@ -12,6 +12,7 @@ const owed = @import("owed.zig");
 const record_file = @import("record.zig");
 const seal = @import("seal.zig");
 const Asked = @import("asked.zig").Asked;
+const Probes = @import("matrix.zig").Probes;
 const Told = @import("matrix.zig").Told;
 const History = @import("history.zig").History;
 const Peer = @import("peer.zig").Peer;
@@ -147,6 +148,8 @@ pub const Epoch = struct {
     paths: base.Paths,
     /// The rates of links, as its members were told them.
     measured: Told = .{},
+    /// Which links are found out, and when (probes.zig).
+    probes: Probes = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
     /// Decisions that some member may not have seen yet, oldest first; those before `decided_first`
@@ -239,6 +242,7 @@ pub const Epoch = struct {
         gpa.free(epoch.began.left);
         gpa.free(epoch.members);
         epoch.measured.deinit(gpa);
+        epoch.probes.deinit(gpa);
         epoch.ranks.deinit(gpa);
         gpa.destroy(epoch);
     }

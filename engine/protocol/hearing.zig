@@ -12,6 +12,7 @@ const joining = @import("joining.zig");
 const links = @import("links.zig");
 const measured = @import("measured.zig");
 const post = @import("post.zig");
+const probes = @import("probes.zig");
 const queues = @import("queues.zig");
 const reports = @import("reports.zig");
 const rounds = @import("rounds.zig");
@@ -171,6 +172,8 @@ fn dispatch(
         .heartbeat => |body| {
             peer.bytes_sent = body.bytes_sent;
             peer.bytes_received = body.bytes_received;
+            if (body.may_probe and !peer.may_probe) probes.gather(run, now);
+            peer.may_probe = body.may_probe;
             post.say(run, peer, .{ .heartbeat_ack = .{ .number = body.number } });
         },
         .traffic => |*body| try measured.on_traffic(run, now, peer, body),
@@ -246,6 +249,7 @@ fn dispatch(
         .awaited,
         .entered,
         .measured,
+        .probe,
         .dial_back,
         => return error.Unexpected,
     }

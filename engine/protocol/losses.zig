@@ -60,6 +60,7 @@ pub fn disconnect(run: *Run, peer: *Peer) void {
     }
     peer.connection = null;
     peer.present = 0;
+    peer.may_probe = false;
     peer.telling = null;
     peer.refused = false;
     peer.claim.disconnected();

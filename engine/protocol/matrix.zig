@@ -104,6 +104,18 @@ pub const Told = struct {
     };
 };
 
+/// Which links of an epoch are to be found out (probes.zig).
+pub const Probes = struct {
+    /// A square of its ranks, once there was something to find out.
+    pairs: []Pair = &.{},
+
+    pub const Pair = struct { due: base.Instant = 0, asked: u8 = 0 };
+
+    pub fn deinit(probes: *Probes, gpa: Allocator) void {
+        gpa.free(probes.pairs);
+    }
+};
+
 test "a peer has a place for each link up to a limit, then the oldest makes room" {
     const gpa = std.testing.allocator;
     var row: Row = .{};

@@ -151,6 +151,9 @@ pub const Peer = struct {
     traffic: Traffic = .{},
     /// Its own account of its links.
     row: Row = .{},
+    /// It has a moment for a probe, as its last heartbeat says; and until when it is in one.
+    may_probe: bool = false,
+    probes_until: Instant = 0,
     late: Late = .{},
 
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };

@@ -54,6 +54,7 @@ test {
     _ = @import("late.zig");
     _ = @import("matrix.zig");
     _ = @import("measured_test.zig");
+    _ = @import("probes_test.zig");
     _ = @import("traffic.zig");
     _ = @import("hold.zig");
     _ = @import("lobby.zig");

@@ -110,6 +110,8 @@ pub const Run = struct {
         initial_world_size: u32 = 1,
         /// So many has each link; 0: as many as bring something (session/spread.zig).
         lanes: u8 = 0,
+        /// Members may probe links of which nothing is known (probes.zig).
+        probes: bool = true,
         chunk_bytes: u32 = 256 * limits.KiB,
         /// Room for partial sums of one operation at each peer, and of all operations of a peer
         /// together, as far as that is more.

@@ -20,6 +20,7 @@ const losses = @import("losses.zig");
 const measured = @import("measured.zig");
 const misfit = @import("misfit.zig");
 const post = @import("post.zig");
+const probes = @import("probes.zig");
 const rounds = @import("rounds.zig");
 const stalls = @import("stalls.zig");
 const Group = @import("group.zig").Group;
@@ -233,7 +234,10 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
         stalls.review(run, group, epoch, now, late);
         const outside = if (epoch == group.current()) group.newcomers.items.len else 0;
         entering.review(run, epoch, outside);
-        if (epoch == group.current()) try measured.tell(run, epoch);
+        if (epoch == group.current()) {
+            try measured.tell(run, epoch);
+            try probes.review(run, epoch, now);
+        }
         try misfit.review(run, epoch);
     }
     rounds.advance(run, group, now);

@@ -15,6 +15,7 @@ const groups = @import("groups.zig");
 const labels = @import("labels.zig");
 const greeting = @import("greeting.zig");
 const links = @import("links.zig");
+const probing = @import("probing.zig");
 const rounds = @import("rounds.zig");
 const syncing = @import("syncing.zig");
 const traffic = @import("traffic.zig");
@@ -241,6 +242,9 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .measured => |*body| if (s.group_of(body.group)) |group| {
             try figures.on_measured(s, group, body);
         },
+        .probe => |*body| if (s.group_of(body.group)) |group| {
+            try probing.on_probe(s, group, body);
+        },
         .unreached => |*body| if (s.group_of(body.group) != null) rounds.say_unreached(
             s,
             .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
@@ -299,10 +303,12 @@ pub fn tick(s: *Session, late: bool) void {
     if (!is_welcome(s) or s.now < s.heartbeat_at) return;
     s.heartbeats += 1;
     s.heartbeat_at = s.now +| s.settings.heartbeat_ns;
+    s.probe.budget.pass(s.now, s.bytes_sent, s.probe.bytes_max);
     s.send(.{ .heartbeat = .{
         .number = s.heartbeats,
         .bytes_sent = s.bytes_sent,
         .bytes_received = s.bytes_received,
+        .may_probe = probing.may_begin(s),
     } });
     s.beat_at = s.now;
     var room: traffic.Room = undefined;

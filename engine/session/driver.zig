@@ -38,6 +38,7 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
         .in_flight_max = options.in_flight_max,
         .reconnect_timeout_ns = options.reconnect_timeout_ns,
         .rates = options.rates,
+        .probe = .init(options.probe_bytes_max),
     };
     s.instance = s.prng.next() | 1;
     return s;

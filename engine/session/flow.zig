@@ -79,6 +79,8 @@ pub const Flow = struct {
     received: u64 = 0,
     /// The most that went out while there was more to send, and the most that came in.
     carried: Peak = .{},
+    /// A probe is under way, and has not come to its end yet (probing.zig).
+    is_probed: bool = false,
     brought: Peak = .{},
     /// Nothing has moved on it for so long.
     idle_ns: u64 = 0,
@@ -105,6 +107,14 @@ pub const Flow = struct {
         return if (flow.spread.is_fixed) ours else @max(ours, flow.theirs);
     }
 
+    /// The other peer is no further than that; 0: it is not known.
+    pub fn note_distance(flow: *Flow, rtt_ns: u64) void {
+        if (rtt_ns == 0) return;
+        flow.base_ns = if (flow.base_ns == 0) rtt_ns else @min(flow.base_ns, rtt_ns);
+        if (flow.spread.is_fixed) return;
+        flow.spread.lanes = @max(flow.spread.lanes, Spread.first(flow.base_ns));
+    }
+
     pub fn is_far(flow: *const Flow) bool {
         return flow.base_ns >= Spread.far_ns;
     }
@@ -116,6 +126,7 @@ pub const Flow = struct {
 
     /// So much the link was found to carry; 0 while that is not known.
     pub fn carries(flow: *const Flow) u64 {
+        if (flow.is_probed) return 0;
         const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
         return if (is_held) flow.pacer.found else flow.carried.rate;
     }
@@ -207,6 +218,18 @@ test "little is left to the system, and nothing is said of a near link" {
     try std.testing.expectEqual(64 << 10, Pace.unsent(s / 10, 0));
     try std.testing.expectEqual(125_000, Pace.unsent(s / 10, 10_000_000));
     try std.testing.expectEqual(1 << 20, Pace.unsent(s / 10, 1 << 40));
+}
+
+test "a link that is far begins with more lanes, unless the run says how many" {
+    for ([_]u8{ 0, 1 }) |set| {
+        var flow: Flow = .init(set);
+        flow.note_distance(0);
+        try std.testing.expectEqual(0, flow.base_ns);
+        flow.note_distance(60 * std.time.ns_per_ms);
+        flow.note_distance(70 * std.time.ns_per_ms);
+        try std.testing.expectEqual(60 * std.time.ns_per_ms, flow.base_ns);
+        try std.testing.expectEqual(Spread.first(flow.base_ns) * (1 - set) + set, flow.lanes());
+    }
 }
 
 test "a pace is told again when it has changed by more than a little" {

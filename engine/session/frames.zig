@@ -14,6 +14,7 @@ const greeting = @import("greeting.zig");
 const links = @import("links.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const transfers = @import("transfer.zig");
@@ -32,6 +33,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         return group.member.ask_to_abort(&operation.op);
     // Completion is looked at later: this runs inside the member.
     defer operations.later(s, operation);
+    probing.end(s); // it would be in the way, and be measured with the operation
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
     if (operation.sync() != null) return syncing.start(s, operation);
@@ -311,9 +313,11 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         },
         .ping => {
             if (header.payload_bytes != 0) return reject(s, lane, "a ping of a wrong length");
-            links.on_lanes(s, lane.link.?, header.index) catch |err|
+            links.on_ping(s, lane.link.?, header.index, header.tag) catch |err|
                 return reject(s, lane, @errorName(err));
         },
+        .probe => probing.on_frame(s, lane, header) catch |err|
+            return reject(s, lane, @errorName(err)),
     }
     return true;
 }

@@ -19,6 +19,9 @@ const rounds = @import("rounds.zig");
 const PeerId = base.PeerId;
 const limits = base.limits;
 
+/// A system that hears no answer asks again after a second.
+const connect_ns_max = std.time.ns_per_s;
+
 pub fn accept(s: *Session, source: base.Source) ?*Lane {
     if (!make_place(s, source)) return null;
     s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
@@ -57,6 +60,8 @@ fn make_place(s: *Session, source: base.Source) bool {
 pub fn dialed(s: *Session, lane: *Lane) void {
     const link = lane.link orelse return dial_back.dialed(s, lane);
     lane.state = .greeting;
+    const connect_ns = s.now -| (lane.deadline -| links.greet_ns_max);
+    lane.connect_ns = if (connect_ns < connect_ns_max) connect_ns else 0;
     lane.out_busy = true;
     lane.put_head(&wire.hello.encode(.{
         .purpose = .lane,

@@ -58,7 +58,7 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.bytes_received += count;
     if (lane.link) |link| link.received += count;
     lane.heard_at = now;
-    if (lane.into != null) begin_measuring(s);
+    if (lane.takes()) begin_measuring(s);
     frames.received(s, lane, count);
     deferred.run(s);
 }

@@ -71,6 +71,12 @@ pub const Link = struct {
     again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
     early: Early,
+    /// The bytes that it may be probed with for nothing.
+    probe_left: u32 = limits.probe_bytes_max,
+    /// The peer is to hear that this one has no time for its probe.
+    declines: bool = false,
+    /// The coordinator does not know what it carries.
+    is_asked: bool = false,
     /// Requests of the peer, a newcomer, in the background.
     asked: Requests = .{},
     /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
@@ -162,6 +168,9 @@ pub const Lane = struct {
     deadline: base.Instant,
     /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
     heard_at: base.Instant = 0,
+    /// How long it took to connect, which is one round trip; 0: the other side has dialed, or a
+    /// packet was lost.
+    connect_ns: u64 = 0,
     spoke_at: base.Instant = 0,
     ping_due: bool = false,
     /// The last sample, and whether a frame was under way then.
@@ -377,6 +386,11 @@ pub const Lane = struct {
         lane.out_head_left = lane.out_head_left[head..];
         lane.out_payload = lane.out_payload[count - head ..];
         return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
+    }
+
+    /// Whether a payload is coming in, wherever it goes.
+    pub fn takes(lane: *const Lane) bool {
+        return lane.into != null or lane.discard > 0;
     }
 
     /// Whether something of this owner is coming in.

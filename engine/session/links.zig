@@ -13,6 +13,7 @@ const labels = @import("labels.zig");
 const measure = @import("measure.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const rounds = @import("rounds.zig");
 const syncing = @import("syncing.zig");
@@ -133,6 +134,8 @@ pub fn measure_all(s: *Session) void {
     for (s.links.items) |link| labels.limit(s, link);
     const moves = measure.run(s.host, s.links.items, &s.node, ns, s.rates.all);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
+    // The coordinator hears at once that there is a moment for a probe.
+    if (probing.may_begin(s)) s.heartbeat_at = @min(s.heartbeat_at, s.now);
     for (s.links.items) |link| if (link.flow.is_news()) {
         stand_by(s, link);
         s.wake(link);
@@ -140,12 +143,14 @@ pub fn measure_all(s: *Session) void {
     dial_missing(s);
 }
 
-/// So many lanes the other side would like.
-pub fn on_lanes(s: *Session, link: *Link, count: u64) error{TooMany}!void {
+/// So many lanes the other side would like, and so far it takes this one to be, which only the side
+/// that dials finds out where the system does not say.
+pub fn on_ping(s: *Session, link: *Link, count: u64, rtt_ns: u64) error{ TooMany, TooFar }!void {
     if (count > limits.lanes_per_link_max) return error.TooMany;
-    if (count == link.flow.theirs) return;
+    if (rtt_ns > limits.link_rtt_ns_told_max) return error.TooFar;
+    if (link.flow.base_ns == 0) link.flow.note_distance(rtt_ns);
     link.flow.theirs = @intCast(count);
-    dial_missing(s);
+    if (lacks_lanes(link)) dial_missing(s);
 }
 
 fn dial_missing(s: *Session) void {

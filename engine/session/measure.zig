@@ -17,7 +17,6 @@ const Together = @import("together.zig").Together;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
 const Interval = pace.Interval;
-const Spread = @import("spread.zig").Spread;
 const limits = base.limits;
 
 /// While bytes move.
@@ -32,13 +31,10 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, part: u64) void {
     const sample = host.vtable.lane_sample(host.ctx, lane) orelse
         return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
     lane.sample = sample;
-    flow.base_ns = if (flow.base_ns == 0) sample.base_ns else @min(flow.base_ns, sample.base_ns);
-    const is_far = flow.is_far();
-    if (!flow.spread.is_fixed)
-        flow.spread.lanes = @max(flow.spread.lanes, Spread.first(flow.base_ns));
+    flow.note_distance(if (sample.base_ns > 0) sample.base_ns else lane.connect_ns);
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
-        .unsent_max = if (is_far or ceiling > 0) Pace.unsent_first else 0,
+        .unsent_max = if (flow.is_far() or ceiling > 0) Pace.unsent_first else 0,
         .loss_tolerant = flow.must_tolerate_loss(),
     });
 }
@@ -104,13 +100,13 @@ fn is_busy(link: *const Link) bool {
 
 /// Whether a payload is coming in.
 fn takes(link: *const Link) bool {
-    for (link.lanes) |place| if (place) |lane| if (lane.into != null) return true;
+    for (link.lanes) |place| if (place) |lane| if (lane.takes()) return true;
     return false;
 }
 
-/// Within a machine room no queue is seen.
+/// Within a machine room no queue is seen, and a probe is no traffic of the user's.
 fn is_counted(link: *const Link) bool {
-    return link.open_count > 0 and link.flow.is_far();
+    return link.open_count > 0 and link.flow.is_far() and !link.flow.is_probed;
 }
 
 /// What its lanes have moved since the last time.
@@ -151,11 +147,12 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
         lane.moved = pace.per_second(since, ns);
         flow.lanes_open += 1;
     }
-    flow.last = i;
+    flow.last = .{};
     if (flow.lanes_open == 0) return;
-    i.rtt_ns = if (i.acked == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
+    // Where the system does not say, it is as far as it was when the lane opened, and never full.
+    if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
+    i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     flow.last = i;
-    flow.base_ns = i.base_ns;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
     all.saturated = all.saturated or (i.saturated and i.acked > 0);
@@ -169,10 +166,14 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     const flow = &link.flow;
     if (flow.lanes_open == 0) return;
     const i = &flow.last;
-    if (together.is_common() and together.is_one(i)) flow.pacer.pause() else flow.pacer.step(i);
     const part = if (flow.is_far()) together.part(i) else 0;
+    // Connections that have just begun say no more than how much they carried.
+    const learns = !flow.is_probed;
+    if (learns) {
+        if (together.is_common() and together.is_one(i)) flow.pacer.pause() else flow.pacer.step(i);
+    }
     const rate = lesser(lesser(flow.pacer.rate, part), ceiling);
-    flow.spread.step(i, pace.is_full(rate, i));
+    if (learns) flow.spread.step(i, pace.is_full(rate, i));
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var shares: [limits.lanes_per_link_max]u64 = undefined;

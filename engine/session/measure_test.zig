@@ -104,6 +104,22 @@ test "a peer carries the sum of what its links carry at once, and a link its own
     try expectEqual(7 * mbyte, pair.node.down.rate);
 }
 
+test "a probe says how much a link carries, and has no limit and no lanes follow from it" {
+    for ([_]bool{ true, false }) |is_probed| {
+        var pair: Pair = undefined;
+        pair.init();
+        defer pair.deinit();
+        const flow = &pair.links[0].flow;
+        flow.spread.is_fixed = false;
+        flow.is_probed = is_probed;
+        pair.run(.{ 8 * mbyte, 0 }, .{ 0, 0 }, .{ true, false }, 8);
+        flow.is_probed = false;
+        try expectEqual(8 * mbyte, flow.carries());
+        try expectEqual(is_probed, flow.pacer.recent_count == 0);
+        try expectEqual(is_probed, flow.spread.acked == 0);
+    }
+}
+
 test "bytes that come while a link has no lane are not of one interval" {
     var pair: Pair = undefined;
     pair.init();

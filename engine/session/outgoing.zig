@@ -15,6 +15,7 @@ const wire = @import("wire");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
+const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
@@ -37,16 +38,18 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (resend.next(lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
-    if (says) put_ping(lane, link);
+    if (says) return put_ping(lane, link);
+    probing.next(s, lane, link);
 }
 
-/// A sign of life, what has come in, and how many lanes this side would like.
+/// A sign of life, what has come in, how many lanes this side would like, and how far it is.
 fn put_ping(lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
     lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
         .kind = .ping,
         .index = index,
+        .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
         .acked = lane.answer(),
     })));
     lane.out_busy = true;

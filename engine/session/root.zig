@@ -50,6 +50,8 @@ test {
     _ = @import("measure.zig");
     _ = @import("pace.zig");
     _ = @import("peak.zig");
+    _ = @import("probe.zig");
+    _ = @import("probing_test.zig");
     _ = @import("rates.zig");
     _ = @import("spread.zig");
     _ = @import("together.zig");

@@ -16,6 +16,7 @@ const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
 const lanes = session.lanes;
+const ms = std.time.ns_per_ms;
 const joining = session.joining;
 const World = world.World;
 const Node = world.Node;
@@ -420,6 +421,36 @@ test "a link gets the lanes that one side would like, in the midst of an operati
     for (sums) |operation| try world.check_sum(operation);
     try expectEqual(4, hostile_test.link_to(&w.nodes[1], &w.nodes[0]).flow.theirs);
     try expectEqual(4, link.open_count);
+}
+
+test "where the system does not say how far a peer is, the time that it took to connect does" {
+    // Goal: both ends know the distance, though one alone has dialed. Method: their connection
+    // takes 30 ms; the word of a liar, and a connection of which a packet was lost, say nothing.
+    for ([_]u64{ 30 * ms, 1000 * ms }) |took_ns| {
+        var w: World = .{ .gpa = gpa, .sample = .{ .acked = 0 } };
+        const ends = try apart(&w);
+        defer w.deinit();
+        for (ends) |link| link.flow.base_ns = 0;
+        ends[1].retry_at = 0;
+        driver.tick(w.nodes[1].s, w.now);
+        w.now += took_ns;
+        try w.connect_dials();
+        try w.pass(std.time.ns_per_s);
+        for (ends) |link| {
+            if (took_ns == 1000 * ms) try expectEqual(0, link.flow.base_ns) //
+            else try expectEqual(30, link.flow.base_ns / ms);
+        }
+    }
+    var w: World = .{ .gpa = gpa };
+    try hostile_test.form(&w, 2);
+    defer w.deinit();
+    const link = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
+    const far = base.limits.link_rtt_ns_told_max;
+    var ping = std.mem.zeroInit(wire.frame.Header, .{ .kind = .ping, .index = 2, .tag = far });
+    try expect(try hostile_test.inject(&w.nodes[0], link.lanes[0].?, ping));
+    try expectEqual(far, link.flow.base_ns);
+    ping.tag += 1;
+    try expect(!try hostile_test.inject(&w.nodes[0], link.lanes[0].?, ping));
 }
 
 test "where both sides dial at once, they agree on the lane of the one that wins" {

@@ -8,6 +8,7 @@
 //!     outgoing, frames                             data moves
 //!     greeting, dial_back, links, rounds           lanes come and go
 //!     prefetch, syncing, asking                    shared states move
+//!     probing                                      what goes where nothing else does
 //!     operations, queue, waits, labels, figures    what many of these need
 //!     session                                      all things of one peer
 //!     host, operation, group, sync, state, link    each of these things
@@ -28,6 +29,7 @@ const protocol = @import("protocol");
 const collective = @import("collective");
 const host = @import("host.zig");
 const peak = @import("peak.zig");
+const probe = @import("probe.zig");
 const traffic = @import("traffic.zig");
 const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
@@ -128,6 +130,8 @@ pub const Session = struct {
     rates: Rates,
     /// The most that all its links have carried at once.
     node: peak.Node = .{},
+    /// The probe of a link that is under way, and how much probes may send.
+    probe: probe.Probe,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// Fetches in the background that were begun (prefetch.zig).
@@ -188,6 +192,8 @@ pub const Session = struct {
         /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
         rates: Rates = .{},
+        /// A probe of a link has no more; 0: this peer takes part in none. Fewer in tests.
+        probe_bytes_max: u32 = limits.probe_bytes_max,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
     };

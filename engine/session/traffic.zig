@@ -44,7 +44,8 @@ pub fn account(
         const on_link = of_link(link, span_ns);
         link.sent_told = link.sent;
         link.received_told = link.received;
-        if (on_link.sent + on_link.received == 0) continue;
+        if (on_link.sent + on_link.received == 0 and !link.is_asked) continue;
+        link.is_asked = false;
         if (count < most) {
             room[count] = on_link;
             count += 1;

@@ -403,6 +403,8 @@ pub const Heartbeat = struct {
     number: u64,
     bytes_sent: u64,
     bytes_received: u64,
+    /// Nothing is in flight at this peer, nothing moves, and a probe of a link may.
+    may_probe: bool = false,
 
     pub const bounds = .{ .number = .any, .bytes_sent = .any, .bytes_received = .any };
 };
@@ -1087,6 +1089,19 @@ pub const MeasuredLink = struct {
         .rtt_ns = limits.link_rtt_ns_told_max,
     };
 };
+/// To a member of an epoch of few: nobody knows what its link to this one carries, so it may send a
+/// probe there.
+pub const Probe = struct {
+    group: u16,
+    epoch: u64,
+    rank: u16,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .rank = limits.measured_max - 1,
+    };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -1147,6 +1162,7 @@ pub const Message = union(enum(u16)) {
     awaited: Awaited,
     entered: Entered,
     measured: Measured,
+    probe: Probe,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -30,6 +30,9 @@ pub const Kind = enum(u8) {
     hashes = 8,
     /// The answer to a want of a newcomer (epoch 0): there is nothing to give.
     lack = 9,
+    /// Payload: bytes that mean nothing, by which the sender finds what the link carries. Without a
+    /// payload: the sender has better things to receive than those.
+    probe = 10,
 
     /// Pieces of an operation: each is acknowledged, and sent again if its lane breaks.
     pub fn is_data(kind: Kind) bool {

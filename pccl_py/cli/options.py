@@ -12,7 +12,7 @@ import typer
 
 from pccl_py.errors import InvalidArgument
 from pccl_py.network import parse_lanes, rates_text
-from pccl_py.words import parse_congestion
+from pccl_py.words import parse_congestion, parse_probe
 
 
 def default(value: str) -> str:
@@ -38,6 +38,13 @@ def _send_rate(value: str) -> str:
 def _congestion(value: str) -> str:
     try:
         return parse_congestion(value).name.lower()
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _probe(value: str) -> str:
+    try:
+        return parse_probe(value).name.lower()
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -99,6 +106,15 @@ Congestion = Annotated[
         parser=_congestion,
         metavar="auto|system|bbr|cubic",
         help="Congestion control of the connections between peers: docs/NETWORKING.md. "
+        + default("auto"),
+    ),
+]
+Probe = Annotated[
+    Any,
+    typer.Option(
+        parser=_probe,
+        metavar="auto|off",
+        help="Probe links of which nobody knows what they carry, while nothing else moves. "
         + default("auto"),
     ),
 ]

@@ -68,6 +68,7 @@ def test_constants_are_those_of_python() -> None:
         (pccl.Recovery, "pccl_recovery_t", "PCCL_RECOVERY_"),
         (pccl.Strategy, "pccl_strategy_t", "PCCL_"),
         (pccl.Congestion, "pccl_congestion_t", "PCCL_CONGESTION_"),
+        (pccl.Probe, "pccl_probe_t", "PCCL_PROBE_"),
     ):
         assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
     for rule in pccl.StateRule:
@@ -842,7 +843,7 @@ def test_how_a_peer_uses_the_network_is_checked_and_taken() -> None:
             ({"send_rates": ffi.new("char[]", b"fast")}, "send_rates must be from 8kbit to 10tbit"),
             ({"send_rate": 1000, "send_rates": several}, "send_rate is 1000, and send_rates has"),
             ({"congestion": 4}, "congestion 4 is unknown; see pccl_congestion_t"),
-            ({"reserved": 1}, "PCCL_COMM_OPTIONS_INIT"),
+            ({"probe": 2}, "probe 2 is unknown; see pccl_probe_t"),
         ):
             given = options("comm_options", bind=LOOPBACK, **fields)
             assert words in refused(lib.pccl_comm_create(token, given, made))

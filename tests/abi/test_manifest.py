@@ -155,7 +155,7 @@ CHANGES = {
             (True, "field pccl_comm_options_t.reconnect_timeout_ns was 8 bytes at 96"),
             (True, "field pccl_comm_options_t.send_rate was 8 bytes at 104"),
             (True, "field pccl_comm_options_t.congestion was 4 bytes at 112"),
-            (True, "field pccl_comm_options_t.reserved was 4 bytes at 116"),
+            (True, "field pccl_comm_options_t.probe was 4 bytes at 116"),
             (True, "field pccl_comm_options_t.send_rates was 8 bytes at 120"),
         ],
     ),

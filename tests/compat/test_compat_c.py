@@ -199,6 +199,7 @@ def test_variables_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch)
         ("PCCL_SEND_RATE", "fast"),
         ("PCCL_SEND_RATE", "100mbit,eu-1=fast"),
         ("PCCL_CONGESTION", "reno"),
+        ("PCCL_PROBE", "on"),
     ):
         with monkeypatch.context() as changed:
             changed.setenv(variable, value)

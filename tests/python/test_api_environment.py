@@ -53,6 +53,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_RECONNECT_TIMEOUT": "0",
         "PCCL_SEND_RATE": "200mbit,eu-1=20mbit",
         "PCCL_CONGESTION": "system",
+        "PCCL_PROBE": "off",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -99,6 +100,7 @@ COORDINATOR = {
     "stall_warning": (3.0, "3"),
     "stall": (9.0, "9"),
     "memory": (1 << 25, str(1 << 25)),
+    "probe": ("off", "off"),
 }
 
 
@@ -139,6 +141,7 @@ def test_every_argument_of_the_coordinator_has_a_variable(
         ("MEMORY", "0", "PCCL_COORDINATOR_MEMORY"),
         ("SILENCE", "-1", "PCCL_COORDINATOR_SILENCE"),
         ("STALL", "soon", "PCCL_COORDINATOR_STALL.*'soon'"),
+        ("PROBE", "on", "unknown PCCL_COORDINATOR_PROBE 'on'.*'auto', 'off'"),
     ],
 )
 def test_a_variable_of_the_coordinator_that_makes_no_sense_is_named(

@@ -110,6 +110,7 @@ def test_a_program_may_choose_its_congestion_control(
         ("PCCL_SEND_RATE", "fast", "PCCL_SEND_RATE must be from 8kbit to 10tbit.*not .fast"),
         ("PCCL_FAULT_TCP", "wet", "PCCL_FAULT_TCP is .wet.; it must be bare, or not set"),
         ("PCCL_CONGESTION", "reno", "unknown PCCL_CONGESTION 'reno'.*'auto', 'system', 'bbr'"),
+        ("PCCL_PROBE", "on", "unknown PCCL_PROBE 'on'.*'auto', 'off'"),
     ],
 )
 def test_a_variable_that_makes_no_sense_is_named(

@@ -6,6 +6,7 @@ has unit tests of its own (`zig build test-wan`).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -273,6 +274,21 @@ def test_the_time_is_that_of_the_slowest_rank_and_the_value_the_median() -> None
     times, costs = wan_measure.tables(rows)
     assert times.row_count == costs.row_count == 1
     assert wan_plot.gloo_shares(rows) == {rows[0].case: pytest.approx(4.17 / 20, rel=0.01)}
+
+
+def test_the_figures_of_the_last_outcome_are_beside_the_bound() -> None:
+    case = case_named("even-cubic")
+    ours = Measured(case)
+    for seconds in (7.0, 5.0):
+        ours.add(operation(100.0, [[100.0 + seconds]] * 3))
+    assert "bound_seconds" not in [row.metric for row in wan_measure.rows_of(case, {"pccl": ours})]
+    samples = ours.operations[-1].samples
+    for rank, bound in ((0, None), (1, 4.0), (2, 4.4)):
+        samples[rank] = dataclasses.replace(samples[rank], bound=bound, predicted=5.1)
+    rows = {row.metric: row for row in wan_measure.rows_of(case, {"pccl": ours})}
+    assert rows["bound_seconds"].value == pytest.approx(4.2)
+    assert rows["bound_seconds"].ratio == pytest.approx(4.2 / 4.17, rel=0.01)
+    assert rows["predicted_seconds"].value == 5.1
 
 
 def test_the_small_operation_beside_a_large_one_has_a_time_of_its_own() -> None:

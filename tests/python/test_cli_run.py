@@ -237,7 +237,16 @@ def test_how_the_processes_use_the_network_is_told_to_them(start: Any) -> None:
         "pccl.connect().close()\n"
         f"print(*[os.environ.get(name) for name in {names}])"
     )
-    options = ("--lanes", "auto", "--send-rate", "200mbit", "--congestion", "system")
+    options = (
+        "--lanes",
+        "auto",
+        "--probe",
+        "off",
+        "--send-rate",
+        "200mbit",
+        "--congestion",
+        "system",
+    )
     program = start("run", "-n", "1", *options, "--", *PYTHON, source, module=CLI)
     assert program.end() == 0, program.errors
     assert program.rest() == "[0] 200mbit system\n"
@@ -298,6 +307,7 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
         (["run", "-n", "1", "--send-rate", "fast", "--", "true"], "8kbit to 10tbit per second"),
         (["run", "-n", "1", "--send-rate", "0", "--", "true"], 'such as "200mbit", "25MB"'),
         (["run", "-n", "1", "--congestion", "reno", "--", "true"], "'system', 'bbr', 'cubic'"),
+        (["run", "-n", "1", "--probe", "on", "--", "true"], "'auto', 'off'"),
     ],
 )
 def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], words: str) -> None:

@@ -263,7 +263,7 @@ fn may_change(insiders: *const Insiders, unit: Unit) bool {
             const header = wire.frame.decode(unit.bytes[0..wire.frame.header_bytes]) catch
                 return false;
             return switch (header.kind) {
-                .open, .credit, .ping, .want, .lack => true,
+                .open, .credit, .ping, .want, .lack, .probe => true,
                 .partial, .final, .leaf, .hashes => false,
             };
         },

@@ -49,6 +49,8 @@ pub const Statistics = struct {
     syncs_retried: u64 = 0,
     leaves_moved: u64 = 0,
     leaves_early: u64 = 0,
+    /// Bytes of probes of links.
+    probed_bytes: u64 = 0,
     admissions: u64 = 0,
     epochs: u64 = 0,
     /// Sub-groups that peers have entered; those without a founder that was lost; and those that
@@ -138,6 +140,7 @@ pub const Statistics = struct {
             statistics.subs_short,
             statistics.subs_failed,
         });
+        out("  probes of links: {d} bytes\n", .{statistics.probed_bytes});
         statistics.print_faults();
     }
 

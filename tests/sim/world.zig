@@ -58,6 +58,8 @@ pub const run_id: base.RunId = @splat(0x5a);
 /// busiest of thousands of them has ever held.
 const node_bytes_max = 16 << 20;
 const node_bytes_max_large = 64 << 20;
+/// One probe, where links are far (paths.zig), is some frames.
+const probe_bytes_max = 512;
 
 /// One end of a connection.
 pub const Ref = struct { connection: u32, side: u1 };
@@ -691,6 +693,7 @@ pub const World = struct {
             .label = .shown(&.{ 'p', '0' + @as(u8, @intCast(node.index % 10)) }),
             .in_flight_max = world.config.in_flight_max,
             .runner = if (world.has_workshops()) node.workshop.runner() else null,
+            .probe_bytes_max = probe_bytes_max,
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
         var address: [finder.text_bytes_max]u8 = undefined;
@@ -721,6 +724,8 @@ pub const World = struct {
             }
         }
         const s = node.session.?;
+        for (s.links.items) |link|
+            world.statistics.probed_bytes += base.limits.probe_bytes_max - link.probe_left;
         var index: usize = 0;
         while (index < node.connections.items.len) : (index += 1) {
             for (&node.connections.items[index].ends) |*e| {

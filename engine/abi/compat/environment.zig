@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
+const Probe = @import("../number.zig").Probe;
 const rates = @import("../rates.zig");
 const words = @import("words.zig");
 
@@ -42,15 +43,23 @@ fn numeric(
     given: []const u8,
 ) words.Error!T {
     if (comptime std.mem.endsWith(u8, field, "_ns")) return nanoseconds(variable, given);
-    if (comptime std.mem.eql(u8, field, "congestion")) return congestion(variable, given);
+    if (comptime std.mem.eql(u8, field, "congestion"))
+        return word(net.Congestion, "auto, system, bbr or cubic", variable, given);
+    if (comptime std.mem.eql(u8, field, "probe"))
+        return word(Probe, "auto or off", variable, given);
     const is_auto = comptime std.mem.eql(u8, field, "lanes_per_link");
     if (is_auto and std.mem.eql(u8, given, "auto")) return 0;
     return number(T, variable, given);
 }
 
-fn congestion(comptime variable: []const u8, given: []const u8) words.Error!u32 {
-    if (std.meta.stringToEnum(net.Congestion, given)) |known| return @intFromEnum(known);
-    const format = variable ++ " must be auto, system, bbr or cubic, not \"{s}\"";
+fn word(
+    comptime E: type,
+    comptime all: []const u8,
+    comptime variable: []const u8,
+    given: []const u8,
+) words.Error!u32 {
+    if (std.meta.stringToEnum(E, given)) |known| return @intFromEnum(known);
+    const format = variable ++ " must be " ++ all ++ ", not \"{s}\"";
     return words.refuse(error.InvalidArgument, format, .{given});
 }
 
@@ -146,6 +155,7 @@ test "numbers and times are read, and nonsense is refused by the name of its var
     try expect(2, try numeric(u32, "lanes_per_link", "PCCL_X", "2"));
     try expect(0, try numeric(u32, "lanes_per_link", "PCCL_X", "auto"));
     try expect(3, try numeric(u32, "congestion", "PCCL_X", "cubic"));
+    try expect(1, try numeric(u32, "probe", "PCCL_X", "off"));
     try check_rate("PCCL_X", "100mbit,eu-1=20mbit");
     try std.testing.expectError(error.InvalidArgument, check_rate("PCCL_X", "fast"));
     const reno = numeric(u32, "congestion", "PCCL_X", "reno");
