@@ -1,6 +1,6 @@
 //! cutting: a piece goes out as several frames where its link has several lanes that would each
 //! take long for it. All idle lanes take fragments of it, each as many bytes as it sends in a
-//! hundredth of a second. So the piece is there as soon as the link can bring it, and the next hop
+//! fiftieth of a second. So the piece is there as soon as the link can bring it, and the next hop
 //! begins. That counts where nothing else is on the way: while the pipe fills, on the last hop of
 //! an operation, and twice in a direct schedule. Free functions on Session. Which piece is next:
 //! collective/movement.zig; which lane asks: outgoing.zig; what a fragment is: wire/fragment.zig.
@@ -15,7 +15,7 @@ const Session = @import("session.zig").Session;
 const Fragment = wire.Fragment;
 
 /// A lane gets so many bytes as it sends in this part of a second.
-const part_of_second = 100;
+const part_of_second = 50;
 
 /// Puts the next data frame for a neighbour on a lane that has room for it: the rest of the piece
 /// that was begun, or the next piece, or as much of either as the lane should take. False: there is
@@ -69,7 +69,7 @@ pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
     var is_alone = true;
     for (link.lanes[0..link.lanes_end]) |place| {
         const other = place orelse continue;
-        if (other == lane or other.state != .open or other.out_busy) continue;
+        if (other == lane or other.state != .open or other.out_busy or other.is_kept) continue;
         s.host.vtable.lane_wake(s.host.ctx, other);
         is_alone = false;
     }
