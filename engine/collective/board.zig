@@ -67,7 +67,7 @@ pub const Board = struct {
     positions: []u16,
 
     free_slots: []u16,
-    /// By slot: what comes into it in fragments, and what of that which leaves it the other side has.
+    /// By slot: what comes into it in fragments; of what leaves it, what the other side has.
     assemblies: []Assembly,
     left: []Fragment.Mask,
     free_count: u16 = 0,

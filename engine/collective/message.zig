@@ -67,7 +67,13 @@ pub const Message = struct {
         return !b.ledger.is_done(chunk) and b.ledger.wants(chunk);
     }
 
-    pub fn place_partial(_: *Message, _: *Board, _: *const Header, _: usize, _: u16) PlaceError!u16 {
+    pub fn place_partial(
+        _: *Message,
+        _: *Board,
+        _: *const Header,
+        _: usize,
+        _: u16,
+    ) PlaceError!u16 {
         return error.WrongPhase;
     }
 

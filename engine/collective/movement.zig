@@ -48,8 +48,8 @@ pub const Movement = struct {
     board: Board,
     memory: Memory,
     movers: Movers,
-    /// What this peer has still to send, for others to have their private results: sixteenths of
-    /// pieces, as fragments have them.
+    /// Sixteenths of pieces that this peer has still to send, for others to have their private
+    /// results.
     owed: u64 = 0,
     /// The piece that `work` looks at next, and how much it does in one go.
     work_next: usize = 0,

@@ -61,8 +61,9 @@ test "all lanes of a far link share a piece, and those of a near link take whole
 /// The lane of a peer on which the payload of a fragment is still to come.
 fn lane_within(link: *const Link) ?*Lane {
     for (link.lanes) |place| if (place) |lane| {
-        const is_within = lane.state == .open and lane.into != null and lane.incoming.kind.is_data();
-        if (is_within and !lane.incoming.fragment.is_whole()) return lane;
+        if (lane.state != .open or lane.into == null) continue;
+        const header = &lane.incoming;
+        if (header.kind.is_data() and !header.fragment.is_whole()) return lane;
     };
     return null;
 }
@@ -92,7 +93,7 @@ test "a lane that breaks in the middle of a fragment costs no attempt" {
     }
 }
 
-test "a fragment that is too long, or reaches into another, closes its lane; one that is there does not" {
+test "a fragment of a wrong length closes its lane, and so does one that reaches into another" {
     // Goal: no byte gets there twice, and none beyond its piece. Method: the first half of a piece
     // is on its way, at a peer that sums alone, when another frame of the piece comes.
     const Case = struct { fragment: wire.Fragment, more: u32 = 0, is_taken: bool };

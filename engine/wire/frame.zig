@@ -35,8 +35,8 @@ pub const Kind = enum(u8) {
     /// payload: the sender has better things to receive than those.
     probe = 10,
 
-    /// Pieces of an operation, or fragments of them: each frame is acknowledged, and sent again if its
-    /// lane breaks.
+    /// Pieces of an operation, or fragments of them: each frame is acknowledged, and sent again if
+    /// its lane breaks.
     pub fn is_data(kind: Kind) bool {
         return kind == .partial or kind == .final;
     }
@@ -70,8 +70,8 @@ pub const Header = struct {
 
     pub const Count = u32;
 
-    /// Whether both bring the same bytes of a piece on the same way, if they are of the same attempt
-    /// of an operation.
+    /// Whether both bring the same bytes of a piece on the same way, if they are of the same
+    /// attempt of an operation.
     pub fn is_same(one: *const Header, other: *const Header) bool {
         return one.kind == other.kind and one.index == other.index and
             one.fragment == other.fragment and one.class == other.class and
