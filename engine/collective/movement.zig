@@ -518,8 +518,8 @@ pub const Movement = struct {
         x.board.slot_left(move, fragment);
     }
 
-    /// Whether a frame may go, perhaps once more: what this peer contributed is its caller's again, once the
-    /// result is set aside.
+    /// Whether a frame may go, perhaps once more: what this peer contributed is its caller's again,
+    /// once the result is set aside.
     pub fn is_repeatable(x: *const Movement, move: *const Move) bool {
         return move.place != .own or (x.ending == null and !x.memory.is_aside);
     }
