@@ -369,16 +369,20 @@ pub const Board = struct {
         for (b.credits[classes.first..][0..classes.count]) |*credit| credit.announced = 0;
     }
 
-    /// The other side has a frame that was sent from a slot: whoever has all of it needs no more.
-    pub fn slot_left(b: *Board, move: *const Move, fragment: Fragment) void {
-        if (move.slot == no_slot) return;
+    /// The other side has a frame. Whether its slot is free again, because all of it is there.
+    pub fn slot_left(b: *Board, move: *const Move, fragment: Fragment) bool {
+        if (move.slot == no_slot) return false;
         const left = &b.left[move.slot];
         left.* |= fragment.mask();
-        if (left.* != Fragment.all) return;
+        if (left.* != Fragment.all) return false;
         left.* = 0;
-        if (move.holder != nobody) return b.slot_free(&b.credits[move.holder], move.slot);
-        b.targets[move.to].held -= 1;
-        b.slot_give(move.slot);
+        if (move.holder != nobody) {
+            b.slot_free(&b.credits[move.holder], move.slot);
+        } else {
+            b.targets[move.to].held -= 1;
+            b.slot_give(move.slot);
+        }
+        return true;
     }
 
     /// So many contributions to one neighbour may be in slots: all links are busy at the same time,

@@ -512,10 +512,10 @@ pub const Movement = struct {
         x.owed -|= fragment.count();
     }
 
-    /// The other side has it: with the last one the slot is free again.
-    pub fn acknowledged(x: *Movement, move: *const Move, fragment: Fragment) void {
+    /// The other side has it. Whether a slot is free again.
+    pub fn acknowledged(x: *Movement, move: *const Move, fragment: Fragment) bool {
         assert(x.board.members > 1);
-        x.board.slot_left(move, fragment);
+        return x.board.slot_left(move, fragment);
     }
 
     /// Whether a frame may go, perhaps once more: what this peer contributed is its caller's again,

@@ -144,7 +144,7 @@ const Bench = struct {
                 y.place(&header_of(x, &out, it), from),
             );
             try std.testing.expectEqualSlices(u8, out.payload, x.payload(&out.move));
-            x.acknowledged(&out.move, fragment);
+            _ = x.acknowledged(&out.move, fragment);
         }
         return true;
     }
@@ -503,7 +503,7 @@ test "a source brings its shard to the result in steps, but what it sends as it 
         while (x.has_work()) x.work();
         try expect_filled(&result, step); // all of it is due to be sent
         var filled: usize = 0;
-        while (x.next(1)) |out| : (x.acknowledged(&out.move, .whole)) {
+        while (x.next(1)) |out| : (_ = x.acknowledged(&out.move, .whole)) {
             const values: []align(1) const u64 = @ptrCast(out.payload);
             try std.testing.expect(std.mem.allEqual(u64, @alignCast(values), 7));
             filled += values.len;
@@ -644,13 +644,23 @@ test "widened contributions on their way out leave the slots that were promised"
     for (out) |*item| item.* = x.next(1).?;
     try std.testing.expectEqual(null, x.next(1));
     try std.testing.expect(x.board.free_count >= x.initial_credit());
-    x.acknowledged(&out[0].move, .whole);
+    try std.testing.expect(x.acknowledged(&out[0].move, .whole));
     try std.testing.expect(x.next(1) != null);
+    // A slot is free when the other side has all of it, in any order.
+    const slot = out[1].move.slot;
+    try std.testing.expect(!x.acknowledged(&out[1].move, .{ .before = 12 }));
+    try std.testing.expect(!x.acknowledged(&out[1].move, .{ .before = 4, .after = 4 }));
+    try std.testing.expectEqual(null, x.next(1));
     // All of them are on their way again. The next attempt knows nothing of that.
     x.halt();
     x.begin(test_begin(2, &order, &.{}));
     x.opened(1, x.initial_credit());
     for (out) |*item| item.* = x.next(1).?;
+    const again = for (out) |*item| {
+        if (item.move.slot == slot) break &item.move;
+    } else unreachable;
+    try std.testing.expect(!x.acknowledged(again, .{ .after = 12 }));
+    try std.testing.expect(x.acknowledged(again, .{ .before = 4 }));
 }
 
 test "a sender fills no more slots than it was promised, though others are free" {

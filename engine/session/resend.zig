@@ -42,9 +42,9 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
-        operation.work.movement.acknowledged(&sent.move, sent.fragment);
         // A slot that is free again may be a credit, or what another frame waits for.
-        if (sent.move.slot != collective.no_slot) operations.wake_all(s, operation);
+        if (operation.work.movement.acknowledged(&sent.move, sent.fragment))
+            operations.wake_all(s, operation);
     }
     const has_room_again = was_full and lane.unacked.has_room();
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
