@@ -43,8 +43,8 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
         // A slot that is free again may be a credit, or what another frame waits for.
-        if (operation.work.movement.acknowledged(&sent.move, sent.fragment))
-            operations.wake_all(s, operation);
+        const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
+        if (is_free) operations.wake_all(s, operation);
     }
     const has_room_again = was_full and lane.unacked.has_room();
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
