@@ -31,6 +31,9 @@ pub const elements_max = 1 << 40;
 pub const chunks_max = 16_384;
 /// Payload of one frame, and so the largest piece.
 pub const frame_payload_bytes_max = 256 * KiB;
+/// Smallest part of a piece that is worth a frame of its own. Enforced by the sender
+/// (session/cutting.zig).
+pub const fragment_bytes_min = 16 * KiB;
 /// Smallest chunk that is worth a frame of its own.
 pub const chunk_bytes_min = 1 * KiB;
 /// Room for partial sums that each operation has at every peer. All know of it, so how an operation

@@ -11,11 +11,14 @@ const base = @import("base");
 const wire = @import("wire");
 const job_file = @import("job.zig");
 const Answer = job_file.Answer;
+const Assembly = @import("assembly.zig").Assembly;
 const Job = job_file.Job;
 const Ledger = @import("ledger.zig").Ledger;
 const Move = job_file.Move;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
+const Fragment = wire.Fragment;
+const Header = wire.frame.Header;
 const KeptRange = wire.control.KeptRange;
 const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
@@ -50,7 +53,7 @@ pub const Schedule = enum {
     }
 };
 
-pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, NoCredit, WrongPhase };
+pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, Overlap, NoCredit, WrongPhase };
 
 pub const Board = struct {
     ledger: Ledger,
@@ -64,6 +67,9 @@ pub const Board = struct {
     positions: []u16,
 
     free_slots: []u16,
+    /// By slot: what comes into it in fragments; of what leaves it, what the other side has.
+    assemblies: []Assembly,
+    left: []Fragment.Mask,
     free_count: u16 = 0,
     /// So many slots may hold a contribution of this peer on its way out.
     origin_held: u16 = 0,
@@ -176,6 +182,8 @@ pub const Board = struct {
             .slots_sure = sure.all,
             .is_far = sizes.is_far,
             .free_slots = try base.unfilled.list(arena, u16, slots),
+            .assemblies = try base.unfilled.list(arena, Assembly, slots),
+            .left = try base.unfilled.list(arena, Fragment.Mask, slots),
             .positions = try base.unfilled.list(arena, u16, world_size),
             .targets = targets,
             .credits = try base.unfilled.list(arena, Credit, sizes.members_max),
@@ -239,6 +247,7 @@ pub const Board = struct {
         for (b.free_slots, 0..) |*entry, index| {
             entry.* = @intCast(b.free_slots.len - 1 - index);
         }
+        @memset(b.left, 0);
         for (b.targets) |*target| target.* = .{ .ready = target.ready };
         b.slots_each = b.slots_per_sender(b.free_slots.len, b.origin_slots);
         // Before a receiver says what it allows, it is taken to have what all have.
@@ -305,11 +314,33 @@ pub const Board = struct {
     }
 
     /// A slot for a sum or contribution that comes in, of those that its sender was promised.
-    pub fn place_in_slot(b: *Board, bytes: usize, piece: usize, credit: *Credit) PlaceError!u16 {
-        if (bytes != b.partial_bytes(piece)) return error.WrongLength;
+    pub fn place_in_slot(
+        b: *Board,
+        header: *const Header,
+        piece: usize,
+        credit: *Credit,
+    ) PlaceError!u16 {
+        if (!b.is_long(header, piece)) return error.WrongLength;
         if (credit.held >= b.slots_each or b.free_count == 0) return error.NoCredit;
         credit.held += 1;
-        return b.slot_take();
+        const index = b.slot_take();
+        const assembly = &b.assemblies[index];
+        assembly.* = .{};
+        if (!header.fragment.is_whole()) assembly.place(header.fragment) catch unreachable;
+        return index;
+    }
+
+    /// Another fragment of what comes into that slot, or has.
+    pub fn place_beside(b: *Board, header: *const Header, piece: usize, index: u16) PlaceError!u16 {
+        const assembly = &b.assemblies[index];
+        if (assembly.placed == 0) return error.Twice; // it came, or comes, whole
+        if (!b.is_long(header, piece)) return error.WrongLength;
+        try assembly.place(header.fragment);
+        return index;
+    }
+
+    fn is_long(b: *const Board, header: *const Header, piece: usize) bool {
+        return header.payload_bytes == header.fragment.range(b.partial_bytes(piece)).len();
     }
 
     /// A slot that came in is free again: its sender may fill it once more.
@@ -338,12 +369,20 @@ pub const Board = struct {
         for (b.credits[classes.first..][0..classes.count]) |*credit| credit.announced = 0;
     }
 
-    /// The slot of a frame that the other side has.
-    pub fn slot_left(b: *Board, move: *const Move) void {
-        if (move.slot == no_slot) return;
-        if (move.holder != nobody) return b.slot_free(&b.credits[move.holder], move.slot);
-        b.targets[move.to].held -= 1;
-        b.slot_give(move.slot);
+    /// The other side has a frame. Whether its slot is free again, because all of it is there.
+    pub fn slot_left(b: *Board, move: *const Move, fragment: Fragment) bool {
+        if (move.slot == no_slot) return false;
+        const left = &b.left[move.slot];
+        left.* |= fragment.mask();
+        if (left.* != Fragment.all) return false;
+        left.* = 0;
+        if (move.holder != nobody) {
+            b.slot_free(&b.credits[move.holder], move.slot);
+        } else {
+            b.targets[move.to].held -= 1;
+            b.slot_give(move.slot);
+        }
+        return true;
     }
 
     /// So many contributions to one neighbour may be in slots: all links are busy at the same time,

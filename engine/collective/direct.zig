@@ -25,6 +25,7 @@ const Partition = @import("partition.zig").Partition;
 const PlaceError = board_file.PlaceError;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
+const Header = @import("wire").frame.Header;
 const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
 const nobody = job_file.nobody;
@@ -264,7 +265,7 @@ pub const Direct = struct {
     pub fn place_partial(
         direct: *Direct,
         b: *Board,
-        bytes: usize,
+        header: *const Header,
         piece: usize,
         from: u16,
     ) PlaceError!u16 {
@@ -273,8 +274,9 @@ pub const Direct = struct {
             return error.WrongPhase;
         if (b.ledger.final_seen.has(piece)) return error.Twice;
         const known = direct.find(piece);
-        if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
-        const slot = try b.place_in_slot(bytes, piece, &b.credits[from]);
+        if (known) |pending| if (pending.slots[from] != no_slot)
+            return b.place_beside(header, piece, pending.slots[from]);
+        const slot = try b.place_in_slot(header, piece, &b.credits[from]);
         const pending = known orelse direct.add(piece);
         pending.slots[from] = slot;
         return slot;

@@ -7,6 +7,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const job_file = @import("job.zig");
+const Assembly = @import("assembly.zig").Assembly;
 const Partition = @import("partition.zig").Partition;
 const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
@@ -43,6 +44,8 @@ pub const Ledger = struct {
     own_left: BitSet,
     settled: BitSet,
     final_seen: BitSet,
+    /// Final bytes that come in fragments.
+    assemblies: []Assembly,
 
     pub fn init(
         arena: Allocator,
@@ -70,6 +73,7 @@ pub const Ledger = struct {
             .own_left = try .in_arena(arena, pieces),
             .settled = try .in_arena(arena, pieces),
             .final_seen = try .in_arena(arena, pieces),
+            .assemblies = try base.unfilled.list(arena, Assembly, pieces),
         };
         for (0..chunks) |chunk| ledger.reset(@intCast(chunk));
         return ledger;
@@ -173,6 +177,7 @@ pub const Ledger = struct {
             l.wanted_count += 1;
             if (l.left[chunk] == 0 and l.reduced[chunk] == 0) l.settle_chunk(chunk, attempt);
         }
+        @memset(l.assemblies, .{});
         l.final_seen.clear();
         for (l.final_seen.words, l.settled.words) |*seen, settled| seen.* = settled;
         l.final_seen.count = l.settled.count;

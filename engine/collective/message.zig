@@ -10,6 +10,7 @@ const Answer = job_file.Answer;
 const Board = board_file.Board;
 const Begin = board_file.Begin;
 const Job = job_file.Job;
+const Header = @import("wire").frame.Header;
 const PlaceError = board_file.PlaceError;
 
 pub const Message = struct {
@@ -66,7 +67,13 @@ pub const Message = struct {
         return !b.ledger.is_done(chunk) and b.ledger.wants(chunk);
     }
 
-    pub fn place_partial(_: *Message, _: *Board, _: usize, _: usize, _: u16) PlaceError!u16 {
+    pub fn place_partial(
+        _: *Message,
+        _: *Board,
+        _: *const Header,
+        _: usize,
+        _: u16,
+    ) PlaceError!u16 {
         return error.WrongPhase;
     }
 

@@ -24,6 +24,7 @@ const board_file = @import("board.zig");
 const job_file = @import("job.zig");
 const posts_file = @import("posts.zig");
 const Arrays = @import("arrays.zig").Arrays;
+const Assembly = @import("assembly.zig").Assembly;
 const Begin = board_file.Begin;
 const Board = board_file.Board;
 const Job = job_file.Job;
@@ -37,6 +38,7 @@ const Pool = @import("pool.zig").Pool;
 const Post = posts_file.Post;
 const Posts = posts_file.Posts;
 const Allocator = std.mem.Allocator;
+const Fragment = wire.Fragment;
 const Header = wire.frame.Header;
 const assert = std.debug.assert;
 
@@ -46,8 +48,9 @@ pub const Movement = struct {
     board: Board,
     memory: Memory,
     movers: Movers,
-    /// Frames that this peer has still to send, for others to have their private results.
-    frames_owed: u64 = 0,
+    /// Sixteenths of pieces that this peer has still to send, for others to have their private
+    /// results.
+    owed: u64 = 0,
     /// The piece that `work` looks at next, and how much it does in one go.
     work_next: usize = 0,
     work_bytes: usize,
@@ -127,12 +130,12 @@ pub const Movement = struct {
         const l = &x.board.ledger;
         l.begin(options.attempt, x.board.positions, options.kept, Told{ .x = x, .of = &options });
         if (l.voided.count > 0) x.clear_voids();
-        x.frames_owed = 0;
+        x.owed = 0;
         const alone = x.board.members == 1;
         x.work_next = if (alone or l.own_left.count > 0) 0 else l.piece_count();
         if (alone) return x.work();
         x.movers.ask(&x.board, .begin, .{&options});
-        if (l.descriptor.kind.is_private()) x.frames_owed = x.movers.owed(&x.board);
+        if (l.descriptor.kind.is_private()) x.owed = Fragment.most * x.movers.owed(&x.board);
     }
 
     /// Tells the mover who has a kept chunk.
@@ -362,25 +365,31 @@ pub const Movement = struct {
             .final => return x.place_final(header, piece, from),
             .open, .credit, .ping, .want, .leaf, .hashes, .lack, .probe => return error.WrongPhase,
         }
-        const bytes = header.payload_bytes;
-        const slot = try x.movers.ask(&x.board, .place_partial, .{ bytes, piece, from });
-        return .{ .bytes = x.memory.slot(slot)[0..bytes], .slot = slot };
+        const slot = try x.movers.ask(&x.board, .place_partial, .{ header, piece, from });
+        const range = header.fragment.range(x.board.partial_bytes(piece));
+        return .{ .bytes = x.memory.slot(slot)[range.first..range.end], .slot = slot };
     }
 
     fn place_final(x: *Movement, header: *const Header, piece: usize, from: u16) PlaceError!Place {
         const l = &x.board.ledger;
-        if (l.final_seen.has(piece)) return error.Twice;
+        const assembly = &l.assemblies[piece];
+        const is_whole = assembly.placed == 0;
+        if (l.final_seen.has(piece) and (is_whole or assembly.has(header.fragment)))
+            return error.Twice;
         const chunk = l.partition.chunk_of(piece);
         if (!l.wants(chunk)) return error.WrongPhase;
         const expected = x.movers.ask(&x.board, .gives, .{ chunk, from });
         if (!expected) return error.WrongPhase;
-        if (header.payload_bytes != x.final_bytes(piece)) return error.WrongLength;
+        const range = header.fragment.range(x.final_bytes(piece));
+        if (header.payload_bytes != range.len()) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.board.attempt)
             return error.WrongPhase;
         // Its sum has not gone on from here, so it cannot be final.
         if (x.board.is_under_way(piece)) return error.WrongPhase;
+        if (!is_whole or !header.fragment.is_whole()) try assembly.place(header.fragment);
         l.final_seen.set_bit(piece);
-        return .{ .bytes = x.memory.receive(piece), .slot = job_file.no_slot };
+        const bytes = x.memory.receive(piece)[range.first..range.end];
+        return .{ .bytes = bytes, .slot = job_file.no_slot };
     }
 
     fn final_bytes(x: *const Movement, piece: usize) usize {
@@ -392,8 +401,14 @@ pub const Movement = struct {
     /// The lane of a placed frame broke before its payload was complete: it will come again.
     pub fn unplace(x: *Movement, header: *const Header, from: u16, slot: u16) void {
         const piece = x.board.ledger.partition.numbered(header.index).?;
+        const assembly = x.assembly_of(header.kind, piece, slot);
+        if (!header.fragment.is_whole() and !assembly.unplace(header.fragment)) return;
         if (header.kind == .final) return x.board.ledger.final_seen.unset_bit(piece);
         x.movers.ask(&x.board, .unplace, .{ piece, from, slot });
+    }
+
+    fn assembly_of(x: *Movement, kind: wire.frame.Kind, piece: usize, slot: u16) *Assembly {
+        return if (kind == .final) &x.board.ledger.assemblies[piece] else &x.board.assemblies[slot];
     }
 
     /// The payload of a placed frame is complete. Whether there may be more to send now.
@@ -401,6 +416,8 @@ pub const Movement = struct {
         assert(x.board.members > 1);
         const piece = x.board.ledger.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
+        const assembly = x.assembly_of(header.kind, piece, slot);
+        if (!header.fragment.is_whole() and !assembly.arrived(header.fragment)) return false;
         // Only for a liar, whose final bytes found their place before the sum went on from here:
         // what the job at work saves must be saved before the next one.
         const waits = x.board.is_under_way(piece);
@@ -489,20 +506,20 @@ pub const Movement = struct {
         };
     }
 
-    /// A frame of `next` has left.
-    pub fn sent(x: *Movement) void {
+    /// A frame of a move has left.
+    pub fn sent(x: *Movement, fragment: Fragment) void {
         assert(x.board.members > 1);
-        x.frames_owed -|= 1;
+        x.owed -|= fragment.count();
     }
 
-    /// The other side has it: its slot is free again.
-    pub fn acknowledged(x: *Movement, move: *const Move) void {
+    /// The other side has it. Whether a slot is free again.
+    pub fn acknowledged(x: *Movement, move: *const Move, fragment: Fragment) bool {
         assert(x.board.members > 1);
-        x.board.slot_left(move);
+        return x.board.slot_left(move, fragment);
     }
 
-    /// Whether a frame may go once more: what this peer contributed is its caller's again, once the
-    /// result is set aside.
+    /// Whether a frame may go, perhaps once more: what this peer contributed is its caller's again,
+    /// once the result is set aside.
     pub fn is_repeatable(x: *const Movement, move: *const Move) bool {
         return move.place != .own or (x.ending == null and !x.memory.is_aside);
     }
@@ -521,7 +538,7 @@ pub const Movement = struct {
 
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Movement) bool {
-        if (!x.board.ledger.is_complete() or x.frames_owed > 0) return false;
+        if (!x.board.ledger.is_complete() or x.owed > 0) return false;
         // The other side of a message must have called, also where there is nothing to move.
         if (x.board.ledger.descriptor.kind != .send_recv) return true;
         return x.board.targets[1 - x.board.position].open;

@@ -13,6 +13,7 @@ const arrays_file = @import("arrays.zig");
 const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
 const Descriptor = wire.control.Descriptor;
+const Fragment = wire.Fragment;
 const Movement = movement_file.Movement;
 const KeptRange = wire.control.KeptRange;
 const Schedule = board_file.Schedule;
@@ -85,6 +86,8 @@ const Bench = struct {
     draws: ?*base.Prng = null,
     schedule: Schedule,
     shop: ?*Shop = null,
+    /// Pieces that were cut so far.
+    cuts: usize = 0,
 
     fn step(bench: *Bench) !bool {
         var moved = false;
@@ -117,21 +120,47 @@ const Bench = struct {
         while (y.next_grant(from)) |grant| try x.credited(to, grant.class, grant.allowed);
         const out = x.next(to) orelse return false;
         try bench.check_reach(from, to);
-        const header = header_of(x, &out);
-        try check_refused(y, &header, from);
-        // A lane may break before all has come in.
-        const lost = try y.place(&header, from);
-        y.unplace(&header, from, lost.slot);
-        const spot = try y.place(&header, from);
-        // Nothing counts twice, neither while it comes in nor afterwards.
-        try std.testing.expectError(error.Twice, y.place(&header, from));
-        @memcpy(spot.bytes, out.payload);
-        x.sent();
-        _ = y.arrived(&header, spot.slot);
-        try std.testing.expectError(error.Twice, y.place(&header, from));
-        try std.testing.expectEqualSlices(u8, out.payload, x.payload(&out.move));
-        x.acknowledged(&out.move);
+        var room: [Fragment.most]Fragment = undefined;
+        const fragments = bench.cut(out.payload.len, &room);
+        for (fragments) |fragment| {
+            const header = header_of(x, &out, fragment);
+            try check_refused(y, &header, from);
+            // A lane may break before all has come in.
+            const lost = try y.place(&header, from);
+            y.unplace(&header, from, lost.slot);
+        }
+        for (fragments, 0..) |fragment, index| {
+            const header = header_of(x, &out, fragment);
+            const spot = try y.place(&header, from);
+            // Nothing counts twice, neither while it comes in nor afterwards.
+            try std.testing.expectError(error.Twice, y.place(&header, from));
+            const range = fragment.range(out.payload.len);
+            @memcpy(spot.bytes, out.payload[range.first..range.end]);
+            x.sent(fragment);
+            const moves_on = y.arrived(&header, spot.slot);
+            if (index + 1 < fragments.len) try std.testing.expect(!moves_on);
+            for (fragments[0 .. index + 1]) |it| try std.testing.expectError(
+                error.Twice,
+                y.place(&header_of(x, &out, it), from),
+            );
+            try std.testing.expectEqualSlices(u8, out.payload, x.payload(&out.move));
+            _ = x.acknowledged(&out.move, fragment);
+        }
         return true;
+    }
+
+    /// Whole, or from its end in fragments of some size, each time another.
+    fn cut(bench: *Bench, bytes: usize, room: *[Fragment.most]Fragment) []Fragment {
+        bench.cuts += 1;
+        const each = bytes / (1 + bench.cuts % 7);
+        var first: usize = room.len;
+        var done: Fragment.Count = 0;
+        while (done < Fragment.most) {
+            first -= 1;
+            room[first] = .next(done, each, bytes);
+            done = room[first].end();
+        }
+        return room[first..];
     }
 
     /// A frame that is right but for one number is refused, and leaves nothing behind.
@@ -159,15 +188,20 @@ const Bench = struct {
         try std.testing.expect(a or b);
     }
 
-    fn header_of(x: *const Movement, out: *const Movement.Out) wire.frame.Header {
+    fn header_of(
+        x: *const Movement,
+        out: *const Movement.Out,
+        fragment: Fragment,
+    ) wire.frame.Header {
         return .{
             .epoch = 1,
             .tag = 0,
             .sequence = 0,
             .index = x.board.ledger.partition.number(out.move.piece),
             .attempt = x.board.attempt,
-            .payload_bytes = @intCast(out.payload.len),
+            .payload_bytes = @intCast(fragment.range(out.payload.len).len()),
             .reduced_attempt = out.move.reduced_attempt,
+            .fragment = fragment,
             .group = 0,
             .class = out.move.class,
             .kind = out.move.kind,
@@ -183,7 +217,8 @@ const Bench = struct {
             const to: u16 = @intCast(position);
             if (!x.sends_to(to)) continue;
             const out = x.next(to) orelse continue;
-            const spot = try bench.movements[bench.order.at(to)].place(&header_of(x, &out), from);
+            const header = header_of(x, &out, .whole);
+            const spot = try bench.movements[bench.order.at(to)].place(&header, from);
             @memset(spot.bytes[0 .. spot.bytes.len / 2], 0xee);
         }
     }
@@ -468,7 +503,7 @@ test "a source brings its shard to the result in steps, but what it sends as it 
         while (x.has_work()) x.work();
         try expect_filled(&result, step); // all of it is due to be sent
         var filled: usize = 0;
-        while (x.next(1)) |out| : (x.acknowledged(&out.move)) {
+        while (x.next(1)) |out| : (_ = x.acknowledged(&out.move, .whole)) {
             const values: []align(1) const u64 = @ptrCast(out.payload);
             try std.testing.expect(std.mem.allEqual(u64, @alignCast(values), 7));
             filled += values.len;
@@ -609,13 +644,23 @@ test "widened contributions on their way out leave the slots that were promised"
     for (out) |*item| item.* = x.next(1).?;
     try std.testing.expectEqual(null, x.next(1));
     try std.testing.expect(x.board.free_count >= x.initial_credit());
-    x.acknowledged(&out[0].move);
+    try std.testing.expect(x.acknowledged(&out[0].move, .whole));
     try std.testing.expect(x.next(1) != null);
+    // A slot is free when the other side has all of it, in any order.
+    const slot = out[1].move.slot;
+    try std.testing.expect(!x.acknowledged(&out[1].move, .{ .before = 12 }));
+    try std.testing.expect(!x.acknowledged(&out[1].move, .{ .before = 4, .after = 4 }));
+    try std.testing.expectEqual(null, x.next(1));
     // All of them are on their way again. The next attempt knows nothing of that.
     x.halt();
     x.begin(test_begin(2, &order, &.{}));
     x.opened(1, x.initial_credit());
     for (out) |*item| item.* = x.next(1).?;
+    const again = for (out) |*item| {
+        if (item.move.slot == slot) break &item.move;
+    } else unreachable;
+    try std.testing.expect(!x.acknowledged(again, .{ .after = 12 }));
+    try std.testing.expect(x.acknowledged(again, .{ .before = 4 }));
 }
 
 test "a sender fills no more slots than it was promised, though others are free" {

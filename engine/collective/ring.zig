@@ -22,6 +22,7 @@ const Partition = @import("partition.zig").Partition;
 const PlaceError = board_file.PlaceError;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
+const Header = @import("wire").frame.Header;
 
 pub const Ring = struct {
     /// Per chunk.
@@ -30,6 +31,8 @@ pub const Ring = struct {
     partial_seen: BitSet,
     final_ready: BitSet,
     final_cursor: usize = 0,
+    /// Sums that come in as several fragments.
+    coming: std.ArrayList(Partial),
     /// Sums that go on to the successor.
     ready: std.ArrayList(Partial),
     /// The piece whose sum starts here next.
@@ -44,6 +47,7 @@ pub const Ring = struct {
             .successor_holds = try .in_arena(arena, partition.chunks),
             .partial_seen = try .in_arena(arena, pieces),
             .final_ready = try .in_arena(arena, pieces),
+            .coming = try .initCapacity(arena, slots),
             .ready = try .initCapacity(arena, slots),
         };
     }
@@ -55,6 +59,7 @@ pub const Ring = struct {
         ring.partial_seen.clear();
         ring.final_ready.clear();
         ring.final_cursor = 0;
+        ring.coming.clearRetainingCapacity();
         ring.ready.clearRetainingCapacity();
     }
 
@@ -115,7 +120,7 @@ pub const Ring = struct {
     pub fn place_partial(
         ring: *Ring,
         b: *Board,
-        bytes: usize,
+        header: *const Header,
         piece: usize,
         _: u16,
     ) PlaceError!u16 {
@@ -124,14 +129,31 @@ pub const Ring = struct {
         const class = chunk_owner(b, chunk);
         if (is_origin(b, chunk)) return error.WrongPhase;
         if (class != b.position and !is_on_the_way(b, chunk)) return error.WrongPhase;
-        if (ring.partial_seen.has(piece)) return error.Twice;
-        const slot = try b.place_in_slot(bytes, piece, &b.credits[class]);
+        if (ring.partial_seen.has(piece)) {
+            const at = ring.find(piece) orelse return error.Twice;
+            return b.place_beside(header, piece, ring.coming.items[at].slot);
+        }
+        const slot = try b.place_in_slot(header, piece, &b.credits[class]);
         ring.partial_seen.set_bit(piece);
+        if (!header.fragment.is_whole())
+            ring.coming.appendAssumeCapacity(.{ .piece = piece, .slot = slot });
         return slot;
+    }
+
+    /// Its place among those that come in.
+    fn find(ring: *const Ring, piece: usize) ?usize {
+        for (ring.coming.items, 0..) |*partial, at| if (partial.piece == piece) return at;
+        return null;
+    }
+
+    /// It is there, or nothing of it is.
+    fn forget(ring: *Ring, piece: usize) void {
+        if (ring.find(piece)) |at| _ = ring.coming.swapRemove(at);
     }
 
     /// It did not come in whole, and will come again.
     pub fn unplace(ring: *Ring, b: *Board, piece: usize, _: u16, slot: u16) void {
+        ring.forget(piece);
         ring.partial_seen.unset_bit(piece);
         b.slot_unplaced(&b.credits[owner(b, piece)], slot);
     }
@@ -139,6 +161,7 @@ pub const Ring = struct {
     /// A partial sum is there: this peer's part is added, and it goes on or is finished. A
     /// carried piece goes on as it is.
     pub fn arrived(ring: *Ring, b: *Board, piece: usize, slot: u16) ?Job {
+        ring.forget(piece);
         const is_mine = owner(b, piece) == b.position;
         const carries = b.ledger.descriptor.kind.carries();
         if (carries and !is_mine) {

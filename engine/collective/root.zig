@@ -28,6 +28,7 @@ pub const Pool = @import("pool.zig").Pool;
 pub const Fetch = @import("fetch.zig").Fetch;
 
 test {
+    _ = @import("assembly.zig");
     _ = @import("partition.zig");
     _ = @import("matrix.zig");
     _ = @import("figures_test.zig");

@@ -36,6 +36,7 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
         .label = options.label,
         .strangers_max = options.strangers_max,
         .in_flight_max = options.in_flight_max,
+        .fragment_bytes_min = options.fragment_bytes_min,
         .reconnect_timeout_ns = options.reconnect_timeout_ns,
         .rates = options.rates,
         .probe = .init(options.probe_bytes_max),

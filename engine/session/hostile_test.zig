@@ -45,7 +45,7 @@ pub fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
     return feed(node, lane, bytes);
 }
 
-fn feed(node: *Node, lane: *Lane, bytes: []const u8) bool {
+pub fn feed(node: *Node, lane: *Lane, bytes: []const u8) bool {
     const link = lane.link.?;
     const number = lane.number;
     var rest = bytes;

@@ -36,6 +36,8 @@ pub const Link = struct {
     lanes_end: u8 = 0,
     open_count: u32 = 0,
     flow: flow_file.Flow,
+    /// A piece is cut into no less (cutting.zig).
+    fragment_bytes_min: u32 = limits.fragment_bytes_min,
     /// There was a lane at some time.
     was_open: bool = false,
     wanted: bool = false,
@@ -210,6 +212,8 @@ pub const Lane = struct {
     unacked: Unacked = .{},
     /// A frame is under way.
     out_busy: bool = false,
+    /// It has had its turn, and lets the other lanes have theirs (cutting.zig).
+    had_turn: bool = false,
     bounce: []u8 = &.{},
     /// Memory ran out and the stream has lost its place: nothing moves any more, and the session
     /// closes it before the call under way returns.

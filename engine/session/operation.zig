@@ -96,7 +96,12 @@ pub const Operation = struct {
         position: u16,
         /// It is to be told that this peer has called.
         open_pending: bool,
+        /// The piece of which the next fragment goes there.
+        cut: ?Cut = null,
     };
+
+    /// The rest of a piece that lanes share (cutting.zig).
+    pub const Cut = struct { move: collective.Move, done: wire.Fragment.Count };
 
     pub fn from_op(op: *protocol.Op) *Operation {
         return @fieldParentPtr("op", op);
@@ -169,6 +174,7 @@ pub const Operation = struct {
         payload_bytes: u32 = 0,
         asks: bool = false,
         again: u8 = 0,
+        fragment: wire.Fragment = .whole,
     };
 
     /// Puts the head of one of its frames on a lane. `inline_payload` travels in the head.
@@ -191,6 +197,7 @@ pub const Operation = struct {
             .acked = lane.answer(),
             .asks = what.asks,
             .again = what.again,
+            .fragment = what.fragment,
             .group = operation.group.id.?,
             .class = what.class,
             .kind = what.kind,
@@ -199,26 +206,28 @@ pub const Operation = struct {
         lane.out_busy = true;
     }
 
-    /// Puts a data frame on a lane that has room for it in its list.
+    /// Puts a data frame on a lane that has room for it in its list. `piece`: all of its bytes.
     pub fn put_data(
         operation: *Operation,
         lane: *Lane,
         what: Sent,
-        payload: []const u8,
+        piece: []const u8,
     ) void {
         const x = operation.work.movement;
         const move = &what.move;
+        const bytes = what.fragment.range(piece.len);
         lane.unacked.push(what);
         operation.put(lane, .{
             .kind = move.kind,
             .index = x.board.ledger.partition.number(move.piece),
             .class = move.class,
             .reduced_attempt = move.reduced_attempt,
-            .payload_bytes = @intCast(payload.len),
+            .payload_bytes = @intCast(bytes.len()),
             .asks = x.is_short(move) or lane.unacked.is_short(),
             .again = what.again,
+            .fragment = what.fragment,
         }, "");
-        lane.put_payload(payload, operation.owner());
+        lane.put_payload(piece[bytes.first..bytes.end], operation.owner());
     }
 
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {

@@ -1,7 +1,8 @@
 //! outgoing: from moves of an operation to bytes on a lane: which frame an idle lane sends next,
 //! and what follows once it has left. Free functions on Session. The way in, and when an operation
 //! is complete: frames.zig; what moves next: collective/movement.zig; how a frame is put on a lane:
-//! operation.zig; frames of shared states: syncing.zig, prefetch.zig.
+//! operation.zig; how a piece is cut: cutting.zig; frames of shared states: syncing.zig,
+//! prefetch.zig.
 //!
 //! Opens, credits and small operations go before large ones, so that a small operation beside a
 //! large one takes hardly longer than alone. Large ones are not held up for it: for each whole
@@ -12,6 +13,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const cutting = @import("cutting.zig");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
@@ -35,6 +37,7 @@ pub fn next(s: *Session, lane: *Lane) void {
     const says = lane.ping_due or lane.ack_due;
     if (!link.serves(lane)) return if (says) put_ping(lane, link);
     lane.is_kept = link.keeps(lane, s.now);
+    if (cutting.gives_way(s, lane, link)) return;
     if (resend.next(lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
@@ -150,9 +153,7 @@ fn next_of(
         if (!room.*.?) return false;
     }
     if (!lane.unacked.has_room()) return false;
-    const out = x.next(position) orelse return false;
-    operation.put_data(lane, .{ .operation = operation, .move = out.move }, out.payload);
-    return true;
+    return cutting.next(lane, operation, neighbour);
 }
 
 /// Whether another operation may send data to this peer before it has called it.
@@ -179,7 +180,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const frame = lane.unacked.newest();
     if (frame.is_counted) return;
     frame.is_counted = true;
-    operation.work.movement.sent();
+    operation.work.movement.sent(frame.fragment);
     if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
     // It may have been waiting for this to leave.
     if (!operation.op.complete) frames.check_complete(s, operation);

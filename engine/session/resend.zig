@@ -42,9 +42,9 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
-        operation.work.movement.acknowledged(&sent.move);
         // A slot that is free again may be a credit, or what another frame waits for.
-        if (sent.move.slot != collective.no_slot) operations.wake_all(s, operation);
+        const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
+        if (is_free) operations.wake_all(s, operation);
     }
     const has_room_again = was_full and lane.unacked.has_room();
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
@@ -108,6 +108,8 @@ fn keep(link: *Link, sent: *const Sent) bool {
 
 /// The operation's memory is its caller's again: whether something of that was still to go again.
 pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
+    if (operation.neighbour(link)) |neighbour| if (neighbour.cut) |*cut|
+        if (!operation.work.movement.is_repeatable(&cut.move)) return true;
     for (link.again.items) |*sent| {
         const is_its = sent.operation == @as(*const anyopaque, operation);
         if (is_its and !operation.work.movement.is_repeatable(&sent.move)) return true;

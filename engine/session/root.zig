@@ -56,6 +56,7 @@ test {
     _ = @import("spread.zig");
     _ = @import("together.zig");
     _ = @import("link.zig");
+    _ = @import("cutting_test.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
     _ = @import("measure_test.zig");

@@ -91,6 +91,7 @@ pub const Session = struct {
     coordinator_at: []const u8 = "",
     strangers_max: u32,
     in_flight_max: u32,
+    fragment_bytes_min: u32,
     reconnect_timeout_ns: u64,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
@@ -185,6 +186,8 @@ pub const Session = struct {
         strangers_max: u32 = limits.strangers_max,
         /// Operations of one group in flight; fewer in tests.
         in_flight_max: u32 = limits.operations_in_flight_max,
+        /// A piece is cut into no less, where its link has several lanes; less in tests.
+        fragment_bytes_min: u32 = limits.fragment_bytes_min,
         /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,

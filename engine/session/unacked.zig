@@ -5,13 +5,15 @@
 
 const std = @import("std");
 const collective = @import("collective");
-const Count = @import("wire").frame.Header.Count;
+const wire = @import("wire");
+const Count = wire.frame.Header.Count;
 
-/// A data frame: a move of an operation.
+/// A data frame: a move of an operation, or a fragment of one.
 pub const Sent = struct {
     /// Null: its attempt is over.
     operation: ?*anyopaque,
     move: collective.Move,
+    fragment: wire.Fragment = .whole,
     /// It has left this peer at some time, as movements count it.
     is_counted: bool = false,
     /// How often it was sent before.

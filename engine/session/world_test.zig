@@ -82,6 +82,7 @@ pub const World = struct {
     lanes: u8 = 2,
     /// Room for sums of all operations of a peer.
     windows_bytes: u64 = base.limits.windows_bytes_default,
+    fragment_bytes_min: u32 = base.limits.fragment_bytes_min,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
@@ -111,6 +112,7 @@ pub const World = struct {
             .seed = node.index,
             .address_key = @splat(@intCast(node.index)),
             .label = .shown(&.{ 'n', '0' + @as(u8, @intCast(node.index)) }),
+            .fragment_bytes_min = w.fragment_bytes_min,
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
@@ -227,7 +229,9 @@ pub const World = struct {
 
     fn move(w: *World, from: *Node, a: *Lane, to: *Node, b: *Lane) bool {
         var out: [2][]const u8 = undefined;
-        if (lanes.send_slices(from.s, w.now, a, &out) == 0) return false;
+        const wakes = from.wakes;
+        // One that lets others go first has woken itself.
+        if (lanes.send_slices(from.s, w.now, a, &out) == 0) return from.wakes != wakes;
         var in: [2][]u8 = undefined;
         _ = lanes.recv_slices(to.s, b, &in);
         const count = @min(out[0].len, in[0].len);
@@ -250,14 +254,19 @@ pub const World = struct {
     pub fn cut(w: *World, link: *session.Link) void {
         for (link.lanes) |place| if (place) |lane| {
             const pipe = w.pipe_of(lane).*;
-            _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
-            lanes.closed(pipe.node_a.s, w.now, pipe.a);
-            lanes.closed(pipe.node_b.s, w.now, pipe.b);
+            w.break_lane(lane);
             const ends = [_]*Node{ pipe.node_a, pipe.node_b };
             for (ends, 0..) |node, index| {
                 node.s.link_to(ends[1 - index].s.self).?.retry_at = base.never;
             }
         };
+    }
+
+    pub fn break_lane(w: *World, lane: *const Lane) void {
+        const pipe = w.pipe_of(lane).*;
+        _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
+        lanes.closed(pipe.node_a.s, w.now, pipe.a);
+        lanes.closed(pipe.node_b.s, w.now, pipe.b);
     }
 
     /// Time passes for everybody.

@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
+const Fragment = @import("fragment.zig").Fragment;
 const limits = base.limits;
 const assert = std.debug.assert;
 
@@ -34,7 +35,8 @@ pub const Kind = enum(u8) {
     /// payload: the sender has better things to receive than those.
     probe = 10,
 
-    /// Pieces of an operation: each is acknowledged, and sent again if its lane breaks.
+    /// Pieces of an operation, or fragments of them: each frame is acknowledged, and sent again if
+    /// its lane breaks.
     pub fn is_data(kind: Kind) bool {
         return kind == .partial or kind == .final;
     }
@@ -59,6 +61,8 @@ pub const Header = struct {
     asks: bool = false,
     /// How often this data frame was sent before, on lanes that broke.
     again: u8 = 0,
+    /// The bytes of the piece that this data frame brings.
+    fragment: Fragment = .whole,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.
     class: u16,
@@ -66,11 +70,12 @@ pub const Header = struct {
 
     pub const Count = u32;
 
-    /// Whether both bring the same piece on the same way, if they are of the same attempt of an
-    /// operation.
+    /// Whether both bring the same bytes of a piece on the same way, if they are of the same
+    /// attempt of an operation.
     pub fn is_same(one: *const Header, other: *const Header) bool {
         return one.kind == other.kind and one.index == other.index and
-            one.payload_bytes == other.payload_bytes and one.class == other.class and
+            one.fragment == other.fragment and one.class == other.class and
+            one.payload_bytes == other.payload_bytes and
             one.reduced_attempt == other.reduced_attempt;
     }
 };
@@ -102,7 +107,7 @@ pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
     bytes[48] = @intFromEnum(header.kind);
     bytes[49] = @intFromBool(header.asks);
     bytes[50] = header.again;
-    // 51 reserved, zero.
+    bytes[51] = @bitCast(header.fragment);
     std.mem.writeInt(u32, bytes[52..56], header.fingerprint, .little);
     std.mem.writeInt(u32, bytes[56..60], header.acked, .little);
     std.mem.writeInt(u32, bytes[60..64], checksum(bytes), .little);
@@ -110,7 +115,7 @@ pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
 
 pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
-    if (bytes[49] > 1 or bytes[51] != 0) return error.BadReserved;
+    if (bytes[49] > 1) return error.BadReserved;
     const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
     if (payload_bytes > limits.frame_payload_bytes_max) return error.TooLong;
     const header: Header = .{
@@ -125,6 +130,7 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .acked = std.mem.readInt(u32, bytes[56..60], .little),
         .asks = bytes[49] == 1,
         .again = bytes[50],
+        .fragment = Fragment.parse(bytes[51]) orelse return error.OutOfRange,
         .group = std.mem.readInt(u16, bytes[44..46], .little),
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
@@ -133,6 +139,7 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     const within = header.sequence <= limits.sequences_max and
         header.index <= limits.frame_index_max and
         header.group < limits.groups_max and header.class < limits.peers_max;
+    if (!header.kind.is_data() and !header.fragment.is_whole()) return error.BadReserved;
     return if (within) header else error.OutOfRange;
 }
 
@@ -160,6 +167,7 @@ test "a header survives the round trip, and any flipped bit is seen" {
         .acked = 77,
         .asks = true,
         .again = 3,
+        .fragment = .{ .before = 4, .after = 11 },
         .group = 5,
         .class = 2,
         .kind = .final,
@@ -187,4 +195,19 @@ test "a number of a header that no honest sender reaches is an error" {
         @field(more, name) += 1;
         try std.testing.expectError(error.OutOfRange, decode(&encode(more)));
     }
+}
+
+test "only data comes in fragments, and none is empty" {
+    const data: Header = std.mem.zeroInit(Header, .{
+        .kind = .partial,
+        .fragment = Fragment{ .before = 15 },
+    });
+    const bytes = encode(data);
+    try std.testing.expectEqual(data, try decode(&bytes));
+    var credit = data;
+    credit.kind = .credit;
+    try std.testing.expectError(error.BadReserved, decode(&encode(credit)));
+    var empty = data;
+    empty.fragment.after = 1;
+    try std.testing.expectError(error.OutOfRange, decode(&encode(empty)));
 }

@@ -6,6 +6,7 @@ const std = @import("std");
 
 pub const codec = @import("codec.zig");
 pub const frame = @import("frame.zig");
+pub const Fragment = @import("fragment.zig").Fragment;
 pub const hello = @import("hello.zig");
 pub const control = @import("control.zig");
 pub const token = @import("token.zig");
@@ -27,6 +28,7 @@ pub const version = hello.version;
 
 test {
     std.testing.refAllDecls(@This());
+    _ = @import("fragment.zig");
     _ = @import("stream.zig");
     _ = @import("queue.zig");
 }

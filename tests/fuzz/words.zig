@@ -47,6 +47,7 @@ pub const Words = struct {
 
     pub fn value(words: *Words, comptime T: type, comptime name: []const u8) Allocator.Error!T {
         if (T == base.PeerId) return words.id();
+        if (T == wire.Fragment) return if (words.byte() < 128) .whole else @bitCast(words.byte());
         switch (@typeInfo(T)) {
             .bool => return words.byte() & 1 == 1,
             .int => return words.number(T),

@@ -32,6 +32,7 @@ OTHER_FIELDS = {
     "group": (44, 2),
     "class": (46, 2),
     "kind": (48, 1),
+    "fragment": (51, 1),
 }
 # Messages that say what a member holds: report_op, state_offer, state_tensors.
 CLAIMS = (16, 36, 37)

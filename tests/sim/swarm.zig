@@ -167,6 +167,8 @@ pub const Config = struct {
     /// So many of one group at a peer; calls beyond wait for their turn, and all members call in
     /// one order where that may be.
     in_flight_max: u8 = base.limits.operations_in_flight_max,
+    /// Pieces are cut into no less, where links have as many lanes as they like.
+    fragment_bytes_min: u32 = base.limits.fragment_bytes_min,
     delay_ns_max: u64,
     /// Worlds of four and more in which nothing goes wrong but links between peers, and always some
     /// ring is left: nobody may notice.
@@ -245,6 +247,9 @@ pub const Config = struct {
         };
         var in_flight = stream(seed, "in_flight");
         if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));
+        var fragments = stream(seed, "fragments");
+        if (!fragments.chance(4))
+            config.fragment_bytes_min = @as(u32, 1) << @intCast(fragments.below(6));
         var split = stream(seed, "splits");
         // A peer is in 8 groups at most, and each of its groups may have a sub-group.
         const has_room = 2 * config.groups <= base.limits.groups_per_peer_max;

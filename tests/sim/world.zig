@@ -692,6 +692,7 @@ pub const World = struct {
             .address_key = @splat(@truncate(prng.next())),
             .label = .shown(&.{ 'p', '0' + @as(u8, @intCast(node.index % 10)) }),
             .in_flight_max = world.config.in_flight_max,
+            .fragment_bytes_min = world.config.fragment_bytes_min,
             .runner = if (world.has_workshops()) node.workshop.runner() else null,
             .probe_bytes_max = probe_bytes_max,
             .host = .{ .ctx = node, .vtable = &session_host },
