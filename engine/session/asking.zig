@@ -131,7 +131,7 @@ fn take_over(s: *Session, t: *Transfer, lane: *Lane, rank: u16, header: *const H
         const other = other_place orelse continue;
         if (other == lane or !other.brings(t.owner)) continue;
         if (other.incoming.kind != header.kind) continue;
-        const is_same = other.incoming.is_same(header);
+        const is_same = other.incoming.index == header.index;
         if (header.kind == .leaf and !is_same) continue;
         const slower = t.find(link.peer);
         if (slower == rank and is_same and other.incoming.again >= header.again) return false;
