@@ -1,7 +1,8 @@
 //! Requests: what another peer asks this one for of a shared state, leaves and pages of their
-//! hashes, from when it asks until they are answered, first in first out. A request that comes again
-//! while it waits is one, because a lane that breaks has things said twice (resend.zig). Requests of
-//! this peer are in transfer.zig; how they are said, and where the answers go: asking.zig.
+//! hashes, from when it asks until they are answered, first in first out. A request that comes
+//! again while it waits is one, because a lane that breaks has things said twice (resend.zig).
+//! Requests of this peer are in transfer.zig; how they are said, and where the answers go:
+//! asking.zig.
 
 const std = @import("std");
 const limits = @import("base").limits;

@@ -94,6 +94,9 @@ test "a lane that the other side would like stays, and so does one that somethin
     var two: Two = .{};
     try two.form();
     defer two.w.deinit();
+    try two.wish(1, 2);
+    try two.w.pass(2 * two.idle_ns);
+    try two.expect_open(6);
     try two.wish(1, 6);
     try two.wish(0, 2);
     try two.w.pass(2 * two.idle_ns);

@@ -784,7 +784,7 @@ test "one who is slow with the hashes is asked again when another one has lied" 
     try late.expect_value(1, 4);
 }
 
-test "who asks for what there is not, or brings it, breaks the protocol; a page not due is dropped" {
+test "who asks for what there is not, or brings it, breaks the protocol; other pages are dropped" {
     var case: Case = undefined;
     try case.init(&.{ 1, 2 }, &.{ 3, 0 });
     defer case.deinit();

@@ -308,7 +308,7 @@ fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool
 
 // ---- a lane that breaks
 
-/// What it may not have delivered goes again (resend.zig). False: it cannot.
+/// A frame that it may not have delivered goes again (resend.zig). False: it cannot.
 pub fn say_again(
     operation: *Operation,
     link: *const Link,

@@ -1,7 +1,8 @@
 //! unacked: the frames that have gone out on one lane and that the other side has not said it has,
-//! oldest first: data, and requests of shared states with their answers. A lane delivers in order, so a count of them is an acknowledgement. If the
-//! lane breaks they go again on another, so whatever they are sent from is kept until then. It is
-//! filled by operation.zig and emptied by resend.zig.
+//! oldest first: data, and requests of shared states with their answers. A lane delivers in order,
+//! so a count of them is an acknowledgement. If the lane breaks they go again on another, so
+//! whatever they are sent from is kept until then. It is filled by operation.zig, syncing.zig and
+//! prefetch.zig, and emptied by resend.zig.
 
 const std = @import("std");
 const collective = @import("collective");
@@ -13,7 +14,7 @@ pub const Sent = struct {
     /// Null: its attempt is over, or it is of a state that is fetched in the background.
     operation: ?*anyopaque,
     move: collective.Move = undefined,
-    /// Of a shared state, and no move.
+    /// A frame of a shared state, and no move.
     request: ?Request = null,
     /// It has left this peer at some time, as movements count it.
     is_counted: bool = false,
