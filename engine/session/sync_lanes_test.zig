@@ -267,7 +267,11 @@ test "a lane that waits for acknowledgements takes nothing of a shared state" {
     const other = hostile_test.link_to(late.node, case.held[0].node).lanes[0].?;
     const kept = other.unacked;
     while (other.unacked.has_room()) other.unacked.push(.{ .operation = null });
-    try expect(!syncing.next(other, other.link.?, operation));
+    const asked = &operation.work.sync.transfer.peers[0].asked;
+    try asked.push(std.testing.allocator, .{ .class = 0, .index = 0 });
+    try expect(!syncing.says_next(other, other.link.?, operation));
+    try expect(!syncing.gives_next(other, other.link.?, operation));
+    asked.clear(std.testing.allocator);
     other.unacked = kept;
     operation.work.sync.transfer.peers[0].wants_page = null;
     operation.work.sync.transfer.phase = phase;

@@ -279,6 +279,7 @@ pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
     if (t.phase == .begun) return false; // it has offered nothing
+    if (!lane.unacked.has_room()) return false;
     const peer = &t.peers[t.find(link.peer) orelse return false];
     const staged = sync.offers_staged();
     // Members lie about votes if another content is elected than the one that this peer has voted

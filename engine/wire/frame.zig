@@ -44,7 +44,7 @@ pub const Kind = enum(u8) {
     pub fn is_acknowledged(kind: Kind) bool {
         return switch (kind) {
             .partial, .final, .want, .leaf, .hashes, .lack => true,
-            .open, .credit, .ping => false,
+            .open, .credit, .ping, .probe => false,
         };
     }
 };
