@@ -183,6 +183,18 @@ pub const Fetch = struct {
         return source.asked[source.count - source.unsaid];
     }
 
+    /// The source may not have heard this request: it is said once more, unless the leaf is here.
+    pub fn unsay(fetch: *Fetch, rank: u16, leaf: u32) void {
+        const source = &fetch.sources[rank];
+        const index = source.find(leaf) orelse return;
+        if (index >= source.count - source.unsaid) return;
+        source.remove(index);
+        if (fetch.has(leaf)) return;
+        source.asked[source.count] = leaf;
+        source.count += 1;
+        source.unsaid += 1;
+    }
+
     /// Requests that are still to be said to this source.
     pub fn unsaid(fetch: *const Fetch, rank: u16) []const u32 {
         const source = &fetch.sources[rank];
@@ -320,6 +332,29 @@ test "requests are said one after the other, and none that has been taken back" 
     try std.testing.expectEqualSlices(u32, &.{ 3, 4 }, fetch.unsaid(0));
     fetch.take_back(0);
     try std.testing.expectEqual(null, fetch.say(0));
+}
+
+test "a request that may be lost is said once more, and only if it is wanted" {
+    var fetch = try test_fetch(5, 2);
+    defer fetch.deinit();
+    fetch.sources[1].usable = false;
+    while (fetch.next()) |_| {}
+    for (0..4) |leaf| try std.testing.expectEqual(leaf, fetch.say(0).?);
+    test_delivered(&fetch, 0, 0);
+    fetch.unsay(0, 0); // it has come
+    fetch.unsay(0, 4); // it has not been said
+    fetch.unsay(0, 1);
+    fetch.unsay(0, 1);
+    try std.testing.expectEqualSlices(u32, &.{ 4, 1 }, fetch.unsaid(0));
+    // Another source was asked, too, and has brought it.
+    fetch.add_source(1);
+    try std.testing.expectEqual(1, fetch.next().?.leaf);
+    test_delivered(&fetch, 1, 1);
+    try std.testing.expectEqual(4, fetch.say(0).?);
+    try std.testing.expectEqual(1, fetch.say(0).?);
+    fetch.unsay(0, 1);
+    try std.testing.expectEqual(null, fetch.say(0));
+    try std.testing.expectEqual(3, fetch.sources[0].count);
 }
 
 test "a source that brings faster is asked for more" {

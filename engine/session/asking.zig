@@ -6,8 +6,11 @@ const wire = @import("wire");
 const transfers = @import("transfer.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
+const Requests = @import("requests.zig").Requests;
+const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 const State = @import("state.zig").State;
+const Allocator = std.mem.Allocator;
 const Error = transfers.Error;
 const Header = wire.frame.Header;
 const Place = transfers.Place;
@@ -71,6 +74,24 @@ pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
     return s.now -| peer.gave_at >= 2 *| s.settings.silence_ns;
 }
 
+// ---- a lane that breaks
+
+/// The other side may not have what went out on it (unacked.zig): what was asked for is asked for
+/// once more, and what was given is given once more. False: it cannot be.
+pub fn say_again(t: *Transfer, rank: u16, request: *const Sent.Request) bool {
+    if (request.is_answer) return answer_again(&t.peers[rank].asked, t.gpa, request);
+    t.say_again(rank, request.item);
+    return true;
+}
+
+/// `asked`: whatever the other side has asked for.
+pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Request) bool {
+    var item = request.item;
+    item.again = std.math.add(u8, item.again, 1) catch return false;
+    asked.put_back(gpa, item) catch return false;
+    return true;
+}
+
 // ---- what comes in
 
 /// Where the payload of an answer goes; null: it is not wanted any more.
@@ -81,19 +102,16 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     if (header.kind == .hashes) {
         if (index >= state.page_count()) return error.UnknownPage;
-        if (peer.wants_page != null) return not_asked(t);
         if (t.phase != .hashes or t.hashes_from != rank) {
             peer.owes_page = false;
             return null;
         }
-        if (index != t.pages_got) return if (t.repeats) null else error.UnknownPage;
+        if (index != t.pages_got) return null; // one that came before, with a lane that broke
         const page = State.page_of(state.wanted, index);
         if (header.payload_bytes != page.len) return error.WrongLength;
         // One at a time: nobody may write to a page that has been checked.
-        take_over(s, t, lane, rank, header);
-        return .{ page, t.owner };
+        return if (take_over(s, t, lane, rank, header)) .{ page, t.owner } else null;
     }
-    if (std.mem.indexOfScalar(u32, t.unsaid(rank), index) != null) return not_asked(t);
     if (index >= state.leaf_count()) return error.UnknownLeaf;
     if (header.payload_bytes != state.leaf(index).len) return error.WrongLength;
     if (t.phase != .leaves or !t.fetch.wants(rank, index)) {
@@ -102,30 +120,29 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
         return null;
     }
     // Asked of two, and the other one is still sending: whoever began later is faster.
-    take_over(s, t, lane, rank, header);
+    if (!take_over(s, t, lane, rank, header)) return null;
     return .{ try state.stage(index), t.owner };
 }
 
-/// It is still to be asked for.
-fn not_asked(t: *const Transfer) error{NotAsked}!?Place {
-    return if (t.repeats) null else error.NotAsked;
-}
-
-/// No other lane brings the same any more.
-fn take_over(s: *Session, t: *Transfer, lane: *Lane, rank: u16, header: *const Header) void {
+/// No other lane brings the same any more. False: this frame is not needed, because the other one
+/// is of the same source and was not sent before this (resend.zig).
+fn take_over(s: *Session, t: *Transfer, lane: *Lane, rank: u16, header: *const Header) bool {
     for (s.links.items) |link| for (link.lanes) |other_place| {
         const other = other_place orelse continue;
         if (other == lane or !other.brings(t.owner)) continue;
         if (other.incoming.kind != header.kind) continue;
-        if (header.kind == .leaf and other.incoming.index != header.index) continue;
+        const is_same = other.incoming.index == header.index;
+        if (header.kind == .leaf and !is_same) continue;
+        const slower = t.find(link.peer);
+        if (slower == rank and is_same and other.incoming.again >= header.again) return false;
         other.detach(t.owner);
-        const slower = t.find(link.peer) orelse continue;
         if (header.kind == .hashes) {
-            t.peers[slower].owes_page = false;
-        } else if (slower != rank) { // else it sends the same twice
-            t.fetch.cancel(slower, @intCast(header.index));
+            if (slower) |it| t.peers[it].owes_page = it == rank;
+        } else if (slower != null and slower != rank) { // else it sends the same twice
+            t.fetch.cancel(slower.?, @intCast(header.index));
         }
     };
+    return true;
 }
 
 /// The payload of a placed frame is complete: the peer that has given it.
@@ -139,6 +156,7 @@ pub fn arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
 /// It was a page: whether it was the last one.
 pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     t.peers[rank].owes_page = false;
+    t.peers[rank].wants_page = null;
     const is_next = t.hashes_from == rank and header.index == t.pages_got;
     if (t.phase != .hashes or !is_next) return false;
     t.pages_got += 1;

@@ -8,6 +8,7 @@ const wire = @import("wire");
 const collective = @import("collective");
 const Session = @import("session.zig").Session;
 const Lane = @import("link.zig").Lane;
+const Link = @import("link.zig").Link;
 const Early = @import("early.zig").Early;
 const Operation = @import("operation.zig").Operation;
 const greeting = @import("greeting.zig");
@@ -155,7 +156,11 @@ pub fn set_aside(s: *Session, operation: *Operation) bool {
 }
 
 fn detach(s: *Session, operation: *Operation) void {
-    if (operation.sync() != null) return operations.detach_all(s, operation.owner());
+    if (operation.sync() != null) {
+        operations.detach_all(s, operation.owner());
+        for (s.links.items) |link| resend.forget(link, operation);
+        return;
+    }
     for (operation.neighbours) |*neighbour|
         operations.detach_link(s, neighbour.link, operation.owner());
 }
@@ -293,23 +298,14 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         .partial, .final => return on_data(s, lane, header),
         .want => {
             if (header.payload_bytes != 0) return reject(s, lane, "a request of a wrong length");
-            if (header.epoch == 0) {
-                prefetch.on_want(s, lane.link.?, header) catch |err|
-                    return reject(s, lane, @errorName(err));
-                return true;
-            }
-            const operation = switch (route(s, header, lane.link.?.peer)) {
-                .current => |operation| operation,
-                // It offered before anybody could ask, so the attempt of this request is over.
-                .early, .stale => return true,
-            };
-            syncing.on_want(s, lane.link.?, operation, header) catch |err|
-                return reject(s, lane, @errorName(err));
+            on_want(s, lane.link.?, header) catch |err| return reject(s, lane, @errorName(err));
+            return resend.taken(s, lane);
         },
         .leaf, .hashes => return on_state_data(s, lane, header),
         .lack => {
             if (header.payload_bytes != 0) return reject(s, lane, "an answer of a wrong length");
             prefetch.on_lack(s, lane.link.?, header);
+            return resend.taken(s, lane);
         },
         .ping => {
             if (header.payload_bytes != 0) return reject(s, lane, "a ping of a wrong length");
@@ -348,11 +344,20 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
+fn on_want(s: *Session, link: *Link, header: *const Header) syncing.Error!void {
+    if (header.epoch == 0) return prefetch.on_want(s, link, header);
+    switch (route(s, header, link.peer)) {
+        .current => |operation| try syncing.on_want(s, link, operation, header),
+        // It offered before anybody could ask, so the attempt of this request is over.
+        .early, .stale => {},
+    }
+}
+
 fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
+    if (header.payload_bytes == 0) return reject(s, lane, "an answer without a payload");
     const place = place_of(s, lane, header) catch |err|
         return reject(s, lane, @errorName(err));
     const into, const owner = place orelse return throw_away(lane, header);
-    if (into.len == 0) return reject(s, lane, "a page of no hashes");
     lane.expect(into, owner, collective.no_slot);
     return true;
 }

@@ -14,7 +14,6 @@ const dial_back = @import("dial_back.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
 const measure = @import("measure.zig");
-const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const PeerId = base.PeerId;
 const limits = base.limits;
@@ -195,7 +194,6 @@ fn opened(s: *Session, lane: *Lane) void {
     labels.limit(s, link);
     measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.rates.all));
     s.host.vtable.lane_wake(s.host.ctx, lane);
-    prefetch.lane_back(s, link.peer);
     rounds.check_ready(s);
 }
 

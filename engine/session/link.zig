@@ -104,7 +104,15 @@ pub const Link = struct {
 
     /// Whether data goes out on this lane: of more than there are to be, the first that are open.
     pub fn serves(link: *const Link, lane: *const Lane) bool {
-        const lanes = link.flow.spread.lanes;
+        return link.is_among_first(lane, link.flow.spread.lanes);
+    }
+
+    /// Whether neither side sends data on this lane, by what they have told each other.
+    pub fn is_surplus(link: *const Link, lane: *const Lane) bool {
+        return !link.is_among_first(lane, link.flow.lanes());
+    }
+
+    fn is_among_first(link: *const Link, lane: *const Lane, lanes: u8) bool {
         if (lane.number < lanes) return true;
         var before: usize = 0;
         for (link.lanes[0..lane.number]) |place| if (place) |other| {
@@ -174,6 +182,10 @@ pub const Lane = struct {
     /// packet was lost.
     connect_ns: u64 = 0,
     spoke_at: base.Instant = 0,
+    /// When something of account was last under way on it, at a tick (surplus.zig), and how many
+    /// frames of account had gone both ways then.
+    used_at: base.Instant = 0,
+    used: frame.Header.Count = 0,
     ping_due: bool = false,
     /// The last sample, and whether a frame was under way then.
     sample: ?flow_file.Sample = null,
@@ -288,6 +300,8 @@ pub const Lane = struct {
         lane.state = .open;
         lane.heard_at = now;
         lane.spoke_at = now;
+        lane.used_at = now;
+        lane.used = 0;
         lane.deadline = base.never;
         lane.head_need = frame.header_bytes;
         lane.head_got = 0;

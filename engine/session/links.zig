@@ -16,6 +16,7 @@ const prefetch = @import("prefetch.zig");
 const probing = @import("probing.zig");
 const resend = @import("resend.zig");
 const rounds = @import("rounds.zig");
+const surplus = @import("surplus.zig");
 const syncing = @import("syncing.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -245,10 +246,7 @@ fn dial_back_over(s: *Session) void {
 fn detach(s: *Session, lane: *Lane, link: *Link) void {
     link.lanes[lane.number] = null;
     s.places_freed = true;
-    const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
-    link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
-    link.retries +|= 1;
-    stand_by(s, link);
+    if (lane.number < link.flow.lanes()) dial_later(s, link);
     if (lane.state != .open) return;
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
@@ -257,8 +255,16 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     const state: wire.control.LinkState =
         if (link.open_count == 0 and link.wanted) .closed else .broken;
     for (s.groups.items) |group| report(s, group, link, state, is_mended);
-    prefetch.lane_gone(s, link.peer);
+    prefetch.lane_gone(s, lane, link);
     s.wake(link); // another lane may serve in its place
+}
+
+/// A lane is missing that there is to be.
+fn dial_later(s: *Session, link: *Link) void {
+    const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
+    link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
+    link.retries +|= 1;
+    stand_by(s, link);
 }
 
 /// Closes the lanes that broke while somebody was using them.
@@ -270,8 +276,8 @@ pub fn close_broken(s: *Session) void {
 }
 
 /// A lane that breaks takes along what was in the air on it. Operations that use it need a new
-/// attempt, unless others do what was left to do, which no lane does for a sync; one that was the
-/// last says that the other peer may be dead.
+/// attempt, unless others do what was left to do; one that was the last says that the other peer
+/// may be dead.
 fn report(
     s: *Session,
     group: *Group,
@@ -291,7 +297,8 @@ fn report(
         } });
     for (group.member.epochs) |slot| {
         const epoch = slot orelse continue;
-        if (state == .broken and !in_use(s, link, group, epoch.number, is_mended)) continue;
+        const is_harmed = !is_mended and in_use(s, link, group, epoch.number);
+        if (state == .broken and !is_harmed) continue;
         const rank = epoch.rank_of(link.peer) orelse continue;
         if (!epoch.alive.has(rank)) continue;
         s.send(.{ .link_lost = .{
@@ -355,17 +362,10 @@ fn say(s: *Session, group: *const Group, link: *const Link) void {
     } });
 }
 
-/// `is_mended`: what moves data is not harmed.
-fn in_use(
-    s: *const Session,
-    link: *const Link,
-    group: *const Group,
-    epoch: u64,
-    is_mended: bool,
-) bool {
+fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
-        if (!is_mended and operation.neighbour(link) != null) return true;
+        if (operation.neighbour(link) != null) return true;
         if (operation.sync()) |shared| if (shared.uses(link)) return true;
     }
     return false;
@@ -434,6 +434,7 @@ fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
         return fail_still(s, lane, "nothing was heard on it for the silence limit");
     if (s.now -| lane.spoke_at >= s.settings.silence_ns)
         return fail_still(s, lane, "it has taken nothing for the silence limit");
+    if (surplus.is_over(s, lane, late)) return fail(s, lane, "the link needs fewer lanes");
     if (s.now -| lane.spoke_at < s.settings.heartbeat_ns / 2 or lane.out_busy) return;
     lane.ping_due = true;
     s.host.vtable.lane_wake(s.host.ctx, lane);

@@ -21,11 +21,11 @@ const Shared = Group.Shared;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Requests = @import("requests.zig").Requests;
+const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 const State = @import("state.zig").State;
 const Allocator = std.mem.Allocator;
 const Header = wire.frame.Header;
-const PeerId = base.PeerId;
 const Transfer = transfers.Transfer;
 
 /// Answers of another structure are of no use.
@@ -54,7 +54,6 @@ pub fn begin(s: *Session, shared: *Shared) Allocator.Error!void {
         t.peers[count] = .{ .id = link.peer, .is_linked = true, .gave_at = s.now };
         count += 1;
     };
-    t.repeats = true;
     t.hashing.runner = if (s.runner) |*runner| runner else null;
     t.phase = .hashes;
     t.fetch.begin(&.full(count));
@@ -118,25 +117,28 @@ fn discard(s: *Session, shared: *Shared, source: u16) void {
     ask_more(s, shared); // perhaps nobody is left
 }
 
-/// A lane to this peer is gone, with whatever was on it.
-pub fn lane_gone(s: *Session, peer: PeerId) void {
+/// A lane is gone: what it may not have delivered goes again, on another one or when there is one.
+/// A source whose last lane it was is done without.
+pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) void {
+    for (0..lane.unacked.count) |index| {
+        const sent = lane.unacked.at(@intCast(index));
+        if (sent.operation != null) continue;
+        // If memory is out it stays lost: the source is mute, or this peer is.
+        if (sent.request) |*request| _ = say_again(s, link, request);
+    }
+    if (link.open_count > 0) return;
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
-        discard(s, shared, t.find(peer) orelse continue);
+        discard(s, shared, t.find(link.peer) orelse continue);
     };
 }
 
-/// A lane to this peer is open again: on the one before, which only the other may have missed, an
-/// answer may have been lost.
-pub fn lane_back(s: *Session, peer: PeerId) void {
-    for (s.groups.items) |group| for (group.states.items) |*shared| {
-        const t = shared.prefetch orelse continue;
-        const source = t.find(peer) orelse continue;
-        t.peers[source].wants_page = null;
-        t.fetch.take_back(source);
-        if (t.hashes_from == source) asking.ask_for_hashes(s, t, source);
-        ask_more(s, shared);
-    };
+fn say_again(s: *Session, link: *Link, request: *const Sent.Request) bool {
+    if (request.is_answer) return asking.answer_again(&link.asked, link.gpa, request);
+    const item = &request.item;
+    const shared = find_fetch(s, item.group, item.tag, item.number) orelse return true;
+    const t = shared.prefetch.?;
+    return asking.say_again(t, t.find(link.peer) orelse return true, request);
 }
 
 /// As in a sync: whoever gives nothing is not waited for.
@@ -164,15 +166,19 @@ fn find(s: *const Session, group_id: u16, tag: u64) ?*Shared {
 }
 
 /// The one that is fetched, if it is this fetch.
-fn find_fetch(s: *const Session, header: *const Header) ?*Shared {
-    const shared = find(s, header.group, header.tag) orelse return null;
+fn find_fetch(s: *const Session, group_id: u16, tag: u64, number: u32) ?*Shared {
+    const shared = find(s, group_id, tag) orelse return null;
     const t = shared.prefetch orelse return null;
-    return if (t.number == header.attempt) shared else null;
+    return if (t.number == number) shared else null;
+}
+
+fn fetch_of(s: *const Session, header: *const Header) ?*Shared {
+    return find_fetch(s, header.group, header.tag, header.attempt);
 }
 
 /// Where the payload of an answer goes; null: it is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, header: *const Header) transfers.Error!?transfers.Place {
-    const shared = find_fetch(s, header) orelse return null;
+    const shared = fetch_of(s, header) orelse return null;
     return asking.place(s, shared.prefetch.?, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
         over(s, shared); // what there is memory for
@@ -182,7 +188,7 @@ pub fn place(s: *Session, lane: *Lane, header: *const Header) transfers.Error!?t
 
 /// The payload of a placed frame is complete.
 pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
-    const shared = find_fetch(s, header) orelse return;
+    const shared = fetch_of(s, header) orelse return;
     const t = shared.prefetch.?;
     const source = asking.arrived(s, t, lane) orelse return;
     if (header.kind == .leaf) {
@@ -220,7 +226,7 @@ fn hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.control.Has
 
 /// The other has nothing to give.
 pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
-    const shared = find_fetch(s, header) orelse return;
+    const shared = fetch_of(s, header) orelse return;
     discard(s, shared, shared.prefetch.?.find(link.peer) orelse return);
 }
 
@@ -250,6 +256,7 @@ pub fn on_want(s: *Session, link: *Link, header: *const Header) WantError!void {
 
 /// Puts the next frame on a lane that is idle and that no operation needs, if there is one.
 pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
+    if (!lane.unacked.has_room()) return false;
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
         const source = t.find(link.peer) orelse continue;
@@ -283,6 +290,10 @@ fn giver(s: *const Session, link: *const Link, item: *const Requests.Item) ?*Sta
 }
 
 fn put(lane: *Lane, kind: wire.frame.Kind, item: Requests.Item, payload_bytes: usize) void {
+    lane.unacked.push(.{
+        .operation = null,
+        .request = .{ .item = item, .is_answer = kind != .want },
+    });
     lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
         .kind = kind,
         .tag = item.tag,
@@ -292,6 +303,8 @@ fn put(lane: *Lane, kind: wire.frame.Kind, item: Requests.Item, payload_bytes: u
         .class = item.class,
         .fingerprint = item.fingerprint,
         .acked = lane.answer(),
+        .asks = lane.unacked.is_short(),
+        .again = item.again,
         .payload_bytes = @as(u32, @intCast(payload_bytes)),
     })));
     lane.out_busy = true;

@@ -2,7 +2,8 @@
 //! acknowledged go again, and those that had not come in whole are awaited anew. So a lane that
 //! breaks costs no attempt. Opens and credits are said again, because they say what is, and not
 //! what is new. Free functions on Session. Frames that wait for acknowledgements: unacked.zig;
-//! other frames: outgoing.zig, frames.zig; how a lane ends: links.zig; why: docs/PROTOCOL.md.
+//! other frames: outgoing.zig, frames.zig; those of shared states: asking.zig; how a lane ends:
+//! links.zig; why: docs/PROTOCOL.md.
 //!
 //! A frame may come twice: its lane broke after it had been delivered. The second is thrown away.
 //! It may also come while another is still coming in: the one that was sent later gets the place,
@@ -12,6 +13,7 @@
 const std = @import("std");
 const collective = @import("collective");
 const operations = @import("operations.zig");
+const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
@@ -25,10 +27,10 @@ fn operation_of(sent: *const Sent) ?*Operation {
 
 // ---- while the lane is well
 
-/// A frame has come in whole, or what was left of it: one of data is acknowledged with the next
-/// frame that goes out. Always true: the lane is there.
+/// A frame has come in whole, or what was left of it: if it is one to acknowledge, that goes with
+/// the next frame out. Always true: the lane is there.
 pub fn taken(s: *Session, lane: *Lane) bool {
-    if (!lane.incoming.kind.is_data()) return true;
+    if (!lane.incoming.kind.is_acknowledged()) return true;
     lane.taken +%= 1;
     if (!lane.incoming.asks) return true;
     lane.ack_due = true;
@@ -42,6 +44,7 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
+        if (sent.request != null) continue;
         // A slot that is free again may be a credit, or what another frame waits for.
         const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
         if (is_free) operations.wake_all(s, operation);
@@ -86,10 +89,14 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         const operation = operation_of(sent) orelse continue;
-        const is_kept = operation.work.movement.is_repeatable(&sent.move) and keep(link, sent);
+        const is_kept = if (sent.request) |*request|
+            syncing.say_again(operation, link, request)
+        else
+            operation.work.movement.is_repeatable(&sent.move) and keep(link, sent);
         are_all_kept = are_all_kept and is_kept;
     }
     for (s.operations.items) |operation| {
+        if (operation.sync() != null) syncing.open_again(operation, link);
         const neighbour = operation.neighbour(link) orelse continue;
         const x = operation.work.movement;
         if (!x.receives_from(neighbour.position)) continue;

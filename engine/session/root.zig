@@ -77,6 +77,8 @@ test {
     _ = @import("requests.zig");
     _ = @import("transfer.zig");
     _ = @import("sync_test.zig");
+    _ = @import("sync_lanes_test.zig");
+    _ = @import("surplus_test.zig");
     _ = @import("hashing_test.zig");
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");

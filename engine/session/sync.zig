@@ -102,7 +102,7 @@ pub const Sync = struct {
         @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
     }
 
-    /// Whether a broken lane of this link costs the attempt.
+    /// Whether the last lane of this link costs the attempt.
     pub fn uses(sync: *const Sync, link: *const Link) bool {
         const rank = sync.transfer.find(link.peer) orelse return false;
         return sync.transfer.peers[rank].used;

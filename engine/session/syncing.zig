@@ -22,6 +22,7 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const Requests = @import("requests.zig").Requests;
+const Sent = @import("unacked.zig").Sent;
 const Sync = @import("sync.zig").Sync;
 const Place = transfers.Place;
 const Transfer = transfers.Transfer;
@@ -253,16 +254,20 @@ pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const peer = &t.peers[rank];
     if (peer.tell) {
         peer.tell = false;
+        peer.told = true;
         peer.used = true;
         const descriptor = control.encode_descriptor(operation.op.descriptor);
         operation.put(lane, .{ .kind = .open, .index = 0 }, &descriptor);
         return true;
     }
+    if (!lane.unacked.has_room()) return false;
     if (t.next_want(rank)) |item| {
+        note(lane, operation, item, false);
         operation.put(lane, .{
             .kind = .want,
             .index = item.index,
             .class = item.class,
+            .asks = lane.unacked.is_short(),
         }, "");
         return true;
     }
@@ -274,6 +279,7 @@ pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
     if (t.phase == .begun) return false; // it has offered nothing
+    if (!lane.unacked.has_room()) return false;
     const peer = &t.peers[t.find(link.peer) orelse return false];
     const staged = sync.offers_staged();
     // Members lie about votes if another content is elected than the one that this peer has voted
@@ -281,13 +287,43 @@ pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     if (staged and t.is_fetching()) return false;
     const item = peer.asked.pop(t.gpa) orelse return false;
     const payload = transfers.payload_of(t.state.?, item, staged);
+    note(lane, operation, item, true);
     operation.put(lane, .{
         .kind = transfers.kind_of(item),
         .index = item.index,
         .payload_bytes = @intCast(payload.len),
+        .asks = lane.unacked.is_short(),
+        .again = item.again,
     }, "");
     lane.put_payload(payload, t.owner);
     return true;
+}
+
+/// It is acknowledged, or goes again.
+fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool) void {
+    lane.unacked.push(.{
+        .operation = operation,
+        .request = .{ .item = item, .is_answer = is_answer },
+    });
+}
+
+// ---- a lane that breaks
+
+/// A frame that it may not have delivered goes again (resend.zig). False: it cannot.
+pub fn say_again(
+    operation: *Operation,
+    link: *const Link,
+    request: *const Sent.Request,
+) bool {
+    const t = &operation.work.sync.transfer;
+    return asking.say_again(t, t.find(link.peer) orelse return true, request);
+}
+
+/// The other side may not have heard that this peer has everything.
+pub fn open_again(operation: *Operation, link: *const Link) void {
+    const t = &operation.work.sync.transfer;
+    const peer = &t.peers[t.find(link.peer) orelse return];
+    peer.tell = peer.tell or peer.told;
 }
 
 /// A leaf or a page has gone.

@@ -36,8 +36,9 @@ pub const Peer = struct {
     used: bool = false,
     /// It says that it has everything.
     gives: bool = false,
-    /// It is to be told that this peer has everything.
+    /// It is to be told that this peer has everything, and has been told.
     tell: bool = false,
+    told: bool = false,
 
     pub fn become(peer: *Peer, gpa: Allocator, fresh: Peer) void {
         peer.asked.clear(gpa);
@@ -48,7 +49,7 @@ pub const Peer = struct {
 /// For a payload, and whose it is.
 pub const Place = struct { []u8, Lane.Owner };
 
-pub const Error = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength, NotAsked };
+pub const Error = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength };
 
 pub const Transfer = struct {
     gpa: Allocator,
@@ -71,8 +72,6 @@ pub const Transfer = struct {
     page_moved_at: base.Instant = 0,
 
     // In the background alone.
-    /// Requests that are lost with a lane are made again, so an answer may be one to the first.
-    repeats: bool = false,
     /// Tells answers to this fetch from those to one before.
     number: u32 = 0,
     leaves_kept: u32 = 0,
@@ -150,14 +149,19 @@ pub const Transfer = struct {
         return .{ .class = requests.class_leaf, .index = leaf };
     }
 
-    /// Leaves that are wanted of this peer, and that it has not been asked for.
-    pub fn unsaid(t: *const Transfer, rank: u16) []const u32 {
-        return if (t.phase == .leaves) t.fetch.unsaid(rank) else &.{};
-    }
-
     /// Whether it has been asked for all that is wanted of it.
     pub fn has_said_all(t: *const Transfer, rank: u16) bool {
-        return t.peers[rank].wants_page == null and t.unsaid(rank).len == 0;
+        if (t.peers[rank].wants_page != null) return false;
+        return t.phase != .leaves or t.fetch.unsaid(rank).len == 0;
+    }
+
+    /// It may not have heard of this request, because a lane broke: it is said once more, if the
+    /// answer has not come.
+    pub fn say_again(t: *Transfer, rank: u16, item: Item) void {
+        if (item.class == requests.class_leaf) return t.fetch.unsay(rank, item.index);
+        const peer = &t.peers[rank];
+        const is_next = t.hashes_from == rank and t.pages_got == item.index;
+        if (is_next and peer.owes_page) peer.wants_page = item.index;
     }
 
     /// Nothing more is asked of this peer.

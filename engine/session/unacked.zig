@@ -1,23 +1,33 @@
-//! unacked: the data frames that have gone out on one lane and that the other side has not said it
-//! has, oldest first. A lane delivers in order, so a count of them is an acknowledgement. If the
-//! lane breaks they go again on another, so whatever they are sent from is kept until then. It is
-//! filled by operation.zig and emptied by resend.zig.
+//! unacked: the frames that have gone out on one lane and that the other side has not said it has,
+//! oldest first: data, and requests of shared states with their answers. A lane delivers in order,
+//! so a count of them is an acknowledgement. If the lane breaks they go again on another, so
+//! whatever they are sent from is kept until then. It is filled by operation.zig, syncing.zig and
+//! prefetch.zig, and emptied by resend.zig.
 
 const std = @import("std");
 const collective = @import("collective");
 const wire = @import("wire");
 const Count = wire.frame.Header.Count;
+const Requests = @import("requests.zig").Requests;
 
-/// A data frame: a move of an operation, or a fragment of one.
+/// A frame that is acknowledged: a move of an operation, a fragment of one, or of a shared state.
 pub const Sent = struct {
-    /// Null: its attempt is over.
+    /// Null: its attempt is over, or it is of a state that is fetched in the background.
     operation: ?*anyopaque,
-    move: collective.Move,
+    move: collective.Move = undefined,
     fragment: wire.Fragment = .whole,
+    /// A frame of a shared state, and no move.
+    request: ?Request = null,
     /// It has left this peer at some time, as movements count it.
     is_counted: bool = false,
     /// How often it was sent before.
     again: u8 = 0,
+
+    pub const Request = struct {
+        item: Requests.Item,
+        /// This peer has given it; else it has asked for it.
+        is_answer: bool,
+    };
 };
 
 pub const Unacked = struct {
@@ -77,7 +87,9 @@ pub const Unacked = struct {
     pub fn forget(unacked: *Unacked, operation: *const anyopaque) void {
         for (0..unacked.count) |index| {
             const sent = unacked.at(@intCast(index));
-            if (sent.operation == operation) sent.operation = null;
+            if (sent.operation != operation) continue;
+            sent.operation = null;
+            sent.request = null;
         }
     }
 };

@@ -68,6 +68,8 @@ pub const World = struct {
     dials: std.ArrayList(Dial) = .empty,
     now: u64 = 1000,
     log_lines: u32 = 0,
+    /// Those of peers at warning level, and worse.
+    warnings: u32 = 0,
     /// The system says this of every lane.
     sample: ?session.Sample = null,
     /// The last line of a peer's log.
@@ -389,9 +391,10 @@ pub const World = struct {
     }
     fn operation_resolved(_: *anyopaque, _: *Operation) void {}
     fn fault_point(_: *anyopaque, _: session.FaultPoint, _: u64, _: u64, _: u64) void {}
-    fn log(ctx: *anyopaque, _: session.LogLevel, message: []const u8) void {
+    fn log(ctx: *anyopaque, level: session.LogLevel, message: []const u8) void {
         const w = node_from(ctx).world;
         w.log_lines += 1;
+        w.warnings += @intFromBool(level == .warning or level == .err);
         w.said_bytes = @min(message.len, w.said.len);
         @memcpy(w.said[0..w.said_bytes], message[0..w.said_bytes]);
     }

@@ -35,10 +35,18 @@ pub const Kind = enum(u8) {
     /// payload: the sender has better things to receive than those.
     probe = 10,
 
-    /// Pieces of an operation, or fragments of them: each frame is acknowledged, and sent again if
-    /// its lane breaks.
+    /// Pieces of an operation, or fragments of them.
     pub fn is_data(kind: Kind) bool {
         return kind == .partial or kind == .final;
+    }
+
+    /// Each is acknowledged, and sent again if its lane breaks: pieces of an operation, and of a
+    /// shared state whatever is asked for and answered.
+    pub fn is_acknowledged(kind: Kind) bool {
+        return switch (kind) {
+            .partial, .final, .want, .leaf, .hashes, .lack => true,
+            .open, .credit, .ping, .probe => false,
+        };
     }
 };
 
@@ -55,11 +63,11 @@ pub const Header = struct {
     /// The fingerprint of the sender's descriptor: data for another one is not taken, whoever
     /// notices the mismatch first.
     fingerprint: u32 = 0,
-    /// So many data frames have come in on this lane since it opened, modulo 2^32.
+    /// So many frames to acknowledge have come in on this lane since it opened, modulo 2^32.
     acked: Count = 0,
-    /// The sender of this data frame waits for it to be acknowledged.
+    /// The sender of this frame waits for it to be acknowledged.
     asks: bool = false,
-    /// How often this data frame was sent before, on lanes that broke.
+    /// How often this piece, leaf or page was sent before, on lanes that broke.
     again: u8 = 0,
     /// The bytes of the piece that this data frame brings.
     fragment: Fragment = .whole,

@@ -7,9 +7,18 @@ const session_layer = @import("session");
 const Config = @import("swarm.zig").Config;
 const Prng = @import("base").Prng;
 const ms = std.time.ns_per_ms;
+/// So many samples of a link's lanes come between two changes of its mind.
+const samples_between = 64;
+const lanes_max = 6;
 
 pub fn are_open(config: *const Config) bool {
     return config.lanes == 0;
+}
+
+/// Now and then a link would like another number of lanes: fewer leave some over, which close.
+pub fn wish(prng: *Prng, link: *session_layer.Link) void {
+    if (!prng.chance(samples_between)) return;
+    link.flow.spread.lanes = @intCast(prng.between(1, lanes_max));
 }
 
 /// Counters never go back; now and then they jump.

@@ -124,6 +124,7 @@ pub const all = .{
     "a_stranger_at_every_door",
     "an_insider_far_ahead",
     "an_insider_that_never_votes",
+    "sync_lane_reset",
     "world_of_64",
     "world_of_128",
     "world_of_512",

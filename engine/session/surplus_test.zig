@@ -1,0 +1,198 @@
+//! Lanes that close without harm: those that no side would like to have any more (surplus.zig), and
+//! those that fall silent while others of their link deliver (links.zig, resend.zig). Lanes that
+//! break under a shared state: sync_lanes_test.zig.
+
+const std = @import("std");
+const session = @import("root.zig");
+const surplus = @import("surplus.zig");
+const hostile_test = @import("hostile_test.zig");
+const world_test = @import("world_test.zig");
+const Broken = @import("sync_lanes_test.zig").Broken;
+const Case = @import("sync_test.zig").Case;
+const Lane = session.Lane;
+const Link = session.Link;
+const Operation = session.Operation;
+const World = world_test.World;
+const calls = session.calls;
+const deadline_never = @import("sync_test.zig").deadline_never;
+const elements = world_test.elements;
+const gpa = std.testing.allocator;
+const second_ns = std.time.ns_per_s;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+/// Two members whose link has six lanes, and both ends of it.
+const Two = struct {
+    w: World = .{ .gpa = gpa, .lanes = 0 },
+    ends: [2]*Link = undefined,
+    idle_ns: u64 = 0,
+
+    fn form(two: *Two) !void {
+        const w = &two.w;
+        try hostile_test.form(w, 2);
+        for (&two.ends, 0..) |*end, index|
+            end.* = hostile_test.link_to(&w.nodes[index], &w.nodes[1 - index]);
+        two.idle_ns = surplus.idle_silences * w.nodes[0].s.settings.silence_ns;
+        try two.wish(0, 6);
+        try two.expect_open(6);
+    }
+
+    /// One side would like so many lanes.
+    fn wish(two: *Two, side: usize, lanes: u8) !void {
+        two.ends[side].flow.spread.lanes = lanes;
+        try two.w.pass(2 * second_ns);
+        try expectEqual(lanes, two.ends[1 - side].flow.theirs);
+    }
+
+    fn expect_open(two: *const Two, lanes: u32) !void {
+        for (two.ends) |link| try expectEqual(lanes, link.open_count);
+    }
+
+    fn sum(two: *Two, side: usize) !*Operation {
+        return world_test.sum(&two.w.nodes[side], elements, .restart);
+    }
+
+    /// The lane of that number, as the side knows it that has dialed it.
+    fn dialed(two: *const Two, number: usize) *Lane {
+        const lane = two.ends[0].lanes[number].?;
+        return if (lane.is_ours) lane else two.ends[1].lanes[number].?;
+    }
+};
+
+test "lanes that no side would like close when they have been idle for a minute, and come back" {
+    // Goal: nobody takes it for a fault. Method: a sum waits for its second member meanwhile.
+    var two: Two = .{};
+    try two.form();
+    const w = &two.w;
+    defer w.deinit();
+    const first = try two.sum(0);
+    try two.wish(0, 3);
+    try w.pass(two.idle_ns - 3 * second_ns);
+    try two.expect_open(6);
+    const dials = [_]u6{ two.ends[0].retries, two.ends[1].retries };
+    w.warnings = 0;
+    try w.pass(5 * second_ns);
+    try two.expect_open(3);
+    for (two.ends, dials) |link, retries| {
+        try expectEqual(retries, link.retries);
+        try expectEqual(.up, link.told);
+    }
+    try w.pass(two.idle_ns);
+    try two.expect_open(3);
+    try expectEqual(0, w.warnings);
+    const second = try two.sum(1);
+    try w.settle();
+    for ([_]*Operation{ first, second }) |operation| {
+        try expectEqual(1, operation.op.attempts);
+        try world_test.check_sum(operation);
+    }
+    try two.wish(1, 5);
+    try two.expect_open(5);
+}
+
+test "a lane that the other side would like stays, and so does one that something is under way on" {
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    try two.wish(1, 2);
+    try two.w.pass(2 * two.idle_ns);
+    try two.expect_open(6);
+    try two.wish(1, 6);
+    try two.wish(0, 2);
+    try two.w.pass(2 * two.idle_ns);
+    try two.expect_open(6);
+    // Nobody says that this has come.
+    const lane = two.dialed(4);
+    lane.unacked.push(.{ .operation = null });
+    try two.wish(1, 2);
+    try two.w.pass(2 * two.idle_ns);
+    try two.expect_open(3);
+    lane.unacked = .{};
+    try two.w.pass(two.idle_ns - second_ns);
+    try two.expect_open(3);
+    try two.w.pass(2 * second_ns);
+    try two.expect_open(2);
+}
+
+test "a minute begins anew when something has gone, or come, meanwhile" {
+    for ([_]bool{ false, true }) |comes| {
+        var two: Two = .{};
+        try two.form();
+        defer two.w.deinit();
+        try two.wish(0, 2);
+        try two.w.pass(two.idle_ns - 4 * second_ns);
+        const lane = two.dialed(5);
+        if (comes) lane.used -%= 1 else lane.unacked.acked +%= 1;
+        const other = &two.w.pipe_of(lane).*;
+        const there = if (other.a == lane) other.b else other.a;
+        if (!comes) there.taken +%= 1;
+        try two.w.pass(4 * second_ns);
+        try two.expect_open(3);
+        try two.w.pass(two.idle_ns);
+        try two.expect_open(2);
+    }
+}
+
+test "a lane beyond the number stands in for one that cannot be made, so the last never closes" {
+    var two: Two = .{};
+    try two.form();
+    const w = &two.w;
+    defer w.deinit();
+    try two.wish(0, 2);
+    w.apart = .{ 0, 1 };
+    for (0..2) |number| {
+        const broken: Broken = .init(w, &w.nodes[0], &w.nodes[1], number);
+        for (0..2) |end| broken.notice(w, end);
+    }
+    try w.pass(2 * two.idle_ns);
+    try expect(w.dials_in_vain > 0);
+    try two.expect_open(2);
+    for (two.ends) |link| for (link.lanes[2..4]) |lane| try expect(lane.?.state == .open);
+    w.apart = null;
+    try w.pass(2 * two.idle_ns);
+    try two.expect_open(2);
+    for (two.ends) |link| for (link.lanes[0..2]) |lane| try expect(lane.?.state == .open);
+}
+
+test "a lane that falls silent while others deliver costs a sum no attempt" {
+    for (0..2) |side| for (0..12) |steps| {
+        var w: World = .{ .gpa = gpa };
+        try hostile_test.form(&w, 2);
+        defer w.deinit();
+        var sums: [2]*Operation = undefined;
+        for (w.nodes[0..2], &sums) |*node, *operation|
+            operation.* = try world_test.sum(node, elements, .restart);
+        for (0..steps) |_| _ = try w.step();
+        const link = hostile_test.link_to(&w.nodes[side], &w.nodes[1 - side]);
+        const lane = link.lanes[steps % 2].?;
+        w.pipe_of(lane).stuck = lane;
+        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second_ns);
+        for (sums) |operation| {
+            try expectEqual(1, operation.op.attempts);
+            try world_test.check_sum(operation);
+            calls.release(w.nodes[operation.work.movement.board.ledger.roles.rank].s, operation);
+        }
+        try expectEqual(2, link.open_count);
+    };
+}
+
+test "a lane that falls silent while others deliver costs a sync no attempt" {
+    for (0..2) |side| for (0..12) |steps| {
+        var case: Case = undefined;
+        try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+        defer case.deinit();
+        const w = &case.world;
+        for (case.all()) |*held| try held.sync(.popular, deadline_never);
+        for (0..steps) |_| _ = try w.step();
+        const link = hostile_test.link_to(&w.nodes[side], &w.nodes[1 - side]);
+        const lane = link.lanes[steps % 2].?;
+        w.pipe_of(lane).stuck = lane;
+        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second_ns);
+        for (case.all()) |*held| {
+            try expectEqual(1, held.operation.?.op.attempts);
+            try held.end(.ok);
+            try held.expect_value(1, 4);
+        }
+        try expectEqual(2, link.open_count);
+    };
+}

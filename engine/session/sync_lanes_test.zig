@@ -1,0 +1,280 @@
+//! Syncs, and fetches in the background, whose lanes break while others of their links stay
+//! (resend.zig): at every moment, and whichever side notices first. Other syncs: sync_test.zig;
+//! collectives whose lanes break: queue_test.zig.
+
+const std = @import("std");
+const wire = @import("wire");
+const session = @import("root.zig");
+const prefetch = @import("prefetch.zig");
+const syncing = @import("syncing.zig");
+const hostile_test = @import("hostile_test.zig");
+const sync_test = @import("sync_test.zig");
+const world_test = @import("world_test.zig");
+const lanes = session.lanes;
+const Case = sync_test.Case;
+const Lane = session.Lane;
+const Node = world_test.Node;
+const World = world_test.World;
+const deadline_never = sync_test.deadline_never;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+/// A lane that is broken, as its two ends know it.
+pub const Broken = struct {
+    nodes: [2]*Node,
+    ends: [2]*Lane,
+
+    /// Lane `number` between the two carries nothing any more. `node` is the first end.
+    pub fn init(w: *World, node: *Node, other: *Node, number: usize) Broken {
+        const lane = hostile_test.link_to(node, other).lanes[number].?;
+        const place = w.pipe_of(lane);
+        const pipe = place.*;
+        _ = w.pipes.orderedRemove(place - w.pipes.items.ptr);
+        if (pipe.a == lane)
+            return .{ .nodes = .{ node, other }, .ends = .{ pipe.a, pipe.b } };
+        return .{ .nodes = .{ node, other }, .ends = .{ pipe.b, pipe.a } };
+    }
+
+    pub fn notice(broken: *const Broken, w: *World, end: usize) void {
+        lanes.closed(broken.nodes[end].s, w.now, broken.ends[end]);
+    }
+
+    /// The system takes what this end sends, and nothing arrives.
+    fn swallow(broken: *const Broken, w: *World, end: usize) void {
+        const s = broken.nodes[end].s;
+        var slices: [2][]const u8 = undefined;
+        const count = lanes.send_slices(s, w.now, broken.ends[end], &slices);
+        for (slices[0..count]) |slice| lanes.sent(s, w.now, broken.ends[end], slice.len);
+    }
+
+    /// The coordinator begins another attempt, if a member has told it of a reason.
+    fn tick(w: *World) !void {
+        _ = try w.step();
+        w.now += std.time.ns_per_s / 10;
+        w.coordinator.tick(w.now);
+    }
+
+    /// One end notices, the other one much later.
+    fn run(broken: *const Broken, w: *World, first: usize) !void {
+        broken.notice(w, first);
+        try tick(w);
+        for (0..60) |_| {
+            _ = try w.step();
+            broken.swallow(w, 1 - first);
+        }
+        broken.notice(w, 1 - first);
+        try tick(w);
+        try w.settle();
+    }
+};
+
+/// A sync of `values`, in which a lane between the first member and the last breaks after so many
+/// steps. Returns whether the sync was still under way.
+fn run_sync(values: []const u8, first: usize, number: usize, steps: usize) !bool {
+    var case: Case = undefined;
+    try case.init(values, (&[_]u64{ 3, 3, 3, 0 })[4 - values.len ..]);
+    defer case.deinit();
+    const w = &case.world;
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    for (0..steps) |_| _ = try w.step();
+    const late = &case.held[values.len - 1];
+    const is_under_way = !late.operation.?.finished;
+    const broken: Broken = .init(w, case.held[0].node, late.node, number);
+    try broken.run(w, first);
+    for (case.all()) |*held| {
+        try expectEqual(1, held.operation.?.op.attempts);
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+    return is_under_way;
+}
+
+test "a lane that breaks costs a sync no attempt, whenever that is and whoever notices first" {
+    for ([_][]const u8{ &.{ 1, 2 }, &.{ 1, 1, 1, 2 } }) |values| for (0..4) |how| {
+        var steps: usize = 0;
+        while (try run_sync(values, how / 2, how % 2, steps)) steps += 1;
+        try expect(steps > 8);
+    };
+}
+
+/// The same of a newcomer that fetches from one member alone.
+fn run_fetch(first: usize, steps: usize) !bool {
+    var case: Case = undefined;
+    const late = try sync_test.newcomer_case(&case);
+    defer case.deinit();
+    const w = &case.world;
+    const fetching = late.fetch().?;
+    const only = fetching.hashes_from.?;
+    const id = fetching.peers[only].id;
+    fetching.fetch.discard(1 - only);
+    for (0..steps) |_| _ = try w.step();
+    const is_under_way = late.fetch() != null;
+    const member = for (w.nodes[0..2]) |*node| {
+        if (node.s.self.eql(id)) break node;
+    } else unreachable;
+    const broken: Broken = .init(w, member, late.node, steps % 2);
+    try broken.run(w, first);
+    try expect(!late.node.group.is_fetching());
+    for (late.state.staged) |place| try expectEqual(1, place.?[0]);
+    return is_under_way;
+}
+
+test "a newcomer's fetch outlives a lane of its only source, whoever notices first" {
+    for (0..2) |first| {
+        var steps: usize = 0;
+        while (try run_fetch(first, steps)) steps += 1;
+        try expect(steps > 20);
+    }
+}
+
+test "that a source has nothing to give is said again when its lane breaks" {
+    for (0..12) |steps| {
+        var case: Case = undefined;
+        const late = try sync_test.newcomer_case(&case);
+        defer case.deinit();
+        for (case.held[0..2]) |*held| held.state.serves = false;
+        for (0..steps) |_| _ = try case.world.step();
+        for (case.world.nodes[0..2]) |*node| {
+            const broken: Broken = .init(&case.world, node, late.node, steps % 2);
+            broken.notice(&case.world, 1);
+            broken.swallow(&case.world, 0);
+            broken.notice(&case.world, 0);
+        }
+        try case.world.settle();
+        try expect(!late.node.group.is_fetching());
+    }
+}
+
+/// A member has a link to no holder, and hears on a lane that breaks that another one has it all.
+fn run_open(first: usize, steps: usize) !bool {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3 }, &.{ 3, 0, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    case.held[0].operation.?.work.sync.transfer.peers[2].is_linked = false;
+    case.held[2].operation.?.work.sync.transfer.peers[0].is_linked = false;
+    for (0..steps) |_| _ = try case.world.step();
+    const is_under_way = !case.held[2].operation.?.finished;
+    const broken: Broken =
+        .init(&case.world, case.held[1].node, case.held[2].node, steps % 2);
+    try broken.run(&case.world, first);
+    for (case.all()) |*held| {
+        try expectEqual(1, held.operation.?.op.attempts);
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+    return is_under_way;
+}
+
+test "that a member has everything by now is said again when its lane breaks" {
+    for (0..2) |first| {
+        var steps: usize = 0;
+        while (try run_open(first, steps)) steps += 1;
+        try expect(steps > 20);
+    }
+}
+
+test "of two answers of one source to a request, the one that was sent later gets the place" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const late = &case.held[1];
+    const leaf = 1;
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const operation = late.operation.?;
+    const t = &operation.work.sync.transfer;
+    const phase = t.phase;
+    t.phase = .leaves;
+    t.fetch.begin(&.full(2));
+    t.fetch.need(leaf);
+    try expectEqual(0, t.fetch.next().?.rank);
+    const s = late.node.s;
+    const link = hostile_test.link_to(late.node, case.held[0].node);
+    var header = std.mem.zeroInit(wire.frame.Header, .{
+        .kind = .leaf,
+        .index = leaf,
+        .payload_bytes = @as(u32, @intCast(late.state.leaf(leaf).len)),
+        .again = 1,
+    });
+    const lane = link.lanes[0].?;
+    // The rest of a header is of no account, or two lanes would write to one leaf.
+    const into, const owner = (try syncing.place(s, lane, operation, &header)).?;
+    lane.incoming = header;
+    lane.expect(into, owner, std.math.maxInt(u16));
+    const second = link.lanes[1].?;
+    for ([_]u8{ 0, 1 }) |again| {
+        header.again = again;
+        header.class = again + 1;
+        try expectEqual(null, try syncing.place(s, second, operation, &header));
+        try expect(lane.brings(owner));
+    }
+    header.again = 2;
+    try expect(try syncing.place(s, second, operation, &header) != null);
+    try expect(!lane.brings(owner));
+    try expectEqual(header.payload_bytes, lane.discard);
+    lane.discard = 0;
+    t.phase = phase;
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(.ok);
+}
+
+test "nothing of a sync that is over goes again" {
+    for (0..2) |first| {
+        var case: Case = undefined;
+        try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+        defer case.deinit();
+        try case.sync_all();
+        for (case.all()) |*held| try held.end(.ok);
+        const nodes = [_]*Node{ case.held[0].node, case.held[1].node };
+        var unacked: usize = 0;
+        for (nodes, 0..) |node, index| {
+            const link = hostile_test.link_to(node, nodes[1 - index]);
+            for (link.lanes[0..2]) |lane| for (0..lane.?.unacked.count) |place| {
+                const sent = lane.?.unacked.at(@intCast(place));
+                try expect(sent.operation == null and sent.request == null);
+                unacked += 1;
+            };
+        }
+        try expect(unacked > 0);
+        const broken: Broken = .init(&case.world, nodes[0], nodes[1], 0);
+        try broken.run(&case.world, first);
+        for (nodes) |node| try expectEqual(0, node.s.operations.items.len);
+    }
+}
+
+test "a lane that waits for acknowledgements takes nothing of a shared state" {
+    var case: Case = undefined;
+    const late = try sync_test.newcomer_case(&case);
+    defer case.deinit();
+    const w = &case.world;
+    const fetching = late.fetch().?;
+    const source = fetching.hashes_from.?;
+    const link = late.node.s.link_to(fetching.peers[source].id).?;
+    const lane = link.lanes[0].?;
+    try expect(fetching.peers[source].wants_page != null);
+    while (lane.unacked.has_room()) lane.unacked.push(.{ .operation = null });
+    try expect(!prefetch.next(late.node.s, lane, link));
+    lane.unacked = .{};
+    try w.settle();
+    try expect(!late.node.group.is_fetching());
+    try sync_test.admit_all(&case);
+
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const operation = late.operation.?;
+    const phase = operation.work.sync.transfer.phase;
+    operation.work.sync.transfer.phase = .offered;
+    operation.work.sync.transfer.peers[0].wants_page = 0;
+    const other = hostile_test.link_to(late.node, case.held[0].node).lanes[0].?;
+    const kept = other.unacked;
+    while (other.unacked.has_room()) other.unacked.push(.{ .operation = null });
+    const asked = &operation.work.sync.transfer.peers[0].asked;
+    try asked.push(std.testing.allocator, .{ .class = 0, .index = 0 });
+    try expect(!syncing.says_next(other, other.link.?, operation));
+    try expect(!syncing.gives_next(other, other.link.?, operation));
+    asked.clear(std.testing.allocator);
+    other.unacked = kept;
+    operation.work.sync.transfer.peers[0].wants_page = null;
+    operation.work.sync.transfer.phase = phase;
+    try w.settle();
+    for (case.all()) |*held| try held.end(.ok);
+}
