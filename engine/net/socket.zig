@@ -184,10 +184,10 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     tune_within_machine(fd);
 }
 
-/// Linux doubles it, because it counts headers, too. So what is under way on the few lanes of a
-/// link stays in the caches of two cores. By itself Linux lets over 2 MiB pile up on each lane, and
-/// both copies go through memory (docs/BENCHMARKS.md).
-const near_send_buffer = 256 * base.limits.KiB;
+/// For SO_SNDBUF, which Linux doubles, because it counts headers, too. So what is under way on the
+/// few lanes of a link stays in the caches of two cores. By itself Linux lets over 2 MiB pile up on
+/// each lane, and both copies go through memory (docs/BENCHMARKS.md).
+const near_send_buffer = 512 * base.limits.KiB;
 
 /// Between two processes of one machine no packet is lost, no link is shared and no byte is long
 /// under way. So a congestion control that paces its packets (BBR) only spends the CPU's time on
