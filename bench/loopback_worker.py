@@ -74,8 +74,8 @@ class Worker:
 
     def measure_memory(self, case: Case, name: str, idle_bytes: int) -> int:
         """The most that this size took beside the idle process and the buffer itself."""
+        self._check(name, COLLECTIVES[0], case)  # a first call; its own arrays are gone afterwards
         common.peak_memory_reset()
-        self._check(name, COLLECTIVES[0], case)
         self._sample(name, COLLECTIVES[0], case)
         return common.peak_memory_bytes() - idle_bytes
 

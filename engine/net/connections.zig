@@ -7,6 +7,7 @@ const base = @import("base");
 const wire = @import("wire");
 const address = @import("address.zig");
 const descriptors = @import("descriptors.zig");
+const forks = @import("forks.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
 const limits = base.limits;
@@ -258,8 +259,8 @@ test "a connection that is closed while its event is on the way is left alone" {
         defer connections.deinit();
         var fds: [2]Fd = undefined;
         try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
-        const a = try connections.add(socket.adopt(fds[0]), 1);
-        const b = try connections.add(socket.adopt(fds[1]), 2);
+        const a = try connections.add(forks.adopt(fds[0]), 1);
+        const b = try connections.add(forks.adopt(fds[1]), 2);
         try connections.poller.prepare();
         const events = connections.poller.wait(base.never);
         try std.testing.expectEqual(2, events.len);
@@ -286,7 +287,7 @@ test "a full socket blocks, and says when it takes bytes again" {
         var fds: [2]Fd = undefined;
         const flags = c.SOCK.STREAM | c.SOCK.NONBLOCK;
         try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, flags, 0, &fds));
-        const connection = try connections.add(socket.adopt(fds[0]), 1);
+        const connection = try connections.add(forks.adopt(fds[0]), 1);
         defer _ = c.close(fds[1]);
         try connections.poller.prepare();
         connections.note(connections.poller.wait(base.never));

@@ -3,10 +3,10 @@
 //! session.Session, which decides everything.
 //!
 //! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
-//! user pass between two connections. Those enter() to talk to the session and leave() to wake
-//! the thread. Users wait in membership.zig, work.zig. How a peer begins: greeting.zig. How the
-//! session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig. Sockets in general:
-//! connections.zig. Threads that do a part of the work: workers.zig.
+//! user pass between two turns of connections (turn.zig). Those enter() to talk to the session and
+//! leave() to wake the thread. Users wait in membership.zig, work.zig. How a peer begins:
+//! greeting.zig. How the session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig.
+//! Sockets in general: connections.zig. Threads that do a part of the work: workers.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -23,19 +23,16 @@ const log = @import("log.zig");
 const peer_host = @import("peer_host.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
-const reach = @import("reach.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const System = @import("tcp.zig").System;
 const thread = @import("thread.zig");
 const Choice = @import("congestion.zig").Choice;
-const Congestion = @import("congestion.zig").Congestion;
 const Fault = @import("fault.zig").Fault;
 const Connections = @import("connections.zig").Connections;
 const Connection = @import("connections.zig").Connection;
-const Membership = @import("membership.zig").Membership;
-const Ports = @import("ports.zig").Ports;
-const Work = @import("work.zig").Work;
+const Behind = @import("turn.zig").Behind;
+const Turn = @import("turn.zig").Turn;
 const Workers = @import("workers.zig").Workers;
 const control = session.control;
 const driver = session.driver;
@@ -44,7 +41,6 @@ const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
 const Instant = base.Instant;
 const Session = session.Session;
-const assert = std.debug.assert;
 
 pub const PeerEngine = struct {
     gpa: Allocator,
@@ -85,43 +81,10 @@ pub const PeerEngine = struct {
     const State = enum { running, farewell, stopped };
 
     pub const control_owner = Carrier.control_owner;
-    /// A connection moves so much before the others get their turn.
-    const turn_bytes = 1024 * base.limits.KiB;
-    /// In a turn that moves more, messages to the coordinator go between.
-    const told_bytes = 256 * base.limits.KiB;
     /// Turns before the poller is asked for news.
     const turns_per_round = 64;
     const farewell_ns = std.time.ns_per_s;
-    pub const Options = struct {
-        coordinator: address.Endpoint,
-        run_id: base.RunId,
-        peer_id: ?base.PeerId = null,
-        /// The name of this peer for people.
-        label: base.Label = .{},
-        /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
-        /// the interface that leads to the coordinator; every one if `advertise` says that others
-        /// come another way.
-        bind: ?address.Endpoint = null,
-        /// Where the port comes from if `bind` names none; null: any free one.
-        ports: ?Ports = null,
-        /// Session.Options.reconnect_timeout_ns.
-        reconnect_timeout_ns: u64 = base.never,
-        rates: session.Rates = .{},
-        congestion: Congestion = .auto,
-        /// It takes part in probes of links.
-        probes: bool = true,
-        system: System = .{},
-        /// The address that other peers dial, "host" or "host:port"; null: see greeting.zig.
-        advertise: ?[]const u8 = null,
-        /// Until when the coordinator must have answered.
-        connect_deadline: Instant,
-        interrupt: reach.Interrupt = .{},
-        /// Threads that run jobs; 0: the engine's and the users' do what there is.
-        workers: u32 = 0,
-        fault: ?Fault = null,
-        backend: poller.Backend = .default,
-    };
-
+    pub const Options = @import("peer_options.zig").Options;
     pub const Error = thread.Error || greeting.Error;
 
     /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
@@ -336,27 +299,22 @@ pub const PeerEngine = struct {
         };
     }
 
-    /// Bytes that lanes have moved while a message to the coordinator could have left.
-    const Behind = struct { now: usize = 0, most: usize = 0 };
-
     fn note_moved(engine: *PeerEngine, count: usize) void {
         if (!builtin.is_test) return;
-        const behind = &engine.behind;
         const connection = engine.control;
         const waits = connection != null and connection.?.writable and
             engine.session.control.send_slice().len > 0;
-        behind.now = if (waits) behind.now + count else 0;
-        behind.most = @max(behind.most, behind.now);
+        engine.behind.note(count, waits);
     }
 
     fn serve_control(engine: *PeerEngine, now: Instant) void {
         const connection = engine.control.?;
-        var left: usize = turn_bytes;
-        while (connection.readable and left > 0) {
+        var turn: Turn = .{ .lock = &engine.lock };
+        while (connection.readable and !turn.is_over()) {
             const count = connection.receive_stream(&engine.session.control) catch
                 return engine.control_ended();
             if (count == 0) break;
-            left -|= count;
+            turn.moved(count);
             control.received(engine.session, now);
             if (connection.closed) return;
         }
@@ -414,10 +372,10 @@ pub const PeerEngine = struct {
     const Ended = error{Ended};
 
     fn receive(engine: *PeerEngine, now: Instant, carrier: *Carrier, tcp: *Connection) Ended!void {
-        var left: usize = turn_bytes;
+        var turn: Turn = .{ .lock = &engine.lock };
         while (tcp.readable) {
-            if (left == 0) return engine.connections.queue(tcp);
-            if (left <= turn_bytes - told_bytes) engine.send_control();
+            if (turn.is_over()) return engine.connections.queue(tcp);
+            if (turn.is_long()) engine.send_control();
             if (tcp.closed) return;
             var slices: [2][]u8 = undefined;
             const slice_count = lanes.recv_slices(engine.session, carrier.lane.?, &slices);
@@ -429,15 +387,15 @@ pub const PeerEngine = struct {
             lanes.received(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (tcp.closed) return;
-            left -|= count;
+            turn.moved(count);
         }
     }
 
     fn send(engine: *PeerEngine, now: Instant, carrier: *Carrier, tcp: *Connection) Ended!void {
-        var left: usize = turn_bytes;
+        var turn: Turn = .{ .lock = &engine.lock };
         while (tcp.writable) {
-            if (left == 0) return engine.connections.queue(tcp);
-            if (left <= turn_bytes - told_bytes) engine.send_control();
+            if (turn.is_over()) return engine.connections.queue(tcp);
+            if (turn.is_long()) engine.send_control();
             if (tcp.closed) return;
             if (!carrier.out.is_open(now, &engine.paced_at)) return;
             var slices: [2][]const u8 = undefined;
@@ -452,7 +410,7 @@ pub const PeerEngine = struct {
             lanes.sent(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (tcp.closed) return;
-            left -|= count;
+            turn.moved(count);
         }
     }
 

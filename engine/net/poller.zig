@@ -7,6 +7,7 @@ const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const clock = @import("clock.zig");
+const forks = @import("forks.zig");
 const socket = @import("socket.zig");
 const Waker = @import("waker.zig").Waker;
 const c = std.c;
@@ -70,11 +71,11 @@ pub const Poller = struct {
         };
         errdefer poller.deinit();
         if (on_linux and backend == .epoll) {
-            socket.hold_forks();
-            defer socket.allow_forks();
+            forks.hold();
+            defer forks.allow();
             const result = linux.epoll_create1(linux.EPOLL.CLOEXEC);
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
-            poller.epoll_fd = socket.adopt(@intCast(result));
+            poller.epoll_fd = forks.adopt(@intCast(result));
         }
         try poller.add(poller.waker.read_fd, waker_context);
         return poller;

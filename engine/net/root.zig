@@ -43,6 +43,8 @@ test {
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("finder.zig");
+    _ = @import("forks.zig");
+    _ = @import("forks_test.zig");
     _ = @import("giving_back_test.zig");
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
@@ -67,6 +69,7 @@ test {
     _ = @import("test_dir.zig");
     _ = @import("tcp.zig");
     _ = @import("thread.zig");
+    _ = @import("turn.zig");
     _ = @import("waker.zig");
     _ = @import("work.zig");
     _ = @import("workers.zig");

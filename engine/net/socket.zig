@@ -1,108 +1,20 @@
 //! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no
-//! buffers, no threads: those are poller.zig and the engines. Every descriptor that the library
-//! opens is noted here, so that a forked child lets go of them at once.
+//! buffers, no threads: those are poller.zig and the engines. The fate of descriptors when a
+//! process forks: forks.zig.
 
 const std = @import("std");
 const base = @import("base");
 const builtin = @import("builtin");
 const address = @import("address.zig");
-const log = @import("log.zig");
+const forks = @import("forks.zig");
 const c = std.c;
 const Address = address.Address;
 const AddressList = address.AddressList;
 
-pub const Fd = c.fd_t;
+pub const Fd = forks.Fd;
+pub const close = forks.close;
 const on_linux = builtin.os.tag == .linux;
 const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
-
-// ---- descriptors, and what a fork does to them
-
-/// One bit per descriptor of ours. A child of fork() inherits them all; were it to keep them, the
-/// connections of a parent that dies would stay open, and nobody would notice the death. exec()
-/// closes them by itself.
-const Owned = struct {
-    var bits: [fds_max / 64]std.atomic.Value(u64) = @splat(.init(0));
-    var registered: std.atomic.Value(bool) = .init(false);
-    /// Held for reading while a descriptor exists without its bit, for writing by a fork.
-    var births: c.pthread_rwlock_t = .{};
-
-    /// A descriptor beyond this number is used all the same, but a child keeps it until it ends.
-    const fds_max = 64 * 1024;
-
-    fn hold_forks() void {
-        if (!registered.swap(true, .acq_rel)) {
-            // Without memory for the handlers a child keeps the descriptors; nothing else is lost.
-            _ = c.pthread_atfork(before_fork, after_fork, close_in_child);
-        }
-        _ = c.pthread_rwlock_rdlock(&births);
-    }
-
-    fn allow_forks() void {
-        _ = c.pthread_rwlock_unlock(&births);
-    }
-
-    fn before_fork() callconv(.c) void {
-        _ = c.pthread_rwlock_wrlock(&births);
-    }
-
-    fn after_fork() callconv(.c) void {
-        _ = c.pthread_rwlock_unlock(&births);
-    }
-
-    fn note(fd: Fd) void {
-        if (place(fd)) |index| _ = bits[index / 64].fetchOr(mask(index), .acq_rel);
-    }
-
-    fn forget(fd: Fd) void {
-        if (place(fd)) |index| _ = bits[index / 64].fetchAnd(~mask(index), .acq_rel);
-    }
-
-    fn place(fd: Fd) ?usize {
-        return if (fd >= 0 and fd < fds_max) @intCast(fd) else null;
-    }
-
-    fn mask(index: usize) u64 {
-        return @as(u64, 1) << @intCast(index % 64);
-    }
-
-    fn close_in_child() callconv(.c) void {
-        births = .{}; // it was locked by a thread of the parent
-        log.forked();
-        for (&bits, 0..) |*word, index| {
-            var left = word.swap(0, .acq_rel);
-            while (left != 0) : (left &= left - 1) {
-                _ = c.close(@intCast(index * 64 + @ctz(left)));
-            }
-        }
-    }
-};
-
-/// Between the two no fork happens: a descriptor is opened and adopted, or closed, as one. The code
-/// between must not block and not call these again.
-pub const hold_forks = Owned.hold_forks;
-pub const allow_forks = Owned.allow_forks;
-
-/// Notes a descriptor, under `hold_forks`.
-pub fn adopt(fd: Fd) Fd {
-    Owned.note(fd);
-    return fd;
-}
-
-/// -1 if there are too many.
-pub fn duplicate(fd: Fd) Fd {
-    hold_forks();
-    defer allow_forks();
-    const copy = c.fcntl(fd, c.F.DUPFD_CLOEXEC, @as(c_int, 0));
-    return if (copy < 0) copy else adopt(copy);
-}
-
-pub fn close(fd: Fd) void {
-    hold_forks();
-    defer allow_forks();
-    // Forgotten first: afterwards the number may belong to somebody else.
-    Owned.forget(fd);
-    _ = c.close(fd);
-}
 
 pub const OpenError = error{
     /// Too many open files, or no memory for sockets.
@@ -113,15 +25,15 @@ pub const OpenError = error{
 
 fn open(family: c_uint) OpenError!Fd {
     const flags: c_uint = if (on_linux) c.SOCK.NONBLOCK | c.SOCK.CLOEXEC else 0;
-    hold_forks();
-    defer allow_forks();
+    forks.hold();
+    defer forks.allow();
     const fd = c.socket(family, c.SOCK.STREAM | flags, 0);
     if (fd < 0) return switch (errno(fd)) {
         .AFNOSUPPORT, .PROTONOSUPPORT, .INVAL => error.FamilyUnsupported,
         else => error.SystemLimit,
     };
     if (!on_linux) configure(fd);
-    return adopt(fd);
+    return forks.adopt(fd);
 }
 
 /// Sets what Linux takes as flags.
@@ -182,8 +94,8 @@ fn listen_on(to: *const Address) ListenError!Fd {
 pub const AcceptError = error{ WouldBlock, SystemLimit };
 
 pub fn accept(listener: Fd) AcceptError!Fd {
-    hold_forks(); // the listener does not block
-    defer allow_forks();
+    forks.hold(); // the listener does not block
+    defer forks.allow();
     while (true) {
         const fd = if (on_linux)
             c.accept4(listener, null, null, c.SOCK.NONBLOCK | c.SOCK.CLOEXEC)
@@ -192,8 +104,8 @@ pub fn accept(listener: Fd) AcceptError!Fd {
         if (fd >= 0) {
             if (!on_linux) configure(fd);
             set_option(fd, c.IPPROTO.TCP, c.TCP.NODELAY, 1);
-            unpace_within_machine(fd);
-            return adopt(fd);
+            tune_within_machine(fd);
+            return forks.adopt(fd);
         }
         switch (errno(fd)) {
             .MFILE, .NFILE, .NOBUFS, .NOMEM => return error.SystemLimit,
@@ -269,18 +181,25 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     const local = local_address(fd) orelse return error.Unreachable;
     const remote = remote_address(fd) orelse return error.Unreachable;
     if (local.eql(&remote)) return error.Refused;
-    unpace_within_machine(fd);
+    tune_within_machine(fd);
 }
 
-/// Between two processes of one machine no packet is lost and no link is shared: a congestion
-/// control that paces its packets (BBR) only spends the CPU's time on timers. Elsewhere the choice
-/// is the administrator's.
-fn unpace_within_machine(fd: Fd) void {
+/// For SO_SNDBUF, which Linux doubles, because it counts headers, too. So what is under way on the
+/// few lanes of a link stays in the caches of two cores. By itself Linux lets over 2 MiB pile up on
+/// each lane, and both copies go through memory (docs/BENCHMARKS.md).
+const near_send_buffer = 512 * base.limits.KiB;
+
+/// Between two processes of one machine no packet is lost, no link is shared and no byte is long
+/// under way. So a congestion control that paces its packets (BBR) only spends the CPU's time on
+/// timers, and a large buffer only pushes bytes out of the caches. Elsewhere the choice is the
+/// administrator's.
+fn tune_within_machine(fd: Fd) void {
     if (!on_linux) return;
     const local = local_address(fd) orelse return;
     const remote = remote_address(fd) orelse return;
     if (!local.same_host(&remote)) return;
     _ = control_congestion(fd, "reno"); // every Linux has it and lets everybody use it
+    set_option(fd, c.SOL.SOCKET, c.SO.SNDBUF, near_send_buffer);
 }
 
 /// Whether the system has it and this process may use it.
@@ -325,8 +244,8 @@ fn address_by(comptime ask: anytype, fd: Fd) ?Address {
 pub fn outward_address() Address {
     const loopback: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
     const far: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
-    hold_forks(); // connecting sends nothing and does not block
-    defer allow_forks();
+    forks.hold(); // connecting sends nothing and does not block
+    defer forks.allow();
     const flags: c_uint = if (on_linux) c.SOCK.CLOEXEC else 0;
     const fd = c.socket(c.AF.INET, c.SOCK.DGRAM | flags, 0);
     if (fd < 0) return loopback;
@@ -447,63 +366,15 @@ test "a port where nothing listens refuses" {
     try std.testing.expectError(error.Refused, connect_finish(fd));
 }
 
-test "a forked child lets go of every descriptor of ours" {
-    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const listener = try listen(&any_port);
-    defer close(listener);
-    const child = c.fork();
-    if (child == 0) {
-        const still_open = c.fcntl(listener, c.F.GETFD) != -1;
-        c._exit(if (still_open) 1 else 0);
-    }
-    var status: c_int = -1;
-    try std.testing.expectEqual(child, c.waitpid(child, &status, 0));
-    try std.testing.expectEqual(0, status);
-    try std.testing.expect(c.fcntl(listener, c.F.GETFD) != -1);
-}
-
-test "a child that is forked while sockets come and go inherits none of them" {
-    // Goal: no moment at which a descriptor is open and not noted. Method: threads connect, accept
-    // and close as fast as they can; children look which descriptors they have.
-    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const listener = try listen(&any_port);
-    defer close(listener);
-    const Busy = struct {
-        listener: Fd,
-        over: std.atomic.Value(bool) = .init(false),
-
-        fn run(busy: *@This()) void {
-            const at = local_address(busy.listener).?;
-            while (!busy.over.load(.acquire)) {
-                const client = connect_start(&at) catch continue;
-                if (wait_for(busy.listener, .read, 100)) {
-                    if (accept(busy.listener)) |server| close(server) else |_| {}
-                }
-                close(client);
-            }
-        }
-    };
-    const looked_at = 256;
-    var before: [looked_at]bool = undefined;
-    for (&before, 0..) |*open_before, fd| {
-        open_before.* = c.fcntl(@intCast(fd), c.F.GETFD) != -1 and fd != listener;
-    }
-    var busy: Busy = .{ .listener = listener };
-    var threads: [2]std.Thread = undefined;
-    for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Busy.run, .{&busy});
-    defer for (threads) |thread| thread.join();
-    defer busy.over.store(true, .release);
-    for (0..300) |_| {
-        const child = c.fork();
-        if (child == 0) {
-            for (before, 0..) |open_before, fd| {
-                const is_open = c.fcntl(@intCast(fd), c.F.GETFD) != -1;
-                if (is_open and !open_before) c._exit(1);
-            }
-            c._exit(0);
-        }
-        var status: c_int = -1;
-        try std.testing.expectEqual(child, c.waitpid(child, &status, 0));
-        try std.testing.expectEqual(0, status);
+test "within a machine little is under way" {
+    if (!on_linux) return;
+    const pair = try @import("test_pair.zig").Pair.init();
+    defer pair.deinit();
+    for ([_]Fd{ pair.client, pair.server }) |fd| {
+        var bytes: c_int = 0;
+        var length: c.socklen_t = @sizeOf(c_int);
+        const got = c.getsockopt(fd, c.SOL.SOCKET, c.SO.SNDBUF, &bytes, &length);
+        try std.testing.expectEqual(0, got);
+        try std.testing.expect(bytes <= 2 * near_send_buffer); // the administrator may allow less
     }
 }

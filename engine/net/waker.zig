@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const builtin = @import("builtin");
+const forks = @import("forks.zig");
 const socket = @import("socket.zig");
 const c = std.c;
 const linux = std.os.linux;
@@ -16,17 +17,17 @@ pub const Waker = struct {
     write_fd: Fd,
 
     pub fn init() error{SystemLimit}!Waker {
-        socket.hold_forks();
-        defer socket.allow_forks();
+        forks.hold();
+        defer forks.allow();
         if (on_linux) {
             const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
             if (fd < 0) return error.SystemLimit;
-            return .{ .read_fd = socket.adopt(fd), .write_fd = fd };
+            return .{ .read_fd = forks.adopt(fd), .write_fd = fd };
         }
         return pipe();
     }
 
-    /// Under `hold_forks`.
+    /// Under `forks.hold`.
     fn pipe() error{SystemLimit}!Waker {
         var fds: [2]Fd = undefined;
         if (c.pipe(&fds) != 0) return error.SystemLimit;
@@ -34,7 +35,7 @@ pub const Waker = struct {
         for (fds) |fd| {
             _ = c.fcntl(fd, c.F.SETFL, nonblock);
             _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
-            _ = socket.adopt(fd);
+            _ = forks.adopt(fd);
         }
         return .{ .read_fd = fds[0], .write_fd = fds[1] };
     }
@@ -80,8 +81,8 @@ test "a waker is readable from the wake to the drain" {
 
 test "a pipe wakes like an eventfd" {
     // The branch of other systems, run on this one too.
-    socket.hold_forks();
+    forks.hold();
     const made = Waker.pipe();
-    socket.allow_forks();
+    forks.allow();
     try test_waker(try made);
 }
