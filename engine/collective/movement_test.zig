@@ -889,7 +889,7 @@ test "a neighbour that takes all it can get leaves the others their part of what
         var last: Movement.Out = undefined;
         for (0..share) |_| last = x.next(@intCast(to)).?;
         try std.testing.expectEqual(null, x.next(@intCast(to)));
-        x.acknowledged(&last.move);
+        _ = x.acknowledged(&last.move, .whole);
         try std.testing.expect(x.next(@intCast(to)) != null);
     }
 }
