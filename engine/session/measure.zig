@@ -58,7 +58,10 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     node.note(&moved, ns);
     const together = &node.together;
     together.begin(moved.acked);
-    for (links) |link| if (is_counted(link)) together.add(&link.flow.last, link.flow.lanes_open, link.flow.lanes_busy);
+    for (links) |link| if (is_counted(link)) {
+        const flow = &link.flow;
+        together.add(&flow.last, flow.lanes_open, flow.lanes_busy);
+    };
     together.step(ns, is_late);
     for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
@@ -109,7 +112,7 @@ fn is_counted(link: *const Link) bool {
     return link.open_count > 0 and link.flow.is_far() and !link.flow.is_probed;
 }
 
-/// What its lanes have moved since the last time.
+/// Sums up what its lanes have moved since the last time.
 fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     const flow = &link.flow;
     flow.lanes_open = 0;

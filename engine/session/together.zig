@@ -18,7 +18,7 @@ pub const Together = struct {
     /// Now.
     now: Sum = .{},
 
-    /// Of the interval: the links that send much.
+    /// The links that send much in the interval.
     pub const Sum = struct {
         links: u64 = 0,
         /// All links, first.
@@ -86,7 +86,7 @@ pub const Together = struct {
     }
 
     /// Bytes per second for a link; 0: no limit. One that is idle may begin at the same time as
-    /// those that sent together before. What slow ones leave goes to the others.
+    /// those that sent together before. The others have all that slow ones leave.
     pub fn part(t: *const Together, i: *const Interval) u64 {
         const rate = t.pacer.rate;
         if (rate == 0) return 0;

@@ -34,9 +34,8 @@ def test_the_first_page_has_the_picture_of_the_demo(
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000
     monkeypatch.setattr(make_site, "SOURCES", tmp_path)
     make_site.write("index.md", (ROOT / "README.md").read_text("utf-8"))
-    make_site.add_picture(picture)
+    make_site.show_demo()
     assert "](loss.png)" in (tmp_path / "index.md").read_text("utf-8")
-    assert (tmp_path / "loss.png").exists()
 
 
 def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:

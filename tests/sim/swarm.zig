@@ -228,10 +228,9 @@ pub const Config = struct {
         if (least.chance(12))
             config.min_world_size = @intCast(least.between(1, @min(4, config.initial_world_size)));
         var stall = stream(seed, "stall");
-        const is_cut_off = config.only_cuts or config.only_resets;
-        if (!is_cut_off and stall.chance(stall_one_in)) config.let_go_idle();
-        var large = stream(seed, "large");
         const is_special = config.only_cuts or config.only_resets;
+        if (!is_special and stall.chance(stall_one_in)) config.let_go_idle();
+        var large = stream(seed, "large");
         if (!is_special and large.chance(large_one_in)) config.draw_large(&large);
         var windows = stream(seed, "windows");
         if (windows.chance(2))
@@ -252,8 +251,8 @@ pub const Config = struct {
             config.fragment_bytes_min = @as(u32, 1) << @intCast(fragments.below(6));
         var split = stream(seed, "splits");
         // A peer is in 8 groups at most, and each of its groups may have a sub-group.
-        const has_room = 2 * config.groups <= base.limits.groups_per_peer_max;
-        config.splits = split.chance(splits_one_in) and has_room;
+        const sub_groups = 2 * config.groups <= base.limits.groups_per_peer_max;
+        config.splits = split.chance(splits_one_in) and sub_groups;
         var adversaries = stream(seed, "adversaries");
         if (adversaries.chance(adversaries_one_in)) config.draw_adversaries(&adversaries);
         return config;
