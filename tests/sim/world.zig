@@ -1343,8 +1343,9 @@ fn host_control_close(ctx: *anyopaque) void {
 fn host_lane_sample(ctx: *anyopaque, lane: *Lane) ?session_layer.Sample {
     const world = node_of(ctx).world;
     if (!paths.are_open(&world.config)) return null;
-    // At rest nobody may dial.
-    if (world.phase == .safety) if (lane.link) |link| paths.wish(&world.prng_paths, link);
+    // At rest nobody may dial, and an opened lane is not measured yet: what it asks for would wait.
+    const is_measured = world.phase == .safety and lane.sample != null;
+    if (is_measured) if (lane.link) |link| paths.wish(&world.prng_paths, link);
     return paths.sample(&world.prng_paths, lane.sample);
 }
 
