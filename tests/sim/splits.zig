@@ -163,7 +163,7 @@ pub fn due(user: *User, count: u32) void {
 fn fail_calm(user: *const User, what: []const u8) void {
     const world = user.world();
     if (!world.config.is_calm() or world.phase != .safety) return;
-    // What is cut leaves a ring of all members, and perhaps no link of these founders.
+    // Cuts leave a ring of all members, but perhaps no link between these founders.
     if (world.config.only_cuts) return;
     world.checkers.fail(.spurious, "p{d}: a sub-group {s}, although nothing was wrong", .{
         user.node.index, what,
