@@ -72,7 +72,6 @@ pub const Board = struct {
     left: []Fragment.Mask,
     free_count: u16 = 0,
     /// So many slots may hold a contribution of this peer on its way out.
-    origin_held: u16 = 0,
     origin_slots: u16,
     /// So many every member has.
     origin_sure: u16,

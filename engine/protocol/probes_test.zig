@@ -12,7 +12,7 @@ const expectEqual = std.testing.expectEqual;
 const ms = court_file.ms;
 
 const count = 4;
-/// Whom each was asked to probe since it read last.
+/// The rank that each member was asked to probe since it read last; null: none.
 const Asked = [count]?u16;
 const nobody: Asked = @splat(null);
 

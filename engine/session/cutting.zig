@@ -20,11 +20,16 @@ const part_of_second = 50;
 /// Puts the next data frame for a neighbour on a lane that has room for it: the rest of the piece
 /// that was begun, or the next piece, or as much of either as the lane should take. False: there is
 /// nothing.
-pub fn next(lane: *Lane, operation: *Operation, neighbour: *Operation.Neighbour) bool {
+pub fn next(
+    s: *const Session,
+    lane: *Lane,
+    operation: *Operation,
+    neighbour: *Operation.Neighbour,
+) bool {
     const x = operation.work.movement;
     const cut = rest(operation, neighbour) orelse return false;
     const piece = x.payload(&cut.move);
-    const fragment: Fragment = .next(cut.done, bytes_for(lane, neighbour.link), piece.len);
+    const fragment: Fragment = .next(cut.done, bytes_for(s, lane, neighbour.link), piece.len);
     const is_last = fragment.end() == Fragment.most;
     neighbour.cut = if (is_last) null else .{ .move = cut.move, .done = fragment.end() };
     operation.put_data(lane, .{
@@ -48,12 +53,12 @@ fn rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Operation
 }
 
 /// A lane with many frames under way is faster than was known, and gets large ones.
-fn bytes_for(lane: *const Lane, link: *const Link) usize {
+fn bytes_for(s: *const Session, lane: *const Lane, link: *const Link) usize {
     if (!is_shared(link) or lane.unacked.is_short()) return std.math.maxInt(usize);
     const flow = &link.flow;
     const carried = flow.carries() / flow.spread.lanes;
     const rate = if (lane.pace.rate > 0) lane.pace.rate else carried;
-    return @intCast(@max(link.fragment_bytes_min, rate / part_of_second));
+    return @intCast(@max(s.fragment_bytes_min, rate / part_of_second));
 }
 
 fn is_shared(link: *const Link) bool {

@@ -113,13 +113,9 @@ test "a fragment of a wrong length closes its lane, and so does one that reaches
         const operation = try world.sum(node, world.elements, .restart);
         try w.settle();
         const x = operation.work.movement;
-        const partition = &x.board.ledger.partition;
-        const piece: usize = @intCast(partition.first_piece(x.board.position));
-        const bytes = x.board.partial_bytes(piece);
-        var header = hostile_test.data(node.group, operation.op.id.tag, @intCast(bytes / 2));
-        header.sequence = operation.op.id.sequence;
-        header.index = partition.number(piece);
-        header.fingerprint = operation.fingerprint;
+        var header = hostile_test.piece_of(node, operation);
+        const bytes = header.payload_bytes;
+        header.payload_bytes = bytes / 2;
         header.fragment = .{ .after = 8 };
         const link = hostile_test.link_to(node, &w.nodes[1]);
         const one = link.lanes[0].?;

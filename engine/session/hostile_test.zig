@@ -76,6 +76,19 @@ pub fn data(group: *const Group, tag: u64, payload_bytes: u32) wire.frame.Header
     };
 }
 
+/// The head of a whole piece of a sum that this node owns and has called.
+pub fn piece_of(node: *Node, operation: *const Operation) wire.frame.Header {
+    const board = &operation.work.movement.board;
+    const partition = &board.ledger.partition;
+    const piece: usize = @intCast(partition.first_piece(board.position));
+    const bytes: u32 = @intCast(board.partial_bytes(piece));
+    var header = data(node.group, operation.op.id.tag, bytes);
+    header.sequence = operation.op.id.sequence;
+    header.index = partition.number(piece);
+    header.fingerprint = operation.fingerprint;
+    return header;
+}
+
 test "data ahead of time is kept only from members of a known epoch or the next" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);
@@ -143,13 +156,7 @@ test "only the later of two frames of a piece gets its place, and none of anothe
     const node = &w.nodes[0];
     const operation = try world.sum(node, world.elements, .restart);
     try w.settle();
-    const x = operation.work.movement;
-    const partition = &x.board.ledger.partition;
-    const piece: usize = @intCast(partition.first_piece(x.board.position));
-    var header = data(node.group, operation.op.id.tag, @intCast(x.board.partial_bytes(piece)));
-    header.sequence = operation.op.id.sequence;
-    header.index = partition.number(piece);
-    header.fingerprint = operation.fingerprint;
+    const header = piece_of(node, operation);
     const link = link_to(node, &w.nodes[1]);
     const one = link.lanes[0].?;
     const two = link.lanes[1].?;

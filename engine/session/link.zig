@@ -36,8 +36,6 @@ pub const Link = struct {
     lanes_end: u8 = 0,
     open_count: u32 = 0,
     flow: flow_file.Flow,
-    /// A piece is cut into no less (cutting.zig).
-    fragment_bytes_min: u32 = limits.fragment_bytes_min,
     /// There was a lane at some time.
     was_open: bool = false,
     wanted: bool = false,

@@ -44,7 +44,6 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
         .expires_at = s.now + Session.linger_ns,
         .early = .{ .gpa = s.gpa },
         .flow = .init(s.settings.lanes),
-        .fragment_bytes_min = s.fragment_bytes_min,
         .down_since = s.now,
     };
     stand_by(s, link);

@@ -153,7 +153,7 @@ fn next_of(
         if (!room.*.?) return false;
     }
     if (!lane.unacked.has_room()) return false;
-    return cutting.next(lane, operation, neighbour);
+    return cutting.next(s, lane, operation, neighbour);
 }
 
 /// Whether another operation may send data to this peer before it has called it.

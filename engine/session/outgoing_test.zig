@@ -41,7 +41,7 @@ const Both = struct {
         return both;
     }
 
-    /// That of the member that has the bytes.
+    /// The operation of the member that broadcasts.
     fn root(both: *const Both) *Operation {
         const first = both.of[0].work.movement.board.ledger.roles.rank;
         return both.of[if (first == 0) 0 else 1];
