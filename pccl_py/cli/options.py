@@ -5,6 +5,8 @@ The commands, and the options that only one of them has, are in __init__.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,18 +37,14 @@ def _send_rate(value: str) -> str:
     return value
 
 
-def _congestion(value: str) -> str:
-    try:
-        return parse_congestion(value).name.lower()
-    except InvalidArgument as error:
-        raise typer.BadParameter(str(error)) from None
+def _word(parse: Callable[[str], IntEnum]) -> Callable[[str], str]:
+    def word(value: str) -> str:
+        try:
+            return parse(value).name.lower()
+        except InvalidArgument as error:
+            raise typer.BadParameter(str(error)) from None
 
-
-def _probe(value: str) -> str:
-    try:
-        return parse_probe(value).name.lower()
-    except InvalidArgument as error:
-        raise typer.BadParameter(str(error)) from None
+    return word
 
 
 Bind = Annotated[
@@ -103,7 +101,7 @@ SendRate = Annotated[
 Congestion = Annotated[
     Any,
     typer.Option(
-        parser=_congestion,
+        parser=_word(parse_congestion),
         metavar="auto|system|bbr|cubic",
         help="Congestion control of the connections between peers: docs/NETWORKING.md. "
         + default("auto"),
@@ -112,7 +110,7 @@ Congestion = Annotated[
 Probe = Annotated[
     Any,
     typer.Option(
-        parser=_probe,
+        parser=_word(parse_probe),
         metavar="auto|off",
         help="Probe links of which nobody knows what they carry, while nothing else moves. "
         + default("auto"),
