@@ -142,7 +142,8 @@ typedef enum pccl_plan {
 /* Which congestion control the lanes of a peer have: how TCP finds out how fast it may send (docs/NETWORKING.md). */
 typedef enum pccl_congestion {
   PCCL_CONGESTION_AUTO = 0,   /* the system's, and bbr for links that lose packets though no queue on the way is full,
-                                 if this process may use it; reno between peers of one machine */
+                                 if this process may use it; reno between peers of one machine, and in the place of
+                                 cubic until a lane has lost a packet or its link is full */
   PCCL_CONGESTION_SYSTEM = 1, /* the system's, always */
   PCCL_CONGESTION_BBR = 2,    /* this one, between peers of one machine too; if the system does not let this process */
   PCCL_CONGESTION_CUBIC = 3   /* use it, the log says once what to do, and the system's stays */

@@ -174,8 +174,9 @@ class Congestion(IntEnum):
     """Which congestion control the lanes of a peer have. Functions also take the lower-case name.
 
     AUTO: the system's, and bbr for links that lose packets though no queue on the way is full, if
-    this process may use it; reno between peers of one machine. SYSTEM: the system's, always. BBR,
-    CUBIC: this one, where the system lets this process use it; else a warning says what to do.
+    this process may use it; reno between peers of one machine, and in the place of cubic until a
+    lane has lost a packet or its link is full. SYSTEM: the system's, always. BBR, CUBIC: this one,
+    where the system lets this process use it; else a warning says what to do.
     """
 
     AUTO = 0

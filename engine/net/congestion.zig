@@ -8,6 +8,7 @@ const socket = @import("socket.zig");
 const tcp = @import("tcp.zig");
 const Pair = @import("test_pair.zig").Pair;
 const Fd = socket.Fd;
+const Pace = @import("session").Pace;
 
 /// pccl_congestion_t
 pub const Congestion = enum(c_uint) { auto = 0, system = 1, bbr = 2, cubic = 3 };
@@ -32,9 +33,28 @@ pub const Choice = struct {
         log.print(.warning, refusal, .{ name, name, name });
     }
 
-    /// Whether the library may choose another one for a lossy link.
-    pub fn is_open(choice: *const Choice) bool {
-        return choice.congestion == .auto;
+    /// The library would like another one for a lane, and the user may have left it the choice.
+    pub fn change(choice: *const Choice, fd: Fd, wanted: Pace.Control, listener: Fd) void {
+        if (choice.congestion != .auto) return;
+        var room: tcp.ControlName = undefined;
+        const system = tcp.congestion_of(listener, &room) orelse return;
+        const name = switch (wanted) {
+            .system => system,
+            // Every Linux has reno and lets everybody use it. Others than cubic have no HyStart.
+            .starting => if (std.mem.eql(u8, system, "cubic")) "reno" else return,
+            .loss_tolerant => "bbr",
+        };
+        _ = socket.control_congestion(fd, name);
+    }
+
+    /// A lane that has bbr begins anew: it stops for a moment ten seconds after it has begun, or
+    /// last seen the shortest round trip.
+    pub fn renew(choice: *const Choice, fd: Fd) void {
+        if (choice.congestion != .auto) return;
+        var room: tcp.ControlName = undefined;
+        const name = tcp.congestion_of(fd, &room) orelse return;
+        if (!std.mem.eql(u8, name, "bbr")) return;
+        if (socket.control_congestion(fd, "reno")) _ = socket.control_congestion(fd, "bbr");
     }
 
     const refusal = "this system does not let this process use the congestion control {s}, so " ++
@@ -56,11 +76,37 @@ test "the user's choice is that of a lane, within a machine too" {
     choice.apply(client, pair.listener);
     const expected = tcp.congestion_of(pair.listener, &system).?;
     try std.testing.expectEqualStrings(expected, tcp.congestion_of(client, &room).?);
-    try std.testing.expect(!choice.was_refused and !choice.is_open());
+    try std.testing.expect(!choice.was_refused);
     choice.congestion = .cubic;
     choice.apply(client, pair.listener);
     if (choice.was_refused) return;
     try std.testing.expectEqualStrings("cubic", tcp.congestion_of(client, &room).?);
+}
+
+test "the library chooses for a lane, unless its user has chosen" {
+    if (@import("builtin").os.tag != .linux) return;
+    const pair = try Pair.init();
+    defer pair.deinit();
+    const client = pair.client;
+    var room: tcp.ControlName = undefined;
+    var of_system: tcp.ControlName = undefined;
+    const system = tcp.congestion_of(pair.listener, &of_system).?;
+    const is_cubic = std.mem.eql(u8, system, "cubic");
+    var choice: Choice = .{ .congestion = .system };
+    choice.apply(client, pair.listener);
+    choice.change(client, .starting, pair.listener);
+    try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
+    choice.congestion = .auto;
+    choice.change(client, .starting, pair.listener);
+    const starting = if (is_cubic) "reno" else system;
+    try std.testing.expectEqualStrings(starting, tcp.congestion_of(client, &room).?);
+    choice.change(client, .system, pair.listener);
+    try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
+    choice.renew(client);
+    try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
+    if (!socket.control_congestion(client, "bbr")) return; // not to be had here
+    choice.renew(client);
+    try std.testing.expectEqualStrings("bbr", tcp.congestion_of(client, &room).?);
 }
 
 test "a congestion control that the system refuses is said once, and the lane keeps its own" {

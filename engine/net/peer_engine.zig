@@ -233,8 +233,10 @@ pub const PeerEngine = struct {
         if (connections.poller.prepare()) connections.bury() else |_| {}
         const works = engine.session.runner != null;
         const rests = deadline > 0 and (!works or engine.workers.rest());
+        const patience_ns = if (rests) driver.patience_ns(engine.session) else 0;
         engine.asleep = true;
         engine.lock.unlock();
+        if (patience_ns > 0) connections.poller.gather(patience_ns);
         const events = connections.poller.wait(if (rests) deadline else 0);
         engine.lock.lock();
         engine.asleep = false;

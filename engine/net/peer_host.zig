@@ -68,11 +68,13 @@ fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
 
 fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {
     const engine = from(context);
-    var allowed = pace;
-    if (!engine.congestion.is_open()) allowed.loss_tolerant = false;
     const carrier = carrier_of(engine, lane) orelse return;
-    const keeps = engine.system.pace(carrier.connection.?.fd, allowed);
-    carrier.out.bucket.rate = if (keeps) 0 else allowed.rate;
+    const fd = carrier.connection.?.fd;
+    const keeps = engine.system.pace(fd, pace);
+    carrier.out.bucket.rate = if (keeps) 0 else pace.rate;
+    if (pace.renews) engine.congestion.renew(fd);
+    if (pace.control) |control|
+        engine.congestion.change(fd, control, engine.connections.listener);
 }
 
 /// One that has a socket.

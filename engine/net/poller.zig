@@ -77,7 +77,8 @@ pub const Poller = struct {
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
             poller.epoll_fd = forks.adopt(@intCast(result));
         }
-        try poller.add(poller.waker.read_fd, waker_context);
+        // Not for writing: that it takes bytes again, after it was drained, would end a wait.
+        try poller.add_for(poller.waker.read_fd, waker_context, .read);
         return poller;
     }
 
@@ -90,8 +91,16 @@ pub const Poller = struct {
 
     /// `context` comes back in events; it is not 0, which is taken.
     pub fn add(poller: *Poller, fd: Fd, context: usize) Error!void {
-        if (!on_linux or poller.backend == .poll) return poller.poll.add(fd, context);
-        const flags = linux.EPOLL.IN | linux.EPOLL.OUT | linux.EPOLL.RDHUP | linux.EPOLL.ET;
+        return poller.add_for(fd, context, .both);
+    }
+
+    const Directions = enum { read, both };
+
+    fn add_for(poller: *Poller, fd: Fd, context: usize, directions: Directions) Error!void {
+        const writes = directions == .both;
+        if (!on_linux or poller.backend == .poll) return poller.poll.add(fd, context, writes);
+        const out: u32 = if (writes) linux.EPOLL.OUT else 0;
+        const flags = linux.EPOLL.IN | out | linux.EPOLL.RDHUP | linux.EPOLL.ET;
         var event: linux.epoll_event = .{ .events = flags, .data = .{ .ptr = context } };
         const result = linux.epoll_ctl(poller.epoll_fd, linux.EPOLL.CTL_ADD, fd, &event);
         if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
@@ -138,6 +147,16 @@ pub const Poller = struct {
             kept += 1;
         }
         return poller.found.events[0..kept];
+    }
+
+    /// Sleeps for so long, unless somebody wakes it. All that arrives meanwhile is found at once.
+    pub fn gather(poller: *const Poller, ns: u64) void {
+        if (!on_linux) return; // poll() counts in milliseconds, which is too long
+        assert(ns < std.time.ns_per_s);
+        const waker = poller.waker.read_fd;
+        var entries = [_]linux.pollfd{.{ .fd = waker, .events = linux.POLL.IN, .revents = 0 }};
+        var timeout: linux.timespec = .{ .sec = 0, .nsec = @intCast(ns) };
+        _ = linux.ppoll(&entries, entries.len, &timeout, null); // a signal ends it sooner
     }
 
     pub fn wake(poller: *Poller) void {
@@ -188,9 +207,9 @@ const PollTable = struct {
         table.contexts.deinit(table.gpa);
     }
 
-    fn add(table: *PollTable, fd: Fd, context: usize) Allocator.Error!void {
-        // A new connection is watched for writing too: that is how it says that it is open.
-        try table.entries.append(table.gpa, .{ .fd = fd, .context = context, .write = true });
+    /// A new connection is watched for writing too: that is how it says that it is open.
+    fn add(table: *PollTable, fd: Fd, context: usize, writes: bool) Allocator.Error!void {
+        try table.entries.append(table.gpa, .{ .fd = fd, .context = context, .write = writes });
     }
 
     fn remove(table: *PollTable, fd: Fd) void {
@@ -266,6 +285,19 @@ fn test_backend(backend: Backend) !void {
     try std.testing.expectEqual(1, events.len);
     try std.testing.expect(events[0].writable and !events[0].readable and !events[0].hangup);
     poller.want_write(fds[0], false);
+
+    // News do not end the time in which more may gather; a wake does, and is seen.
+    if (on_linux) {
+        const until = clock.after(3 * std.time.ns_per_ms);
+        poller.gather(3 * std.time.ns_per_ms);
+        try std.testing.expect(clock.now() >= until);
+        poller.wake();
+        const far = clock.after(std.time.ns_per_s / 2);
+        poller.gather(std.time.ns_per_s - 1);
+        try std.testing.expect(clock.now() < far);
+        try poller.prepare();
+        try std.testing.expectEqual(0, poller.wait(base.never).len);
+    }
 
     // Nothing happens: the wait ends at its deadline.
     try poller.prepare();

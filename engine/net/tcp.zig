@@ -100,7 +100,6 @@ pub const System = struct {
         const keeps = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
         const most: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
         _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &most, @sizeOf(c_int));
-        if (wanted.loss_tolerant) _ = socket.control_congestion(fd, "bbr");
         return keeps == 0;
     }
 };

@@ -10,6 +10,7 @@ const frames = @import("frames.zig");
 const groups = @import("groups.zig");
 const joining = @import("joining.zig");
 const links = @import("links.zig");
+const measure = @import("measure.zig");
 const prefetch = @import("prefetch.zig");
 const queue = @import("queue.zig");
 const rounds = @import("rounds.zig");
@@ -131,6 +132,11 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     links.tick(s, late);
     rounds.tick(s);
     deferred.run(s);
+}
+
+/// The engine may let arrivals gather for so long before it reads them.
+pub fn patience_ns(s: *const Session) u64 {
+    return if (s.measure_at == base.never) 0 else measure.patience_ns(s.links.items);
 }
 
 /// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick that is

@@ -26,8 +26,22 @@ pub const Pace = struct {
     rate: u64 = 0,
     /// Bytes that it may hold without having sent them; 0: as many as it likes.
     unsent_max: u32 = 0,
-    /// A congestion control for which loss is no sign of a full link, if this process may use it.
-    loss_tolerant: bool = false,
+    /// Null: it stays as it is.
+    control: ?Control = .system,
+    /// Its congestion control begins anew, with what it has in the air. For bbr, which would
+    /// otherwise send next to nothing for a fifth of a second every ten.
+    renews: bool = false,
+
+    /// The congestion control of a lane, where the user leaves it to the library.
+    pub const Control = enum {
+        /// As the administrator has chosen.
+        system,
+        /// One that grows until something is lost. The system's may stop long before (HyStart of
+        /// cubic, where lanes that begin together wait for each other), and grow slowly after that.
+        starting,
+        /// One for which loss is no sign of a full link, if this process may use it.
+        loss_tolerant,
+    };
 
     pub const unsent_first = 128 * limits.KiB;
     const unsent_least = 64 * limits.KiB;
@@ -37,7 +51,7 @@ pub const Pace = struct {
 
     /// Small changes are not worth a system call.
     pub fn differs(one: Pace, other: Pace) bool {
-        return one.loss_tolerant != other.loss_tolerant or
+        return other.renews or one.control != other.control or
             apart(one.rate, other.rate) or apart(one.unsent_max, other.unsent_max);
     }
 
@@ -86,6 +100,11 @@ pub const Flow = struct {
     idle_ns: u64 = 0,
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
+    /// The lane of this number is renewed in this interval, or all, or none.
+    turn: u8 = 0,
+    renewed: enum { none, one, all } = .none,
+    /// It was idle, so all are to be renewed.
+    is_rested: bool = false,
     /// Sent a second time, in millionths, of late; for how long that was a lot, though no queue
     /// stood on the way, and for how long it was little.
     again_ppm: u32 = 0,
@@ -119,9 +138,35 @@ pub const Flow = struct {
         return flow.base_ns >= Spread.far_ns;
     }
 
-    /// Not within a machine room, where a full queue is too short to be seen.
-    pub fn must_tolerate_loss(flow: *const Flow) bool {
-        return flow.is_lossy and flow.is_far();
+    /// For a lane that has this one. Not within a machine room, where a full queue is too short to
+    /// be seen.
+    pub fn control(flow: *const Flow, now: ?Pace.Control, has_lost: bool) Pace.Control {
+        if (!flow.is_far()) return .system;
+        if (flow.is_lossy) return .loss_tolerant;
+        const is_full = has_lost or flow.last.crowded();
+        return if (now == .starting and !is_full) .starting else .system;
+    }
+
+    /// An interval is over. `rate`: the limit of the link. Lanes begin anew in turn, so that no two
+    /// of them need a pause at once, where a limit keeps queues away: to look for the shortest
+    /// round trip is what bbr stops for, and there it is what it was.
+    pub fn take_turn(flow: *Flow, rate: u64) void {
+        flow.turn = (flow.turn + 1) % limits.lanes_per_link_max;
+        if (rate == 0 or !flow.last.calm()) {
+            flow.renewed = .none;
+            return;
+        }
+        flow.renewed = if (flow.is_rested) .all else .one;
+        flow.is_rested = false;
+    }
+
+    /// The lane of this number begins anew.
+    pub fn renews(flow: *const Flow, index: usize) bool {
+        return switch (flow.renewed) {
+            .none => false,
+            .one => index == flow.turn,
+            .all => true,
+        };
     }
 
     /// So much the link was found to carry; 0 while that is not known.
@@ -194,7 +239,7 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
         .saturated = true,
     };
     for (0..30) |_| flow.note(&i);
-    try std.testing.expect(flow.must_tolerate_loss());
+    try std.testing.expectEqual(.loss_tolerant, flow.control(.starting, true));
     i.retransmitted = 0;
     for (0..590) |_| flow.note(&i);
     try std.testing.expect(flow.is_lossy);
@@ -204,12 +249,53 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
     for (0..590) |_| flow.note(&i);
     try std.testing.expect(flow.is_lossy);
     for (0..30) |_| flow.note(&i);
-    try std.testing.expect(!flow.is_lossy and !flow.must_tolerate_loss());
+    try std.testing.expect(!flow.is_lossy);
+    try std.testing.expectEqual(.system, flow.control(.loss_tolerant, true));
     // A queue that overflows is no loss of the path, and no sign that there is none.
     i.retransmitted = 10_000;
     i.rtt_ns = 200 * ms;
     for (0..30) |_| flow.note(&i);
     try std.testing.expect(!flow.is_lossy);
+}
+
+test "a lane that has lost nothing grows until its link is full, and then is the system's" {
+    const ms = std.time.ns_per_ms;
+    var flow: Flow = .init(0);
+    try std.testing.expectEqual(.system, flow.control(.starting, false)); // near
+    flow.base_ns = 100 * ms;
+    try std.testing.expectEqual(.starting, flow.control(.starting, false));
+    try std.testing.expectEqual(.system, flow.control(.starting, true));
+    try std.testing.expectEqual(.system, flow.control(.system, false)); // does not begin again
+    flow.last = .{ .base_ns = 100 * ms, .rtt_ns = 100 * ms + Interval.queue_ns + 1 };
+    try std.testing.expectEqual(.system, flow.control(.starting, false));
+}
+
+test "lanes of a link that is held begin anew in turn, and all after a pause" {
+    // Goal: bbr never waits ten seconds for its pause, and lanes never stop together.
+    var flow: Flow = .init(0);
+    flow.last = .{ .base_ns = 1, .rtt_ns = 1 };
+    var last: [limits.lanes_per_link_max]usize = @splat(0);
+    for (1..300) |interval| {
+        flow.take_turn(1000);
+        var count: usize = 0;
+        for (&last, 0..) |*at, lane| {
+            if (flow.renews(lane)) at.* = interval;
+            count += @intFromBool(flow.renews(lane));
+            try std.testing.expect(interval - at.* < 80); // of a tenth of a second
+        }
+        try std.testing.expectEqual(1, count);
+    }
+    flow.is_rested = true;
+    flow.take_turn(0); // no limit
+    try std.testing.expect(!flow.renews(flow.turn));
+    flow.last.rtt_ns = Interval.queue_ns; // a queue
+    flow.take_turn(1000);
+    try std.testing.expect(!flow.renews(flow.turn));
+    flow.last.rtt_ns = 1;
+    flow.take_turn(1000);
+    for (0..last.len) |lane| try std.testing.expect(flow.renews(lane));
+    flow.take_turn(1000);
+    try std.testing.expect(!flow.renews(flow.turn + 1));
 }
 
 test "little is left to the system, and nothing is said of a near link" {
@@ -238,4 +324,6 @@ test "a pace is told again when it has changed by more than a little" {
     try std.testing.expect(one.differs(.{ .rate = 1100, .unsent_max = 64 }));
     try std.testing.expect(one.differs(.{ .rate = 0, .unsent_max = 64 }));
     try std.testing.expect((Pace{}).differs(one));
+    try std.testing.expect(one.differs(.{ .rate = 1000, .unsent_max = 64, .renews = true }));
+    try std.testing.expect(one.differs(.{ .rate = 1000, .unsent_max = 64, .control = .starting }));
 }

@@ -35,7 +35,7 @@ pub fn opened(host: Host, link: *Link, lane: *Lane, part: u64) void {
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
         .unsent_max = if (flow.is_far() or ceiling > 0) Pace.unsent_first else 0,
-        .loss_tolerant = flow.must_tolerate_loss(),
+        .control = flow.control(.starting, false),
     });
 }
 
@@ -191,12 +191,32 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     pace.share(rate, moved[0..count], shares[0..count]);
     // Where the user limits it, a link near by is busy for as long as it has something to send.
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
-    for (lanes[0..count], moved[0..count], shares[0..count]) |lane, each, given| tell(host, lane, .{
-        .rate = given,
-        .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
-        .loss_tolerant = flow.must_tolerate_loss(),
-    });
+    flow.take_turn(rate);
+    for (lanes[0..count], moved[0..count], shares[0..count], 0..) |lane, each, given, index| {
+        tell(host, lane, .{
+            .rate = given,
+            .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
+            .control = flow.control(lane.pace.control, lane.sample.?.retransmitted > 0),
+            .renews = flow.renews(index),
+        });
+    }
 }
+
+/// Arrivals may gather for so long before they are read, while bytes move: it costs less to read
+/// many packets at once, and over a long link nobody notices. 0 where any link is short.
+pub fn patience_ns(links: []const *Link) u64 {
+    var shortest: u64 = std.math.maxInt(u64);
+    for (links) |link| {
+        if (link.open_count > 0) shortest = @min(shortest, link.flow.base_ns);
+    }
+    if (shortest < patience_from_ns or shortest == std.math.maxInt(u64)) return 0;
+    return @min(shortest / patience_part, patience_most_ns);
+}
+
+/// Less than this is not worth a timer.
+const patience_from_ns = 10 * std.time.ns_per_ms;
+const patience_most_ns = 1 * std.time.ns_per_ms;
+const patience_part = 64;
 
 /// Bytes that are in the air on the fullest link. An operation never takes room for more than half
 /// of its own (collective/board.zig).
@@ -221,7 +241,10 @@ fn begin(links: []const *Link) void {
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     begin(links);
     node.rest(idle_ns);
-    for (links) |link| link.flow.idle_ns +|= idle_ns;
+    for (links) |link| {
+        link.flow.idle_ns +|= idle_ns;
+        link.flow.is_rested = true;
+    }
 }
 
 /// The lesser of two limits, where 0 is none.
@@ -233,8 +256,9 @@ fn tell(host: Host, lane: *Lane, wanted: Pace) void {
     if (!lane.pace.differs(wanted)) return;
     var told = wanted;
     // Whether or not the system grants it, to ask once is enough.
-    told.loss_tolerant = wanted.loss_tolerant and !lane.pace.loss_tolerant;
+    if (wanted.control == lane.pace.control) told.control = null;
     lane.pace = wanted;
+    lane.pace.renews = false;
     host.vtable.lane_pace(host.ctx, lane, told);
 }
 

@@ -2,6 +2,7 @@
 //! (measure.zig): two links of one lane each, whose counters a test moves on.
 
 const std = @import("std");
+const limits = @import("base").limits;
 const measure = @import("measure.zig");
 const Host = @import("host.zig").Host;
 const Lane = @import("link.zig").Lane;
@@ -19,7 +20,12 @@ const Pair = struct {
     links: [2]Link,
     lanes: [2]Lane,
     acked: [2]u64 = @splat(0),
+    retransmitted: u64 = 0,
+    told: [2]Told = @splat(.{}),
     node: Node = .{},
+
+    /// How often a lane was to begin anew, and to have another congestion control, and which.
+    const Told = struct { renewals: usize = 0, changes: usize = 0, control: ?Pace.Control = null };
 
     fn init(pair: *Pair) void {
         pair.* = .{ .links = undefined, .lanes = undefined };
@@ -55,13 +61,20 @@ const Pair = struct {
         const pair: *Pair = @ptrCast(@alignCast(ctx));
         return .{
             .acked = pair.acked[lane.driver],
-            .retransmitted = 0,
+            .retransmitted = pair.retransmitted,
             .rtt_ns = 20 * ms,
             .base_ns = 20 * ms,
         };
     }
 
-    fn pace(_: *anyopaque, _: *Lane, _: Pace) void {}
+    fn pace(ctx: *anyopaque, lane: *Lane, given: Pace) void {
+        const pair: *Pair = @ptrCast(@alignCast(ctx));
+        const told = &pair.told[lane.driver];
+        told.renewals += @intFromBool(given.renews);
+        if (given.control == null) return;
+        told.changes += 1;
+        told.control = given.control;
+    }
 
     /// Intervals in which so much moves each second on each link, and some have more to send.
     fn run(pair: *Pair, sent: [2]u64, received: [2]u64, busy: [2]bool, intervals: usize) void {
@@ -162,4 +175,57 @@ test "a link that has been idle for minutes is found out anew, also while anothe
     try expectEqual(2 * mbyte, pair.links[0].flow.carries());
     try expectEqual(mbyte, pair.links[1].flow.carries());
     try expectEqual(3 * mbyte, pair.node.up.rate);
+}
+
+test "a lane begins with a control that grows, and has the system's once something was lost" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    var vtable: Host.VTable = undefined;
+    vtable.lane_sample = Pair.sample;
+    vtable.lane_pace = Pair.pace;
+    const host: Host = .{ .ctx = &pair, .vtable = &vtable };
+    const told = &pair.told[0];
+    measure.opened(host, &pair.links[0], &pair.lanes[0], 0);
+    const both = [2]bool{ true, true };
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    try expectEqual(Pair.Told{ .changes = 1, .control = .starting }, told.*);
+    pair.retransmitted = 1;
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    try expectEqual(Pair.Told{ .changes = 2, .control = .system }, told.*);
+}
+
+test "a lane of a link that is held begins anew after a pause, and in its turn" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    const links = [_]*Link{ &pair.links[0], &pair.links[1] };
+    pair.links[0].flow.pacer = .{ .state = .held, .found = 9 * mbyte, .rate = 9 * mbyte };
+    measure.begin_after(&links, &pair.node, 2000 * ms);
+    const both = [2]bool{ true, true };
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 3);
+    try expectEqual(1, pair.told[0].renewals);
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 3 * limits.lanes_per_link_max);
+    try expectEqual(4, pair.told[0].renewals);
+    try expectEqual(0, pair.told[1].renewals); // no limit
+}
+
+test "arrivals gather for a small part of the shortest way, while all ways are long" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    const links = [_]*Link{ &pair.links[0], &pair.links[1] };
+    const Case = struct { base_ns: [2]u64, patience_ns: u64 };
+    for ([_]Case{
+        .{ .base_ns = .{ 150 * ms, 32 * ms }, .patience_ns = ms / 2 },
+        .{ .base_ns = .{ 150 * ms, 90 * ms }, .patience_ns = ms },
+        .{ .base_ns = .{ 150 * ms, ms / 20 }, .patience_ns = 0 },
+        .{ .base_ns = .{ 150 * ms, 0 }, .patience_ns = 0 }, // not known yet
+    }) |case| {
+        for (links, case.base_ns) |link, base_ns| link.flow.base_ns = base_ns;
+        try expectEqual(case.patience_ns, measure.patience_ns(&links));
+    }
+    pair.links[1].open_count = 0; // it has no lane
+    try expectEqual(ms, measure.patience_ns(&links));
+    try expectEqual(0, measure.patience_ns(&.{}));
 }

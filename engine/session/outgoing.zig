@@ -19,6 +19,7 @@ const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const probing = @import("probing.zig");
 const resend = @import("resend.zig");
+const second = @import("second.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -38,9 +39,10 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (!link.serves(lane)) return if (says) put_ping(lane, link);
     lane.is_kept = link.keeps(lane, s.now);
     if (cutting.gives_way(s, lane, link)) return;
-    if (resend.next(lane, link)) return;
+    if (resend.next(s, lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
+    if (second.next(s, lane, link)) return;
     if (says) return put_ping(lane, link);
     probing.next(s, lane, link);
 }

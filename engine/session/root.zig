@@ -48,6 +48,7 @@ test {
     _ = @import("aging.zig");
     _ = @import("flow.zig");
     _ = @import("measure.zig");
+    _ = @import("pace_test.zig");
     _ = @import("pace.zig");
     _ = @import("peak.zig");
     _ = @import("probe.zig");
@@ -57,6 +58,7 @@ test {
     _ = @import("together.zig");
     _ = @import("link.zig");
     _ = @import("cutting_test.zig");
+    _ = @import("second_test.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
     _ = @import("measure_test.zig");

@@ -69,14 +69,14 @@ pub const Spread = struct {
             spread.is_warm = true;
         } else if (spread.trial) |before| {
             spread.judge(before.lanes, before.moved, goodput);
-        } else if (spread.rest == 0) spread.begin(goodput, was_full);
+        } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
     }
 
-    fn begin(spread: *Spread, goodput: u64, was_full: bool) void {
+    fn begin(spread: *Spread, goodput: u64, was_full: bool, fewest: u8) void {
         const most = base.limits.lanes_per_link_max;
-        if (spread.lanes <= far) spread.down = false;
+        if (spread.lanes <= fewest) spread.down = false;
         if (!spread.down and (was_full or spread.lanes >= most)) {
-            spread.down = spread.lanes > far;
+            spread.down = spread.lanes > fewest;
             if (!spread.down) return;
         }
         spread.trial = .{ .lanes = spread.lanes, .moved = goodput };
@@ -129,6 +129,26 @@ test "lanes that are capped become more, up to what the link carries" {
     spread = .{ .lanes = 4 };
     run(&spread, 2_000_000, 25_000_000, 30);
     try expectEqual(16, spread.lanes);
+}
+
+test "a link keeps as many lanes as it begins with, and loses those that bring nothing" {
+    // Goal: after a pause each lane begins slowly, so fewer of them would be slower. Method: a
+    // link that is full with any number of lanes.
+    var spread: Spread = .{ .lanes = Spread.first(100 * ms) };
+    for (0..4) |_| {
+        for (0..5 * 60) |_| {
+            spread.step(&.{
+                .ns = 200 * ms,
+                .acked = 5_000_000,
+                .rtt_ns = 100 * ms,
+                .base_ns = 100 * ms,
+                .saturated = true,
+            }, true);
+            try expect(spread.lanes >= 8);
+        }
+        try expectEqual(8, spread.lanes);
+        spread.lanes = 32;
+    }
 }
 
 test "trials that bring nothing become rare" {
