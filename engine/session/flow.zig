@@ -110,8 +110,7 @@ pub const Flow = struct {
     again_ppm: u32 = 0,
     lossy_ns: u64 = 0,
     clean_ns: u64 = 0,
-    /// It loses packets that no full queue drops, until it has lost few of them for a while. Lanes
-    /// that tolerate loss by then do so to their end.
+    /// It loses packets that no full queue drops, until it has lost few of them for a while.
     is_lossy: bool = false,
 
     /// `set`: as the run says; 0: by what they move.

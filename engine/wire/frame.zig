@@ -67,7 +67,7 @@ pub const Header = struct {
     acked: Count = 0,
     /// The sender of this frame waits for it to be acknowledged.
     asks: bool = false,
-    /// How often this piece, leaf or page was sent before, on lanes that broke.
+    /// How often this piece, leaf or page was sent before, on lanes that broke or are late.
     again: u8 = 0,
     /// The bytes of the piece that this data frame brings.
     fragment: Fragment = .whole,

@@ -34,6 +34,7 @@ DESCRIPTORS_MIN = 1024
 FAR_SECONDS = 0.15
 FAST_BYTES_PER_SECOND = 25_000_000
 IN_FLIGHT_BYTES_WANTED = 16 << 20
+NEAR_BUFFER_BYTES = 512 << 10  # engine/net/socket.zig: near_send_buffer
 PACKET_BYTES = 1448
 FIRST_PACKETS = 10
 LOSS = 0.001
@@ -292,8 +293,9 @@ def _kernel() -> Iterator[Finding]:
         if len(sizes := _setting(f"ipv4/{name}")) == 3:
             yield _buffer(name, int(sizes[2]), part)
     if most := _setting("core/wmem_max"):
-        says = f"{most[0]} bytes; it limits programs that set their buffers, and PCCL sets none"
-        yield Finding("wmem_max", True, f"{says}: more would bring nothing")
+        remedy = f"{NEAR_BUFFER_BYTES} is better: lanes between peers of one machine ask for it"
+        lacks = int(most[0]) < NEAR_BUFFER_BYTES
+        yield Finding("wmem_max", True, f"{most[0]} bytes", remedy if lacks else "")
 
 
 def _after_a_pause(control: str) -> str:
