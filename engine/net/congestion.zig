@@ -1,6 +1,5 @@
 //! congestion: which congestion control the lanes of a peer have, as its user says. Where the user
-//! leaves it to the library, session/flow.zig finds the links that need another one, and tcp.zig
-//! sets it.
+//! leaves it to the library, session/flow.zig says what each lane needs.
 
 const std = @import("std");
 const log = @import("log.zig");
@@ -34,32 +33,53 @@ pub const Choice = struct {
     }
 
     /// The library would like another one for a lane, and the user may have left it the choice.
-    pub fn change(choice: *const Choice, fd: Fd, wanted: Pace.Control, listener: Fd) void {
+    pub fn change(choice: *const Choice, fd: Fd, wanted: Pace.Control, before: *Before) void {
         if (choice.congestion != .auto) return;
-        var room: tcp.ControlName = undefined;
-        const system = tcp.congestion_of(listener, &room) orelse return;
-        const name = switch (wanted) {
-            .system => system,
+        switch (wanted) {
+            .system => before.restore(fd),
             // Every Linux has reno and lets everybody use it. Others than cubic have no HyStart.
-            .starting => if (std.mem.eql(u8, system, "cubic")) "reno" else return,
-            .loss_tolerant => "bbr",
-        };
-        _ = socket.control_congestion(fd, name);
+            .starting => if (is_of(fd, "cubic")) before.replace(fd, "reno"),
+            .loss_tolerant => before.replace(fd, "bbr"),
+        }
     }
 
     /// A lane that has bbr begins anew: it stops for a moment ten seconds after it has begun, or
-    /// last seen the shortest round trip.
-    pub fn renew(choice: *const Choice, fd: Fd) void {
-        if (choice.congestion != .auto) return;
+    /// last seen the shortest round trip. `listener`: as for `apply`.
+    pub fn renew(choice: *const Choice, fd: Fd, listener: Fd) void {
+        if (choice.congestion == .system or !is_of(fd, "bbr")) return;
+        if (!socket.control_congestion(fd, "reno") or socket.control_congestion(fd, "bbr")) return;
+        // It was taken from this process meanwhile.
         var room: tcp.ControlName = undefined;
-        const name = tcp.congestion_of(fd, &room) orelse return;
-        if (!std.mem.eql(u8, name, "bbr")) return;
-        if (socket.control_congestion(fd, "reno")) _ = socket.control_congestion(fd, "bbr");
+        const system = tcp.congestion_of(listener, &room) orelse return;
+        _ = socket.control_congestion(fd, system);
+    }
+
+    fn is_of(fd: Fd, name: []const u8) bool {
+        var room: tcp.ControlName = undefined;
+        return std.mem.eql(u8, tcp.congestion_of(fd, &room) orelse return false, name);
     }
 
     const refusal = "this system does not let this process use the congestion control {s}, so " ++
         "lanes keep the system's: an administrator can load it (modprobe tcp_{s}) and add it to " ++
         "net.ipv4.tcp_allowed_congestion_control (sysctl), or connect without congestion={s}";
+};
+
+/// The congestion control that a lane had before the library changed it; empty: it has not.
+pub const Before = struct {
+    room: tcp.ControlName = @splat(0),
+
+    fn replace(before: *Before, fd: Fd, name: []const u8) void {
+        var room: tcp.ControlName = undefined;
+        const own = tcp.congestion_of(fd, &room) orelse return;
+        if (!socket.control_congestion(fd, name)) return before.restore(fd);
+        if (before.room[0] == 0) @memcpy(before.room[0..own.len], own);
+    }
+
+    fn restore(before: *Before, fd: Fd) void {
+        if (before.room[0] == 0) return;
+        _ = socket.control_congestion(fd, std.mem.sliceTo(&before.room, 0));
+        before.room = @splat(0);
+    }
 };
 
 test "the user's choice is that of a lane, within a machine too" {
@@ -93,20 +113,27 @@ test "the library chooses for a lane, unless its user has chosen" {
     const system = tcp.congestion_of(pair.listener, &of_system).?;
     const is_cubic = std.mem.eql(u8, system, "cubic");
     var choice: Choice = .{ .congestion = .system };
+    var before: Before = .{};
     choice.apply(client, pair.listener);
-    choice.change(client, .starting, pair.listener);
+    choice.change(client, .starting, &before);
     try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
     choice.congestion = .auto;
-    choice.change(client, .starting, pair.listener);
+    choice.change(client, .starting, &before);
     const starting = if (is_cubic) "reno" else system;
     try std.testing.expectEqualStrings(starting, tcp.congestion_of(client, &room).?);
-    choice.change(client, .system, pair.listener);
+    choice.change(client, .loss_tolerant, &before);
+    const is_bbr = std.mem.eql(u8, "bbr", tcp.congestion_of(client, &room).?);
+    choice.renew(client, pair.listener);
+    // Where bbr is not to be had it is the system's, and not what it began with.
+    const tolerant = if (is_bbr) "bbr" else system;
+    try std.testing.expectEqualStrings(tolerant, tcp.congestion_of(client, &room).?);
+    choice.change(client, .system, &before);
     try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
-    choice.renew(client);
-    try std.testing.expectEqualStrings(system, tcp.congestion_of(client, &room).?);
-    if (!socket.control_congestion(client, "bbr")) return; // not to be had here
-    choice.renew(client);
-    try std.testing.expectEqualStrings("bbr", tcp.congestion_of(client, &room).?);
+    // One that somebody else has chosen stays: reno within a machine.
+    try std.testing.expect(socket.control_congestion(client, "reno"));
+    before = .{};
+    for ([_]Pace.Control{ .starting, .system }) |wanted| choice.change(client, wanted, &before);
+    try std.testing.expectEqualStrings("reno", tcp.congestion_of(client, &room).?);
 }
 
 test "a congestion control that the system refuses is said once, and the lane keeps its own" {

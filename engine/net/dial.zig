@@ -10,6 +10,7 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
+const Before = @import("congestion.zig").Before;
 const Connection = @import("connections.zig").Connection;
 const Connections = @import("connections.zig").Connections;
 const Outgoing = @import("paced.zig").Outgoing;
@@ -30,6 +31,7 @@ pub const Carrier = struct {
     deadline: Instant = base.never,
     /// How much of its bytes may leave.
     out: Outgoing = .{},
+    before: Before = .{},
     /// Why the last address has come to nothing.
     why: wire.Dialed = .no_address,
 

@@ -233,7 +233,8 @@ pub const PeerEngine = struct {
         if (connections.poller.prepare()) connections.bury() else |_| {}
         const works = engine.session.runner != null;
         const rests = deadline > 0 and (!works or engine.workers.rest());
-        const patience_ns = if (rests) driver.patience_ns(engine.session) else 0;
+        const left_ns = deadline -| clock.now();
+        const patience_ns = if (rests) @min(driver.patience_ns(engine.session), left_ns) else 0;
         engine.asleep = true;
         engine.lock.unlock();
         if (patience_ns > 0) connections.poller.gather(patience_ns);

@@ -72,9 +72,8 @@ fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void 
     const fd = carrier.connection.?.fd;
     const keeps = engine.system.pace(fd, pace);
     carrier.out.bucket.rate = if (keeps) 0 else pace.rate;
-    if (pace.renews) engine.congestion.renew(fd);
-    if (pace.control) |control|
-        engine.congestion.change(fd, control, engine.connections.listener);
+    if (pace.renews) engine.congestion.renew(fd, engine.connections.listener);
+    if (pace.control) |control| engine.congestion.change(fd, control, &carrier.before);
 }
 
 /// One that has a socket.

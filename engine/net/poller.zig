@@ -236,8 +236,7 @@ const PollTable = struct {
         table.waiting.items.len = count;
         table.contexts.items.len = count;
         for (table.entries.items, 0..) |entry, index| {
-            const is_waker = entry.context == Poller.waker_context;
-            const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;
+            const write: i16 = if (entry.write) c.POLL.OUT else 0;
             const read: i16 = if (entry.read) c.POLL.IN else 0;
             const events = read | write;
             // The end of a connection is told whether or not anybody asks, and for as long as it

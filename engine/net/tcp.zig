@@ -1,8 +1,8 @@
 //! tcp: what the system knows of a connection (TCP_INFO), and what it is told of it: how fast to
-//! send (SO_MAX_PACING_RATE), how much it may hold without sending it (TCP_NOTSENT_LOWAT), and by
-//! which congestion control. None of it needs a right. Linux alone has all of it. Elsewhere a lane
-//! is known by the bytes that its socket took, and paced.zig holds it back. For what follows
-//! from samples, see session/measure.zig.
+//! send (SO_MAX_PACING_RATE) and how much it may hold without sending it (TCP_NOTSENT_LOWAT). None
+//! of it needs a right. Linux alone has all of it. Elsewhere a lane is known by the bytes that its
+//! socket took, and paced.zig holds it back. Which congestion control it has: congestion.zig. For
+//! what follows from samples, see session/measure.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -87,7 +87,8 @@ pub const System = struct {
         if (!system.is_bare) if (whole_sample(fd)) |found| return found;
         if (!system.was_said) log.put(.info, bare);
         system.was_said = true;
-        return .{ .acked = taken -| (unsent(fd) orelse return null) };
+        const acked = taken -| (unsent(fd) orelse return null);
+        return .{ .acked = acked, .in_order = acked };
     }
 
     const bare = "this system does not say how connections carry bytes (TCP_INFO): links are " ++
@@ -141,6 +142,7 @@ fn told(info: *const Info, length: usize) ?Sample {
         // Packets after a gap have arrived as well. Without them one that is lost would look like
         // a pause and then a burst.
         .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
+        .in_order = info.bytes_acked,
         .retransmitted = again,
         .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,
         .base_ns = @as(u64, base_us) * std.time.ns_per_us,
@@ -206,7 +208,7 @@ test "where the system says nothing, a connection is known by what the other sid
     try std.testing.expectEqual(1, try socket.send(pair.server, &.{"x"})); // acknowledges as well
     try std.testing.expect(socket.wait_for(pair.client, .read, 5000));
     const known = system.sample(pair.client, 1000).?;
-    try std.testing.expectEqual(Sample{ .acked = 1000 }, known);
+    try std.testing.expectEqual(Sample{ .acked = 1000, .in_order = 1000 }, known);
     // More than a connection takes: what it holds does not count.
     var taken: u64 = 1000;
     const much: [64 << 10]u8 = @splat(1);
@@ -231,6 +233,7 @@ test "an older kernel says less" {
     const older = told(&info, @offsetOf(Info, "delivery_rate")).?;
     try std.testing.expectEqual(3 * 1448, older.retransmitted);
     try std.testing.expectEqual(7000 + 2 * 1448, older.acked);
+    try std.testing.expectEqual(7000, older.in_order);
     try std.testing.expectEqual(older.rtt_ns, older.base_ns);
     try std.testing.expectEqual(5000, told(&info, @sizeOf(Info)).?.retransmitted);
 }

@@ -14,6 +14,8 @@ const limits = base.limits;
 pub const Sample = struct {
     /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
     acked: u64,
+    /// Those that it has without a gap before them.
+    in_order: u64 = std.math.maxInt(u64),
     retransmitted: u64 = 0,
     /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
     rtt_ns: u64 = 0,
@@ -100,7 +102,9 @@ pub const Flow = struct {
     idle_ns: u64 = 0,
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
-    /// The lane of this number is renewed in this interval, or all, or none.
+    /// Frames of some lanes are late (second.zig).
+    has_late: bool = false,
+    /// The lane of this place among the open ones is renewed in this interval, or all, or none.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,
     /// It was idle, so all are to be renewed.
@@ -159,7 +163,7 @@ pub const Flow = struct {
         flow.is_rested = false;
     }
 
-    /// The lane of this number begins anew.
+    /// The lane of this place begins anew.
     pub fn renews(flow: *const Flow, index: usize) bool {
         return switch (flow.renewed) {
             .none => false,

@@ -130,7 +130,9 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
         const lane = place orelse continue;
         if (lane.state != .open) continue;
         if (!link.serves(lane)) {
-            lane.sample = null;
+            // Its frames may still be on their way (second.zig).
+            const is_waiting = lane.unacked.count > 0;
+            lane.sample = if (is_waiting) host.vtable.lane_sample(host.ctx, lane) else null;
             lane.was_busy = false;
             continue;
         }
@@ -183,7 +185,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     var count: usize = 0;
     for (link.lanes) |place| {
         const lane = place orelse continue;
-        if (lane.state != .open or lane.sample == null) continue;
+        if (lane.state != .open or lane.sample == null or !link.serves(lane)) continue;
         lanes[count] = lane;
         moved[count] = lane.moved;
         count += 1;

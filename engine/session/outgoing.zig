@@ -42,7 +42,7 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (resend.next(s, lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
-    if (second.next(s, lane, link)) return;
+    if (!lane.is_kept and second.next(s, lane, link)) return;
     if (says) return put_ping(lane, link);
     probing.next(s, lane, link);
 }
@@ -182,6 +182,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const frame = lane.unacked.newest();
     if (frame.is_counted) return;
     frame.is_counted = true;
+    second.counted(lane.link.?, frame);
     operation.work.movement.sent(frame.fragment);
     if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
     // It may have been waiting for this to leave.

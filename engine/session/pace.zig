@@ -123,7 +123,7 @@ pub const Pacer = struct {
         if (!i.saturated or i.acked == 0) return p.pause();
         p.note(i);
         switch (p.state) {
-            .free => if (p.crowded == 0) p.to(.free, 0) //
+            .free => if (p.crowded == 0) p.start_anew() //
             else if (p.is_full()) p.drain(p.peak),
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
@@ -148,6 +148,7 @@ pub const Pacer = struct {
     pub fn rest(p: *Pacer, ns: u64) void {
         if (ns < aging.half_life_ns) return;
         p.lowered = 0;
+        p.is_rising = false;
         p.vain = 0;
         p.most = 0;
         p.probe_after = probe_ns_min;
@@ -179,6 +180,11 @@ pub const Pacer = struct {
         var sum: u64 = 0;
         for (p.recent) |each| sum += each;
         return sum / p.recent.len;
+    }
+
+    fn start_anew(p: *Pacer) void {
+        p.peak = 0;
+        p.to(.free, 0);
     }
 
     fn is_full(p: *const Pacer) bool {
@@ -216,6 +222,7 @@ pub const Pacer = struct {
     fn drain(p: *Pacer, carries: u64) void {
         if (p.is_lost(carries)) return p.to(.free, 0);
         p.found = carries;
+        p.is_rising = false;
         p.vain = 0;
         p.to(.draining, carries - carries / 8);
     }
@@ -262,6 +269,8 @@ pub const Pacer = struct {
         if (carries > p.most / 2 and carries >= rate_min) return false;
         p.most = 0;
         p.found = 0;
+        p.peak = 0;
+        p.is_rising = false;
         return true;
     }
 

@@ -45,13 +45,17 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
-        if (sent.request != null or second.leave_to_twin(lane.link.?, &sent)) continue;
-        // A slot that is free again may be a credit, or what another frame waits for.
-        const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
-        if (is_free) operations.wake_all(s, operation);
+        if (sent.request != null or second.passes_slot(lane.link.?, &sent)) continue;
+        delivered(s, operation, &sent);
     }
     const has_room_again = was_full and lane.unacked.has_room();
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
+}
+
+/// A slot that is free again may be a credit, or what another frame waits for.
+fn delivered(s: *Session, operation: *Operation, sent: *const Sent) void {
+    const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
+    if (is_free) operations.wake_all(s, operation);
 }
 
 /// The attempt is over: nothing of it goes again.
@@ -90,6 +94,10 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         const operation = operation_of(sent) orelse continue;
+        if (sent.twin == .delivered) {
+            delivered(s, operation, sent);
+            continue;
+        }
         if (second.is_done_by_twin(link, sent)) continue;
         const is_kept = if (sent.request) |*request|
             syncing.say_again(operation, link, request)

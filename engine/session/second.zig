@@ -1,10 +1,11 @@
-//! second: near the end of an operation all wait for the frames that slow lanes still hold. Lanes
-//! that have nothing else to send then send these a second time. What comes first counts, and the
-//! other is thrown away. Free functions on Session. How the other side takes two of a frame:
-//! resend.zig, which also sends once more what a broken lane held; why: docs/PROTOCOL.md.
+//! second: when a link has nothing else to send, above all near the end of an operation, all wait
+//! for the frames that slow lanes still hold. Other lanes then send these a second time. The one
+//! that comes first counts, and the other is thrown away. Free functions on Session. How the other
+//! side takes two of them: resend.zig, which also sends once more what a broken lane held; why:
+//! docs/PROTOCOL.md.
 //!
-//! Two frames of the same are twins. What they are sent from is free when both are acknowledged:
-//! the other side may be taking in either.
+//! Two frames of the same are twins. Their slot is free when both are acknowledged, because the
+//! other side may be taking in either.
 
 const std = @import("std");
 const base = @import("base");
@@ -22,13 +23,15 @@ pub fn look(s: *Session) bool {
     var is_any_out = false;
     for (s.links.items) |link| {
         if (!link.flow.is_far()) continue;
-        var is_late = false;
+        var late: usize = 0;
         for (link.lanes[0..link.lanes_end]) |place| {
             const lane = place orelse continue;
             is_any_out = is_any_out or first_out(lane) != null;
-            is_late = is_late or find(s, lane, link) != null;
+            late += @intFromBool(find(s, lane, link) != null);
         }
-        if (is_late) s.wake(link);
+        // Where most are late, so is the link.
+        link.flow.has_late = late > 0 and late * 2 <= link.open_count;
+        if (link.flow.has_late) s.wake(link);
     }
     return is_any_out;
 }
@@ -36,7 +39,7 @@ pub fn look(s: *Session) bool {
 /// Puts a frame that another lane of the link has held for too long on this one, which has nothing
 /// else to send. False: there is none.
 pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
-    if (!link.flow.is_far() or !lane.unacked.has_room()) return false;
+    if (!link.flow.has_late or !lane.unacked.has_room()) return false;
     for (link.lanes[0..link.lanes_end]) |place| {
         const other = place orelse continue;
         if (other == lane) continue;
@@ -46,11 +49,10 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
         copy.again += 1;
         copy.twin = .later;
         sent.twin = .earlier;
-        // Whichever leaves first need not be known: the operation waits for this one.
-        sent.is_counted = true;
         operation.put_data(lane, s.now, copy, operation.work.movement.payload(&copy.move));
         return true;
     }
+    link.flow.has_late = false; // until the lanes are looked at again
     return false;
 }
 
@@ -81,7 +83,7 @@ fn first_out(lane: *Lane) ?*Sent {
 fn is_out(lane: *const Lane, sent: *const Sent) bool {
     if (sent.operation == null or sent.request != null) return false;
     const sample = lane.sample orelse return false;
-    return sample.acked < sent.end;
+    return sample.in_order < sent.end;
 }
 
 /// The other side has called the operation: it keeps little of what comes before that.
@@ -108,23 +110,29 @@ const unknown_ns = 500 * std.time.ns_per_ms;
 
 // ---- what becomes of twins
 
-/// This frame is done with: it is acknowledged, or its lane broke and it need not go again.
-/// Whether its twin is still on its way, and has what they are sent from.
-pub fn leave_to_twin(link: *Link, sent: *const Sent) bool {
+/// This frame has left, and counts: its twin does not.
+pub fn counted(link: *Link, sent: *const Sent) void {
+    if (twin_of(link, sent)) |twin| twin.is_counted = true;
+}
+
+/// This frame is acknowledged: whether its slot is still its twin's, which has not been. An earlier
+/// one may have been thrown away, so the later one may go once more if it is late; the later one is
+/// what the other side has.
+pub fn passes_slot(link: *Link, sent: *const Sent) bool {
     const twin = twin_of(link, sent) orelse return false;
-    twin.twin = .gone;
+    twin.twin = if (sent.twin == .earlier) .none else .delivered;
     return true;
 }
 
 /// The lane of this frame broke: whether its twin does the rest. If that is the earlier one, the
 /// other side may have taken its place away already.
 pub fn is_done_by_twin(link: *Link, sent: *const Sent) bool {
-    return sent.twin == .earlier and leave_to_twin(link, sent);
+    return sent.twin == .earlier and passes_slot(link, sent);
 }
 
 fn twin_of(link: *Link, sent: *const Sent) ?*Sent {
     const other: Sent.Twin = switch (sent.twin) {
-        .none, .gone => return null,
+        .none, .delivered => return null,
         .earlier => .later,
         .later => .earlier,
     };

@@ -1,5 +1,5 @@
 //! Frames that go a second time while their first lane is stuck or slow (second.zig). Worlds as in
-//! world_test.zig, whose links are far and whose lanes deliver only when a test says so.
+//! world_test.zig, whose links are far, and one lane of which is stuck.
 
 const std = @import("std");
 const collective = @import("collective");
@@ -16,7 +16,7 @@ const expectEqual = std.testing.expectEqual;
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
-/// Two peers that are far from each other, and whose systems say that nothing has arrived.
+/// Two peers that are far from each other.
 const Stuck = struct {
     w: World,
     link: *Link,

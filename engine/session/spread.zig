@@ -1,7 +1,8 @@
 //! spread: over how many lanes a link is spread. Each lane is a TCP connection, which loss, a cap
 //! per flow or its windows may hold below what the link carries: then twice as many are tried, and
 //! kept if they bring more. A full link gains nothing by more of them. Among numbers that are as
-//! good the smallest is kept, because lanes take shares from others on the way.
+//! good the smallest is kept, but not less than a link begins with: lanes take shares from others
+//! on the way, and after a pause few of them begin slowly.
 //!
 //! Pure: no lane, no socket, no clock. measure.zig calls it; pace.zig says how fast.
 

@@ -29,8 +29,8 @@ pub const Sent = struct {
     put_at: base.Instant = 0,
     end: u64 = 0,
 
-    /// Which of the two this is. `gone`: the other one is done with.
-    pub const Twin = enum { none, earlier, later, gone };
+    /// Which of the two this is. `delivered`: an earlier one, and the other side has the later.
+    pub const Twin = enum { none, earlier, later, delivered };
 
     pub const Request = struct {
         item: Requests.Item,

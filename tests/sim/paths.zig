@@ -30,6 +30,7 @@ pub fn sample(prng: *Prng, before: ?session_layer.Sample) session_layer.Sample {
     const base_ns = prng.below(40 * ms);
     return .{
         .acked = last.acked +| moved,
+        .in_order = last.acked +| moved / 2,
         .retransmitted = last.retransmitted +| (if (prng.chance(3)) prng.below(moved + 1) else 0),
         .rtt_ns = base_ns + (if (prng.chance(3)) prng.below(100 * ms) else 0),
         .base_ns = base_ns,
