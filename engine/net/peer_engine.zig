@@ -281,7 +281,9 @@ pub const PeerEngine = struct {
     fn farewell_said(engine: *PeerEngine) bool {
         const connection = engine.control orelse return true;
         if (clock.now() >= engine.farewell_deadline) return true;
-        // It closes its side when it has read everything; until then we stay.
+        // It closes its side when it has read everything; until then we stay. Nothing wakes this
+        // thread when the last words have left.
+        engine.send_control();
         if (engine.session.control.send_slice().len == 0) socket.end_sending(connection.fd);
         return false;
     }
