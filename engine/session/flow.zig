@@ -104,6 +104,8 @@ pub const Flow = struct {
     base_ns: u64 = 0,
     /// Frames of some lanes are late (second.zig).
     has_late: bool = false,
+    /// So long frames take until the other side has all of them, of late; 0: not known yet.
+    takes_ns: u64 = 0,
     /// The lane of this place among the open ones is renewed in this interval, or all, or none.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,

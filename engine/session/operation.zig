@@ -231,6 +231,7 @@ pub const Operation = struct {
         lane.put_payload(piece[bytes.first..bytes.end], operation.owner());
         const sent = lane.unacked.newest();
         sent.put_at = now;
+        sent.has_arrived = false;
         sent.end = lane.end_of_frame();
     }
 

@@ -1,8 +1,7 @@
-//! second: when a link has nothing else to send, above all near the end of an operation, all wait
-//! for the frames that slow lanes still hold. Other lanes then send these a second time. The one
-//! that comes first counts, and the other is thrown away. Free functions on Session. How the other
-//! side takes two of them: resend.zig, which also sends once more what a broken lane held; why:
-//! docs/PROTOCOL.md.
+//! second: near the end of an operation all wait for the frames that slow lanes still hold. Lanes
+//! that have nothing else to send then send these a second time. The one that comes first counts,
+//! and the other is thrown away. Free functions on Session. How the other side takes two of them:
+//! resend.zig, which also sends once more what a broken lane held; why: docs/PROTOCOL.md.
 //!
 //! Two frames of the same are twins. Their slot is free when both are acknowledged, because the
 //! other side may be taking in either.
@@ -26,6 +25,7 @@ pub fn look(s: *Session) bool {
         var late: usize = 0;
         for (link.lanes[0..link.lanes_end]) |place| {
             const lane = place orelse continue;
+            note_arrived(s, lane, link);
             is_any_out = is_any_out or first_out(lane) != null;
             late += @intFromBool(find(s, lane, link) != null);
         }
@@ -86,19 +86,39 @@ fn is_out(lane: *const Lane, sent: *const Sent) bool {
     return sample.in_order < sent.end;
 }
 
-/// The other side has called the operation: it keeps little of what comes before that.
+/// The operation is near its end, or waits: in the middle of it, frames that go twice would be in
+/// the way of others. And the other side has called it: it keeps little of what comes before that.
 fn may_go(sent: *const Sent, link: *const Link) bool {
     const operation: *Operation = @ptrCast(@alignCast(sent.operation.?));
     const x = operation.work.movement;
+    const ledger = &x.board.ledger;
+    const is_ending = @as(u64, ledger.settled_count) * 4 >= @as(u64, ledger.wanted_count) * 3;
+    const waits = link.flow.last.goodput() <= link.flow.carries() / 8;
+    if (!is_ending and !waits) return false;
     const neighbour = operation.neighbour(link) orelse return false;
     const is_wanted = x.ending == null and x.is_repeatable(&sent.move);
     return is_wanted and x.board.targets[neighbour.position].open;
 }
 
-/// Twice as long as a frame takes on a lane that has an even part of what the link carries, and
-/// waits behind as much as the system holds unsent; and twice the time until that is seen.
+/// Frames that have arrived since the lanes were last looked at say how long those of a link take.
+fn note_arrived(s: *const Session, lane: *Lane, link: *Link) void {
+    for (0..lane.unacked.count) |index| {
+        const sent = lane.unacked.at(@intCast(index));
+        if (sent.has_arrived or sent.operation == null or sent.request != null) continue;
+        if (is_out(lane, sent)) return;
+        sent.has_arrived = true;
+        const took_ns = s.now -| sent.put_at;
+        const flow = &link.flow;
+        flow.takes_ns = if (flow.takes_ns == 0) took_ns else (flow.takes_ns * 7 + took_ns) / 8;
+    }
+}
+
+/// Twice as long as the link's frames take. Where that is not known yet: as one takes on a lane
+/// that has an even part of what the link carries, and waits behind as much as the system holds
+/// unsent. And twice the time until it is seen.
 fn late_after_ns(lane: *const Lane, link: *const Link) u64 {
     const flow = &link.flow;
+    if (flow.takes_ns > 0) return 2 *| (flow.takes_ns +| measure.every_ns);
     const even = flow.carries() / @max(1, flow.lanes_open);
     const bytes = @as(u64, lane.pace.unsent_max) + limits.frame_payload_bytes_max;
     const leaves_ns = if (even == 0) unknown_ns else bytes *| std.time.ns_per_s / even;

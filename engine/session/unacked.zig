@@ -28,6 +28,8 @@ pub const Sent = struct {
     /// When it was put on its lane, and how many bytes that lane has sent when all of it is out.
     put_at: base.Instant = 0,
     end: u64 = 0,
+    /// The other side's system was seen to have all of it.
+    has_arrived: bool = false,
 
     /// Which of the two this is. `delivered`: an earlier one, and the other side has the later.
     pub const Twin = enum { none, earlier, later, delivered };
