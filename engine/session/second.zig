@@ -58,9 +58,7 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
 
 /// The oldest frame of a lane that is late, that is still wanted, and that has not gone twice.
 fn find(s: *const Session, lane: *Lane, link: *const Link) ?*Sent {
-    const oldest = first_out(lane) orelse return null;
     const after_ns = late_after_ns(lane, link);
-    if (s.now -| oldest.put_at < after_ns) return null;
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         if (!is_out(lane, sent)) continue;
