@@ -108,7 +108,8 @@ def test_links_that_nothing_has_used_are_probed(network: Network, off: int | Non
         pairs = [pair for pair in itertools.permutations(range(WORLD), 2) if off not in pair]
         rates = rates_of(peers[0], pairs)
         most = MBIT / 8 * 1e6
-        assert all(most / 4 < rates[pair] < most * 1.1 for pair in pairs), rates
+        # An emulator that has fallen behind catches up faster than the link is.
+        assert all(most / 4 < rates[pair] < most * 1.5 for pair in pairs), rates
         for peer in peers:
             peer.say("sum")
         heard: list[Any] = [peer.hear() for peer in peers]

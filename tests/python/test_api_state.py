@@ -415,8 +415,9 @@ def test_one_thread_at_a_time_and_a_close_withdraws_it() -> None:
         state.close()
         with pytest.raises(pccl.Cancelled, match="closed"):
             state.sync()
-        # Nothing is left of it: the group goes on, and the other peer finds it aborted.
-        other = world.comms[1].shared_state({"x": np.zeros(10)})
+        # Nothing is left of it: the group goes on, and the other peer finds it aborted. It holds
+        # something else: an offer of the same content would be a vote, and might come first.
+        other = world.comms[1].shared_state({"x": np.ones(10)})
         with pytest.raises(pccl.Aborted):
             other.sync()
         world.run(lambda comm: comm.barrier())
