@@ -85,6 +85,7 @@ test {
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("bounds_test.zig");
     _ = @import("outgoing_test.zig");
     _ = @import("queue_test.zig");
     _ = @import("rules_test.zig");
