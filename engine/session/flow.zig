@@ -76,7 +76,10 @@ fn on_the_way(rate: u64, rtt_ns: u64) u64 {
 
 /// All this of one link.
 pub const Flow = struct {
+    /// While this peer sends on it alone, and while it sends on others as well: these may share
+    /// more than its own way out, such as that into one other peer that all send to.
     pacer: Pacer = .{},
+    shared: Pacer = .{},
     spread: Spread,
     /// Bytes per second that the user lets this peer send on it; 0: no limit of its own.
     ceiling: u64 = 0,
@@ -92,7 +95,9 @@ pub const Flow = struct {
     goodput: u64 = 0,
     /// The most that came in within an interval, bytes per second; of late.
     arriving: u64 = 0,
+    /// All that ever came in, and went out, when the interval began.
     received: u64 = 0,
+    sent: u64 = 0,
     /// The most that went out while there was more to send, and the most that came in.
     carried: Peak = .{},
     /// A probe is under way, and has not come to its end yet (probing.zig).
@@ -193,8 +198,9 @@ pub const Flow = struct {
     }
 
     pub fn note(flow: *Flow, i: *const Interval) void {
+        if (i.is_full()) flow.carried.sent(i.acked, i.ns) else flow.carried.pause();
+        if (!i.saturated or i.acked == 0) return;
         flow.goodput = i.goodput();
-        flow.carried.sent(i.acked, i.ns);
         const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
         const is_much = flow.again_ppm > lossy_ppm;
@@ -212,6 +218,7 @@ pub const Flow = struct {
         }
         if (flow.idle_ns == 0) return;
         flow.pacer.rest(flow.idle_ns);
+        flow.shared.rest(flow.idle_ns);
         flow.carried.rest(flow.idle_ns);
         flow.brought.rest(flow.idle_ns);
         flow.idle_ns = 0;

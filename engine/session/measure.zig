@@ -57,12 +57,14 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     for (links) |link| if (link.open_count > 0) look(host, link, ns, is_late, &moved);
     node.note(&moved, ns);
     const together = &node.together;
-    together.begin(moved.acked);
+    var sum: Together.Sum = .{};
+    for (links) |link| if (is_counted(link)) sum.note(&link.flow.last);
+    together.begin(sum);
     for (links) |link| if (is_counted(link)) {
         const flow = &link.flow;
-        together.add(&flow.last, flow.lanes_open, flow.lanes_busy);
+        together.add(&flow.last, flow.carries(), flow.lanes_open, flow.lanes_busy);
     };
-    together.step(ns, is_late);
+    together.step(ns, is_late, node.up.rate);
     for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
@@ -119,8 +121,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.lanes_busy = 0;
     var i: Interval = .{
         .ns = ns,
-        .acked = 0,
-        .retransmitted = 0,
+        .given = link.sent - flow.sent,
         .rtt_ns = 0,
         .base_ns = std.math.maxInt(u64),
         .saturated = !is_late,
@@ -160,10 +161,10 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.last = i;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
-    all.saturated = all.saturated or (i.saturated and i.acked > 0);
+    all.is_full = all.is_full or i.is_full();
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
-    if (i.saturated and i.acked > 0) flow.note(&i) else flow.carried.pause();
+    flow.note(&i);
 }
 
 /// How fast it is sent to until the next time, and over how many lanes.
@@ -172,12 +173,16 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     if (flow.lanes_open == 0) return;
     const i = &flow.last;
     const part = if (flow.is_far()) together.part(i) else 0;
+    const is_shared = flow.is_far() and together.shares(i);
+    const pacer = if (is_shared) &flow.shared else &flow.pacer;
+    const other = if (is_shared) &flow.pacer else &flow.shared;
+    other.pause();
     // Connections that have just begun say no more than how much they carried.
     const learns = !flow.is_probed;
     if (learns) {
-        if (together.is_common() and together.is_one(i)) flow.pacer.pause() else flow.pacer.step(i);
+        if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
     }
-    const rate = lesser(lesser(flow.pacer.rate, part), ceiling);
+    const rate = lesser(lesser(pacer.rate, part), ceiling);
     if (learns) flow.spread.step(i, pace.is_full(rate, i));
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
@@ -236,7 +241,10 @@ pub fn any_far(links: []const *Link) bool {
 
 /// Bytes that came in while nothing was measured are not of the next interval.
 fn begin(links: []const *Link) void {
-    for (links) |link| link.flow.received = link.received;
+    for (links) |link| {
+        link.flow.received = link.received;
+        link.flow.sent = link.sent;
+    }
 }
 
 /// It is measured again, after so long a time in which nothing moved.

@@ -21,6 +21,7 @@ const Pair = struct {
     lanes: [2]Lane,
     acked: [2]u64 = @splat(0),
     retransmitted: u64 = 0,
+    rtt_ns: u64 = 20 * ms,
     told: [2]Told = @splat(.{}),
     node: Node = .{},
 
@@ -62,7 +63,7 @@ const Pair = struct {
         return .{
             .acked = pair.acked[lane.driver],
             .retransmitted = pair.retransmitted,
-            .rtt_ns = 20 * ms,
+            .rtt_ns = pair.rtt_ns,
             .base_ns = 20 * ms,
         };
     }
@@ -200,7 +201,7 @@ test "a lane of a link that is held begins anew after a pause, and in its turn" 
     pair.init();
     defer pair.deinit();
     const links = [_]*Link{ &pair.links[0], &pair.links[1] };
-    pair.links[0].flow.pacer = .{ .state = .held, .found = 9 * mbyte, .rate = 9 * mbyte };
+    pair.links[0].flow.shared = .{ .state = .held, .found = 9 * mbyte, .rate = 9 * mbyte };
     measure.begin_after(&links, &pair.node, 2000 * ms);
     const both = [2]bool{ true, true };
     pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 3);
@@ -208,6 +209,35 @@ test "a lane of a link that is held begins anew after a pause, and in its turn" 
     pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 3 * limits.lanes_per_link_max);
     try expectEqual(4, pair.told[0].renewals);
     try expectEqual(0, pair.told[1].renewals); // no limit
+}
+
+test "a limit that was found while other links were busy is none for a link alone" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    const flow = &pair.links[0].flow;
+    flow.shared = .{ .state = .held, .found = 9 * mbyte, .rate = 9 * mbyte };
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, .{ true, true }, 3);
+    try expectEqual(9 * mbyte, pair.lanes[0].pace.rate);
+    pair.run(.{ 8 * mbyte, mbyte / 2 }, .{ 0, 0 }, .{ true, false }, 3);
+    try expectEqual(0, pair.lanes[0].pace.rate);
+    flow.pacer = .{ .state = .held, .found = 24 * mbyte, .rate = 24 * mbyte };
+    pair.run(.{ 8 * mbyte, 0 }, .{ 0, 0 }, .{ true, false }, 3);
+    try expectEqual(24 * mbyte, pair.lanes[0].pace.rate);
+    try expectEqual(24 * mbyte, flow.carries());
+}
+
+test "a queue on the way says what a link carries, though there is no more to send" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    for ([_]u64{ 20, 60 }, [_]u64{ 0, 8 * mbyte }) |rtt_ms, carries| {
+        pair.rtt_ns = rtt_ms * ms;
+        pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, .{ false, false }, 5);
+        try expectEqual(carries, pair.links[0].flow.carries());
+        try expectEqual(2 * carries, pair.node.up.rate);
+        try expectEqual(0, pair.links[0].flow.spread.acked);
+    }
 }
 
 test "arrivals gather for a small part of the shortest way, while all ways are long" {

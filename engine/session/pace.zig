@@ -25,15 +25,30 @@ pub const Interval = struct {
     /// Payload that the other side has acknowledged, and what was sent a second time.
     acked: u64 = 0,
     retransmitted: u64 = 0,
+    /// Bytes that the system was given to send.
+    given: u64 = 0,
     /// The round trip, smoothed, and the shortest that was ever seen.
     rtt_ns: u64 = 0,
     base_ns: u64 = 0,
     /// There was more to send all the time.
     saturated: bool = false,
+    /// So much was carried before, bytes per second; 0: it is not known.
+    known: u64 = 0,
 
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
         return per_second(i.acked, i.ns);
+    }
+
+    /// The way carries no more than what was acknowledged: there was more to send all the time, or
+    /// a queue stands.
+    pub fn is_full(i: *const Interval) bool {
+        return i.acked > 0 and (i.saturated or i.crowded());
+    }
+
+    /// What was given comes to be acknowledged.
+    pub fn moved(i: *const Interval) u64 {
+        return @max(i.acked, i.given);
     }
 
     /// Packets wait on the way for longer than jitter explains. The same for all distances: a
@@ -86,6 +101,9 @@ pub const Pacer = struct {
     probe_after: u64 = calm_ns,
     /// The last probe brought as much as it tried, so the next one tries more.
     is_rising: bool = false,
+    /// The start of a connection makes a queue for a moment, too, but one that overflows.
+    full_after: u64 = 800 * ms,
+    full_after_loss: u64 = 500 * ms,
 
     pub const State = enum {
         /// No limit: it was never full.
@@ -100,9 +118,6 @@ pub const Pacer = struct {
         yielding,
     };
 
-    /// The start of a connection makes a queue for a moment, too, but one that overflows.
-    const full_after: u64 = 800 * ms;
-    const full_after_loss: u64 = 500 * ms;
     /// A network that stands still for a moment makes a queue that is gone by itself.
     const crowded_ns: u64 = 150 * ms;
     /// A queue that comes back sooner means that the link is held too high.
@@ -124,7 +139,7 @@ pub const Pacer = struct {
         p.note(i);
         switch (p.state) {
             .free => if (p.crowded == 0) p.start_anew() //
-            else if (p.is_full()) p.drain(p.peak),
+            else if (p.is_full()) p.drain(@max(p.peak, i.known)),
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
             .held => if (p.crowded >= crowded_ns) {
@@ -165,11 +180,11 @@ pub const Pacer = struct {
         p.recent = p.recent[1..].* ++ .{i.goodput()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
         p.peak = @max(p.peak, p.lately());
-        if (!i.crowded()) {
+        if (i.calm()) {
             p.crowded = 0;
             p.overflowed = false;
-            return;
         }
+        if (!i.crowded()) return;
         p.crowded += i.ns;
         if (i.retransmitted > 0) p.overflowed = true;
     }
@@ -188,7 +203,7 @@ pub const Pacer = struct {
     }
 
     fn is_full(p: *const Pacer) bool {
-        return p.crowded >= full_after or (p.overflowed and p.crowded >= full_after_loss);
+        return p.crowded >= p.full_after or (p.overflowed and p.crowded >= p.full_after_loss);
     }
 
     fn to(p: *Pacer, state: State, rate: u64) void {

@@ -70,8 +70,8 @@ pub const Peak = struct {
 pub const Moved = struct {
     acked: u64 = 0,
     received: u64 = 0,
-    /// Some link had more to send all the time.
-    saturated: bool = false,
+    /// Some link was full.
+    is_full: bool = false,
 };
 
 /// How much this peer sends and receives at most, on all its links at once.
@@ -81,7 +81,7 @@ pub const Node = struct {
     together: Together = .{},
 
     pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
-        if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
+        if (moved.is_full) node.up.sent(moved.acked, ns) else node.up.pause();
         node.down.arrived(moved.received, ns);
     }
 
@@ -96,11 +96,11 @@ const expectEqual = std.testing.expectEqual;
 const expect = std.testing.expect;
 const mbyte = 1_000_000;
 
-fn send(node: *Node, per_s: u64, received_per_s: u64, saturated: bool, intervals: usize) void {
+fn send(node: *Node, per_s: u64, received_per_s: u64, is_full: bool, intervals: usize) void {
     for (0..intervals) |_| node.note(&.{
         .acked = per_s / 10,
         .received = received_per_s / 10,
-        .saturated = saturated,
+        .is_full = is_full,
     }, 100 * ms);
 }
 

@@ -12,17 +12,23 @@ const Interval = pace.Interval;
 const ms = std.time.ns_per_ms;
 
 pub const Together = struct {
-    pacer: pace.Pacer = .{},
+    /// A call may be shorter than it takes to know one link.
+    pacer: pace.Pacer = .{ .full_after = 400 * ms, .full_after_loss = 200 * ms },
     /// So many sent much when last several did.
-    links: u64 = 0,
+    senders: u64 = 0,
     /// Now.
     now: Sum = .{},
 
-    /// The links that send much in the interval.
+    /// In an interval.
     pub const Sum = struct {
-        links: u64 = 0,
-        /// All links, first.
+        /// Of all links, first: what was acknowledged, and what moved.
         acked_by_all: u64 = 0,
+        moved_by_all: u64 = 0,
+        /// Those that send much.
+        senders: u64 = 0,
+        /// Those that are said to have sent much by acknowledgements, which come a round trip
+        /// later, and what they say.
+        links: u64 = 0,
         acked: u64 = 0,
         retransmitted: u64 = 0,
         /// The shortest time that packets of one wait, and the longest way.
@@ -30,47 +36,81 @@ pub const Together = struct {
         base_ns: u64 = 0,
         lanes: u64 = 0,
         lanes_busy: u64 = 0,
-        /// Those that leave something of their part, and what they moved, bytes per second.
+        /// The most that any of them is known to carry, bytes per second.
+        carries: u64 = 0,
+        /// Those that leave something of their part, and what they move, bytes per second.
         slow: u64 = 0,
         slow_rate: u64 = 0,
+
+        pub fn note(sum: *Sum, i: *const Interval) void {
+            sum.acked_by_all +|= i.acked;
+            sum.moved_by_all +|= i.moved();
+        }
     };
 
     /// One that moves less than this part of all is not one of them.
     const little_part = 8;
 
-    pub fn begin(t: *Together, acked_by_all: u64) void {
-        t.now = .{ .acked_by_all = acked_by_all };
+    /// `now`: all links are noted.
+    pub fn begin(t: *Together, now: Sum) void {
+        t.now = now;
     }
 
     pub fn is_one(t: *const Together, i: *const Interval) bool {
         return i.acked > 0 and i.acked >= t.now.acked_by_all / little_part;
     }
 
-    pub fn add(t: *Together, i: *const Interval, lanes: u64, lanes_busy: u64) void {
-        if (!t.is_one(i)) return;
+    /// It sends much while others do.
+    pub fn shares(t: *const Together, i: *const Interval) bool {
+        return t.now.senders >= 2 and t.is_sender(i);
+    }
+
+    fn is_sender(t: *const Together, i: *const Interval) bool {
+        return i.moved() > 0 and i.moved() >= t.now.moved_by_all / little_part;
+    }
+
+    pub fn add(
+        t: *Together,
+        i: *const Interval,
+        carries: u64,
+        lanes: u64,
+        lanes_busy: u64,
+    ) void {
         const now = &t.now;
+        now.senders += @intFromBool(t.is_sender(i));
+        if (!t.is_one(i)) return;
         now.links += 1;
         now.acked +|= i.acked;
         now.retransmitted +|= i.retransmitted;
         now.waits_ns = @min(now.waits_ns, i.rtt_ns -| i.base_ns);
         now.base_ns = @max(now.base_ns, i.base_ns);
+        now.carries = @max(now.carries, carries);
         now.lanes += lanes;
         now.lanes_busy += lanes_busy;
     }
 
-    /// All are added. `is_late`: the process stood still.
-    pub fn step(t: *Together, ns: u64, is_late: bool) void {
-        if (t.now.links >= 2) t.links = t.now.links;
+    /// All are added. `known`: the most that they have carried at once, bytes per second.
+    /// `is_late`: the process stood still.
+    pub fn step(t: *Together, ns: u64, is_late: bool, known: u64) void {
+        if (t.now.senders >= 2) t.senders = t.now.senders;
         const sum: Interval = .{
             .ns = ns,
             .acked = t.now.acked,
             .retransmitted = t.now.retransmitted,
             .rtt_ns = t.now.base_ns +| t.now.waits_ns,
             .base_ns = t.now.base_ns,
-            // Lanes of several links wait for credits now and then.
-            .saturated = !is_late and t.now.links >= 2 and t.now.lanes_busy * 4 >= t.now.lanes,
+            .saturated = !is_late and t.now.links >= 2 and t.are_busy(ns),
+            .known = known,
         };
         t.pacer.step(&sum);
+    }
+
+    /// They use what they carry together. Lanes of several links wait for credits now and then; and
+    /// where a call is short, all of it is with the system before half a queue is gone.
+    fn are_busy(t: *const Together, ns: u64) bool {
+        if (t.now.lanes_busy * 4 >= t.now.lanes) return true;
+        const is_much = pace.per_second(t.now.acked, ns) >= t.now.carries / 4;
+        return t.now.carries > 0 and is_much and t.now.waits_ns > Interval.queue_ns / 2;
     }
 
     /// All of them wait: none is its own limit.
@@ -80,9 +120,9 @@ pub const Together = struct {
 
     /// Before `part`, once the sum has a limit.
     pub fn note_slow(t: *Together, i: *const Interval) void {
-        if (!t.is_one(i) or !pace.is_slow(i.goodput(), t.even())) return;
+        if (!t.is_sender(i) or !t.is_slow(i)) return;
         t.now.slow += 1;
-        t.now.slow_rate +|= i.goodput();
+        t.now.slow_rate +|= pace.per_second(i.moved(), i.ns);
     }
 
     /// Bytes per second for a link; 0: no limit. One that is idle may begin at the same time as
@@ -90,15 +130,19 @@ pub const Together = struct {
     pub fn part(t: *const Together, i: *const Interval) u64 {
         const rate = t.pacer.rate;
         if (rate == 0) return 0;
-        if (!t.is_one(i)) return @max(1, rate / @max(1, t.links));
-        if (t.now.links < 2) return 0;
-        const fast = t.now.links - t.now.slow;
-        if (fast == 0 or pace.is_slow(i.goodput(), t.even())) return @max(1, t.even());
+        if (!t.is_sender(i)) return @max(1, rate / @max(1, t.senders));
+        if (t.now.senders < 2) return 0;
+        const fast = t.now.senders - t.now.slow;
+        if (fast == 0 or t.is_slow(i)) return @max(1, t.even());
         return @max(1, (rate -| t.now.slow_rate) / fast);
     }
 
+    fn is_slow(t: *const Together, i: *const Interval) bool {
+        return pace.is_slow(pace.per_second(i.moved(), i.ns), t.even());
+    }
+
     fn even(t: *const Together) u64 {
-        return t.pacer.rate / @max(1, t.now.links);
+        return t.pacer.rate / @max(1, t.now.senders);
     }
 };
 
@@ -110,6 +154,11 @@ const expectEqual = std.testing.expectEqual;
 /// Links that share a queue of 50 ms before what they all go through.
 const WayOut = struct {
     carries: u64,
+    /// As Together.add and step have them.
+    lanes_busy: u64 = 8,
+    known: u64 = 0,
+    /// What somebody else sends there, bytes per second.
+    others: u64 = 0,
     queued: u64 = 0,
     lost: u64 = 0,
     moved: u64 = 0,
@@ -132,9 +181,9 @@ const WayOut = struct {
             }
             const room = out.carries / 10;
             const before = out.queued;
-            out.queued += all;
-            const acked = @min(out.queued, room);
-            out.queued -= acked;
+            out.queued += all + out.others / 10;
+            const acked = @min(out.queued, room) * all / @max(1, all + out.others / 10);
+            out.queued -= @min(out.queued, room);
             const dropped = out.queued -| out.carries / 20;
             out.queued -= dropped;
             out.lost += dropped;
@@ -143,6 +192,7 @@ const WayOut = struct {
             for (&out.links, sent, distances) |*link, each, base_ns| link.* = .{
                 .ns = ns,
                 .acked = if (all == 0) 0 else acked * each / all,
+                .given = each,
                 .retransmitted = if (all == 0) 0 else dropped * each / all,
                 .rtt_ns = base_ns + waits,
                 .base_ns = base_ns,
@@ -154,11 +204,11 @@ const WayOut = struct {
 
     fn step(out: *WayOut) void {
         const t = &out.together;
-        var acked: u64 = 0;
-        for (&out.links) |*link| acked += link.acked;
-        t.begin(acked);
-        for (&out.links) |*link| t.add(link, 8, 8);
-        t.step(ns, false);
+        var sum: Together.Sum = .{};
+        for (&out.links) |*link| sum.note(link);
+        t.begin(sum);
+        for (&out.links) |*link| t.add(link, out.carries, 8, out.lanes_busy);
+        t.step(ns, false, out.known);
         for (&out.links) |*link| t.note_slow(link);
     }
 };
@@ -225,10 +275,44 @@ test "where one link alone has a queue the others are not held to it" {
     crowded.rtt_ns = 120 * ms;
     crowded.retransmitted = 10_000;
     for (0..100) |_| {
-        t.begin(2 * mbyte);
-        for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 8, 8);
-        t.step(100 * ms, false);
+        var sum: Together.Sum = .{};
+        for ([_]*const Interval{ &calm, &crowded }) |each| sum.note(each);
+        t.begin(sum);
+        for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 0, 8, 8);
+        t.step(100 * ms, false, 0);
     }
     try expect(!t.is_common());
     try expectEqual(0, t.part(&crowded));
+}
+
+test "calls that are shorter than a limit takes to find are held to what they carry together" {
+    // Goal: the queue that each of them makes is seen, though nothing is left to send when it is
+    // noticed. Method: bursts of 200 ms with a second between, with no lane that is busy.
+    var out: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0, .known = 24 * mbyte };
+    for (0..2) |_| {
+        out.run(@splat(20 * mbyte), 3);
+        out.run(@splat(0), 10);
+    }
+    try expect(out.together.pacer.rate > 20 * mbyte);
+    try expect(out.together.pacer.rate <= 24 * mbyte);
+    // Little that waits behind the traffic of others is no sign of what the way carries.
+    var other: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0, .known = 24 * mbyte };
+    other.others = 30 * mbyte;
+    other.run(@splat(mbyte), 30);
+    try expectEqual(0, other.together.pacer.rate);
+}
+
+test "a link whose first bytes are still on their way has its part" {
+    var t: Together = .{};
+    t.pacer.rate = 24 * mbyte;
+    const heard: Interval = .{ .ns = 100 * ms, .acked = mbyte, .given = mbyte };
+    const unheard: Interval = .{ .ns = 100 * ms, .given = mbyte };
+    var sum: Together.Sum = .{};
+    for ([_]*const Interval{ &heard, &unheard, &unheard }) |each| sum.note(each);
+    t.begin(sum);
+    for ([_]*const Interval{ &heard, &unheard, &unheard }) |each| t.add(each, 0, 8, 8);
+    for ([_]*const Interval{ &heard, &unheard }) |each| {
+        try expect(t.shares(each));
+        try expectEqual(8 * mbyte, t.part(each));
+    }
 }
