@@ -403,6 +403,8 @@ fn add_layer_tests(
         if (std.mem.eql(u8, layer.name, "net") or std.mem.eql(u8, layer.name, "abi")) {
             options.tell_stress(b, run);
         }
+        // Those of `net` say themselves how many there are.
+        if (options.tsan) run.setEnvironmentVariable("PCCL_WORKERS", "2");
         var last = &run.step;
         if (options.tsan and std.mem.eql(u8, layer.name, "net")) {
             const control = add_race(b, test_layers);

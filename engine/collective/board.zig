@@ -15,6 +15,7 @@ const Assembly = @import("assembly.zig").Assembly;
 const Job = job_file.Job;
 const Ledger = @import("ledger.zig").Ledger;
 const Move = job_file.Move;
+const Schedule = @import("schedule.zig").Schedule;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
 const Fragment = wire.Fragment;
@@ -34,23 +35,6 @@ pub const Begin = struct {
     hubs: *const base.Mask,
     /// Ranges that some members hold; null for a first attempt.
     kept: []const KeptRange,
-};
-
-/// The way that the data of one attempt takes: from each to the next, or to the owners and back.
-pub const Schedule = enum {
-    ring,
-    direct,
-
-    /// The one that the call asks for. By default encoded contributions go straight to their
-    /// owners, so that each is encoded once.
-    pub fn of(descriptor: *const wire.control.Descriptor) Schedule {
-        return switch (descriptor.plan) {
-            .auto => if (descriptor.codec.kind != .none or descriptor.kind.carries()) .direct //
-            else .ring,
-            .ring => .ring,
-            .direct => .direct,
-        };
-    }
 };
 
 pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, Overlap, NoCredit, WrongPhase };

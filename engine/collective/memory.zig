@@ -1,6 +1,6 @@
 //! Memory: where the bytes of one operation are: the caller's arrays, the undo log, slots, encoded
-//! results. The only file of this layer that has addresses and calls kernels: it turns places into
-//! bytes and does jobs.
+//! results. It turns places into bytes and does jobs. No other file of this layer calls a kernel or
+//! has an address, but for arrays.zig, which has the caller's.
 //!
 //! The result grows in the caller's buffer. In place, each piece of the input is saved in `shadow`
 //! before its first byte is overwritten, in the step that reads it anyway, so that a failed call

@@ -4,27 +4,24 @@
 //!
 //! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
 //! partial sums or contributions travel to the owner, and the final bytes from there to everybody.
-//! Other collectives are a part of that. A chunk may have a *source*, the one rank that contributes
-//! to it, and is then final there from the start, as in a broadcast and an all_gather. It may have
-//! an *audience*, the one rank that wants its result, as in a reduce and a reduce_scatter. A chunk
-//! with both is *carried*, unchanged, from one to the other: in a scatter, a gather, an all_to_all.
-//! A message, a send and its recv, is carried too; only its two ends are members here. After a
-//! loss, chunks that some survivors hold travel on from them in the same way. Chunks whose source
-//! or audience is lost are *void*: nobody waits for them, and they are zeros.
+//! A chunk may have a *source*, the one rank that contributes to it, and is then final there from
+//! the start. It may have an *audience*, the one rank that wants its result. A chunk with both is
+//! *carried*, unchanged, from one to the other. After a loss, chunks that some survivors hold go on
+//! from them in the same way. Chunks whose source or audience is lost are *void*: nobody waits for
+//! them, and they are zeros.
 //!
-//! Movers answer with moves and jobs (job.zig). Small jobs are done at once; others a runner does
-//! meanwhile, as many as there are places for, and `halt` waits for those under way. Called by
-//! session/frames.zig and session/outgoing.zig. Steps and bytes: docs/ALGORITHMS.md. Tests:
-//! movement_test.zig.
+//! Movers answer with moves and jobs (job.zig). A runner does those jobs that are not small, as
+//! many as there are places for, and `halt` waits for them. Called by session/frames.zig and
+//! outgoing.zig. What kinds do: roles.zig; steps: docs/ALGORITHMS.md; tests: movement_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const board_file = @import("board.zig");
+const incoming = @import("incoming.zig");
 const job_file = @import("job.zig");
 const posts_file = @import("posts.zig");
 const Arrays = @import("arrays.zig").Arrays;
-const Assembly = @import("assembly.zig").Assembly;
 const Begin = board_file.Begin;
 const Board = board_file.Board;
 const Job = job_file.Job;
@@ -33,7 +30,6 @@ const Memory = @import("memory.zig").Memory;
 const Move = job_file.Move;
 const Movers = @import("movers.zig").Movers;
 const Options = @import("options.zig").Options;
-const Partition = @import("partition.zig").Partition;
 const Pool = @import("pool.zig").Pool;
 const Post = posts_file.Post;
 const Posts = posts_file.Posts;
@@ -57,7 +53,6 @@ pub const Movement = struct {
     /// How the caller's arrays are given back, until that is done; and the next piece.
     ending: ?Job.Kind = null,
     ending_next: usize = 0,
-
     posts: Posts,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
@@ -357,58 +352,16 @@ pub const Movement = struct {
     /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
     pub fn place(x: *Movement, header: *const Header, from: u16) PlaceError!Place {
         assert(x.board.members > 1 and x.receives_from(from));
+        const found = try incoming.find(&x.board, &x.movers, header, from);
         x.end_now();
-        const partition = &x.board.ledger.partition;
-        const piece = partition.numbered(header.index) orelse return error.UnknownPiece;
-        switch (header.kind) {
-            .partial => {},
-            .final => return x.place_final(header, piece, from),
-            .open, .credit, .ping, .want, .leaf, .hashes, .lack, .probe => return error.WrongPhase,
-        }
-        const slot = try x.movers.ask(&x.board, .place_partial, .{ header, piece, from });
-        const range = header.fragment.range(x.board.partial_bytes(piece));
-        return .{ .bytes = x.memory.slot(slot)[range.first..range.end], .slot = slot };
-    }
-
-    fn place_final(x: *Movement, header: *const Header, piece: usize, from: u16) PlaceError!Place {
-        const l = &x.board.ledger;
-        const assembly = &l.assemblies[piece];
-        const is_whole = assembly.placed == 0;
-        if (l.final_seen.has(piece) and (is_whole or assembly.has(header.fragment)))
-            return error.Twice;
-        const chunk = l.partition.chunk_of(piece);
-        if (!l.wants(chunk)) return error.WrongPhase;
-        const expected = x.movers.ask(&x.board, .gives, .{ chunk, from });
-        if (!expected) return error.WrongPhase;
-        const range = header.fragment.range(x.final_bytes(piece));
-        if (header.payload_bytes != range.len()) return error.WrongLength;
-        if (header.reduced_attempt == 0 or header.reduced_attempt > x.board.attempt)
-            return error.WrongPhase;
-        // Its sum has not gone on from here, so it cannot be final.
-        if (x.board.is_under_way(piece)) return error.WrongPhase;
-        if (!is_whole or !header.fragment.is_whole()) try assembly.place(header.fragment);
-        l.final_seen.set_bit(piece);
-        const bytes = x.memory.receive(piece)[range.first..range.end];
-        return .{ .bytes = bytes, .slot = job_file.no_slot };
-    }
-
-    fn final_bytes(x: *const Movement, piece: usize) usize {
-        const partition = &x.board.ledger.partition;
-        if (!x.board.ledger.encodes()) return x.piece_bytes(piece);
-        return partition.codec.encoded_bytes(partition.elements(piece));
+        const is_result = found.slot == job_file.no_slot;
+        const whole = if (is_result) x.memory.receive(found.piece) else x.memory.slot(found.slot);
+        return .{ .bytes = whole[found.range.first..found.range.end], .slot = found.slot };
     }
 
     /// The lane of a placed frame broke before its payload was complete: it will come again.
     pub fn unplace(x: *Movement, header: *const Header, from: u16, slot: u16) void {
-        const piece = x.board.ledger.partition.numbered(header.index).?;
-        const assembly = x.assembly_of(header.kind, piece, slot);
-        if (!header.fragment.is_whole() and !assembly.unplace(header.fragment)) return;
-        if (header.kind == .final) return x.board.ledger.final_seen.unset_bit(piece);
-        x.movers.ask(&x.board, .unplace, .{ piece, from, slot });
-    }
-
-    fn assembly_of(x: *Movement, kind: wire.frame.Kind, piece: usize, slot: u16) *Assembly {
-        return if (kind == .final) &x.board.ledger.assemblies[piece] else &x.board.assemblies[slot];
+        incoming.let_go(&x.board, &x.movers, header, from, slot);
     }
 
     /// The payload of a placed frame is complete. Whether there may be more to send now.
@@ -416,7 +369,7 @@ pub const Movement = struct {
         assert(x.board.members > 1);
         const piece = x.board.ledger.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
-        const assembly = x.assembly_of(header.kind, piece, slot);
+        const assembly = incoming.assembly_of(&x.board, header.kind, piece, slot);
         if (!header.fragment.is_whole() and !assembly.arrived(header.fragment)) return false;
         // Only for a liar, whose final bytes found their place before the sum went on from here:
         // what the job at work saves must be saved before the next one.

@@ -16,7 +16,7 @@ const Descriptor = wire.control.Descriptor;
 const Fragment = wire.Fragment;
 const Movement = movement_file.Movement;
 const KeptRange = wire.control.KeptRange;
-const Schedule = board_file.Schedule;
+const Schedule = @import("schedule.zig").Schedule;
 
 /// A runner in one thread: it does jobs, and tells of them, in an order that it draws.
 const Shop = struct {
@@ -1653,6 +1653,54 @@ test "no final bytes come in where a job is at work" {
     _ = try x.place(&header, 0);
     x.halt();
     if (!x.restore()) x.end_now();
+    for (input) |value| try std.testing.expectEqual(1, value);
+}
+
+test "a frame that comes twice does not hurry what is being set aside" {
+    // Goal: whoever sends twice cannot keep the engine busy with gigabytes. Method: jobs of the
+    // exchange are under way when the frame comes again.
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var shop: Shop = .{ .prng = .init(1) };
+    shop.open();
+    defer shop.deinit();
+    var input: [16]u64 = @splat(1);
+    var x = try make(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, input.len),
+        .arrays = &.{test_array(&input, .u64, input.len)},
+        .roles = .{ .kind = .all_reduce, .world_size = 2, .rank = 0 },
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .runner = &shop.runner,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(2));
+    x.begin(test_begin(1, &order, &.{}));
+    var header: wire.frame.Header = .{
+        .epoch = 1,
+        .tag = 0,
+        .sequence = 0,
+        .index = 1, // its owner is the other one
+        .attempt = 1,
+        .payload_bytes = 64,
+        .reduced_attempt = 1,
+        .group = 0,
+        .class = 0,
+        .kind = .final,
+    };
+    const place = try x.place(&header, 1);
+    @memset(place.bytes, 0);
+    _ = x.arrived(&header, place.slot);
+    while (shop.step()) {}
+    try std.testing.expect(!x.set_aside());
+    for ([_]u64{ 1, 2 }, [_]anyerror{ error.Twice, error.UnknownPiece }) |index, why| {
+        header.index = index;
+        try std.testing.expectError(why, x.place(&header, 1));
+    }
+    try std.testing.expect(x.ending != null);
+    while (shop.step()) {}
+    try std.testing.expectEqual(null, x.ending);
     for (input) |value| try std.testing.expectEqual(1, value);
 }
 

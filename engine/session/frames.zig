@@ -141,8 +141,7 @@ pub fn stop(s: *Session, operation: *Operation) void {
 }
 
 /// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
-/// goes on for the others.
-/// Whether that is done (Movement.set_aside).
+/// goes on for the others. Whether that is done (Movement.set_aside).
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
     if (operation.sync() == null) {

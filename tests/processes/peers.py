@@ -10,6 +10,7 @@ serve the next one (Nursery), in a new run with a new coordinator.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import queue
 import sys
@@ -154,17 +155,21 @@ class Peer:
 
 
 class Nursery:
-    """Processes that no test uses right now, all started with one prefix."""
+    """Processes that no test uses right now, all started with one prefix. Each second one has
+    workers, so worlds are mixed, as those of machines with many cores and with few.
+    """
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
         self._prefix = prefix
         self._idle: list[Peer] = []
+        self._workers = itertools.cycle(["2", "0"])
 
     def take(self, environment: dict[str, str] | None = None) -> Peer:
         """One with an environment of its own is not for others: its test ends it."""
         if environment is None and self._idle:
             return self._idle.pop()
-        return Peer(environment, self._prefix)
+        workers = {"PCCL_WORKERS": next(self._workers)}
+        return Peer({**workers, **(environment or {})}, self._prefix)
 
     def give(self, peer: Peer) -> None:
         """Takes it back if its test left it in order, and ends it otherwise."""
