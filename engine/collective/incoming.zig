@@ -72,7 +72,7 @@ pub fn let_go(b: *Board, movers: *Movers, header: *const Header, from: u16, slot
     movers.ask(b, .unplace, .{ piece, from, slot });
 }
 
-/// What is there of a piece.
+/// The parts of a piece that are there.
 pub fn assembly_of(b: *Board, kind: wire.frame.Kind, piece: usize, slot: u16) *Assembly {
     return if (kind == .final) &b.ledger.assemblies[piece] else &b.assemblies[slot];
 }

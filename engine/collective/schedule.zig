@@ -1,5 +1,5 @@
-//! schedule: the way that the data of one attempt takes, as a call asks for it. What an attempt
-//! gets: session/frames.zig; the ways themselves: ring.zig, direct.zig.
+//! schedule: the way that the data of one attempt takes, as a call asks for it. An attempt may get
+//! another one: session/frames.zig. The ways themselves: ring.zig, direct.zig.
 
 const control = @import("wire").control;
 

@@ -1,6 +1,6 @@
 //! Memory that does not grow with what others send, nor with the bytes of a call. Worlds as in
-//! world_test.zig, with an allocator that counts. What peers may make this one keep:
-//! hostile_test.zig.
+//! world_test.zig, with an allocator that counts. Bounds on what peers make this one
+//! keep: hostile_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");

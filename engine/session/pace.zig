@@ -46,7 +46,7 @@ pub const Interval = struct {
         return i.acked > 0 and (i.saturated or i.crowded());
     }
 
-    /// What was given comes to be acknowledged.
+    /// Bytes that were acknowledged, or given and will be.
     pub fn moved(i: *const Interval) u64 {
         return @max(i.acked, i.given);
     }

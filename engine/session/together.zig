@@ -21,7 +21,7 @@ pub const Together = struct {
 
     /// In an interval.
     pub const Sum = struct {
-        /// Of all links, first: what was acknowledged, and what moved.
+        /// All links together, first: what was acknowledged, and what moved.
         acked_by_all: u64 = 0,
         moved_by_all: u64 = 0,
         /// Those that send much.
@@ -157,7 +157,7 @@ const WayOut = struct {
     /// As Together.add and step have them.
     lanes_busy: u64 = 8,
     known: u64 = 0,
-    /// What somebody else sends there, bytes per second.
+    /// Somebody else sends so much there, bytes per second.
     others: u64 = 0,
     queued: u64 = 0,
     lost: u64 = 0,
