@@ -1,12 +1,16 @@
-//! Fetch: which leaf of a shared state is asked of which member. Every member that holds the
+//! Fetch: which leaf of a shared state is asked of which member, and what of it has come. Every member that holds the
 //! elected content is a source. Each source has some leaves on request, as many as its link has in
 //! the air, and is asked for the next as soon as one arrives, so a faster source gives more. When
 //! nothing is left to ask for, an idle source is asked once more for leaves that a slow one has not
-//! brought yet. A leaf that has come in is here, and asked of nobody, until its hash is known. It
-//! knows ranks and numbers of leaves, never their bytes: those are session/transfer.zig's.
+//! brought yet. A leaf may come as several fragments, all of one answer of one source: an answer
+//! that begins later takes it over, and begins anew. A leaf that has come in is here, and asked of
+//! nobody, until its hash is known. It knows ranks and numbers of leaves, never their bytes: those
+//! are session/transfer.zig's. Tests: fetch_test.zig.
 
 const std = @import("std");
 const base = @import("base");
+const Assembly = @import("assembly.zig").Assembly;
+const Fragment = @import("wire").Fragment;
 const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const limits = base.limits;
@@ -18,7 +22,7 @@ pub const Fetch = struct {
     /// By rank.
     sources: []Source,
     /// Where the sources' requests are noted.
-    requests: []u32,
+    requests: []Asked,
     /// Leaves that are not there yet.
     left: u32 = 0,
     /// No leaf before this one is missing.
@@ -27,26 +31,41 @@ pub const Fetch = struct {
 
     const Leaf = enum(u8) { present, missing, asked, asked_twice, here };
 
+    /// A leaf on request of a source.
+    const Asked = struct {
+        leaf: u32,
+        /// The last of its answers that has begun, and what has come of the leaf with that.
+        answer: u32 = 0,
+        assembly: Assembly = .{},
+    };
+
     const Source = struct {
         usable: bool = false,
         /// It sent something wrong.
         discarded: bool = false,
         /// On request, in this order; the last `unsaid` of them have not been said yet.
-        asked: []u32,
+        asked: []Asked,
         count: u32 = 0,
         unsaid: u32 = 0,
         /// So many may be on request.
         room: u32 = limits.state_asked_first,
 
         fn find(source: *const Source, leaf: u32) ?usize {
-            return std.mem.indexOfScalar(u32, source.asked[0..source.count], leaf);
+            for (source.asked[0..source.count], 0..) |*it, index| if (it.leaf == leaf) return index;
+            return null;
         }
 
         fn remove(source: *Source, index: usize) void {
             if (index >= source.count - source.unsaid) source.unsaid -= 1;
             source.count -= 1;
             const left = source.asked[index..source.count];
-            std.mem.copyForwards(u32, left, source.asked[index + 1 ..][0..left.len]);
+            std.mem.copyForwards(Asked, left, source.asked[index + 1 ..][0..left.len]);
+        }
+
+        fn append(source: *Source, asked: Asked) void {
+            source.asked[source.count] = asked;
+            source.count += 1;
+            source.unsaid += 1;
         }
 
         fn is_full(source: *const Source) bool {
@@ -63,7 +82,7 @@ pub const Fetch = struct {
         const sources = try gpa.alloc(Source, ranks);
         errdefer gpa.free(sources);
         const most = @min(leaf_count, limits.state_asked_max);
-        const requests = try base.unfilled.list(gpa, u32, most * ranks);
+        const requests = try base.unfilled.list(gpa, Asked, most * ranks);
         @memset(leaves, .present);
         for (sources, 0..) |*source, rank|
             source.* = .{ .asked = requests[rank * most ..][0..most] };
@@ -73,7 +92,7 @@ pub const Fetch = struct {
     pub fn deinit(fetch: *Fetch) void {
         fetch.gpa.free(fetch.leaves);
         fetch.gpa.free(fetch.sources);
-        base.unfilled.free_list(fetch.gpa, u32, fetch.requests);
+        base.unfilled.free_list(fetch.gpa, Asked, fetch.requests);
     }
 
     /// An attempt begins: nothing is on request, and these members can be asked.
@@ -137,9 +156,7 @@ pub const Fetch = struct {
             const source = &fetch.sources[rank];
             if (!source.usable or source.is_full()) continue;
             const leaf = missing orelse fetch.take_over(source) orelse continue;
-            source.asked[source.count] = leaf;
-            source.count += 1;
-            source.unsaid += 1;
+            source.append(.{ .leaf = leaf });
             fetch.leaves[leaf] = if (missing == null) .asked_twice else .asked;
             fetch.turn = rank + 1;
             return .{ .rank = @intCast(rank), .leaf = leaf };
@@ -163,10 +180,10 @@ pub const Fetch = struct {
             if (source == idle or source.count <= most) continue;
             var waiting: u32 = 0;
             var behind: ?u32 = null;
-            for (source.asked[0..source.count]) |leaf| {
-                if (fetch.leaves[leaf] != .asked) continue;
+            for (source.asked[0..source.count]) |*it| {
+                if (fetch.leaves[it.leaf] != .asked) continue;
                 waiting += 1;
-                behind = leaf;
+                behind = it.leaf;
             }
             if (waiting <= most) continue;
             most = waiting;
@@ -180,25 +197,24 @@ pub const Fetch = struct {
         const source = &fetch.sources[rank];
         if (source.unsaid == 0) return null;
         defer source.unsaid -= 1;
-        return source.asked[source.count - source.unsaid];
+        return source.asked[source.count - source.unsaid].leaf;
     }
 
     /// The source may not have heard this request: it is said once more, unless the leaf is here.
+    /// If it has heard it, what has come counts.
     pub fn unsay(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
         const index = source.find(leaf) orelse return;
         if (index >= source.count - source.unsaid) return;
+        const asked = source.asked[index];
         source.remove(index);
         if (fetch.has(leaf)) return;
-        source.asked[source.count] = leaf;
-        source.count += 1;
-        source.unsaid += 1;
+        source.append(asked);
     }
 
-    /// Requests that are still to be said to this source.
-    pub fn unsaid(fetch: *const Fetch, rank: u16) []const u32 {
-        const source = &fetch.sources[rank];
-        return source.asked[source.count - source.unsaid .. source.count];
+    /// Whether all requests have been said to this source.
+    pub fn has_said_all(fetch: *const Fetch, rank: u16) bool {
+        return fetch.sources[rank].unsaid == 0;
     }
 
     /// Whether it has been asked for something that it has not brought.
@@ -206,7 +222,7 @@ pub const Fetch = struct {
         return fetch.sources[rank].count > 0;
     }
 
-    /// Whether a leaf that this source begins to deliver is wanted: asked of it, and not there yet.
+    /// Whether a leaf of which this source brings something is wanted: asked of it, and not there.
     pub fn wants(fetch: *const Fetch, rank: u16, leaf: u32) bool {
         return fetch.sources[rank].find(leaf) != null and !fetch.has(leaf);
     }
@@ -221,11 +237,56 @@ pub const Fetch = struct {
         source.remove(source.find(leaf) orelse return);
     }
 
-    /// The source has delivered a leaf: whether it is one to look at. It is asked of nobody then,
-    /// until it has passed or failed.
-    pub fn came(fetch: *Fetch, rank: u16, leaf: u32) bool {
+    /// A fragment of a leaf that is wanted of this source comes in with this answer. True: the
+    /// answer begins with it, and nothing else that comes in of the leaf counts any more. It is
+    /// faster than that of another source, and a later one of the same source is asked for because
+    /// something of the one before was thrown away.
+    pub fn place(
+        fetch: *Fetch,
+        rank: u16,
+        leaf: u32,
+        answer: u32,
+        fragment: Fragment,
+    ) error{ Older, Twice, Overlap }!bool {
         const source = &fetch.sources[rank];
-        source.remove(source.find(leaf) orelse return false);
+        const asked = &source.asked[source.find(leaf).?];
+        if (answer < asked.answer) return error.Older;
+        const begins = answer > asked.answer or asked.assembly.placed == 0;
+        if (begins) {
+            fetch.cancel_others(rank, leaf);
+            asked.answer = answer;
+            asked.assembly = .{};
+        }
+        try asked.assembly.place(fragment);
+        return begins;
+    }
+
+    /// What another source has begun to bring of it is taken from this one.
+    fn cancel_others(fetch: *Fetch, rank: u16, leaf: u32) void {
+        if (fetch.leaves[leaf] != .asked_twice) return;
+        for (fetch.sources, 0..) |*source, other| {
+            if (other == rank) continue;
+            const index = source.find(leaf) orelse continue;
+            if (source.asked[index].assembly.placed == 0) continue;
+            source.remove(index);
+            fetch.leaves[leaf] = .asked;
+        }
+    }
+
+    /// A fragment that had a place did not come in whole.
+    pub fn unplace(fetch: *Fetch, rank: u16, leaf: u32, answer: u32, fragment: Fragment) void {
+        const source = &fetch.sources[rank];
+        const asked = &source.asked[source.find(leaf) orelse return];
+        if (asked.answer == answer) _ = asked.assembly.unplace(fragment);
+    }
+
+    /// A fragment that had a place is there: whether its leaf is one to look at now. That is asked
+    /// of nobody then, until it has passed or failed.
+    pub fn came(fetch: *Fetch, rank: u16, leaf: u32, fragment: Fragment) bool {
+        const source = &fetch.sources[rank];
+        const index = source.find(leaf) orelse return false;
+        if (!source.asked[index].assembly.arrived(fragment)) return false;
+        source.remove(index);
         if (fetch.has(leaf)) return false;
         fetch.leaves[leaf] = .here;
         return true;
@@ -247,14 +308,6 @@ pub const Fetch = struct {
         if (fetch.leaves[leaf] == .missing) fetch.cursor = @min(fetch.cursor, leaf);
     }
 
-    /// The leaf that this source was sending is taken from another one.
-    pub fn cancel(fetch: *Fetch, rank: u16, leaf: u32) void {
-        const source = &fetch.sources[rank];
-        source.remove(source.find(leaf) orelse return);
-        assert(fetch.leaves[leaf] == .asked_twice);
-        fetch.leaves[leaf] = .asked;
-    }
-
     /// It is not asked again in this attempt; what it has not brought is asked of others.
     pub fn discard(fetch: *Fetch, rank: u16) void {
         fetch.sources[rank].discarded = true;
@@ -270,196 +323,19 @@ pub const Fetch = struct {
     /// Its answers may be lost on their way: the leaves are asked for again, of any source.
     pub fn take_back(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
-        for (source.asked[0..source.count]) |leaf| switch (fetch.leaves[leaf]) {
-            .asked_twice => fetch.leaves[leaf] = .asked,
-            .asked => {
-                fetch.leaves[leaf] = .missing;
-                fetch.cursor = @min(fetch.cursor, leaf);
-            },
-            .present, .here => {},
-            .missing => unreachable, // it is on request
-        };
+        for (source.asked[0..source.count]) |*it| {
+            const leaf = it.leaf;
+            switch (fetch.leaves[leaf]) {
+                .asked_twice => fetch.leaves[leaf] = .asked,
+                .asked => {
+                    fetch.leaves[leaf] = .missing;
+                    fetch.cursor = @min(fetch.cursor, leaf);
+                },
+                .present, .here => {},
+                .missing => unreachable, // it is on request
+            }
+        }
         source.count = 0;
         source.unsaid = 0;
     }
 };
-
-// ---- tests
-
-fn test_fetch(leaves: u32, ranks: u16) !Fetch {
-    var fetch = try Fetch.init(std.testing.allocator, leaves, ranks);
-    fetch.begin(&Mask.full(ranks));
-    for (0..leaves) |leaf| fetch.need(@intCast(leaf));
-    return fetch;
-}
-
-fn test_delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
-    if (fetch.came(rank, leaf)) fetch.passed(leaf);
-}
-
-test "all sources are asked at once, each for as much as its link has in the air" {
-    var fetch = try test_fetch(3000, 4);
-    defer fetch.deinit();
-    fetch.make_room(1, 100 * limits.state_leaf_bytes);
-    fetch.make_room(2, std.math.maxInt(u64));
-    fetch.make_room(3, 0);
-    var counts: [4]u32 = @splat(0);
-    while (fetch.next()) |request| counts[request.rank] += 1;
-    const first = limits.state_asked_first;
-    try std.testing.expectEqual([4]u32{ first, 100, limits.state_asked_max, first }, counts);
-}
-
-test "a source whose link carries less is asked again once less of it is on request" {
-    var fetch = try test_fetch(1000, 1);
-    defer fetch.deinit();
-    fetch.make_room(0, 100 * limits.state_leaf_bytes);
-    while (fetch.next()) |_| {}
-    fetch.make_room(0, 50 * limits.state_leaf_bytes);
-    for (0..50) |leaf| {
-        test_delivered(&fetch, 0, @intCast(leaf));
-        try std.testing.expectEqual(null, fetch.next());
-    }
-    test_delivered(&fetch, 0, 50);
-    try std.testing.expect(fetch.next() != null and fetch.next() == null);
-}
-
-test "requests are said one after the other, and none that has been taken back" {
-    var fetch = try test_fetch(5, 1);
-    defer fetch.deinit();
-    while (fetch.next()) |_| {}
-    for (0..3) |leaf| try std.testing.expectEqual(leaf, fetch.say(0).?);
-    test_delivered(&fetch, 0, 1); // whatever comes in does not change what is still to be said
-    try std.testing.expectEqualSlices(u32, &.{ 3, 4 }, fetch.unsaid(0));
-    fetch.take_back(0);
-    try std.testing.expectEqual(null, fetch.say(0));
-}
-
-test "a request that may be lost is said once more, and only if it is wanted" {
-    var fetch = try test_fetch(5, 2);
-    defer fetch.deinit();
-    fetch.sources[1].usable = false;
-    while (fetch.next()) |_| {}
-    for (0..4) |leaf| try std.testing.expectEqual(leaf, fetch.say(0).?);
-    test_delivered(&fetch, 0, 0);
-    fetch.unsay(0, 0); // it has come
-    fetch.unsay(0, 4); // it has not been said
-    fetch.unsay(0, 1);
-    fetch.unsay(0, 1);
-    try std.testing.expectEqualSlices(u32, &.{ 4, 1 }, fetch.unsaid(0));
-    // Another source was asked, too, and has brought it.
-    fetch.add_source(1);
-    try std.testing.expectEqual(1, fetch.next().?.leaf);
-    test_delivered(&fetch, 1, 1);
-    try std.testing.expectEqual(4, fetch.say(0).?);
-    try std.testing.expectEqual(1, fetch.say(0).?);
-    fetch.unsay(0, 1);
-    try std.testing.expectEqual(null, fetch.say(0));
-    try std.testing.expectEqual(3, fetch.sources[0].count);
-}
-
-test "a source that brings faster is asked for more" {
-    var fetch = try test_fetch(1000, 2);
-    defer fetch.deinit();
-    var brought: [2]u32 = @splat(0);
-    var round: u32 = 0;
-    while (fetch.left > 0) : (round += 1) {
-        while (fetch.next()) |_| {}
-        for (0..2) |index| {
-            const rank: u16 = @intCast(index);
-            if (rank == 1 and round % 5 != 0) continue; // the slow one
-            const source = &fetch.sources[rank];
-            if (source.count == 0) continue;
-            brought[rank] += @intFromBool(fetch.wants(rank, source.asked[0]));
-            test_delivered(&fetch, rank, source.asked[0]);
-        }
-    }
-    try std.testing.expectEqual(1000, brought[0] + brought[1]);
-    try std.testing.expect(brought[0] > 4 * brought[1]);
-}
-
-test "what a frozen source holds back at the end is asked of another" {
-    var fetch = try test_fetch(40, 2);
-    defer fetch.deinit();
-    var rounds: u32 = 0;
-    while (fetch.left > 0) : (rounds += 1) {
-        try std.testing.expect(rounds < 100);
-        while (fetch.next()) |_| {}
-        const source = &fetch.sources[0];
-        while (source.count > 0) test_delivered(&fetch, 0, source.asked[0]);
-    }
-    // The leaf that the frozen one brings at last is not wanted, and no harm.
-    const late = fetch.sources[1].asked[0];
-    try std.testing.expect(!fetch.wants(1, late));
-    test_delivered(&fetch, 1, late);
-    try std.testing.expectEqual(0, fetch.left);
-}
-
-test "what two frozen sources hold back is asked of the third" {
-    var fetch = try test_fetch(60, 3);
-    defer fetch.deinit();
-    var rounds: u32 = 0;
-    while (fetch.left > 0) : (rounds += 1) {
-        try std.testing.expect(rounds < 100);
-        while (fetch.next()) |_| {}
-        const source = &fetch.sources[0];
-        while (source.count > 0) test_delivered(&fetch, 0, source.asked[0]);
-    }
-}
-
-test "what was lost on its way is asked for again, of the same source as well" {
-    var fetch = try test_fetch(10, 1);
-    defer fetch.deinit();
-    while (fetch.next()) |_| {}
-    fetch.take_back(0);
-    try std.testing.expect(!fetch.wants(0, 3));
-    var asked: u32 = 0;
-    while (fetch.next()) |_| asked += 1;
-    try std.testing.expectEqual(10, asked);
-}
-
-test "a discarded source gives back what it has not brought; nothing is asked of it again" {
-    var fetch = try test_fetch(100, 2);
-    defer fetch.deinit();
-    while (fetch.next()) |_| {}
-    fetch.discard(0);
-    try std.testing.expect(!fetch.wants(0, 0));
-    while (fetch.left > 0) {
-        while (fetch.next()) |request| try std.testing.expectEqual(1, request.rank);
-        test_delivered(&fetch, 1, fetch.sources[1].asked[0]);
-    }
-    fetch.discard(1);
-    fetch.add_source(1); // no more than once
-    try std.testing.expect(!fetch.has_sources() and !fetch.may_wait());
-}
-
-test "a leaf that has come is asked of nobody until it is known, and again if it is not right" {
-    var fetch = try test_fetch(2, 2);
-    defer fetch.deinit();
-    fetch.sources[1].usable = false;
-    while (fetch.next()) |_| {} // both of the first
-    fetch.add_source(1);
-    try std.testing.expectEqual(1, fetch.next().?.leaf); // and this one of the second, too
-    try std.testing.expect(fetch.came(0, 1));
-    try std.testing.expect(!fetch.wants(1, 1)); // nobody may write to it now
-    try std.testing.expectEqual(2, fetch.left);
-    fetch.failed(1);
-    try std.testing.expect(fetch.wants(1, 1));
-    fetch.discard(0);
-    try std.testing.expect(fetch.came(1, 1));
-    fetch.take_back(1); // it is here all the same
-    try std.testing.expectEqual(0, fetch.next().?.leaf);
-    try std.testing.expectEqual(null, fetch.next());
-    fetch.passed(1);
-    test_delivered(&fetch, 1, 0);
-    try std.testing.expectEqual(0, fetch.left);
-}
-
-test "a leaf that is not right is wanted again, also when those behind it have been asked for" {
-    var fetch = try test_fetch(2, 1);
-    defer fetch.deinit();
-    while (fetch.next()) |_| {}
-    try std.testing.expect(fetch.came(0, 0));
-    try std.testing.expectEqual(null, fetch.next());
-    fetch.failed(0);
-    try std.testing.expectEqual(0, fetch.next().?.leaf);
-}

@@ -35,5 +35,5 @@ test {
     _ = @import("movement_test.zig");
     _ = @import("pool.zig");
     _ = @import("roles.zig");
-    _ = @import("fetch.zig");
+    _ = @import("fetch_test.zig");
 }

@@ -110,37 +110,68 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
         const page = State.page_of(state.wanted, index);
         if (header.payload_bytes != page.len) return error.WrongLength;
         // One at a time: nobody may write to a page that has been checked.
-        return if (take_over(s, t, lane, rank, header)) .{ page, t.owner } else null;
+        return if (take_over_page(s, t, rank, header)) .{ page, t.owner } else null;
     }
+    return place_leaf(s, t, lane, rank, header);
+}
+
+/// The same of a leaf, or of a fragment of one.
+fn place_leaf(
+    s: *Session,
+    t: *Transfer,
+    lane: *const Lane,
+    rank: u16,
+    header: *const Header,
+) Error!?Place {
+    const state = t.state.?;
+    const peer = &t.peers[rank];
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     if (index >= state.leaf_count()) return error.UnknownLeaf;
-    if (header.payload_bytes != state.leaf(index).len) return error.WrongLength;
+    const part = header.fragment.range(state.leaf(index).len);
+    if (header.payload_bytes != part.len()) return error.WrongLength;
     if (t.phase != .leaves or !t.fetch.wants(rank, index)) {
         peer.gave_at = s.now;
         if (t.phase == .leaves) t.fetch.delivered(rank, index);
         return null;
     }
-    // Asked of two, and the other one is still sending: whoever began later is faster.
-    if (!take_over(s, t, lane, rank, header)) return null;
-    return .{ try state.stage(index), t.owner };
+    const leaf = try state.stage(index);
+    const begins = t.fetch.place(
+        rank,
+        index,
+        header.reduced_attempt,
+        header.fragment,
+    ) catch |err| switch (err) {
+        error.Older => return null,
+        error.Twice => {
+            const taken = lane.link.?.take_over(t.owner, header) orelse return null;
+            return .{ taken.bytes, t.owner };
+        },
+        error.Overlap => return error.Overlap,
+    };
+    if (begins) drop_leaf(s, t, index);
+    return .{ leaf[part.first..part.end], t.owner };
 }
 
-/// No other lane brings the same any more. False: this frame is not needed, because the other one
-/// is of the same source and was not sent before this (resend.zig).
-fn take_over(s: *Session, t: *Transfer, lane: *Lane, rank: u16, header: *const Header) bool {
-    for (s.links.items) |link| for (link.lanes) |other_place| {
-        const other = other_place orelse continue;
-        if (other == lane or !other.brings(t.owner)) continue;
-        if (other.incoming.kind != header.kind) continue;
-        const is_same = other.incoming.index == header.index;
-        if (header.kind == .leaf and !is_same) continue;
+/// No lane brings anything of this leaf any more.
+fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
+    for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
+        const lane = place_of orelse continue;
+        if (!lane.brings(t.owner) or lane.incoming.kind != .leaf) continue;
+        if (lane.incoming.index == leaf) lane.drop_into();
+    };
+}
+
+/// No other lane brings a page any more. False: this one is not needed, because another one is of
+/// the same source and was not sent before this (resend.zig).
+fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
+    for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
+        const other = place_of orelse continue;
+        if (!other.brings(t.owner) or other.incoming.kind != .hashes) continue;
         const slower = t.find(link.peer);
-        if (slower == rank and is_same and other.incoming.again >= header.again) return false;
-        other.detach(t.owner);
-        if (header.kind == .hashes) {
-            if (slower) |it| t.peers[it].owes_page = it == rank;
-        } else if (slower != null and slower != rank) { // else it sends the same twice
-            t.fetch.cancel(slower.?, @intCast(header.index));
-        }
+        const is_same = slower == rank and other.incoming.index == header.index;
+        if (is_same and other.incoming.again >= header.again) return false;
+        other.drop_into();
+        if (slower) |it| t.peers[it].owes_page = it == rank;
     };
     return true;
 }

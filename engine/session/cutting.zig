@@ -1,9 +1,10 @@
-//! cutting: a piece goes out as several frames where its link has several lanes that would each
-//! take long for it. All idle lanes take fragments of it, each as many bytes as it sends in a
+//! cutting: a piece, or a leaf of a shared state, goes out as several frames where its link has
+//! several lanes that would each take long for it. All idle lanes take fragments of it, each as many bytes as it sends in a
 //! fiftieth of a second. So the piece is there as soon as the link can bring it, and the next hop
 //! begins. That counts where nothing else is on the way: while the pipe fills, on the last hop of
-//! an operation, and twice in a direct schedule. Free functions on Session. Which piece is next:
-//! collective/movement.zig; which lane asks: outgoing.zig; what a fragment is: wire/fragment.zig.
+//! an operation, and twice in a direct schedule; and at the end of a sync. Free functions on
+//! Session. Which piece is next: collective/movement.zig; which leaf: requests.zig; which lane asks:
+//! outgoing.zig; what a fragment is: wire/fragment.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -11,6 +12,7 @@ const wire = @import("wire");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const requests = @import("requests.zig");
 const Session = @import("session.zig").Session;
 const Fragment = wire.Fragment;
 
@@ -50,6 +52,26 @@ fn rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Operation
     // Else its memory is its caller's again: a new attempt comes (resend.zig).
     const is_there = x.ending == null and x.is_repeatable(&cut.move);
     return if (is_there) cut else null;
+}
+
+/// The next answer that goes on a lane that has room for it, of those that were asked for, or as
+/// much of it as the lane should take. `bytes`: of the first. What goes again is not cut in another
+/// way.
+pub fn take_answer(
+    s: *const Session,
+    lane: *Lane,
+    asked: *requests.Requests,
+    bytes: usize,
+) requests.Requests.Item {
+    const link = lane.link.?;
+    const first = asked.first().?;
+    const is_cut = first.class == requests.class_leaf and first.again == 0;
+    const part: Fragment = if (is_cut)
+        .next(first.part.before, bytes_for(s, lane, link), bytes)
+    else
+        first.part;
+    lane.had_turn = true;
+    return asked.take(s.gpa, part);
 }
 
 /// A lane with many frames under way is faster than was known, and gets large ones.

@@ -116,7 +116,7 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
         const place = x.place(&item.header, neighbour.position) catch |err| place: {
             // The same has come on another lane meanwhile, or is coming.
             if (err == error.Twice)
-                break :place resend.take_over(link, operation, &item.header) orelse continue;
+                break :place link.take_over(operation.owner(), &item.header) orelse continue;
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
         };
@@ -336,7 +336,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = x.place(header, neighbour.position) catch |err| place: {
         if (err != error.Twice) return reject(s, lane, @errorName(err));
-        break :place resend.take_over(lane.link.?, operation, header) orelse
+        break :place lane.link.?.take_over(operation.owner(), header) orelse
             return throw_away(lane, header);
     };
     lane.expect(place.bytes, operation.owner(), place.slot);

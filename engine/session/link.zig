@@ -143,6 +143,25 @@ pub const Link = struct {
         return if (link.wanted or link.early.count() > 0) base.never else link.expires_at;
     }
 
+    /// The bytes of a frame have a place already. If they are still coming in on another lane, and
+    /// were sent before this, that lane lets go of the place. Null: this frame is not needed.
+    pub fn take_over(
+        link: *const Link,
+        owner: Lane.Owner,
+        header: *const frame.Header,
+    ) ?collective.Movement.Place {
+        for (link.lanes[0..link.lanes_end]) |place| {
+            const other = place orelse continue;
+            if (other.into == null or !other.brings(owner)) continue;
+            if (!other.incoming.is_same(header)) continue;
+            if (other.incoming.again >= header.again) return null;
+            const bytes = other.place();
+            other.drop_into();
+            return .{ .bytes = bytes, .slot = other.into_slot };
+        }
+        return null;
+    }
+
     /// Whether something of this owner is coming in.
     pub fn brings(link: *const Link, owner: Lane.Owner) bool {
         for (link.lanes) |place| if (place) |lane| if (lane.brings(owner)) return true;

@@ -126,7 +126,7 @@ fn next_of(
 ) bool {
     if (operation.sync() != null) {
         if (syncing.says_next(lane, link, operation)) return true;
-        return part == .all and syncing.gives_next(lane, link, operation);
+        return part == .all and syncing.gives_next(s, lane, link, operation);
     }
     const x = operation.work.movement;
     if (x.board.members < 2) return false;

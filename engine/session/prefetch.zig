@@ -13,6 +13,7 @@ const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
 const asking = @import("asking.zig");
+const cutting = @import("cutting.zig");
 const labels = @import("labels.zig");
 const operations = @import("operations.zig");
 const transfers = @import("transfer.zig");
@@ -120,6 +121,7 @@ fn discard(s: *Session, shared: *Shared, source: u16) void {
 /// A lane is gone: what it may not have delivered goes again, on another one or when there is one.
 /// A source whose last lane it was is done without.
 pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) void {
+    take_back(s, lane, link);
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         if (sent.operation != null) continue;
@@ -131,6 +133,14 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) void {
         const t = shared.prefetch orelse continue;
         discard(s, shared, t.find(link.peer) orelse continue);
     };
+}
+
+/// What was coming in on it is awaited anew.
+fn take_back(s: *Session, lane: *const Lane, link: *const Link) void {
+    if (std.meta.activeTag(lane.into_owner orelse return) != .state) return;
+    const shared = fetch_of(s, &lane.incoming) orelse return;
+    const t = shared.prefetch.?;
+    t.broke_off(t.find(link.peer) orelse return, &lane.incoming);
 }
 
 fn say_again(s: *Session, link: *Link, request: *const Sent.Request) bool {
@@ -193,8 +203,9 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const source = asking.arrived(s, t, lane) orelse return;
     if (header.kind == .leaf) {
         const leaf: u32 = @intCast(header.index);
+        if (!t.fetch.came(source, leaf, header.fragment)) return;
         const bytes = t.state.?.staged[leaf].?;
-        if (t.fetch.came(source, leaf) and t.hashing.give(bytes, source, leaf)) return;
+        if (t.hashing.give(bytes, source, leaf)) return;
         return hashed(s, shared, leaf, &kernels.blake3(bytes));
     } else {
         if (!asking.page_arrived(s, t, source, header)) return;
@@ -268,14 +279,16 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
         put(lane, .want, item, 0);
         return true;
     };
-    const item = link.asked.pop(link.gpa) orelse return false;
-    const state = giver(s, link, &item) orelse {
-        put(lane, .lack, item, 0);
+    const first = link.asked.first() orelse return false;
+    const state = giver(s, link, first) orelse {
+        put(lane, .lack, link.asked.take(link.gpa, first.part), 0);
         return true;
     };
-    const payload = transfers.payload_of(state, item, false);
-    put(lane, transfers.kind_of(item), item, payload.len);
-    lane.put_payload(payload, .{ .state = state });
+    const payload = transfers.payload_of(state, first.*, false);
+    const item = cutting.take_answer(s, lane, &link.asked, payload.len);
+    const part = item.part.range(payload.len);
+    put(lane, transfers.kind_of(item), item, part.len());
+    lane.put_payload(payload[part.first..part.end], .{ .state = state });
     return true;
 }
 
@@ -305,6 +318,8 @@ fn put(lane: *Lane, kind: wire.frame.Kind, item: Requests.Item, payload_bytes: u
         .acked = lane.answer(),
         .asks = lane.unacked.is_short(),
         .again = item.again,
+        .reduced_attempt = item.answer,
+        .fragment = if (kind == .leaf) item.part else wire.Fragment.whole,
         .payload_bytes = @as(u32, @intCast(payload_bytes)),
     })));
     lane.out_busy = true;

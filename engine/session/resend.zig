@@ -11,14 +11,12 @@
 //! no order among each other, so each frame says how often it was sent before.
 
 const std = @import("std");
-const collective = @import("collective");
 const operations = @import("operations.zig");
 const second = @import("second.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
-const Header = @import("wire").frame.Header;
 const Sent = @import("unacked.zig").Sent;
 const Session = @import("session.zig").Session;
 
@@ -137,27 +135,9 @@ pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
 /// A payload that was coming in on it is awaited anew.
 fn take_back(lane: *Lane, link: *const Link) void {
     const operation = Operation.from_owner(lane.into_owner orelse return) orelse return;
+    if (operation.sync() != null) return syncing.broke_off(operation, link, &lane.incoming);
     if (!lane.incoming.kind.is_data() or lane.into == null) return;
     const neighbour = operation.neighbour(link) orelse return;
     operation.work.movement.unplace(&lane.incoming, neighbour.position, lane.into_slot);
     lane.drop_into();
-}
-
-/// Data has a place already. If it is still coming in on another lane, and was sent before this,
-/// that lane lets go of the place. Null: this frame is not needed.
-pub fn take_over(
-    link: *const Link,
-    operation: *Operation,
-    header: *const Header,
-) ?collective.Movement.Place {
-    for (link.lanes[0..link.lanes_end]) |place| {
-        const other = place orelse continue;
-        if (other.into == null or !other.brings(operation.owner())) continue;
-        if (!other.incoming.is_same(header)) continue;
-        if (other.incoming.again >= header.again) return null;
-        const bytes = other.place();
-        other.drop_into();
-        return .{ .bytes = bytes, .slot = other.into_slot };
-    }
-    return null;
 }

@@ -58,6 +58,7 @@ test {
     _ = @import("together.zig");
     _ = @import("link.zig");
     _ = @import("cutting_test.zig");
+    _ = @import("leaves_test.zig");
     _ = @import("second_test.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");

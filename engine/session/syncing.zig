@@ -14,6 +14,7 @@ const wire = @import("wire");
 const kernels = @import("kernels");
 const protocol = @import("protocol");
 const asking = @import("asking.zig");
+const cutting = @import("cutting.zig");
 const labels = @import("labels.zig");
 const operations = @import("operations.zig");
 const transfers = @import("transfer.zig");
@@ -275,7 +276,7 @@ pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
 }
 
 /// Puts the next leaf or page that was asked for on a lane that is idle, if there is one.
-pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
+pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
     if (t.phase == .begun) return false; // it has offered nothing
@@ -285,17 +286,21 @@ pub fn gives_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     // Members lie about votes if another content is elected than the one that this peer has voted
     // for. While that comes in, what is staged is neither the one nor the other.
     if (staged and t.is_fetching()) return false;
-    const item = peer.asked.pop(t.gpa) orelse return false;
-    const payload = transfers.payload_of(t.state.?, item, staged);
+    const first = peer.asked.first() orelse return false;
+    const payload = transfers.payload_of(t.state.?, first.*, staged);
+    const item = cutting.take_answer(s, lane, &peer.asked, payload.len);
+    const part = item.part.range(payload.len);
     note(lane, operation, item, true);
     operation.put(lane, .{
         .kind = transfers.kind_of(item),
         .index = item.index,
-        .payload_bytes = @intCast(payload.len),
+        .reduced_attempt = item.answer,
+        .payload_bytes = @intCast(part.len()),
         .asks = lane.unacked.is_short(),
         .again = item.again,
+        .fragment = item.part,
     }, "");
-    lane.put_payload(payload, t.owner);
+    lane.put_payload(payload[part.first..part.end], t.owner);
     return true;
 }
 
@@ -319,6 +324,12 @@ pub fn say_again(
     return asking.say_again(t, t.find(link.peer) orelse return true, request);
 }
 
+/// A frame was still coming in on it.
+pub fn broke_off(operation: *Operation, link: *const Link, header: *const Header) void {
+    const t = &operation.work.sync.transfer;
+    t.broke_off(t.find(link.peer) orelse return, header);
+}
+
 /// The other side may not have heard that this peer has everything.
 pub fn open_again(operation: *Operation, link: *const Link) void {
     const t = &operation.work.sync.transfer;
@@ -326,7 +337,7 @@ pub fn open_again(operation: *Operation, link: *const Link) void {
     peer.tell = peer.tell or peer.told;
 }
 
-/// A leaf or a page has gone.
+/// A leaf, or a part of one, or a page has gone.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.work.sync;
     const header = lane.outgoing();
@@ -335,6 +346,7 @@ pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
         return;
     }
     sync.bytes_sent += header.payload_bytes;
+    if (header.fragment.after > 0) return;
     sync.leaves_given += 1;
     s.sync_point(operation, .sync_given, sync.leaves_given);
 }
@@ -390,8 +402,9 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     } else {
         sync.bytes_received += header.payload_bytes;
         const leaf: u32 = @intCast(header.index);
+        if (!t.fetch.came(rank, leaf, header.fragment)) return;
         const bytes = t.state.?.staged[leaf].?;
-        if (t.fetch.came(rank, leaf) and t.hashing.give(bytes, rank, leaf)) return;
+        if (t.hashing.give(bytes, rank, leaf)) return;
         return hashed(s, operation, rank, leaf, &kernels.blake3(bytes));
     }
     operations.later(s, operation);

@@ -49,7 +49,7 @@ pub const Peer = struct {
 /// For a payload, and whose it is.
 pub const Place = struct { []u8, Lane.Owner };
 
-pub const Error = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength };
+pub const Error = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength, Overlap };
 
 pub const Transfer = struct {
     gpa: Allocator,
@@ -152,7 +152,7 @@ pub const Transfer = struct {
     /// Whether it has been asked for all that is wanted of it.
     pub fn has_said_all(t: *const Transfer, rank: u16) bool {
         if (t.peers[rank].wants_page != null) return false;
-        return t.phase != .leaves or t.fetch.unsaid(rank).len == 0;
+        return t.phase != .leaves or t.fetch.has_said_all(rank);
     }
 
     /// It may not have heard of this request, because a lane broke: it is said once more, if the
@@ -162,6 +162,12 @@ pub const Transfer = struct {
         const peer = &t.peers[rank];
         const is_next = t.hashes_from == rank and t.pages_got == item.index;
         if (is_next and peer.owes_page) peer.wants_page = item.index;
+    }
+
+    /// The lane of a frame that this peer gives broke in the middle of it.
+    pub fn broke_off(t: *Transfer, rank: u16, header: *const wire.frame.Header) void {
+        if (header.kind != .leaf) return;
+        t.fetch.unplace(rank, @intCast(header.index), header.reduced_attempt, header.fragment);
     }
 
     /// Nothing more is asked of this peer.

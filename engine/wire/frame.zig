@@ -25,7 +25,7 @@ pub const Kind = enum(u8) {
     ping = 5,
     /// In a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
     want = 6,
-    /// Payload: leaf `index`.
+    /// Payload: leaf `index`, or a fragment of it.
     leaf = 7,
     /// Payload: page `index` of the leaf hashes.
     hashes = 8,
@@ -38,6 +38,11 @@ pub const Kind = enum(u8) {
     /// Pieces of an operation, or fragments of them.
     pub fn is_data(kind: Kind) bool {
         return kind == .partial or kind == .final;
+    }
+
+    /// Its payload may be a fragment of what it names.
+    pub fn comes_in_parts(kind: Kind) bool {
+        return kind.is_data() or kind == .leaf;
     }
 
     /// Each is acknowledged, and sent again if its lane breaks: pieces of an operation, and of a
@@ -58,7 +63,8 @@ pub const Header = struct {
     index: u64,
     attempt: u32,
     payload_bytes: u32,
-    /// The attempt whose members are the contributors of a final piece.
+    /// The attempt whose members are the contributors of a final piece; the answer that brings a
+    /// leaf, as its sender counts them.
     reduced_attempt: u32,
     /// The fingerprint of the sender's descriptor: data for another one is not taken, whoever
     /// notices the mismatch first.
@@ -69,7 +75,7 @@ pub const Header = struct {
     asks: bool = false,
     /// How often this piece, leaf or page was sent before, on lanes that broke or are late.
     again: u8 = 0,
-    /// The bytes of the piece that this data frame brings.
+    /// The bytes of the piece, or of the leaf, that this frame brings.
     fragment: Fragment = .whole,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.
@@ -78,8 +84,8 @@ pub const Header = struct {
 
     pub const Count = u32;
 
-    /// Whether both bring the same bytes of a piece on the same way, if they are of the same
-    /// attempt of an operation.
+    /// Whether both bring the same bytes of a piece on the same way, or of a leaf in the same
+    /// answer, if they are of the same attempt of an operation.
     pub fn is_same(one: *const Header, other: *const Header) bool {
         return one.kind == other.kind and one.index == other.index and
             one.fragment == other.fragment and one.class == other.class and
@@ -147,7 +153,7 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     const within = header.sequence <= limits.sequences_max and
         header.index <= limits.frame_index_max and
         header.group < limits.groups_max and header.class < limits.peers_max;
-    if (!header.kind.is_data() and !header.fragment.is_whole()) return error.BadReserved;
+    if (!header.kind.comes_in_parts() and !header.fragment.is_whole()) return error.BadReserved;
     return if (within) header else error.OutOfRange;
 }
 
@@ -205,16 +211,19 @@ test "a number of a header that no honest sender reaches is an error" {
     }
 }
 
-test "only data comes in fragments, and none is empty" {
-    const data: Header = std.mem.zeroInit(Header, .{
+test "only pieces and leaves come in fragments, and none is empty" {
+    var data: Header = std.mem.zeroInit(Header, .{
         .kind = .partial,
         .fragment = Fragment{ .before = 15 },
     });
-    const bytes = encode(data);
-    try std.testing.expectEqual(data, try decode(&bytes));
-    var credit = data;
-    credit.kind = .credit;
-    try std.testing.expectError(error.BadReserved, decode(&encode(credit)));
+    for (std.enums.values(Kind)) |kind| {
+        data.kind = kind;
+        switch (kind) {
+            .partial, .final, .leaf => try std.testing.expectEqual(data, try decode(&encode(data))),
+            else => try std.testing.expectError(error.BadReserved, decode(&encode(data))),
+        }
+    }
+    data.kind = .leaf;
     var empty = data;
     empty.fragment.after = 1;
     try std.testing.expectError(error.OutOfRange, decode(&encode(empty)));
