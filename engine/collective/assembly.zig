@@ -1,7 +1,7 @@
 //! assembly: a piece that comes in as several fragments, on several lanes and in any order: which
 //! sixteenths of it have a place in memory, and which are there. One that comes in whole needs
-//! none. Where they are kept: board.zig for sums, ledger.zig for final bytes; what a fragment is:
-//! wire/fragment.zig.
+//! none. Where they are kept: board.zig for sums, ledger.zig for final bytes, fetch.zig for leaves
+//! of a shared state; what a fragment is: wire/fragment.zig.
 
 const std = @import("std");
 const Fragment = @import("wire").Fragment;

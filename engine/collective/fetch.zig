@@ -1,11 +1,11 @@
-//! Fetch: which leaf of a shared state is asked of which member, and what of it has come. Every member that holds the
-//! elected content is a source. Each source has some leaves on request, as many as its link has in
-//! the air, and is asked for the next as soon as one arrives, so a faster source gives more. When
-//! nothing is left to ask for, an idle source is asked once more for leaves that a slow one has not
-//! brought yet. A leaf may come as several fragments, all of one answer of one source: an answer
-//! that begins later takes it over, and begins anew. A leaf that has come in is here, and asked of
-//! nobody, until its hash is known. It knows ranks and numbers of leaves, never their bytes: those
-//! are session/transfer.zig's. Tests: fetch_test.zig.
+//! Fetch: which leaf of a shared state is asked of which member, and what of it has come. Every
+//! member that holds the elected content is a source. Each source has some leaves on request, as
+//! many as its link has in the air, and is asked for the next as soon as one arrives, so a faster
+//! source gives more. When nothing is left to ask for, an idle source is asked once more for leaves
+//! that a slow one has not brought yet. A leaf may come as several fragments, all of one answer of
+//! one source: an answer that begins later takes it over, and begins anew. A leaf that has come in
+//! is here, and asked of nobody, until its hash is known. It knows ranks and numbers of leaves,
+//! never their bytes: those are session/transfer.zig's. Tests: fetch_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -269,7 +269,7 @@ test "a source that begins later takes over a leaf, with all that another has br
     }
 }
 
-test "what has come of a leaf counts when its request is said again, and not when it is asked anew" {
+test "what has come of a leaf counts when its request is said again, not when it is asked anew" {
     var fetch = try test_asked(1);
     defer fetch.deinit();
     _ = fetch.say(0);

@@ -1,10 +1,10 @@
 //! cutting: a piece, or a leaf of a shared state, goes out as several frames where its link has
-//! several lanes that would each take long for it. All idle lanes take fragments of it, each as many bytes as it sends in a
-//! fiftieth of a second. So the piece is there as soon as the link can bring it, and the next hop
-//! begins. That counts where nothing else is on the way: while the pipe fills, on the last hop of
-//! an operation, and twice in a direct schedule; and at the end of a sync. Free functions on
-//! Session. Which piece is next: collective/movement.zig; which leaf: requests.zig; which lane asks:
-//! outgoing.zig; what a fragment is: wire/fragment.zig.
+//! several lanes that would each take long for it. All idle lanes take fragments of it, each as
+//! many bytes as it sends in a fiftieth of a second. So the piece is there as soon as the link can
+//! bring it, and the next hop begins. That counts where nothing else is on the way: while the pipe
+//! fills, on the last hop of an operation, and twice in a direct schedule; and at the end of a
+//! sync. Free functions on Session. Which piece is next: collective/movement.zig; which leaf:
+//! requests.zig; which lane asks: outgoing.zig; what a fragment is: wire/fragment.zig.
 
 const std = @import("std");
 const base = @import("base");

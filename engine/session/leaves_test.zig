@@ -1,6 +1,6 @@
-//! Leaves of a shared state that travel as several frames (cutting.zig): on which links, what counts
-//! of them, and sources that send fragments that no honest one sends. Lanes that break meanwhile:
-//! sync_lanes_test.zig; pieces of collectives: cutting_test.zig.
+//! Leaves of a shared state that travel as several frames (cutting.zig): on which links, what
+//! counts of them, and sources that send fragments that no honest one sends. Lanes that break
+//! meanwhile: sync_lanes_test.zig; pieces of collectives: cutting_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");
@@ -85,7 +85,8 @@ test "all lanes of a far link share a leaf that a newcomer fetches in the backgr
             seen.look();
         }
         try seen.check(is_far);
-        for (late.state.staged, late.state.wanted[1..], late.state.staged_hashes) |place, *wanted, *hash| {
+        const state = late.state;
+        for (state.staged, state.wanted[1..], state.staged_hashes) |place, *wanted, *hash| {
             try expectEqual(1, place.?[0]);
             try std.testing.expectEqualSlices(u8, wanted, hash);
         }
@@ -169,7 +170,7 @@ const Asks = struct {
 
 const halves = [_]Fragment{ .{ .after = 8 }, .{ .before = 8 } };
 
-test "a fragment of a leaf that is of a wrong length, or reaches into another, breaks the protocol" {
+test "a fragment of a leaf of a wrong length, or that reaches into another, breaks the protocol" {
     var asks: Asks = undefined;
     try asks.init();
     const first = (try asks.place(0, Asks.header(halves[0], 1))).?;

@@ -1,8 +1,8 @@
 //! fragment: the bytes of a piece that one frame brings. A piece may travel whole, or as several
 //! fragments on several lanes, which are counted in sixteenths of it. So the sender chooses how
-//! large frames are, and the receiver needs sixteen bits to know what is there. Where it is in a
-//! header: frame.zig; how a sender cuts: session/cutting.zig; what has come:
-//! collective/assembly.zig.
+//! large frames are, and the receiver needs sixteen bits to know what is there. The same goes for a
+//! leaf of a shared state, which is a piece here. Where it is in a header: frame.zig; how a sender
+//! cuts: session/cutting.zig; what has come: collective/assembly.zig.
 
 const std = @import("std");
 const assert = std.debug.assert;
