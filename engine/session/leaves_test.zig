@@ -5,7 +5,9 @@
 const std = @import("std");
 const wire = @import("wire");
 const session = @import("root.zig");
+const cutting = @import("cutting.zig");
 const hostile_test = @import("hostile_test.zig");
+const Requests = @import("requests.zig").Requests;
 const sync_test = @import("sync_test.zig");
 const syncing = @import("syncing.zig");
 const Case = sync_test.Case;
@@ -217,4 +219,34 @@ test "fragments of two answers are not put together, and the later one counts" {
         try expectEqual(null, try asks.place(1, Asks.header(halves[0], answer)));
     sync.leaves_moved = 0;
     try asks.deinit();
+}
+
+test "a fragment that goes again is as it was, and is not cut once more" {
+    // Goal: whoever has the first half of it coming in, on a lane that is broken, knows it again.
+    var case: Case = undefined;
+    try case.init_far(&.{ 1, 1 }, &.{ 3, 3 });
+    defer case.deinit();
+    const node = case.held[0].node;
+    const link = hostile_test.link_to(node, case.held[1].node);
+    const lane = link.lanes[0].?;
+    var asked: Requests = .{};
+    const gpa = std.testing.allocator;
+    defer asked.clear(gpa);
+    const lost: Requests.Item = .{
+        .class = 0,
+        .index = 3,
+        .again = 1,
+        .answer = 5,
+        .part = .{ .before = 2, .after = 6 },
+    };
+    try asked.push(gpa, .{ .class = 0, .index = 4 });
+    try asked.put_back(gpa, lost);
+    try expectEqual(lost, cutting.take_answer(node.s, lane, &asked, sync_test.leaf_bytes));
+    const other = cutting.take_answer(node.s, lane, &asked, sync_test.leaf_bytes);
+    try expectEqual(Fragment{ .after = 15 }, other.part);
+    try expectEqual(4, asked.first().?.index);
+    // A page of hashes is never cut.
+    asked.clear(gpa);
+    try asked.push(gpa, .{ .class = 1, .index = 0 });
+    try expect(cutting.take_answer(node.s, lane, &asked, 100).part.is_whole());
 }

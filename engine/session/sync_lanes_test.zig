@@ -195,26 +195,27 @@ test "that a member has everything by now is said again when its lane breaks" {
     }
 }
 
-test "of two answers of one source to a request, the one that was sent later gets the place" {
+fn run_two_answers(kind: wire.frame.Kind) !void {
     var case: Case = undefined;
     try case.init(&.{ 1, 2 }, &.{ 3, 0 });
     defer case.deinit();
     const late = &case.held[1];
-    const leaf = 1;
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     const operation = late.operation.?;
     const t = &operation.work.sync.transfer;
     const phase = t.phase;
-    t.phase = .leaves;
+    t.phase = if (kind == .leaf) .leaves else .hashes;
+    t.hashes_from = 0;
     t.fetch.begin(&.full(2));
-    t.fetch.need(leaf);
+    t.fetch.need(0);
     try expectEqual(0, t.fetch.next().?.rank);
     const s = late.node.s;
+    const state = late.state;
+    const bytes = if (kind == .leaf) state.leaf(0) else session.State.page_of(state.wanted, 0);
     const link = hostile_test.link_to(late.node, case.held[0].node);
     var header = std.mem.zeroInit(wire.frame.Header, .{
-        .kind = .leaf,
-        .index = leaf,
-        .payload_bytes = @as(u32, @intCast(late.state.leaf(leaf).len)),
+        .kind = kind,
+        .payload_bytes = @as(u32, @intCast(bytes.len)),
         .again = 1,
     });
     const lane = link.lanes[0].?;
@@ -235,9 +236,15 @@ test "of two answers of one source to a request, the one that was sent later get
     try expect(!lane.brings(owner));
     try expectEqual(header.payload_bytes, lane.discard);
     lane.discard = 0;
+    t.hashes_from = null;
+    t.peers[0].owes_page = false;
     t.phase = phase;
     try case.world.settle();
     for (case.all()) |*held| try held.end(.ok);
+}
+
+test "of two answers of one source to a request, the one that was sent later gets the place" {
+    for ([_]wire.frame.Kind{ .leaf, .hashes }) |kind| try run_two_answers(kind);
 }
 
 test "nothing of a sync that is over goes again" {
