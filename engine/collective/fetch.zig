@@ -261,7 +261,7 @@ pub const Fetch = struct {
         return begins;
     }
 
-    /// What another source has begun to bring of it is taken from this one.
+    /// If another source has begun to bring it, that one is asked for it no more.
     fn cancel_others(fetch: *Fetch, rank: u16, leaf: u32) void {
         if (fetch.leaves[leaf] != .asked_twice) return;
         for (fetch.sources, 0..) |*source, other| {

@@ -218,7 +218,7 @@ test "a leaf is here when all fragments of one answer are" {
     defer fetch.deinit();
     try std.testing.expect(try fetch.place(0, 0, 1, halves[1]));
     try std.testing.expect(!fetch.came(0, 0, halves[1]));
-    // What comes twice has its place, and no byte has two.
+    // A fragment that comes twice has its place, and no byte has two.
     try std.testing.expectError(error.Twice, fetch.place(0, 0, 1, halves[1]));
     try std.testing.expectError(error.Overlap, fetch.place(0, 0, 1, .whole));
     // A later answer may be cut in another way.

@@ -55,8 +55,8 @@ fn rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Operation
 }
 
 /// The next answer that goes on a lane that has room for it, of those that were asked for, or as
-/// much of it as the lane should take. `bytes`: of the first. What goes again is not cut in another
-/// way.
+/// much of it as the lane should take. `bytes`: of the first. One that goes again is not cut in
+/// another way.
 pub fn take_answer(
     s: *const Session,
     lane: *Lane,

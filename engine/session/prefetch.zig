@@ -135,7 +135,7 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) void {
     };
 }
 
-/// What was coming in on it is awaited anew.
+/// A fragment of a leaf that was coming in on it is awaited anew.
 fn take_back(s: *Session, lane: *const Lane, link: *const Link) void {
     if (std.meta.activeTag(lane.into_owner orelse return) != .state) return;
     const shared = fetch_of(s, &lane.incoming) orelse return;

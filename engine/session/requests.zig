@@ -33,7 +33,7 @@ pub const Requests = struct {
         again: u8 = 0,
         /// The number of the answer; 0: it has not begun.
         answer: u32 = 0,
-        /// What of it is still to go, or goes again.
+        /// This part of it is still to go, or goes again.
         part: Fragment = .whole,
 
         fn asks_the_same(one: Item, other: Item) bool {
