@@ -34,6 +34,8 @@ pub const Fetch = struct {
     /// A leaf on request of a source.
     const Asked = struct {
         leaf: u32,
+        /// Answers up to this one are to requests from before.
+        after: u32,
         /// The last of its answers that has begun, and what has come of the leaf with that.
         answer: u32 = 0,
         assembly: Assembly = .{},
@@ -49,6 +51,8 @@ pub const Fetch = struct {
         unsaid: u32 = 0,
         /// So many may be on request.
         room: u32 = limits.state_asked_first,
+        /// The latest of its answers of which something has come.
+        heard: u32 = 0,
 
         fn find(source: *const Source, leaf: u32) ?usize {
             for (source.asked[0..source.count], 0..) |*it, index| if (it.leaf == leaf) return index;
@@ -156,7 +160,7 @@ pub const Fetch = struct {
             const source = &fetch.sources[rank];
             if (!source.usable or source.is_full()) continue;
             const leaf = missing orelse fetch.take_over(source) orelse continue;
-            source.append(.{ .leaf = leaf });
+            source.append(.{ .leaf = leaf, .after = source.heard });
             fetch.leaves[leaf] = if (missing == null) .asked_twice else .asked;
             fetch.turn = rank + 1;
             return .{ .rank = @intCast(rank), .leaf = leaf };
@@ -231,6 +235,12 @@ pub const Fetch = struct {
         return fetch.leaves[leaf] == .present or fetch.leaves[leaf] == .here;
     }
 
+    /// Something of an answer comes in. The source counts its answers.
+    pub fn hear(fetch: *Fetch, rank: u16, answer: u32) void {
+        const source = &fetch.sources[rank];
+        source.heard = @max(source.heard, answer);
+    }
+
     /// The source has delivered a leaf that is not wanted any more.
     pub fn delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
@@ -250,7 +260,7 @@ pub const Fetch = struct {
     ) error{ Older, Twice, Overlap }!bool {
         const source = &fetch.sources[rank];
         const asked = &source.asked[source.find(leaf).?];
-        if (answer < asked.answer) return error.Older;
+        if (answer <= asked.after or answer < asked.answer) return error.Older;
         const begins = answer > asked.answer or asked.assembly.placed == 0;
         if (begins) {
             fetch.cancel_others(rank, leaf);
@@ -337,5 +347,6 @@ pub const Fetch = struct {
         }
         source.count = 0;
         source.unsaid = 0;
+        source.heard = 0; // it may count anew
     }
 };

@@ -269,6 +269,21 @@ test "a source that begins later takes over a leaf, with all that another has br
     }
 }
 
+test "the rest of an answer that was taken over is none to a later request of the same source" {
+    var fetch = try test_asked(2);
+    defer fetch.deinit();
+    for ([_]u16{ 0, 1 }, [_]Fragment{ halves[0], .{ .after = 1 } }) |rank, fragment| {
+        fetch.hear(rank, 5);
+        try std.testing.expect(try fetch.place(rank, 0, 5, fragment));
+        try std.testing.expect(!fetch.came(rank, 0, fragment));
+    }
+    // The slow one is idle now, and is asked again.
+    try std.testing.expectEqual(0, fetch.next().?.rank);
+    try std.testing.expectError(error.Older, fetch.place(0, 0, 5, halves[1]));
+    try std.testing.expect(fetch.wants(1, 0));
+    try std.testing.expect(try fetch.place(0, 0, 6, halves[1]));
+}
+
 test "what has come of a leaf counts when its request is said again, not when it is asked anew" {
     var fetch = try test_asked(1);
     defer fetch.deinit();

@@ -115,7 +115,7 @@ pub fn place(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) Erro
     return place_leaf(s, t, lane, rank, header);
 }
 
-/// The same of a leaf, or of a fragment of one.
+/// The same, where it is a leaf or a fragment of one.
 fn place_leaf(
     s: *Session,
     t: *Transfer,
@@ -129,6 +129,7 @@ fn place_leaf(
     if (index >= state.leaf_count()) return error.UnknownLeaf;
     const part = header.fragment.range(state.leaf(index).len);
     if (header.payload_bytes != part.len()) return error.WrongLength;
+    t.fetch.hear(rank, header.reduced_attempt);
     if (t.phase != .leaves or !t.fetch.wants(rank, index)) {
         peer.gave_at = s.now;
         if (t.phase == .leaves) t.fetch.delivered(rank, index);

@@ -198,9 +198,11 @@ pub const Flow = struct {
     }
 
     pub fn note(flow: *Flow, i: *const Interval) void {
-        if (i.is_full()) flow.carried.sent(i.acked, i.ns) else flow.carried.pause();
-        if (!i.saturated or i.acked == 0) return;
+        if (!i.saturated or i.acked == 0) {
+            return if (i.crowded()) flow.carried.queued(i.acked, i.ns) else flow.carried.pause();
+        }
         flow.goodput = i.goodput();
+        flow.carried.sent(i.acked, i.ns);
         const ppm: u64 = @min(i.retransmitted *| 1_000_000 / i.acked, 1_000_000);
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
         const is_much = flow.again_ppm > lossy_ppm;

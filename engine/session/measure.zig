@@ -64,7 +64,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
         const flow = &link.flow;
         together.add(&flow.last, flow.carries(), flow.lanes_open, flow.lanes_busy);
     };
-    together.step(ns, is_late, node.up.rate);
+    together.step(ns, is_late);
     for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
@@ -161,7 +161,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.last = i;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
-    all.is_full = all.is_full or i.is_full();
+    all.saturated = all.saturated or (i.saturated and i.acked > 0);
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     flow.note(&i);

@@ -227,17 +227,34 @@ test "a limit that was found while other links were busy is none for a link alon
     try expectEqual(24 * mbyte, flow.carries());
 }
 
-test "a queue on the way says what a link carries, though there is no more to send" {
+test "where a queue stands a link carries no less than what moves, though there is no more to send" {
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();
-    for ([_]u64{ 20, 60 }, [_]u64{ 0, 8 * mbyte }) |rtt_ms, carries| {
+    const idle = [2]bool{ false, false };
+    const flow = &pair.links[0].flow;
+    pair.rtt_ns = 60 * ms;
+    // Little may wait in a queue of others: of a link that is not known that says nothing.
+    pair.run(.{ 3 * mbyte, 3 * mbyte }, .{ 0, 0 }, idle, 5);
+    try expectEqual(0, flow.carries());
+    pair.run(.{ 3 * mbyte, 3 * mbyte }, .{ 0, 0 }, .{ true, true }, 5);
+    for ([_]u64{ 20, 60, 60 }, [_]u64{ 8, 8, 1 }, [_]u64{ 3, 8, 8 }) |rtt_ms, moves, carries| {
         pair.rtt_ns = rtt_ms * ms;
-        pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, .{ false, false }, 5);
-        try expectEqual(carries, pair.links[0].flow.carries());
-        try expectEqual(2 * carries, pair.node.up.rate);
-        try expectEqual(0, pair.links[0].flow.spread.acked);
+        pair.run(@splat(moves * mbyte), .{ 0, 0 }, idle, 5);
+        try expectEqual(carries * mbyte, flow.carries());
     }
+    try expectEqual(6 * mbyte, pair.node.up.rate);
+}
+
+test "small calls behind the traffic of others bring no limit" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    pair.rtt_ns = 60 * ms;
+    pair.retransmitted = 1;
+    pair.run(.{ mbyte, mbyte }, .{ 0, 0 }, .{ false, false }, 50);
+    try expectEqual(0, pair.node.together.pacer.rate);
+    for (&pair.links) |*link| try expectEqual(0, link.flow.shared.rate);
 }
 
 test "arrivals gather for a small part of the shortest way, while all ways are long" {

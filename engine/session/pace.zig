@@ -32,18 +32,10 @@ pub const Interval = struct {
     base_ns: u64 = 0,
     /// There was more to send all the time.
     saturated: bool = false,
-    /// So much was carried before, bytes per second; 0: it is not known.
-    known: u64 = 0,
 
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
         return per_second(i.acked, i.ns);
-    }
-
-    /// The way carries no more than what was acknowledged: there was more to send all the time, or
-    /// a queue stands.
-    pub fn is_full(i: *const Interval) bool {
-        return i.acked > 0 and (i.saturated or i.crowded());
     }
 
     /// Bytes that were acknowledged, or given and will be.
@@ -101,9 +93,19 @@ pub const Pacer = struct {
     probe_after: u64 = calm_ns,
     /// The last probe brought as much as it tried, so the next one tries more.
     is_rising: bool = false,
-    /// The start of a connection makes a queue for a moment, too, but one that overflows.
-    full_after: u64 = 800 * ms,
-    full_after_loss: u64 = 500 * ms,
+    signs: Signs = .{},
+
+    /// How the first limit is found.
+    pub const Signs = struct {
+        /// A queue that lasts for so long, or overflows and lasts for so long, is no moment: the
+        /// start of a connection makes one, too.
+        full_after: u64 = 800 * ms,
+        full_after_loss: u64 = 500 * ms,
+        /// So many intervals are enough to say what arrives.
+        intervals: u8 = 4,
+        /// A queue is there until hardly any packet waits.
+        is_patient: bool = false,
+    };
 
     pub const State = enum {
         /// No limit: it was never full.
@@ -139,7 +141,7 @@ pub const Pacer = struct {
         p.note(i);
         switch (p.state) {
             .free => if (p.crowded == 0) p.start_anew() //
-            else if (p.is_full()) p.drain(@max(p.peak, i.known)),
+            else if (p.is_full()) p.drain(p.peak),
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
             .held => if (p.crowded >= crowded_ns) {
@@ -150,7 +152,10 @@ pub const Pacer = struct {
                 p.to(.probing, p.found + p.found / @as(u64, if (p.is_rising) 2 else 4));
             },
             .probing => p.judge(i),
-            .yielding => if (p.lasted >= yield_ns) p.to(.free, 0),
+            .yielding => if (p.lasted >= yield_ns) {
+                p.crowded = 0; // what lasts is not of this peer's making
+                p.to(.free, 0);
+            },
         }
         // Bytes that arrived until now were the end of the queue.
         if (i.calm()) p.peak = 0;
@@ -179,8 +184,8 @@ pub const Pacer = struct {
         p.acked += i.acked;
         p.recent = p.recent[1..].* ++ .{i.goodput()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
-        p.peak = @max(p.peak, p.lately());
-        if (i.calm()) {
+        p.peak = @max(p.peak, p.of_last(if (p.state == .free) p.signs.intervals else p.recent.len));
+        if (if (p.signs.is_patient) i.calm() else !i.crowded()) {
             p.crowded = 0;
             p.overflowed = false;
         }
@@ -191,10 +196,14 @@ pub const Pacer = struct {
 
     /// Bytes per second; 0 before there were enough intervals to say.
     fn lately(p: *const Pacer) u64 {
-        if (p.recent_count < p.recent.len) return 0;
+        return p.of_last(p.recent.len);
+    }
+
+    fn of_last(p: *const Pacer, count: usize) u64 {
+        if (p.recent_count < count) return 0;
         var sum: u64 = 0;
-        for (p.recent) |each| sum += each;
-        return sum / p.recent.len;
+        for (p.recent[p.recent.len - count ..]) |each| sum += each;
+        return sum / count;
     }
 
     fn start_anew(p: *Pacer) void {
@@ -203,7 +212,9 @@ pub const Pacer = struct {
     }
 
     fn is_full(p: *const Pacer) bool {
-        return p.crowded >= p.full_after or (p.overflowed and p.crowded >= p.full_after_loss);
+        const signs = &p.signs;
+        return p.crowded >= signs.full_after or
+            (p.overflowed and p.crowded >= signs.full_after_loss);
     }
 
     fn to(p: *Pacer, state: State, rate: u64) void {

@@ -32,7 +32,14 @@ pub const Peak = struct {
         peak.take(rate);
     }
 
-    /// There was not: the stretch is cut short.
+    /// There was not, but a queue stood on the way, perhaps of others: it carries so much at least.
+    /// That is no news of a way of which nothing is known: little may have been sent.
+    pub fn queued(peak: *Peak, bytes: u64, ns: u64) void {
+        const rate = peak.lately(bytes, ns) orelse return;
+        if (peak.rate > 0 and rate > peak.rate) peak.take(rate) else peak.pause();
+    }
+
+    /// There was neither: the stretch is cut short.
     pub fn pause(peak: *Peak) void {
         peak.bytes = 0;
         peak.ns = 0;
@@ -70,8 +77,8 @@ pub const Peak = struct {
 pub const Moved = struct {
     acked: u64 = 0,
     received: u64 = 0,
-    /// Some link was full.
-    is_full: bool = false,
+    /// Some link had more to send all the time.
+    saturated: bool = false,
 };
 
 /// How much this peer sends and receives at most, on all its links at once.
@@ -81,7 +88,7 @@ pub const Node = struct {
     together: Together = .{},
 
     pub fn note(node: *Node, moved: *const Moved, ns: u64) void {
-        if (moved.is_full) node.up.sent(moved.acked, ns) else node.up.pause();
+        if (moved.saturated) node.up.sent(moved.acked, ns) else node.up.pause();
         node.down.arrived(moved.received, ns);
     }
 
@@ -96,11 +103,11 @@ const expectEqual = std.testing.expectEqual;
 const expect = std.testing.expect;
 const mbyte = 1_000_000;
 
-fn send(node: *Node, per_s: u64, received_per_s: u64, is_full: bool, intervals: usize) void {
+fn send(node: *Node, per_s: u64, received_per_s: u64, saturated: bool, intervals: usize) void {
     for (0..intervals) |_| node.note(&.{
         .acked = per_s / 10,
         .received = received_per_s / 10,
-        .is_full = is_full,
+        .saturated = saturated,
     }, 100 * ms);
 }
 

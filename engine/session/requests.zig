@@ -57,8 +57,7 @@ pub const Requests = struct {
         for (0..requests.waiting.len) |index| {
             const waiting = requests.waiting.atPtr(index);
             if (waiting.asks_the_same(item)) {
-                waiting.answer = 0;
-                waiting.part = .whole;
+                waiting.* = item;
                 return;
             }
             count += @intFromBool(waiting.again == 0);

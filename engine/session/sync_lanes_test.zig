@@ -217,6 +217,7 @@ fn run_two_answers(kind: wire.frame.Kind) !void {
         .kind = kind,
         .payload_bytes = @as(u32, @intCast(bytes.len)),
         .again = 1,
+        .reduced_attempt = @as(u32, 1), // the number of the answer
     });
     const lane = link.lanes[0].?;
     // The rest of a header is of no account, or two lanes would write to one leaf.

@@ -13,7 +13,12 @@ const ms = std.time.ns_per_ms;
 
 pub const Together = struct {
     /// A call may be shorter than it takes to know one link.
-    pacer: pace.Pacer = .{ .full_after = 400 * ms, .full_after_loss = 200 * ms },
+    pacer: pace.Pacer = .{ .signs = .{
+        .full_after = 400 * ms,
+        .full_after_loss = 200 * ms,
+        .intervals = 2,
+        .is_patient = true,
+    } },
     /// So many sent much when last several did.
     senders: u64 = 0,
     /// Now.
@@ -89,9 +94,8 @@ pub const Together = struct {
         now.lanes_busy += lanes_busy;
     }
 
-    /// All are added. `known`: the most that they have carried at once, bytes per second.
-    /// `is_late`: the process stood still.
-    pub fn step(t: *Together, ns: u64, is_late: bool, known: u64) void {
+    /// All are added. `is_late`: the process stood still.
+    pub fn step(t: *Together, ns: u64, is_late: bool) void {
         if (t.now.senders >= 2) t.senders = t.now.senders;
         const sum: Interval = .{
             .ns = ns,
@@ -100,7 +104,6 @@ pub const Together = struct {
             .rtt_ns = t.now.base_ns +| t.now.waits_ns,
             .base_ns = t.now.base_ns,
             .saturated = !is_late and t.now.links >= 2 and t.are_busy(ns),
-            .known = known,
         };
         t.pacer.step(&sum);
     }
@@ -154,9 +157,8 @@ const expectEqual = std.testing.expectEqual;
 /// Links that share a queue of 50 ms before what they all go through.
 const WayOut = struct {
     carries: u64,
-    /// As Together.add and step have them.
+    /// As Together.add has them.
     lanes_busy: u64 = 8,
-    known: u64 = 0,
     /// Somebody else sends so much there, bytes per second.
     others: u64 = 0,
     queued: u64 = 0,
@@ -208,7 +210,7 @@ const WayOut = struct {
         for (&out.links) |*link| sum.note(link);
         t.begin(sum);
         for (&out.links) |*link| t.add(link, out.carries, 8, out.lanes_busy);
-        t.step(ns, false, out.known);
+        t.step(ns, false);
         for (&out.links) |*link| t.note_slow(link);
     }
 };
@@ -279,7 +281,7 @@ test "where one link alone has a queue the others are not held to it" {
         for ([_]*const Interval{ &calm, &crowded }) |each| sum.note(each);
         t.begin(sum);
         for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 0, 8, 8);
-        t.step(100 * ms, false, 0);
+        t.step(100 * ms, false);
     }
     try expect(!t.is_common());
     try expectEqual(0, t.part(&crowded));
@@ -288,7 +290,7 @@ test "where one link alone has a queue the others are not held to it" {
 test "calls that are shorter than a limit takes to find are held to what they carry together" {
     // Goal: the queue that each of them makes is seen, though nothing is left to send when it is
     // noticed. Method: bursts of 200 ms with a second between, with no lane that is busy.
-    var out: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0, .known = 24 * mbyte };
+    var out: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0 };
     for (0..2) |_| {
         out.run(@splat(20 * mbyte), 3);
         out.run(@splat(0), 10);
@@ -296,7 +298,7 @@ test "calls that are shorter than a limit takes to find are held to what they ca
     try expect(out.together.pacer.rate > 20 * mbyte);
     try expect(out.together.pacer.rate <= 24 * mbyte);
     // Little that waits behind the traffic of others is no sign of what the way carries.
-    var other: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0, .known = 24 * mbyte };
+    var other: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0 };
     other.others = 30 * mbyte;
     other.run(@splat(mbyte), 30);
     try expectEqual(0, other.together.pacer.rate);
