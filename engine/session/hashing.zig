@@ -8,6 +8,7 @@
 const std = @import("std");
 const base = @import("base");
 const kernels = @import("kernels");
+const Mask = base.Mask;
 const State = @import("state.zig").State;
 const Hash = @import("wire").control.Hash;
 
@@ -67,16 +68,23 @@ pub const Hashing = struct {
         return post.*;
     }
 
-    /// Returns when no leaf is being hashed. The hashes are kept in the state, and nothing else
-    /// comes of them.
-    pub fn fence(h: *Hashing, state: *State) void {
-        if (h.is_idle()) return;
+    /// The leaves of which a fence has found that they are as they must be, and who gave them.
+    pub const Found = struct { leaves: u32 = 0, sources: Mask = .empty };
+
+    /// Returns when no leaf is being hashed. The hashes are kept in the state.
+    pub fn fence(h: *Hashing, state: *State) Found {
+        var found: Found = .{};
+        if (h.is_idle()) return found;
         h.runner.?.fence(h);
         var places = h.taken.iterator(.{});
         while (places.next()) |place| {
             const post = &h.posts[place];
             state.staged_hashes[post.leaf] = post.hash;
+            if (!state.check_staged(post.leaf, &post.hash)) continue;
+            found.leaves += 1;
+            found.sources.set(post.rank);
         }
         h.taken = .initEmpty();
+        return found;
     }
 };

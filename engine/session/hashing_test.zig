@@ -120,6 +120,8 @@ test "leaves that are being hashed when an attempt ends are hashed first, and ar
     const operation = late.operation.?;
     try expectEqual(2, operation.op.attempts);
     try expectEqual(bytes_all, operation.work.sync.bytes_received); // none of them twice
+    try expectEqual(leaves_all, operation.work.sync.leaves_moved);
+    try expectEqual(0, operation.work.sync.leaves_early);
     for (case.held[1..3]) |*held| {
         try held.end(.ok);
         try held.expect_value(1, 4);

@@ -69,7 +69,11 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
 /// No lane reads or writes memory of the state any more, and no job does afterwards.
 pub fn stop(operation: *Operation) void {
     const t = &operation.work.sync.transfer;
-    if (t.state) |state| t.hashing.fence(state);
+    if (t.state) |state| {
+        const found = t.hashing.fence(state);
+        operation.work.sync.leaves_moved += found.leaves;
+        operation.work.sync.sources.merge(&found.sources);
+    }
     t.phase = .stopped;
     for (t.peers) |*peer| peer.become(t.gpa, .{});
 }

@@ -105,7 +105,7 @@ pub const Transfer = struct {
     }
 
     pub fn deinit(t: *Transfer) void {
-        if (t.state) |state| t.hashing.fence(state);
+        if (t.state) |state| _ = t.hashing.fence(state);
         t.fetch.deinit();
         for (t.peers) |*peer| peer.asked.clear(t.gpa);
         t.gpa.free(t.peers);

@@ -13,6 +13,7 @@ import base64
 import itertools
 import json
 import queue
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -143,6 +144,8 @@ class Peer:
 
     def signal(self, number: int) -> None:
         self.process.signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait(ANSWER_SECONDS_MAX)
 
     def idle(self) -> bool:
         """It runs, and nothing that was asked or said is left over."""
