@@ -227,7 +227,7 @@ test "a limit that was found while other links were busy is none for a link alon
     try expectEqual(24 * mbyte, flow.carries());
 }
 
-test "where a queue stands a link carries no less than what moves, though there is no more to send" {
+test "where a queue stands a link carries no less than what moves, with no more to send" {
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();
