@@ -395,16 +395,20 @@ def test_peers_are_called_by_their_labels() -> None:
 
 
 def test_the_status_says_who_is_slow_and_what_moves() -> None:
-    """Rank 1 works for 30 ms before each call: it is the last to call, and the speeds are there."""
+    """Rank 1 works for 15 ms before each call: it is the last to call, and the speeds are there."""
     over = threading.Event()
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            over.wait(0.015)
 
     def program(comm: pccl.Communicator) -> None:
         array, go_on = np.ones(100_000), np.ones(1)
         while go_on[0]:
-            if comm.rank == 1:
-                over.wait(0.03)
+            work(comm.rank)
             comm.all_reduce(array, op="avg")
             go_on[0] = comm.rank != 0 or not over.is_set()
+            work(comm.rank)
             comm.broadcast(go_on, 0)
 
     def members() -> list[dict[str, Any]]:
@@ -429,8 +433,7 @@ def test_the_status_says_who_is_slow_and_what_moves() -> None:
             assert member[speed] == pytest.approx(link[speed], rel=0.01), member
         assert 1 <= link["lanes"] <= 64 and 0 < link["rtt_ns"] < 1e9, link
         assert link["rate"] >= 0 and 0 <= link["retransmitted_ppm"] <= 1_000_000, link
-    # Half of the calls are broadcasts, which rank 1 makes right after the all_reduce.
-    assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 4
+    assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 2
     assert slow["last_to_call"] > 3 * quick["last_to_call"]
     assert slow["late_ns"] / slow["last_to_call"] > 10e6
 
