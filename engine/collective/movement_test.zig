@@ -309,6 +309,31 @@ fn test_movement(
     });
 }
 
+const Head = struct {
+    kind: wire.frame.Kind,
+    index: u64,
+    attempt: u32,
+    payload_bytes: u32,
+    reduced_attempt: u32 = 0,
+    class: u16 = 0,
+};
+
+/// The header of a frame of the first operation of an epoch.
+fn test_header(head: Head) wire.frame.Header {
+    return .{
+        .epoch = 1,
+        .tag = 0,
+        .sequence = 0,
+        .group = 0,
+        .kind = head.kind,
+        .index = head.index,
+        .attempt = head.attempt,
+        .payload_bytes = head.payload_bytes,
+        .reduced_attempt = head.reduced_attempt,
+        .class = head.class,
+    };
+}
+
 /// For rank 0 in a ring.
 fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) board_file.Begin {
     return .{
@@ -676,18 +701,13 @@ test "a sender fills no more slots than it was promised, though others are free"
     var taken: u32 = 0;
     var piece: u64 = 1;
     while (taken <= x.board.free_slots.len) : (piece += 3) {
-        const header: wire.frame.Header = .{
-            .epoch = 1,
-            .tag = 0,
-            .sequence = 0,
+        const header: wire.frame.Header = test_header(.{
+            .kind = .partial,
             .index = piece,
             .attempt = 1,
             .payload_bytes = @intCast(x.piece_bytes(@intCast(piece))),
-            .reduced_attempt = 0,
-            .group = 0,
             .class = 1,
-            .kind = .partial,
-        };
+        });
         _ = x.place(&header, 0) catch |err| {
             try std.testing.expectEqual(error.NoCredit, err);
             break;
@@ -734,18 +754,13 @@ test "a sum is refused where it does not belong" {
         // back to; all others send their contributions straight to it.
         const pieces = [_]u64{ 0, 1, 2 };
         for (pieces) |piece| {
-            const header: wire.frame.Header = .{
-                .epoch = 1,
-                .tag = 0,
-                .sequence = 0,
+            const header: wire.frame.Header = test_header(.{
+                .kind = .partial,
                 .index = piece,
                 .attempt = 1,
                 .payload_bytes = @intCast(x.piece_bytes(@intCast(piece))),
-                .reduced_attempt = 0,
-                .group = 0,
                 .class = if (schedule == .ring) @intCast(piece) else 0,
-                .kind = .partial,
-            };
+            });
             const is_mine = switch (schedule) {
                 .ring => piece != 0,
                 .direct => piece == 1,
@@ -929,18 +944,12 @@ test "in a direct schedule contributions go before finished bytes between far me
         x.begin(begin);
         x.opened(1, x.initial_credit());
         // The other's contribution to a piece of this peer: the result of that goes to the other.
-        const header: wire.frame.Header = .{
-            .epoch = 1,
-            .tag = 0,
-            .sequence = 0,
+        const header: wire.frame.Header = test_header(.{
+            .kind = .partial,
             .index = 0,
             .attempt = 1,
             .payload_bytes = 64,
-            .reduced_attempt = 0,
-            .group = 0,
-            .class = 0,
-            .kind = .partial,
-        };
+        });
         const place = try x.place(&header, 1);
         @memset(place.bytes, 0);
         _ = x.arrived(&header, place.slot);
@@ -1572,18 +1581,13 @@ test "a source that is there keeps what it has, whoever says that it alone holds
         begin.hubs = &.full(3);
         x.begin(begin);
         try std.testing.expect(x.board.ledger.settled.has(0) and x.board.ledger.reduced[0] == 1);
-        const header: wire.frame.Header = .{
-            .epoch = 1,
-            .tag = 0,
-            .sequence = 0,
+        const header: wire.frame.Header = test_header(.{
+            .kind = .final,
             .index = 0,
             .attempt = 2,
             .payload_bytes = @intCast(x.piece_bytes(0)),
             .reduced_attempt = 2,
-            .group = 0,
-            .class = 0,
-            .kind = .final,
-        };
+        });
         try std.testing.expectError(error.Twice, x.place(&header, 2));
     }
 }
@@ -1631,18 +1635,13 @@ test "no final bytes come in where a job is at work" {
     });
     defer x.deinit();
     x.begin(test_begin(1, &order, &.{}));
-    var header: wire.frame.Header = .{
-        .epoch = 1,
-        .tag = 0,
-        .sequence = 0,
+    var header: wire.frame.Header = test_header(.{
+        .kind = .partial,
         .index = 2,
         .attempt = 1,
         .payload_bytes = 64,
-        .reduced_attempt = 0,
-        .group = 0,
         .class = 2,
-        .kind = .partial,
-    };
+    });
     const sum = try x.place(&header, 0);
     @memset(sum.bytes, 0);
     _ = x.arrived(&header, sum.slot);
@@ -1677,18 +1676,13 @@ test "a frame that comes twice does not hurry what is being set aside" {
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
-    var header: wire.frame.Header = .{
-        .epoch = 1,
-        .tag = 0,
-        .sequence = 0,
+    var header: wire.frame.Header = test_header(.{
+        .kind = .final,
         .index = 1, // its owner is the other one
         .attempt = 1,
         .payload_bytes = 64,
         .reduced_attempt = 1,
-        .group = 0,
-        .class = 0,
-        .kind = .final,
-    };
+    });
     const place = try x.place(&header, 1);
     @memset(place.bytes, 0);
     _ = x.arrived(&header, place.slot);
@@ -1734,18 +1728,13 @@ test "jobs of one piece follow each other, whatever comes in between" {
         const order: base.Order = .of(&.full(2));
         x.begin(test_begin(1, &order, &.{}));
         x.opened(1, x.initial_credit());
-        const header: wire.frame.Header = .{
-            .epoch = 1,
-            .tag = 0,
-            .sequence = 0,
+        const header: wire.frame.Header = test_header(.{
+            .kind = .final,
             .index = 1, // its sum begins here, and its owner is the other one
             .attempt = 1,
             .payload_bytes = 128,
             .reduced_attempt = 1,
-            .group = 0,
-            .class = 0,
-            .kind = .final,
-        };
+        });
         const place = try x.place(&header, 1);
         @memset(place.bytes, 0x40);
         if (is_first) _ = x.arrived(&header, place.slot);

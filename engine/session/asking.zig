@@ -185,6 +185,15 @@ pub fn arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
     return rank;
 }
 
+/// It was a leaf, or a part of one: its bytes, if they are to be hashed now. Null: it is not whole,
+/// or a runner hashes it.
+pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 {
+    const leaf: u32 = @intCast(header.index);
+    if (!t.fetch.came(rank, leaf, header.fragment)) return null;
+    const bytes = t.state.?.staged[leaf].?;
+    return if (t.hashing.give(bytes, rank, leaf)) null else bytes;
+}
+
 /// It was a page: whether it was the last one.
 pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     t.peers[rank].owes_page = false;

@@ -54,24 +54,28 @@ fn rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Operation
     return if (is_there) cut else null;
 }
 
+/// An answer, or a part of one, and its bytes.
+pub const Answer = struct { item: requests.Requests.Item, bytes: []const u8 };
+
 /// The next answer that goes on a lane that has room for it, of those that were asked for, or as
-/// much of it as the lane should take. `bytes`: of the first. One that goes again is not cut in
+/// much of it as the lane should take. `payload`: of the first. One that goes again is not cut in
 /// another way.
 pub fn take_answer(
     s: *const Session,
     lane: *Lane,
     asked: *requests.Requests,
-    bytes: usize,
-) requests.Requests.Item {
+    payload: []const u8,
+) Answer {
     const link = lane.link.?;
     const first = asked.first().?;
     const is_cut = first.class == requests.class_leaf and first.again == 0;
     const part: Fragment = if (is_cut)
-        .next(first.part.before, bytes_for(s, lane, link), bytes)
+        .next(first.part.before, bytes_for(s, lane, link), payload.len)
     else
         first.part;
     lane.had_turn = true;
-    return asked.take(s.gpa, part);
+    const range = part.range(payload.len);
+    return .{ .item = asked.take(s.gpa, part), .bytes = payload[range.first..range.end] };
 }
 
 /// A lane with many frames under way is faster than was known, and gets large ones.

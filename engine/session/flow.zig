@@ -198,7 +198,7 @@ pub const Flow = struct {
     }
 
     pub fn note(flow: *Flow, i: *const Interval) void {
-        if (!i.saturated or i.acked == 0) {
+        if (!i.is_telling()) {
             return if (i.crowded()) flow.carried.queued(i.acked, i.ns) else flow.carried.pause();
         }
         flow.goodput = i.goodput();

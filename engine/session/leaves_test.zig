@@ -44,10 +44,7 @@ const Seen = struct {
 test "all lanes of a far link share a leaf of a sync, and those of a near link take whole ones" {
     for ([_]bool{ false, true }) |is_far| {
         var case: Case = undefined;
-        if (is_far)
-            try case.init_far(&.{ 1, 2 }, &.{ 3, 0 })
-        else
-            try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+        try case.init_at(is_far, &.{ 1, 2 }, &.{ 3, 0 });
         defer case.deinit();
         for (case.all()) |*held| try held.sync(.popular, sync_test.deadline_never);
         const giver, const late = .{ &case.held[0], &case.held[1] };
@@ -71,16 +68,11 @@ test "all lanes of a far link share a leaf of a sync, and those of a near link t
 test "all lanes of a far link share a leaf that a newcomer fetches in the background" {
     for ([_]bool{ false, true }) |is_far| {
         var case: Case = undefined;
-        const late = if (is_far)
-            try sync_test.newcomer_far(&case)
-        else
-            try sync_test.newcomer_case(&case);
+        const late = try sync_test.newcomer_at(&case, is_far);
         defer case.deinit();
         const t = late.fetch().?;
         t.fetch.discard(1 - t.hashes_from.?);
-        const giver = for (case.world.nodes[0..2]) |*node| {
-            if (node.s.self.eql(t.peers[t.hashes_from.?].id)) break node;
-        } else unreachable;
+        const giver = case.world.node_of(t.peers[t.hashes_from.?].id);
         var seen: Seen = .{ .link = hostile_test.link_to(giver, late.node) };
         while (late.node.group.is_fetching()) {
             try expect(try case.world.step());
@@ -224,7 +216,7 @@ test "fragments of two answers are not put together, and the later one counts" {
 test "a fragment that goes again is as it was, and is not cut once more" {
     // Goal: whoever has the first half of it coming in, on a lane that is broken, knows it again.
     var case: Case = undefined;
-    try case.init_far(&.{ 1, 1 }, &.{ 3, 3 });
+    try case.init_at(true, &.{ 1, 1 }, &.{ 3, 3 });
     defer case.deinit();
     const node = case.held[0].node;
     const link = hostile_test.link_to(node, case.held[1].node);
@@ -241,12 +233,16 @@ test "a fragment that goes again is as it was, and is not cut once more" {
     };
     try asked.push(gpa, .{ .class = 0, .index = 4 });
     try asked.put_back(gpa, lost);
-    try expectEqual(lost, cutting.take_answer(node.s, lane, &asked, sync_test.leaf_bytes));
-    const other = cutting.take_answer(node.s, lane, &asked, sync_test.leaf_bytes);
-    try expectEqual(Fragment{ .after = 15 }, other.part);
+    const leaf: [sync_test.leaf_bytes]u8 = @splat(0);
+    try expectEqual(lost, cutting.take_answer(node.s, lane, &asked, &leaf).item);
+    const other = cutting.take_answer(node.s, lane, &asked, &leaf);
+    try expectEqual(Fragment{ .after = 15 }, other.item.part);
+    try expectEqual(leaf.len / Fragment.most, other.bytes.len);
     try expectEqual(4, asked.first().?.index);
     // A page of hashes is never cut.
     asked.clear(gpa);
     try asked.push(gpa, .{ .class = 1, .index = 0 });
-    try expect(cutting.take_answer(node.s, lane, &asked, 100).part.is_whole());
+    const hashes: [100]u8 = @splat(0);
+    const page = cutting.take_answer(node.s, lane, &asked, &hashes);
+    try expect(page.item.part.is_whole() and page.bytes.len == hashes.len);
 }

@@ -161,7 +161,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.last = i;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
-    all.saturated = all.saturated or (i.saturated and i.acked > 0);
+    all.saturated = all.saturated or i.is_telling();
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     flow.note(&i);

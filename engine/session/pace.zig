@@ -38,6 +38,11 @@ pub const Interval = struct {
         return per_second(i.acked, i.ns);
     }
 
+    /// It was kept busy, and something arrived: so much it carries.
+    pub fn is_telling(i: *const Interval) bool {
+        return i.saturated and i.acked > 0;
+    }
+
     /// Bytes that were acknowledged, or given and will be.
     pub fn moved(i: *const Interval) u64 {
         return @max(i.acked, i.given);
@@ -137,7 +142,7 @@ pub const Pacer = struct {
 
     pub fn step(p: *Pacer, i: *const Interval) void {
         // Nothing is learned from a link that was not kept busy.
-        if (!i.saturated or i.acked == 0) return p.pause();
+        if (!i.is_telling()) return p.pause();
         p.note(i);
         switch (p.state) {
             .free => if (p.crowded == 0) p.start_anew() //
@@ -185,7 +190,8 @@ pub const Pacer = struct {
         p.recent = p.recent[1..].* ++ .{i.goodput()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
         p.peak = @max(p.peak, p.of_last(if (p.state == .free) p.signs.intervals else p.recent.len));
-        if (if (p.signs.is_patient) i.calm() else !i.crowded()) {
+        const is_over = if (p.signs.is_patient) i.calm() else !i.crowded();
+        if (is_over) {
             p.crowded = 0;
             p.overflowed = false;
         }

@@ -32,8 +32,8 @@ pub const Peak = struct {
         peak.take(rate);
     }
 
-    /// There was not, but a queue stood on the way, perhaps of others: it carries so much at least.
-    /// That is no news of a way of which nothing is known: little may have been sent.
+    /// There was not, but a queue stood on the way: that carries so much at least. The queue may be
+    /// made by others, and this peer may have sent little; so this sets no first rate.
     pub fn queued(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         if (peak.rate > 0 and rate > peak.rate) peak.take(rate) else peak.pause();

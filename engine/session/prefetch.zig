@@ -202,11 +202,8 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const t = shared.prefetch.?;
     const source = asking.arrived(s, t, lane) orelse return;
     if (header.kind == .leaf) {
-        const leaf: u32 = @intCast(header.index);
-        if (!t.fetch.came(source, leaf, header.fragment)) return;
-        const bytes = t.state.?.staged[leaf].?;
-        if (t.hashing.give(bytes, source, leaf)) return;
-        return hashed(s, shared, leaf, &kernels.blake3(bytes));
+        const bytes = asking.leaf_arrived(t, source, header) orelse return;
+        return hashed(s, shared, @intCast(header.index), &kernels.blake3(bytes));
     } else {
         if (!asking.page_arrived(s, t, source, header)) return;
         // Leaves that this peer has as the members had them after their last sync are not worth
@@ -285,10 +282,9 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
         return true;
     };
     const payload = transfers.payload_of(state, first.*, false);
-    const item = cutting.take_answer(s, lane, &link.asked, payload.len);
-    const part = item.part.range(payload.len);
-    put(lane, transfers.kind_of(item), item, part.len());
-    lane.put_payload(payload[part.first..part.end], .{ .state = state });
+    const answer = cutting.take_answer(s, lane, &link.asked, payload);
+    put(lane, transfers.kind_of(answer.item), answer.item, answer.bytes.len);
+    lane.put_payload(answer.bytes, .{ .state = state });
     return true;
 }
 

@@ -82,7 +82,7 @@ pub const Broken = struct {
 fn run_sync(is_far: bool, values: []const u8, first: usize, number: usize, steps: usize) !bool {
     var case: Case = undefined;
     const revisions = (&[_]u64{ 3, 3, 3, 0 })[4 - values.len ..];
-    if (is_far) try case.init_far(values, revisions) else try case.init(values, revisions);
+    try case.init_at(is_far, values, revisions);
     defer case.deinit();
     const w = &case.world;
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
@@ -118,10 +118,7 @@ test "a lane that breaks costs a sync no attempt where leaves come as fragments"
 /// The same of a newcomer that fetches from one member alone.
 fn run_fetch(is_far: bool, first: usize, steps: usize) !bool {
     var case: Case = undefined;
-    const late = if (is_far)
-        try sync_test.newcomer_far(&case)
-    else
-        try sync_test.newcomer_case(&case);
+    const late = try sync_test.newcomer_at(&case, is_far);
     defer case.deinit();
     const w = &case.world;
     const fetching = late.fetch().?;
@@ -130,9 +127,7 @@ fn run_fetch(is_far: bool, first: usize, steps: usize) !bool {
     fetching.fetch.discard(1 - only);
     for (0..steps) |_| _ = try w.step();
     const is_under_way = late.fetch() != null;
-    const member = for (w.nodes[0..2]) |*node| {
-        if (node.s.self.eql(id)) break node;
-    } else unreachable;
+    const member = w.node_of(id);
     const broken: Broken = .init(w, member, late.node, steps % 2);
     try broken.run(w, first);
     try expect(!late.node.group.is_fetching());

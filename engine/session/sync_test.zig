@@ -147,19 +147,22 @@ pub const Case = struct {
 
     /// Values and revisions by rank.
     pub fn init(case: *Case, values: []const u8, revisions: []const u64) !void {
-        try case.init_in(.{ .gpa = gpa }, values, revisions);
+        try case.init_at(false, values, revisions);
     }
 
-    /// Links are far, and like several lanes.
-    pub fn init_far(case: *Case, values: []const u8, revisions: []const u64) !void {
-        var world: World = .{ .gpa = gpa, .lanes = 0, .fragment_bytes_min = 1 };
-        const far_ns = 20 * std.time.ns_per_ms;
-        world.sample = .{ .acked = 0, .rtt_ns = far_ns, .base_ns = far_ns };
-        try case.init_in(world, values, revisions);
-    }
-
-    fn init_in(case: *Case, world: World, values: []const u8, revisions: []const u64) !void {
-        case.* = .{ .world = world, .count = values.len };
+    /// `is_far`: links are, and like several lanes.
+    pub fn init_at(
+        case: *Case,
+        is_far: bool,
+        values: []const u8,
+        revisions: []const u64,
+    ) !void {
+        case.* = .{ .count = values.len };
+        if (is_far) {
+            const far_ns = 20 * std.time.ns_per_ms;
+            case.world = .{ .gpa = gpa, .lanes = 0, .fragment_bytes_min = 1 };
+            case.world.sample = .{ .acked = 0, .rtt_ns = far_ns, .base_ns = far_ns };
+        }
         try case.world.init(values.len, @intCast(values.len));
         try case.world.settle();
         for (case.world.nodes[0..values.len]) |*node| {
@@ -1127,16 +1130,12 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
 
 /// Two members that have synced once, and a newcomer whose lanes are open.
 pub fn newcomer_case(case: *Case) !*Held {
-    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
-    return add_newcomer(case);
+    return newcomer_at(case, false);
 }
 
-pub fn newcomer_far(case: *Case) !*Held {
-    try case.init_far(&.{ 1, 1 }, &.{ 0, 0 });
-    return add_newcomer(case);
-}
-
-fn add_newcomer(case: *Case) !*Held {
+/// `is_far`: as in Case.init_at.
+pub fn newcomer_at(case: *Case, is_far: bool) !*Held {
+    try case.init_at(is_far, &.{ 1, 1 }, &.{ 0, 0 });
     for (case.all()) |*held| held.state.serves = true;
     try case.sync_all();
     for (case.all()) |*held| try held.end(.ok);

@@ -68,11 +68,12 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
 
 /// No lane reads or writes memory of the state any more, and no job does afterwards.
 pub fn stop(operation: *Operation) void {
-    const t = &operation.work.sync.transfer;
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
     if (t.state) |state| {
         const found = t.hashing.fence(state);
-        operation.work.sync.leaves_moved += found.leaves;
-        operation.work.sync.sources.merge(&found.sources);
+        sync.leaves_moved += found.leaves;
+        sync.sources.merge(&found.sources);
     }
     t.phase = .stopped;
     for (t.peers) |*peer| peer.become(t.gpa, .{});
@@ -292,19 +293,19 @@ pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Opera
     if (staged and t.is_fetching()) return false;
     const first = peer.asked.first() orelse return false;
     const payload = transfers.payload_of(t.state.?, first.*, staged);
-    const item = cutting.take_answer(s, lane, &peer.asked, payload.len);
-    const part = item.part.range(payload.len);
+    const answer = cutting.take_answer(s, lane, &peer.asked, payload);
+    const item = answer.item;
     note(lane, operation, item, true);
     operation.put(lane, .{
         .kind = transfers.kind_of(item),
         .index = item.index,
         .reduced_attempt = item.answer,
-        .payload_bytes = @intCast(part.len()),
+        .payload_bytes = @intCast(answer.bytes.len),
         .asks = lane.unacked.is_short(),
         .again = item.again,
         .fragment = item.part,
     }, "");
-    lane.put_payload(payload[part.first..part.end], t.owner);
+    lane.put_payload(answer.bytes, t.owner);
     return true;
 }
 
@@ -405,11 +406,8 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
         if (asking.page_arrived(s, t, rank, header)) hashes_arrived(s, operation, rank);
     } else {
         sync.bytes_received += header.payload_bytes;
-        const leaf: u32 = @intCast(header.index);
-        if (!t.fetch.came(rank, leaf, header.fragment)) return;
-        const bytes = t.state.?.staged[leaf].?;
-        if (t.hashing.give(bytes, rank, leaf)) return;
-        return hashed(s, operation, rank, leaf, &kernels.blake3(bytes));
+        const bytes = asking.leaf_arrived(t, rank, header) orelse return;
+        return hashed(s, operation, rank, @intCast(header.index), &kernels.blake3(bytes));
     }
     operations.later(s, operation);
 }

@@ -247,6 +247,11 @@ pub const World = struct {
         return true;
     }
 
+    pub fn node_of(w: *World, id: base.PeerId) *Node {
+        for (w.nodes[0..w.count]) |*node| if (node.s.self.eql(id)) return node;
+        unreachable;
+    }
+
     pub fn pipe_of(w: *World, lane: *const Lane) *Pipe {
         for (w.pipes.items) |*pipe| if (pipe.a == lane or pipe.b == lane) return pipe;
         unreachable;
