@@ -477,6 +477,14 @@ pub const Board = struct {
         }
     }
 
+    /// All others have called.
+    pub fn are_all_open(b: *const Board) bool {
+        for (b.targets[0..b.members], 0..) |*target, position| {
+            if (position != b.position and !target.open) return false;
+        }
+        return true;
+    }
+
     pub fn credited(
         b: *Board,
         classes: Classes,

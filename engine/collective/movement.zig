@@ -492,8 +492,8 @@ pub const Movement = struct {
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.owed > 0) return false;
-        // The other side of a message must have called, also where there is nothing to move.
-        if (x.board.ledger.descriptor.kind != .send_recv) return true;
-        return x.board.targets[1 - x.board.position].open;
+        // What only the two know that exchange something must be the same to them in this attempt,
+        // also where there is nothing to move, or what moved is kept.
+        return !x.board.ledger.descriptor.is_between_two() or x.board.are_all_open();
     }
 };

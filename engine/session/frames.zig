@@ -87,7 +87,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
         operation.neighbours = operation.neighbours_room[0 .. count + 1];
         if (is_message) links.borrow(s, link);
         const is_down = link.told == .down and link.open_count == 0;
-        if (operation.needs_every_link() and is_down) operation.withdraw_from(link);
+        if (operation.op.descriptor.is_between_two() and is_down) operation.withdraw_from(link);
     }
     for (operation.neighbours) |*neighbour| {
         const early = neighbour.link.early.recall(key_of(operation), begin.attempt);
@@ -469,6 +469,6 @@ fn opened(
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     s.wake(neighbour.link);
-    // For a message, the other's call may be all that was missing.
-    if (operation.op.descriptor.kind == .send_recv) operations.later(s, operation);
+    // The other's call may be all that was missing.
+    if (operation.op.descriptor.is_between_two()) operations.later(s, operation);
 }

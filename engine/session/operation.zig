@@ -247,12 +247,6 @@ pub const Operation = struct {
         return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
-    /// Nobody else knows enough of an exchange between two to pass it on.
-    pub fn needs_every_link(operation: *const Operation) bool {
-        const descriptor = &operation.op.descriptor;
-        return descriptor.kind == .send_recv or descriptor.uneven;
-    }
-
     /// That link is broken for good.
     pub fn withdraw_from(operation: *Operation, link: *const Link) void {
         operation.withdraws = .link_broken;

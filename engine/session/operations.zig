@@ -22,7 +22,7 @@ pub fn give_up(s: *Session, operation: *Operation) void {
 /// Nothing goes around a link between the two of a message, or of an uneven exchange.
 pub fn link_down(s: *Session, link: *const Link) void {
     for (s.operations.items) |operation| {
-        if (operation.is_over() or !operation.needs_every_link()) continue;
+        if (operation.is_over() or !operation.op.descriptor.is_between_two()) continue;
         if (operation.neighbour(link) == null) continue;
         operation.withdraw_from(link);
         later(s, operation);

@@ -169,6 +169,11 @@ pub const Descriptor = struct {
         return std.meta.eql(a.*, b.*);
     }
 
+    /// Whether only the two members that exchange something know all of what they called.
+    pub fn is_between_two(descriptor: *const Descriptor) bool {
+        return descriptor.kind == .send_recv or descriptor.uneven;
+    }
+
     /// Whether two members who exchange their opens have called the same.
     pub fn fits(a: *const Descriptor, b: *const Descriptor) bool {
         if (!b.uneven) return a.eql(b);

@@ -55,6 +55,7 @@ pub const all = .{
     "doubt_about_a_private_result",
     "doubt_then_expelled",
     "doubt_while_the_coordinator_is_away",
+    "empty_shard_of_two_sizes",
     "expelled_in_doubt",
     "give_up_before_claims_are_settled",
     "frames_of_a_passed_attempt",
@@ -654,7 +655,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
-/// [in_place] [average] [bits=OP] [plan=P]
+/// [in_place] [average] [uneven] [bits=OP] [plan=P]
 /// [codec=K|feedback=K]: of f32, whose losses are carried on or not
 /// [strategy=S] [revision=N] [rules=RULE+RULE]: of a sync
 fn call(script: *Script, words: *Words) Error!void {
@@ -687,6 +688,8 @@ fn call(script: *Script, words: *Words) Error!void {
         const value = option[@min(equals + 1, option.len)..];
         if (std.mem.eql(u8, name, "in_place")) {
             step.in_place = true;
+        } else if (std.mem.eql(u8, name, "uneven")) {
+            step.uneven = true;
         } else if (std.mem.eql(u8, name, "average")) {
             step.average = true;
         } else if (std.mem.eql(u8, name, "bits")) {
