@@ -286,15 +286,15 @@ pub fn check_lost(work: *const Work) void {
     if (world.checkers.forgetful or world.config.has(.insider)) return;
     if (world.nodes[0].state != .up) return;
     const lost = op.failure.peer;
-    for (world.coordinator.run.groups.items) |group| {
-        if (group.id != work.group.member.group) continue;
-        const epoch = group.epoch_of(op.op.epoch) orelse return; // it is over
-        const rank = for (epoch.members, 0..) |*member, rank| {
-            if (member.id.eql(lost)) break rank;
-        } else break;
-        if (!epoch.alive.has(rank)) return;
-    }
-    world.checkers.fail(
+    // A group that everybody has left is over, and so may the epoch be.
+    const group = for (world.coordinator.run.groups.items) |group| {
+        if (group.id == work.group.member.group) break group;
+    } else return;
+    const epoch = group.epoch_of(op.op.epoch) orelse return;
+    const is_lost = for (epoch.members, 0..) |*member, rank| {
+        if (member.id.eql(lost)) break !epoch.alive.has(rank);
+    } else false;
+    if (!is_lost) world.checkers.fail(
         .recovery,
         "p{d}: {f} fails for the loss of peer {s}, which is not lost",
         .{ work.node.index, fmt_key(work.step.key), lost.short() },
