@@ -95,7 +95,7 @@ pub const Node = struct {
     pub fn rest(node: *Node, ns: u64) void {
         node.up.rest(ns);
         node.down.rest(ns);
-        node.together.pacer.rest(ns);
+        node.together.rest(ns);
     }
 };
 

@@ -8,6 +8,7 @@
 
 const std = @import("std");
 const pace = @import("pace.zig");
+const Peak = @import("peak.zig").Peak;
 const Interval = pace.Interval;
 const ms = std.time.ns_per_ms;
 
@@ -16,9 +17,14 @@ pub const Together = struct {
     pacer: pace.Pacer = .{ .signs = .{
         .full_after = 400 * ms,
         .full_after_loss = 200 * ms,
-        .intervals = 2,
+        .telling_ns = 200 * ms,
         .is_patient = true,
     } },
+    /// What they carried at once of late, while some had more to send. In the first call all peers
+    /// overfill each other's ways, so what arrives then is less.
+    carried: Peak = .{},
+    /// The system was given something to send in the last interval.
+    was_given: bool = false,
     /// So many sent much when last several did.
     senders: u64 = 0,
     /// Now.
@@ -29,6 +35,9 @@ pub const Together = struct {
         /// All links together, first: what was acknowledged, and what moved.
         acked_by_all: u64 = 0,
         moved_by_all: u64 = 0,
+        given_by_all: u64 = 0,
+        /// Some had more to send all the time.
+        is_telling: bool = false,
         /// Those that send much.
         senders: u64 = 0,
         /// Those that are said to have sent much by acknowledgements, which come a round trip
@@ -50,6 +59,8 @@ pub const Together = struct {
         pub fn note(sum: *Sum, i: *const Interval) void {
             sum.acked_by_all +|= i.acked;
             sum.moved_by_all +|= i.moved();
+            sum.given_by_all +|= i.given;
+            sum.is_telling = sum.is_telling or i.is_telling();
         }
     };
 
@@ -97,15 +108,27 @@ pub const Together = struct {
     /// All are added. `is_late`: the process stood still.
     pub fn step(t: *Together, ns: u64, is_late: bool) void {
         if (t.now.senders >= 2) t.senders = t.now.senders;
+        if (t.now.is_telling) t.carried.sent(t.now.acked_by_all, ns) else t.carried.pause();
+        // When nothing is left to send, acknowledgements of far links trail behind those of near.
+        const is_given = t.now.given_by_all >= t.now.acked_by_all / 4;
+        const may_tell = is_given or t.was_given;
+        t.was_given = is_given;
         const sum: Interval = .{
             .ns = ns,
             .acked = t.now.acked,
             .retransmitted = t.now.retransmitted,
             .rtt_ns = t.now.base_ns +| t.now.waits_ns,
             .base_ns = t.now.base_ns,
-            .saturated = !is_late and t.now.links >= 2 and t.are_busy(ns),
+            .saturated = !is_late and may_tell and t.now.links >= 2 and t.are_busy(ns),
+            .known = t.carried.rate,
         };
         t.pacer.step(&sum);
+    }
+
+    /// Nothing has moved for so long.
+    pub fn rest(t: *Together, ns: u64) void {
+        t.carried.rest(ns);
+        t.pacer.rest(ns);
     }
 
     /// They use what they carry together. Lanes of several links wait for credits now and then; and
@@ -265,26 +288,63 @@ test "links that never sent together have no limit by this" {
 
 test "where one link alone has a queue the others are not held to it" {
     var t: Together = .{};
-    const calm: Interval = .{
+    const calm = sent_at(10, 61);
+    var crowded = sent_at(10, 120);
+    crowded.retransmitted = 10_000;
+    run_two(&t, .{ &calm, &crowded }, 100);
+    try expect(!t.is_common());
+    try expectEqual(0, t.part(&crowded));
+}
+
+/// An interval at a steady rate, in megabytes per second, with a round trip of 60 ms and more.
+fn sent_at(rate: u64, rtt: u64) Interval {
+    return .{
         .ns = 100 * ms,
-        .acked = mbyte,
-        .retransmitted = 0,
-        .rtt_ns = 61 * ms,
+        .acked = rate * mbyte / 10,
+        .given = rate * mbyte / 10,
+        .rtt_ns = rtt * ms,
         .base_ns = 60 * ms,
         .saturated = true,
     };
-    var crowded = calm;
-    crowded.rtt_ns = 120 * ms;
-    crowded.retransmitted = 10_000;
-    for (0..100) |_| {
+}
+
+fn run_two(t: *Together, links: [2]*const Interval, intervals: usize) void {
+    for (0..intervals) |_| {
         var sum: Together.Sum = .{};
-        for ([_]*const Interval{ &calm, &crowded }) |each| sum.note(each);
+        for (links) |each| sum.note(each);
         t.begin(sum);
-        for ([_]*const Interval{ &calm, &crowded }) |each| t.add(each, 0, 8, 8);
+        for (links) |each| t.add(each, 0, 8, 8);
         t.step(100 * ms, false);
     }
-    try expect(!t.is_common());
-    try expectEqual(0, t.part(&crowded));
+}
+
+test "the first limit is no less than what they carried before the ways of others were full" {
+    var t: Together = .{};
+    const fast = sent_at(12, 61);
+    const queued = sent_at(7, 100);
+    run_two(&t, .{ &fast, &fast }, 4);
+    run_two(&t, .{ &queued, &queued }, 5);
+    try expect(t.pacer.found > 23 * mbyte);
+    // Of a way of which nothing is known, it is what arrives while the queue stands.
+    t = .{};
+    const less = sent_at(6, 100);
+    for (0..3) |_| {
+        run_two(&t, .{ &queued, &queued }, 1);
+        run_two(&t, .{ &less, &less }, 1);
+    }
+    try expect(t.pacer.found > 12 * mbyte and t.pacer.found < 14 * mbyte);
+}
+
+test "acknowledgements that trail behind the last bytes lower no limit" {
+    var t: Together = .{};
+    const queued = sent_at(12, 100);
+    run_two(&t, .{ &queued, &queued }, 6);
+    try expectEqual(.draining, t.pacer.state);
+    const found = t.pacer.found;
+    var trailing = sent_at(6, 100);
+    trailing.given = 0;
+    run_two(&t, .{ &trailing, &trailing }, 20);
+    try expectEqual(found, t.pacer.found);
 }
 
 test "calls that are shorter than a limit takes to find are held to what they carry together" {
