@@ -146,9 +146,9 @@ pub const Board = struct {
     pub fn init(arena: Allocator, ledger: Ledger, sizes: *const Sizes) Allocator.Error!Board {
         const world_size = ledger.roles.world_size;
         // Room for more than all have, but not for more than half of the operation.
-        const sure = slots_needed(&ledger, sizes.window_bytes);
+        const sure = slots_needed(&ledger, sizes.window_bytes, sizes.is_far);
         const half: usize = @intCast(@min(ledger.partition.pieces / 2, no_slot - 1));
-        const here = slots_needed(&ledger, sizes.window_here);
+        const here = slots_needed(&ledger, sizes.window_here, sizes.is_far);
         const is_more = @min(here.all, half) > sure.all;
         const slots = if (is_more) @min(here.all, half) else sure.all;
         const spare = slots - (sure.all - sure.origin);
@@ -178,7 +178,7 @@ pub const Board = struct {
     /// Slots, and those of them that hold contributions of this peer.
     const Needed = struct { all: usize = 0, origin: u16 = 0 };
 
-    fn slots_needed(ledger: *const Ledger, window_bytes: u64) Needed {
+    fn slots_needed(ledger: *const Ledger, window_bytes: u64, is_far: bool) Needed {
         const kind = ledger.descriptor.kind;
         const world_size = ledger.roles.world_size;
         if (!(kind.reduces() or kind.carries()) or world_size < 2) return .{};
@@ -191,8 +191,10 @@ pub const Board = struct {
         const by_work = @max(1, std.math.divCeil(u64, pieces, 2) catch unreachable);
         const per_sender = @min(by_window, by_work, slots_each_max);
         // They are kept until others have them: so many are on their way to all of them together.
+        // Where those are far, that may be all that there is.
         const least = origin_slots_of(world_size);
-        const under_way = @min(window_bytes / slot_bytes, by_work, slots_each_max);
+        const most = if (is_far) pieces else by_work;
+        const under_way = @min(window_bytes / slot_bytes, most, slots_each_max);
         const origin: u16 = if (converts_any(ledger)) @intCast(@max(least, under_way)) else 0;
         return .{
             .all = @intCast(@min(per_sender * senders + origin, no_slot - 1)),

@@ -492,8 +492,8 @@ pub const Movement = struct {
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.owed > 0) return false;
-        // What only the two know that exchange something must be the same to them in this attempt,
-        // also where there is nothing to move, or what moved is kept.
+        // The two that exchange something must have told each other the same in this attempt, also
+        // where there is nothing to move, or all that moved is kept.
         return !x.board.ledger.descriptor.is_between_two() or x.board.are_all_open();
     }
 };

@@ -867,8 +867,10 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
     try std.testing.expect(x.board.free_count >= (n - 1) * x.initial_credit());
 }
 
+const Room = struct { window: u64 = 1 << 16, window_here: u64 = 0, is_far: bool = false };
+
 /// Rank 0 of four, in a direct schedule, whose contributions are encoded.
-fn test_encoded(pool: *Pool, input: []f32, window_here: u64) !Movement {
+fn test_encoded(pool: *Pool, input: []f32, room: Room) !Movement {
     var descriptor = test_descriptor(.all_reduce, input.len);
     descriptor.dtype = .f32;
     descriptor.codec = .of(.int8);
@@ -881,8 +883,9 @@ fn test_encoded(pool: *Pool, input: []f32, window_here: u64) !Movement {
             .rank = 0,
         },
         .chunk_bytes = 512,
-        .window_bytes = 1 << 16,
-        .window_here = window_here,
+        .window_bytes = room.window,
+        .window_here = room.window_here,
+        .is_far = room.is_far,
     });
     const order: base.Order = .of(&.full(4));
     var begin = test_begin(1, &order, &.{});
@@ -896,11 +899,13 @@ test "a neighbour that takes all it can get leaves the others their part of what
     var pool = Pool.init(std.testing.allocator);
     defer pool.deinit();
     var input: [4 * 2048]f32 = @splat(1);
-    var x = try test_encoded(&pool, &input, 0);
+    var x = try test_encoded(&pool, &input, .{ .window = 1 << 12 });
     defer x.deinit();
     const share = x.board.origin_slots / 3;
+    try std.testing.expect(share < x.board.ledger.partition.pieces / 4);
     for (1..4) |to| {
         x.opened(@intCast(to), x.initial_credit());
+        try x.credited(@intCast(to), 0, 2 * share);
         var last: Movement.Out = undefined;
         for (0..share) |_| last = x.next(@intCast(to)).?;
         try std.testing.expectEqual(null, x.next(@intCast(to)));
@@ -913,13 +918,22 @@ test "a first measurement takes no room away from contributions" {
     var pool = Pool.init(std.testing.allocator);
     defer pool.deinit();
     var input: [4 * 2048]f32 = @splat(1);
-    var unknown = try test_encoded(&pool, &input, 0);
+    var unknown = try test_encoded(&pool, &input, .{});
     defer unknown.deinit();
     // Half of the pieces, of which there is one for each 512 bytes.
     try std.testing.expectEqual(32, unknown.board.origin_slots);
-    var slow = try test_encoded(&pool, &input, 1);
+    var slow = try test_encoded(&pool, &input, .{ .window_here = 1 });
     defer slow.deinit();
     try std.testing.expectEqual(32, slow.board.origin_slots);
+}
+
+test "among far members all contributions may be on their way at once" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var input: [4 * 2048]f32 = @splat(1);
+    var x = try test_encoded(&pool, &input, .{ .is_far = true });
+    defer x.deinit();
+    try std.testing.expectEqual(64, x.board.origin_slots);
 }
 
 test "in a direct schedule contributions go before finished bytes between far members alone" {

@@ -82,9 +82,9 @@ pub const Pacer = struct {
     /// several intervals to know what arrives.
     recent: [4]u64 = @splat(0),
     recent_count: u8 = 0,
-    /// Since packets wait. A queue of this peer's is drained at what the link carries, so what
-    /// arrives meanwhile is what it carries.
-    standing: ?Standing = null,
+    /// The most that arrived since there is a queue. A queue of this peer's is drained at what the
+    /// link carries, so this much it does carry.
+    peak: u64 = 0,
     /// How long there has been a queue, without a break, and whether it has overflowed.
     crowded: u64 = 0,
     overflowed: bool = false,
@@ -108,13 +108,11 @@ pub const Pacer = struct {
         /// start of a connection makes one, too.
         full_after: u64 = 800 * ms,
         full_after_loss: u64 = 500 * ms,
-        /// What arrives for so long is what is carried.
-        telling_ns: u64 = 400 * ms,
+        /// So many intervals are enough to say what arrives.
+        intervals: u8 = 4,
         /// A queue is there until hardly any packet waits.
         is_patient: bool = false,
     };
-
-    const Standing = struct { acked: u64 = 0, ns: u64 = 0 };
 
     pub const State = enum {
         /// No limit: it was never full.
@@ -149,8 +147,8 @@ pub const Pacer = struct {
         if (!i.is_telling()) return p.pause();
         p.note(i);
         switch (p.state) {
-            .free => if (p.crowded == 0) p.to(.free, 0) //
-            else if (p.is_full()) p.drain(@max(p.carried(), i.known)),
+            .free => if (p.crowded == 0) p.start_anew() //
+            else if (p.is_full()) p.drain(p.first(i)),
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
             .held => if (p.crowded >= crowded_ns) {
@@ -167,7 +165,7 @@ pub const Pacer = struct {
             },
         }
         // Bytes that arrived until now were the end of the queue.
-        if (i.calm()) p.standing = null;
+        if (i.calm()) p.peak = 0;
     }
 
     /// Nothing has moved for so long, and the network may have changed. A limit that is too high
@@ -175,14 +173,14 @@ pub const Pacer = struct {
     /// tried at once, and again until it brings nothing. The limit is not forgotten: to find it
     /// anew would cost the first operation after each pause a full queue.
     pub fn rest(p: *Pacer, ns: u64) void {
-        if (ns < aging.half_life_ns or p.state == .free) return;
+        if (ns < aging.half_life_ns) return;
         p.lowered = 0;
         p.is_rising = false;
         p.vain = 0;
         p.most = 0;
-        p.probe_after = probe_ns_min;
+        p.probe_after = if (p.state == .free) calm_ns else probe_ns_min;
         switch (p.state) {
-            .free => unreachable,
+            .free => {},
             .yielding => p.to(.free, 0),
             .draining, .held, .probing => p.to(.probing, p.found + p.found / 4),
         }
@@ -193,11 +191,7 @@ pub const Pacer = struct {
         p.acked += i.acked;
         p.recent = p.recent[1..].* ++ .{i.goodput()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
-        // In the first one it may have begun at any time.
-        if (p.standing) |*standing| {
-            standing.acked +|= i.acked;
-            standing.ns +|= i.ns;
-        } else if (!i.calm()) p.standing = .{};
+        p.peak = @max(p.peak, p.of_last(if (p.state == .free) p.signs.intervals else p.recent.len));
         const is_over = if (p.signs.is_patient) i.calm() else !i.crowded();
         if (is_over) {
             p.crowded = 0;
@@ -210,23 +204,30 @@ pub const Pacer = struct {
 
     /// Bytes per second; 0 before there were enough intervals to say.
     fn lately(p: *const Pacer) u64 {
-        if (p.recent_count < p.recent.len) return 0;
-        var sum: u64 = 0;
-        for (p.recent) |each| sum += each;
-        return sum / p.recent.len;
+        return p.of_last(p.recent.len);
     }
 
-    /// Bytes per second, while a queue stands; 0 before that has lasted long enough to say.
-    fn carried(p: *const Pacer) u64 {
-        const standing = p.standing orelse return 0;
-        if (standing.ns < p.signs.telling_ns) return 0;
-        return per_second(standing.acked, standing.ns);
+    fn of_last(p: *const Pacer, count: usize) u64 {
+        if (p.recent_count < count) return 0;
+        var sum: u64 = 0;
+        for (p.recent[p.recent.len - count ..]) |each| sum += each;
+        return sum / count;
+    }
+
+    /// As much as arrived, or as was carried before, unless that is too much to be of this time.
+    fn first(p: *const Pacer, i: *const Interval) u64 {
+        return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
+    }
+
+    fn start_anew(p: *Pacer) void {
+        p.peak = 0;
+        p.to(.free, 0);
     }
 
     fn is_full(p: *const Pacer) bool {
         const signs = &p.signs;
-        return p.carried() > 0 and (p.crowded >= signs.full_after or
-            (p.overflowed and p.crowded >= signs.full_after_loss));
+        return p.crowded >= signs.full_after or
+            (p.overflowed and p.crowded >= signs.full_after_loss);
     }
 
     fn to(p: *Pacer, state: State, rate: u64) void {
@@ -247,7 +248,7 @@ pub const Pacer = struct {
         p.recent_count = 0;
         p.crowded = 0;
         p.overflowed = false;
-        p.standing = null;
+        p.peak = 0;
         switch (p.state) {
             .free => p.to(.free, 0),
             // An idle link has no queue of this peer's.
@@ -269,10 +270,9 @@ pub const Pacer = struct {
     /// carries. One that had come back soon means that the link is held too high, if no more
     /// arrived than that; perhaps for a moment only, so more is tried again soon.
     fn drained(p: *Pacer) void {
-        const arrived = p.carried();
-        const is_less = p.is_soon and arrived < p.found - p.found / 16;
+        const is_less = p.is_soon and p.peak < p.found - p.found / 16;
         p.is_soon = false;
-        if (!is_less) return p.hold(@max(p.found, @min(arrived, p.found + p.found / 8)));
+        if (!is_less) return p.hold(@max(p.found, @min(p.peak, p.found + p.found / 8)));
         p.probe_after = probe_ns_min;
         p.lowered += 1;
         if (p.lowered > lowered_max) {
@@ -297,7 +297,7 @@ pub const Pacer = struct {
         if (p.is_lost(p.found)) return p.to(.free, 0);
         if (is_less) p.vain = 0;
         p.probe_after = probe_ns_min;
-        p.standing = null;
+        p.peak = 0;
         p.to(.draining, p.found - p.found / 8);
     }
 
@@ -308,7 +308,7 @@ pub const Pacer = struct {
         if (carries > p.most / 2 and carries >= rate_min) return false;
         p.most = 0;
         p.found = 0;
-        p.standing = null;
+        p.peak = 0;
         p.is_rising = false;
         return true;
     }

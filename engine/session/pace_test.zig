@@ -211,22 +211,6 @@ test "a link that has no limit yet is tried soon after it has one, whatever rest
     try expectEqual(.probing, pacer.state);
 }
 
-test "what arrives in bursts while a queue stands is averaged over all of that time" {
-    var pacer: Pacer = .{};
-    var interval: Interval = .{
-        .ns = Path.interval,
-        .rtt_ns = 140 * ms,
-        .base_ns = 100 * ms,
-        .saturated = true,
-    };
-    for ([_]u64{ 15, 28, 28, 20, 20, 28, 20, 24 }) |rate| {
-        interval.acked = rate * mbyte / 10;
-        pacer.step(&interval);
-    }
-    try expectEqual(.draining, pacer.state);
-    try expectEqual(24 * mbyte, pacer.found);
-}
-
 test "a queue of others is forgotten after minutes without a byte" {
     var pacer: Pacer = .{ .state = .yielding, .found = mbyte };
     pacer.rest(aging.half_life_ns);

@@ -50,6 +50,7 @@ test {
     _ = @import("measure.zig");
     _ = @import("pace_test.zig");
     _ = @import("pace.zig");
+    _ = @import("node.zig");
     _ = @import("peak.zig");
     _ = @import("probe.zig");
     _ = @import("probing_test.zig");

@@ -687,11 +687,14 @@ test "an uneven exchange goes around no broken link" {
         .{ &counts, &.{ 2, 2, 2 } },
         .{ &counts, &.{ 3, 3, 3 } },
     };
-    try exchange_unevenly(&w, &own, &memory, &operations);
-    try w.pass(w.nodes[0].s.settings.silence_ns + std.time.ns_per_s);
-    for (operations, 0..) |operation, rank| {
-        try expectEqual(.aborted, operation.status);
-        calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
+    // Once it breaks under the call, and once it is known to be broken.
+    for ([_]u64{ w.nodes[0].s.settings.silence_ns + std.time.ns_per_s, 0 }) |wait_ns| {
+        try exchange_unevenly(&w, &own, &memory, &operations);
+        if (wait_ns > 0) try w.pass(wait_ns) else try w.settle();
+        for (operations, 0..) |operation, rank| {
+            try expectEqual(.aborted, operation.status);
+            calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
+        }
     }
 }
 

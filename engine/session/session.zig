@@ -28,7 +28,7 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const host = @import("host.zig");
-const peak = @import("peak.zig");
+const Node = @import("node.zig").Node;
 const probe = @import("probe.zig");
 const traffic = @import("traffic.zig");
 const Group = @import("group.zig").Group;
@@ -130,7 +130,7 @@ pub const Session = struct {
     /// As fast as the user lets this peer send.
     rates: Rates,
     /// The most that all its links have carried at once.
-    node: peak.Node = .{},
+    node: Node = .{},
     /// The probe of a link that is under way, and how much probes may send.
     probe: probe.Probe,
     bytes_sent: u64 = 0,

@@ -1,13 +1,13 @@
 //! traffic: what this peer tells the coordinator of its links: the bytes per second that move on
 //! each, every two seconds while there are any, how each link carries what is sent, and how much
-//! all links together carry at most (peak.zig). The speed on all links together is of the same
+//! all links together carry at most (node.zig). The speed on all links together is of the same
 //! time. The coordinator makes a matrix of it: protocol/measured.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Link = @import("link.zig").Link;
-const Node = @import("peak.zig").Node;
+const Node = @import("node.zig").Node;
 const Traffic = wire.control.LinkTraffic;
 const most = base.limits.links_told_max;
 
