@@ -391,7 +391,13 @@ const Arrays = struct {
         const second = op.failure.other_descriptor orelse return;
         // Any other difference is seen in their descriptions.
         const alike = first.kind == second.kind and first.arrays == second.arrays;
-        if (!alike or first.counts == second.counts or first.uneven) return;
+        if (!alike) return;
+        if (first.uneven and second.uneven) {
+            const one, const other = .{ op.failure.peer, op.failure.other };
+            try it.exchanged(first.count, second.counts, one, other, writer);
+            return it.exchanged(second.count, first.counts, other, one, writer);
+        }
+        if (first.counts == second.counts or first.uneven) return;
         if (session.outline.differ_in_form(&first, &second)) {
             // Then the kind of their elements is all that differs, and stands there already.
             if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
@@ -418,6 +424,24 @@ const Arrays = struct {
             found.change.item.count,
             found.change.item.dtype.name(),
             op.names.who(there),
+        });
+    }
+
+    /// One direction of an uneven exchange.
+    fn exchanged(
+        it: Arrays,
+        sent: u64,
+        wanted: u64,
+        from: base.PeerId,
+        to: base.PeerId,
+        writer: *std.Io.Writer,
+    ) !void {
+        if (sent == wanted) return;
+        try writer.print("{f} sends {d} elements to {f}, whose recv_counts say {d}. ", .{
+            it.op.names.who(from),
+            sent,
+            it.op.names.who(to),
+            wanted,
         });
     }
 };

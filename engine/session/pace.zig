@@ -97,7 +97,7 @@ pub const Pacer = struct {
     most: u64 = 0,
     lowered: u8 = 0,
     /// From one probe to the next.
-    probe_after: u64 = calm_ns,
+    probe_after: u64 = probe_ns_min,
     /// The last probe brought as much as it tried, so the next one tries more.
     is_rising: bool = false,
     signs: Signs = .{},
@@ -110,6 +110,8 @@ pub const Pacer = struct {
         full_after_loss: u64 = 500 * ms,
         /// So many intervals are enough to say what arrives.
         intervals: u8 = 4,
+        /// More is tried so long after it is found.
+        probe_after: u64 = probe_ns_min,
         /// A queue is there until hardly any packet waits.
         is_patient: bool = false,
     };
@@ -148,7 +150,10 @@ pub const Pacer = struct {
         p.note(i);
         switch (p.state) {
             .free => if (p.crowded == 0) p.start_anew() //
-            else if (p.is_full()) p.drain(p.first(i)),
+            else if (p.is_full()) {
+                p.probe_after = p.signs.probe_after;
+                p.drain(p.first(i));
+            },
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
             .held => if (p.crowded >= crowded_ns) {
@@ -178,7 +183,7 @@ pub const Pacer = struct {
         p.is_rising = false;
         p.vain = 0;
         p.most = 0;
-        p.probe_after = if (p.state == .free) calm_ns else probe_ns_min;
+        p.probe_after = probe_ns_min;
         switch (p.state) {
             .free => {},
             .yielding => p.to(.free, 0),

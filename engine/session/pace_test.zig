@@ -204,7 +204,7 @@ test "after minutes without a byte more than the old limit is tried at once" {
 
 test "a link that has no limit yet is tried soon after it has one, whatever rested before" {
     var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
-    var pacer: Pacer = .{};
+    var pacer: Pacer = .{ .signs = .{ .probe_after = 500 * ms } };
     pacer.rest(10 * aging.half_life_ns);
     while (pacer.state != .held) path.run(&pacer, 1);
     path.run(&pacer, 5);

@@ -17,6 +17,7 @@ pub const Together = struct {
     pacer: pace.Pacer = .{ .signs = .{
         .full_after = 400 * ms,
         .full_after_loss = 200 * ms,
+        .probe_after = 500 * ms,
         .intervals = 2,
         .is_patient = true,
     } },

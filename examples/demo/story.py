@@ -144,14 +144,14 @@ class Story:
         if event["leaves_moved"] > 0:
             self._tell(
                 event["seconds"],
-                f"{peer.name} gets parameters and momentum from {event['sources']} members",
+                f"{peer.name} gets parameters and momentum from {members(event['sources'])}",
                 "join",
             )
         if known:
             return
         self.held_out.setdefault(event["rounds_done"], event["held_out_loss"])
-        members = names([self.name_of(member) for member in event["members"]])
-        sentence = f"epoch {event['epoch']}: {members}"
+        listed = names([self.name_of(member) for member in event["members"]])
+        sentence = f"epoch {event['epoch']}: {listed}"
         if event["left"]:
             sentence += f", without {names([self.name_of(member) for member in event['left']])}"
         self._tell(event["seconds"], sentence)
@@ -208,6 +208,11 @@ class Story:
 
     def _tell(self, seconds: float, text: str, mood: str = "plain") -> None:
         self.timeline.append(Moment(seconds, text, mood))
+
+
+def members(count: int) -> str:
+    """So many of them, in words."""
+    return "1 member" if count == 1 else f"{count} members"
 
 
 def names(items: list[str]) -> str:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from examples.demo.story import COORDINATOR, Event, Peer, Story, names, shares
+from examples.demo.story import COORDINATOR, Event, Peer, Story, members, names, shares
 
 LOSS_RATIO_MAX = (
     0.75  # last held-out loss over first; untrained is 5.55 nats, the frequencies of bytes give 3.3
@@ -163,7 +163,7 @@ def newcomer_got_state(story: Story) -> Check:
     went_on = bool(trained) and trained == list(range(trained[0], story.settings.rounds + 1))
     evidence = (
         f"epoch {entry['epoch']}: {len(welcomed)} of {entry['world_size']} members report, "
-        f"{len(digests)} digest; {entry['leaves_moved']} leaves from {entry['sources']} members; "
+        f"{len(digests)} digest; {entry['leaves_moved']} leaves from {members(entry['sources'])}; "
         f"then {len(trained)} rounds"
     )
     return Check(claim, given and complete and len(digests) == 1 and went_on, evidence)

@@ -308,6 +308,10 @@ def test_two_that_disagree_are_named_with_their_numbers() -> None:
         said = str(caught.value)
         assert "2 elements for the other and 7 from it" in said
         assert "2 elements for the other and 2 from it" in said
+        assert re.search(
+            r"rank 2 \(.*\) sends 2 elements to rank 1 \(.*\), whose recv_counts say 7\.", said
+        )
+        assert said.count("recv_counts say") == 1
         return said
 
     with pccl.LocalWorld(3, deadline=30) as world:
