@@ -1,11 +1,10 @@
-//! peak: the most that was carried of late while more was waiting to be carried: by a link, or by
-//! all links of this peer at once (node.zig). A
-//! peer that has little to send learns nothing by that, so that time does not count: a rate halves
-//! in two minutes in which it was busy, unless as much is carried again. Time in which nothing
-//! moved at all counts as well, but not before it is busy again: until then the rate is the best
-//! that is known.
+//! peak: the most that was carried of late while more was waiting to be carried: by a link
+//! (flow.zig), or by all links of this peer at once (node.zig). A peer that has little to send
+//! learns nothing by that, so that time does not count: a rate halves in two minutes in which it
+//! was busy, unless as much is carried again. Time in which nothing moved at all counts as well,
+//! but not before it is busy again: until then the rate is the best that is known.
 //!
-//! Pure: no lane, no socket, no clock. measure.zig calls it; traffic.zig tells the coordinator.
+//! Pure: no lane, no socket, no clock. Its tests are those of node.zig.
 
 const std = @import("std");
 const aging = @import("aging.zig");
@@ -70,3 +69,12 @@ pub const Peak = struct {
         peak.pause();
     }
 };
+
+test "no number of a system makes it overflow" {
+    var peak: Peak = .{};
+    const most = std.math.maxInt(u64);
+    for (0..3) |_| peak.sent(most, most);
+    for (0..3) |_| peak.arrived(most, most);
+    for (0..3) |_| peak.sent(most, 100 * ms);
+    try std.testing.expect(peak.rate > 0);
+}

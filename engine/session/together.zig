@@ -236,14 +236,19 @@ const WayOut = struct {
 
     fn step(out: *WayOut) void {
         const t = &out.together;
-        var sum: Together.Sum = .{};
-        for (&out.links) |*link| sum.note(link);
-        t.begin(sum);
-        for (&out.links) |*link| t.add(link, out.carries, 8, out.lanes_busy);
+        hear(t, &.{ &out.links[0], &out.links[1], &out.links[2] }, out.carries, out.lanes_busy);
         t.step(ns, false);
         for (&out.links) |*link| t.note_slow(link);
     }
 };
+
+/// All that the links have done in an interval.
+fn hear(t: *Together, links: []const *const Interval, carries: u64, lanes_busy: u64) void {
+    var sum: Together.Sum = .{};
+    for (links) |link| sum.note(link);
+    t.begin(sum);
+    for (links) |link| t.add(link, carries, 8, lanes_busy);
+}
 
 const mbyte = 1_000_000;
 
@@ -317,10 +322,7 @@ fn sent_at(rate: u64, rtt: u64) Interval {
 
 fn run_two(t: *Together, links: [2]*const Interval, intervals: usize) void {
     for (0..intervals) |_| {
-        var sum: Together.Sum = .{};
-        for (links) |each| sum.note(each);
-        t.begin(sum);
-        for (links) |each| t.add(each, 0, 8, 8);
+        hear(t, &links, 0, 8);
         t.step(100 * ms, false);
     }
 }
@@ -380,10 +382,7 @@ test "a link whose first bytes are still on their way has its part" {
     t.pacer.rate = 24 * mbyte;
     const heard: Interval = .{ .ns = 100 * ms, .acked = mbyte, .given = mbyte };
     const unheard: Interval = .{ .ns = 100 * ms, .given = mbyte };
-    var sum: Together.Sum = .{};
-    for ([_]*const Interval{ &heard, &unheard, &unheard }) |each| sum.note(each);
-    t.begin(sum);
-    for ([_]*const Interval{ &heard, &unheard, &unheard }) |each| t.add(each, 0, 8, 8);
+    hear(&t, &.{ &heard, &unheard, &unheard }, 0, 8);
     for ([_]*const Interval{ &heard, &unheard }) |each| {
         try expect(t.shares(each));
         try expectEqual(8 * mbyte, t.part(each));
