@@ -3,8 +3,9 @@
 //! carries, and the link is held there, so that the queue empties and nothing overflows. Now and
 //! then a little more is tried. It only ever slows TCP down.
 //!
-//! A queue that does not shrink although this peer sends less is somebody else's: then there is no
-//! limit for a while, because to go on backing off would leave the link to the other.
+//! A queue that does not shrink although this peer sends less is somebody else's, or is one that
+//! acknowledgements wait in: then the link is held at what it was found to carry, because to go on
+//! backing off would leave the link to the other.
 //!
 //! Pure: no lane, no socket, no clock. measure.zig calls it; spread.zig says how many lanes.
 //! pace_test.zig tries it on paths of many kinds.
@@ -81,6 +82,8 @@ pub const Pacer = struct {
     /// Acknowledged of late, bytes per second: acknowledgements come in bursts, so it takes
     /// several intervals to know what arrives.
     recent: [4]u64 = @splat(0),
+    /// How long packets waited then.
+    waited: [4]u64 = @splat(0),
     recent_count: u8 = 0,
     /// The most that arrived since there is a queue. A queue of this peer's is drained at what the
     /// link carries, so this much it does carry.
@@ -88,8 +91,13 @@ pub const Pacer = struct {
     /// How long there has been a queue, without a break, and whether it has overflowed.
     crowded: u64 = 0,
     overflowed: bool = false,
-    /// It came back soon after the last one was gone.
+    /// It came while the link was held, and not because more was tried; and it came back soon
+    /// after the last one was gone.
+    is_unasked: bool = false,
     is_soon: bool = false,
+    /// When draining began: what was found, and how long packets waited.
+    found_before: u64 = 0,
+    waits: u64 = 0,
     /// How often draining has not helped.
     vain: u8 = 0,
     /// The most that was found since there was a limit; and how often that was lowered since
@@ -100,6 +108,11 @@ pub const Pacer = struct {
     probe_after: u64 = probe_ns_min,
     /// The last probe brought as much as it tried, so the next one tries more.
     is_rising: bool = false,
+    /// Bytes that were lost in a queue, and those that were acknowledged, of late; and for how long
+    /// it has been many.
+    lost: u64 = 0,
+    passed: u64 = 0,
+    overflowing: u64 = 0,
     signs: Signs = .{},
 
     /// How the first limit is found.
@@ -108,12 +121,19 @@ pub const Pacer = struct {
         /// start of a connection makes one, too.
         full_after: u64 = 800 * ms,
         full_after_loss: u64 = 500 * ms,
+        /// One that overflows again and again, though it does not last.
+        full_after_overflow: u64 = 600 * ms,
+        /// The same for a link that is held. A network that stands still for a moment makes a
+        /// queue that is gone by itself; and acknowledgements wait in queues of the other side,
+        /// as long as that tries more.
+        held_after: u64 = 600 * ms,
         /// So many intervals are enough to say what arrives.
         intervals: u8 = 4,
         /// More is tried so long after it is found.
         probe_after: u64 = probe_ns_min,
-        /// A queue is there until hardly any packet waits.
-        is_patient: bool = false,
+        /// Calls end before much is known. So a queue is there until hardly any packet waits, and
+        /// what arrives while one shrinks counts, because there may be nothing else.
+        is_brief: bool = false,
     };
 
     pub const State = enum {
@@ -125,49 +145,60 @@ pub const Pacer = struct {
         held,
         /// A little more.
         probing,
-        /// No limit, because the queue is not of this peer's making.
+        /// As much as it carries, whatever waits: the queue is not of this peer's making.
         yielding,
     };
 
-    /// A network that stands still for a moment makes a queue that is gone by itself.
-    const crowded_ns: u64 = 150 * ms;
+    /// One that overflows may last less long until a link is held at less.
+    const overflowed_ns: u64 = 150 * ms;
     /// A queue that comes back sooner means that the link is held too high.
     const calm_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;
-    const vain_max = 3;
+    /// A queue of this peer's is less by so much, when it has sent less for a while.
+    const shrinks_ns: u64 = 10 * ms;
+    const vain_max = 1;
+    /// Less than this is no change.
+    const steady_ns: u64 = 4 * ms;
     const lowered_max = 4;
     /// A limit below this is none.
     const rate_min = 16 * 1024;
     const probe_ns_min: u64 = 1 * s;
-    const probe_ns_max: u64 = 4 * s;
+    const probe_ns_max: u64 = 8 * s;
     const yield_ns: u64 = 10 * s;
     /// If one in so many bytes is lost in a probe, the link is full.
     const lost_part = 64;
+    const overflow_part = 32;
+    /// Intervals, about, for which it is remembered what was lost.
+    const memory = 8;
+    /// As many intervals as say something, if there are no more.
+    const few = 2;
 
     pub fn step(p: *Pacer, i: *const Interval) void {
-        // Nothing is learned from a link that was not kept busy.
-        if (!i.is_telling()) return p.pause();
+        p.note_lost(i);
+        // Nothing is learned from a link that was not kept busy, unless its queue overflows.
+        if (!i.is_telling() and !(p.overflows() and i.acked > 0)) return p.pause();
         p.note(i);
         switch (p.state) {
-            .free => if (p.crowded == 0) p.start_anew() //
-            else if (p.is_full()) {
+            .free => if (p.crowded == 0) {
+                if (!p.overflows()) p.start_anew();
+            } else if (p.is_full()) {
                 p.probe_after = p.signs.probe_after;
-                p.drain(p.first(i));
+                p.drain(p.first(i), i);
             },
             .draining => if (i.calm()) p.drained() //
-            else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(),
-            .held => if (p.crowded >= crowded_ns) {
-                p.is_soon = p.lasted < calm_ns;
-                p.drain(p.found);
-            } else if (p.lasted >= p.probe_after) {
+            else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(i),
+            .held => if (p.is_crowded()) {
+                const is_soon = p.lasted < calm_ns + p.crowded;
+                p.drain(p.found, i);
+                p.is_unasked = true;
+                p.is_soon = is_soon;
+            } else if (p.lasted >= p.probe_after and p.crowded == 0) {
                 p.lowered = 0;
-                p.to(.probing, p.found + p.found / @as(u64, if (p.is_rising) 2 else 4));
+                p.probe();
             },
             .probing => p.judge(i),
-            .yielding => if (p.lasted >= yield_ns) {
-                p.crowded = 0; // what lasts is not of this peer's making
-                p.to(.free, 0);
-            },
+            .yielding => if (i.calm()) p.hold(p.found) //
+            else if (p.lasted >= yield_ns) p.probe(),
         }
         // Bytes that arrived until now were the end of the queue.
         if (i.calm()) p.peak = 0;
@@ -186,8 +217,7 @@ pub const Pacer = struct {
         p.probe_after = probe_ns_min;
         switch (p.state) {
             .free => {},
-            .yielding => p.to(.free, 0),
-            .draining, .held, .probing => p.to(.probing, p.found + p.found / 4),
+            .draining, .held, .probing, .yielding => p.probe(),
         }
     }
 
@@ -195,9 +225,10 @@ pub const Pacer = struct {
         p.lasted += i.ns;
         p.acked += i.acked;
         p.recent = p.recent[1..].* ++ .{i.goodput()};
+        p.waited = p.waited[1..].* ++ .{i.waits()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
-        p.peak = @max(p.peak, p.of_last(if (p.state == .free) p.signs.intervals else p.recent.len));
-        const is_over = if (p.signs.is_patient) i.calm() else !i.crowded();
+        p.peak = @max(p.peak, p.of_last(p.window()));
+        const is_over = if (p.signs.is_brief) i.calm() else !i.crowded();
         if (is_over) {
             p.crowded = 0;
             p.overflowed = false;
@@ -207,6 +238,25 @@ pub const Pacer = struct {
         if (i.retransmitted > 0) p.overflowed = true;
     }
 
+    fn window(p: *const Pacer) usize {
+        if (p.state != .free) return p.recent.len;
+        return if (p.overflows()) few else p.signs.intervals;
+    }
+
+    fn note_lost(p: *Pacer, i: *const Interval) void {
+        p.lost -= p.lost / memory;
+        p.passed -= p.passed / memory;
+        p.passed +|= i.acked;
+        if (i.crowded()) p.lost +|= i.retransmitted;
+        p.overflowing = if (p.overflows()) p.overflowing + i.ns else 0;
+    }
+
+    /// A queue has lost one part in so many of late: TCP has far more in the air than the link
+    /// carries, also where it was given all there was before that showed.
+    fn overflows(p: *const Pacer) bool {
+        return !p.signs.is_brief and p.lost > p.passed / overflow_part;
+    }
+
     /// Bytes per second; 0 before there were enough intervals to say.
     fn lately(p: *const Pacer) u64 {
         return p.of_last(p.recent.len);
@@ -214,6 +264,10 @@ pub const Pacer = struct {
 
     fn of_last(p: *const Pacer, count: usize) u64 {
         if (p.recent_count < count) return 0;
+        // A queue that acknowledgements waited in is less: they come faster than what they
+        // acknowledge has arrived.
+        const shrinks = p.waited[p.waited.len - count] > p.waited[p.waited.len - 1] + steady_ns;
+        if (shrinks and !p.signs.is_brief) return 0;
         var sum: u64 = 0;
         for (p.recent[p.recent.len - count ..]) |each| sum += each;
         return sum / count;
@@ -224,6 +278,10 @@ pub const Pacer = struct {
         return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
     }
 
+    fn probe(p: *Pacer) void {
+        p.to(.probing, p.found + p.found / @as(u64, if (p.is_rising) 2 else 4));
+    }
+
     fn start_anew(p: *Pacer) void {
         p.peak = 0;
         p.to(.free, 0);
@@ -231,8 +289,13 @@ pub const Pacer = struct {
 
     fn is_full(p: *const Pacer) bool {
         const signs = &p.signs;
+        if (p.overflowing >= signs.full_after_overflow and p.peak > 0) return true;
         return p.crowded >= signs.full_after or
             (p.overflowed and p.crowded >= signs.full_after_loss);
+    }
+
+    fn is_crowded(p: *const Pacer) bool {
+        return p.crowded >= p.signs.held_after or (p.overflowed and p.crowded >= overflowed_ns);
     }
 
     fn to(p: *Pacer, state: State, rate: u64) void {
@@ -263,47 +326,65 @@ pub const Pacer = struct {
         }
     }
 
-    fn drain(p: *Pacer, carries: u64) void {
+    fn drain(p: *Pacer, carries: u64, i: *const Interval) void {
         if (p.is_lost(carries)) return p.to(.free, 0);
         p.found = carries;
+        p.found_before = carries;
+        p.waits = i.waits();
         p.is_rising = false;
+        p.is_unasked = false;
+        p.is_soon = false;
         p.vain = 0;
         p.to(.draining, carries - carries / 8);
     }
 
     /// The queue is gone. While it was there the link was full, and what arrived is what it
-    /// carries. One that had come back soon means that the link is held too high, if no more
-    /// arrived than that; perhaps for a moment only, so more is tried again soon.
+    /// carries. If it came by itself, the link is held too high; perhaps for a moment only, so more
+    /// is tried again soon.
     fn drained(p: *Pacer) void {
-        const is_less = p.is_soon and p.peak < p.found - p.found / 16;
-        p.is_soon = false;
+        const is_less = if (p.signs.is_brief)
+            p.is_soon and p.peak < p.found - p.found / 16
+        else
+            p.is_unasked and p.peak < p.found - p.found / 64;
         if (!is_less) return p.hold(@max(p.found, @min(p.peak, p.found + p.found / 8)));
         p.probe_after = probe_ns_min;
-        p.lowered += 1;
+        if (p.is_soon) p.lowered += 1;
         if (p.lowered > lowered_max) {
             p.lowered = 0;
-            return p.to(.yielding, 0);
+            return p.yield();
         }
-        const carries = p.found - p.found / 32;
+        const carries = @max(p.peak, p.found - p.found / 32);
         if (p.is_lost(carries)) return p.to(.free, 0);
         p.hold(carries);
     }
 
     /// The queue is still there: it is long, or the link carries less, if less arrives than is
-    /// sent, or a little less, or the queue is somebody else's.
-    fn drain_more(p: *Pacer) void {
+    /// sent, or a little less, if it does not shrink, or the queue is somebody else's.
+    fn drain_more(p: *Pacer, i: *const Interval) void {
         const arrives = p.moved();
         const is_less = arrives < p.rate / 8 * 7;
+        const shrinks = i.waits() + shrinks_ns <= p.waits;
+        p.waits = i.waits();
         // As much as the link was found to carry, although less was sent.
         if (arrives >= p.found - p.found / 16) return p.to(.draining, p.rate);
+        if (shrinks and !is_less) return p.to(.draining, p.rate);
         p.vain += 1;
-        if (p.vain > vain_max) return p.to(.yielding, 0);
-        p.found = if (is_less) @max(arrives, p.found / 2) else p.found - p.found / 32;
+        if (p.vain > vain_max and !is_less) return p.yield();
+        p.found = if (is_less) @max(arrives, p.found / 2) else p.found - p.found / 16;
         if (p.is_lost(p.found)) return p.to(.free, 0);
-        if (is_less) p.vain = 0;
+        if (is_less) {
+            p.vain = 0;
+            p.found_before = p.found;
+        }
         p.probe_after = probe_ns_min;
         p.peak = 0;
         p.to(.draining, p.found - p.found / 8);
+    }
+
+    /// As much as before the queue of others came, and no less because of it.
+    fn yield(p: *Pacer) void {
+        p.found = p.found_before;
+        p.to(.yielding, p.found);
     }
 
     /// The link is not as it was known, and is found out anew. So no series of bad moments can
@@ -321,15 +402,17 @@ pub const Pacer = struct {
     fn hold(p: *Pacer, carries: u64) void {
         p.found = carries;
         p.most = @max(p.most, carries);
-        p.to(.held, carries - carries / 32);
+        p.to(.held, carries - carries / 64);
     }
 
     /// A probe shows in what is acknowledged a round trip later. If it makes a queue, or loses
     /// packets, the link is full, and what arrives is what it carries. While it shows nothing, it
     /// is TCP that is held back or grows: this limit need not be in its way.
     fn judge(p: *Pacer, i: *const Interval) void {
-        const arrives = @max(p.found, @min(p.lately(), p.rate));
+        const count = if (p.crowded > 0) few else p.signs.intervals;
+        const arrives = @max(p.found, @min(p.of_last(count), p.rate));
         const gained = arrives > p.found + p.found / 12;
+        if (p.lasted < i.base_ns) return;
         if (gained) p.lowered = 0;
         if (p.crowded > 0 or i.retransmitted > i.acked / lost_part) {
             p.is_rising = false;
@@ -338,9 +421,9 @@ pub const Pacer = struct {
                 probe_ns_min
             else
                 @min(@max(p.probe_after, probe_ns_min / 2) * 2, probe_ns_max);
-            return if (p.crowded > 0) p.drain(arrives) else p.hold(arrives);
+            return if (p.crowded > 0) p.drain(arrives, i) else p.hold(arrives);
         }
-        if (!gained or p.lasted < i.rtt_ns + p.recent.len * i.ns) return;
+        if (!gained or p.lasted < i.rtt_ns + p.signs.intervals * i.ns) return;
         p.is_rising = arrives >= p.rate - p.rate / 16;
         p.probe_after = i.ns;
         p.hold(arrives);

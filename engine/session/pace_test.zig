@@ -100,12 +100,12 @@ test "a link that is full is tried now and then, and sooner after a trial that b
     var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
     var pacer: Pacer = .{};
     path.run(&pacer, 400);
-    try expectEqual(4 * s, pacer.probe_after);
+    try expectEqual(8 * s, pacer.probe_after);
     pacer.found = 20 * mbyte;
     pacer.rate = 20 * mbyte;
-    path.run(&pacer, 45);
+    while (pacer.state != .probing) path.run(&pacer, 1);
     while (pacer.state == .probing) path.run(&pacer, 1);
-    try expectEqual(1 * s, pacer.probe_after);
+    try expect(pacer.probe_after <= 1 * s);
 }
 
 test "a link that TCP does not fill is not limited" {
@@ -122,10 +122,10 @@ test "a queue of others does not starve this peer" {
     var limited: usize = 0;
     for (0..600) |_| {
         path.run(&pacer, 1);
-        limited += @intFromBool(pacer.rate > 0);
+        limited += @intFromBool(pacer.rate > 0 and pacer.rate < 19 * mbyte);
         try expect(pacer.rate == 0 or pacer.rate >= 14 * mbyte);
     }
-    try expect(limited < 150);
+    try expect(limited < 100);
 }
 
 test "moments in which others crowd a link do not add up" {
@@ -143,6 +143,73 @@ test "moments in which others crowd a link do not add up" {
         }
         try expect(sum / count >= 14 * mbyte);
     }
+}
+
+test "a queue that only acknowledgements wait in costs a link little" {
+    // Goal: the way back is that of a peer whose own link is full, as round a ring. Method: its
+    // queue stands for a minute, or comes with each of its trials and goes again.
+    for ([_]usize{ 600, 6 }) |stands| {
+        var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
+        var pacer: Pacer = .{};
+        path.run(&pacer, 60);
+        try expect(path.is_filled(&pacer));
+        const lost = path.lost;
+        var sum: u64 = 0;
+        for (0..600) |index| {
+            path.foreign_ns = if (index % (10 * stands) < stands) 50 * ms else 0;
+            path.run(&pacer, 1);
+            sum += @min(pacer.rate, path.carries);
+            try expect(pacer.rate > 0);
+        }
+        try expect(sum / 600 >= path.carries / 16 * 15);
+        try expect(path.lost - lost <= path.carries / 10);
+    }
+}
+
+test "acknowledgements that a shrinking queue hands out faster say nothing of the link" {
+    // Goal: no link is found to carry more than it does. Method: a queue on the way back shrinks
+    // by 40 ms in 400, again and again, and hands out what was sent when there was no limit.
+    const carries = 24 * mbyte;
+    var pacer: Pacer = .{ .state = .held, .rate = carries, .found = carries, .most = carries };
+    for (0..600) |index| {
+        const turn = index % 20;
+        const waits: u64 = if (turn < 8) 50 else if (turn < 12) (12 - turn) * 10 else 0;
+        const is_shrinking = turn >= 8 and turn < 12;
+        pacer.step(&.{
+            .ns = 100 * ms,
+            .acked = if (is_shrinking) carries / 100 * 11 else @min(pacer.rate, carries) / 10,
+            .rtt_ns = (60 + waits) * ms,
+            .base_ns = 60 * ms,
+            .saturated = true,
+        });
+        try expect(pacer.found <= carries / 32 * 33);
+    }
+    try expect(pacer.found >= carries / 4 * 3);
+}
+
+test "a queue that overflows again and again is found, also by a link that is never kept busy" {
+    // Goal: TCP that takes all it is given, and loses much of it, is held back. Method: each burst
+    // is given in one interval, so none has more to send all the time.
+    var pacer: Pacer = .{};
+    for (0..40) |index| pacer.step(&.{
+        .ns = 100 * ms,
+        .acked = 6 * mbyte,
+        .given = if (index % 5 == 0) 30 * mbyte else 0,
+        .retransmitted = if (index % 2 == 0) mbyte else 0,
+        .rtt_ns = if (index % 3 == 2) 115 * ms else 150 * ms,
+        .base_ns = 100 * ms,
+    });
+    try expect(pacer.found >= 50 * mbyte and pacer.found <= 61 * mbyte);
+    // Packets that are lost while there is no queue are no sign of one.
+    pacer = .{};
+    for (0..100) |_| pacer.step(&.{
+        .ns = 100 * ms,
+        .acked = 6 * mbyte,
+        .retransmitted = mbyte,
+        .rtt_ns = 101 * ms,
+        .base_ns = 100 * ms,
+    });
+    try expectEqual(0, pacer.rate);
 }
 
 test "a link that stands still for a moment is not held at less" {
@@ -214,8 +281,8 @@ test "a link that has no limit yet is tried soon after it has one, whatever rest
 test "a queue of others is forgotten after minutes without a byte" {
     var pacer: Pacer = .{ .state = .yielding, .found = mbyte };
     pacer.rest(aging.half_life_ns);
-    try expectEqual(.free, pacer.state);
-    try expectEqual(0, pacer.rate);
+    try expectEqual(.probing, pacer.state);
+    try expectEqual(mbyte / 4 * 5, pacer.rate);
 }
 
 test "what a slow lane leaves goes to the others" {

@@ -30,12 +30,17 @@ pub const Spread = struct {
     rest_next: u64 = rest_min,
     /// The next trial is one of fewer lanes.
     down: bool = false,
+    /// Lanes leave one by one until there are so many: what they carried is more than those that
+    /// stay can carry at once.
+    goal: ?u8 = null,
 
     /// Long enough that what moves for a moment does not decide.
     const round_ns = 3 * s;
     const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
+    /// Those that stay have grown so many round trips after one has left.
+    const leave_trips = 4;
     /// Twice the lanes must bring one part in so many more; half of them may bring one less.
     const gain_part = 8;
     const loss_part = 16;
@@ -60,12 +65,11 @@ pub const Spread = struct {
         spread.acked += i.acked;
         if (is_full) spread.full_ns += i.ns;
         spread.rest -|= i.ns;
+        if (spread.goal) |goal| return spread.leave(i, goal);
         if (spread.ns < @max(round_ns, round_trips * i.base_ns)) return;
         const goodput = pace.per_second(spread.acked, spread.ns);
         const was_full = spread.full_ns * 2 > spread.ns;
-        spread.ns = 0;
-        spread.acked = 0;
-        spread.full_ns = 0;
+        spread.begin_round();
         if (!spread.is_warm) {
             spread.is_warm = true;
         } else if (spread.trial) |before| {
@@ -81,8 +85,30 @@ pub const Spread = struct {
             if (!spread.down) return;
         }
         spread.trial = .{ .lanes = spread.lanes, .moved = goodput };
-        spread.lanes = if (spread.down) spread.lanes / 2 else @min(spread.lanes * 2, most);
-        spread.is_warm = false;
+        if (spread.down) {
+            spread.goal = spread.lanes / 2;
+        } else {
+            spread.lanes = @min(spread.lanes * 2, most);
+            spread.is_warm = false;
+        }
+    }
+
+    fn leave(spread: *Spread, i: *const Interval, goal: u8) void {
+        if (spread.ns < leave_trips * i.base_ns) return;
+        const goodput = pace.per_second(spread.acked, spread.ns);
+        spread.begin_round();
+        if (spread.trial) |before| {
+            if (goodput < before.moved - before.moved / loss_part)
+                return spread.judge(before.lanes, before.moved, goodput);
+        }
+        spread.lanes -= @intFromBool(spread.lanes > goal);
+        if (spread.lanes <= goal) spread.goal = null;
+    }
+
+    fn begin_round(spread: *Spread) void {
+        spread.ns = 0;
+        spread.acked = 0;
+        spread.full_ns = 0;
     }
 
     fn judge(spread: *Spread, lanes: u8, moved: u64, goodput: u64) void {
@@ -95,7 +121,8 @@ pub const Spread = struct {
             spread.rest_next = rest_min;
             return;
         }
-        spread.lanes = lanes;
+        spread.goal = if (lanes < spread.lanes) lanes else null;
+        spread.lanes = @max(spread.lanes, lanes);
         spread.down = !spread.down;
         spread.rest = spread.rest_next;
         spread.rest_next = @min(spread.rest_next * 2, rest_max);
@@ -125,10 +152,10 @@ test "lanes that are capped become more, up to what the link carries" {
     run(&spread, 1_000, 40_000_000, 50);
     try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
     spread = .{ .lanes = 4 };
-    run(&spread, 6_000_000, 25_000_000, 30); // 4 carry 24, 8 no more than 25
+    run(&spread, 6_000_000, 25_000_000, 24); // 4 carry 24, 8 no more than 25
     try expectEqual(4, spread.lanes);
     spread = .{ .lanes = 4 };
-    run(&spread, 2_000_000, 25_000_000, 30);
+    run(&spread, 2_000_000, 25_000_000, 36);
     try expectEqual(16, spread.lanes);
 }
 
@@ -149,6 +176,35 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
         }
         try expectEqual(8, spread.lanes);
         spread.lanes = 32;
+    }
+}
+
+test "lanes leave one by one, and come back at once if fewer carry less" {
+    // Goal: what a lane carried has time to move to those that stay. Method: a full link that has
+    // been given twice the lanes, and one on which each lane is capped.
+    const lanes = 16;
+    for ([_]struct { each: u64, left: u8 }{
+        .{ .each = 25_000_000, .left = 8 },
+        .{ .each = 1_500_000, .left = lanes },
+    }) |case| {
+        var spread: Spread = .{ .lanes = lanes, .down = true };
+        var before = spread.lanes;
+        var fewest = spread.lanes;
+        for (0..100) |_| {
+            const rate = @min(spread.lanes * case.each, 25_000_000);
+            spread.step(&.{
+                .ns = 100 * ms,
+                .acked = rate / 10,
+                .rtt_ns = 100 * ms,
+                .base_ns = 100 * ms,
+                .saturated = true,
+            }, true);
+            try expect(spread.lanes + 1 >= before);
+            before = spread.lanes;
+            fewest = @min(fewest, spread.lanes);
+        }
+        try expectEqual(case.left, spread.lanes);
+        try expect(case.left < lanes or (fewest < lanes and fewest > lanes - 4));
     }
 }
 

@@ -17,9 +17,10 @@ pub const Together = struct {
     pacer: pace.Pacer = .{ .signs = .{
         .full_after = 400 * ms,
         .full_after_loss = 200 * ms,
+        .held_after = 150 * ms,
         .probe_after = 500 * ms,
         .intervals = 2,
-        .is_patient = true,
+        .is_brief = true,
     } },
     /// The most that they carried at once, while some had more to send and no queue stood. In the
     /// first call all peers overfill each other's ways, so less arrives while it stands.
