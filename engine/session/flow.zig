@@ -65,7 +65,7 @@ pub const Pace = struct {
     }
 
     fn apart(one: u64, other: u64) bool {
-        return (one == 0) != (other == 0) or @max(one, other) - @min(one, other) > one / 32;
+        return (one == 0) != (other == 0) or @max(one, other) - @min(one, other) > one / 128;
     }
 };
 
@@ -78,7 +78,7 @@ fn on_the_way(rate: u64, rtt_ns: u64) u64 {
 pub const Flow = struct {
     /// While this peer sends on it alone, and while it sends on others as well: these may share
     /// more than its own way out, such as that into one other peer that all send to.
-    pacer: Pacer = .{},
+    pacer: Pacer = .{ .signs = .{ .full_after_overflow = 600 * std.time.ns_per_ms } },
     shared: Pacer = .{},
     spread: Spread,
     /// Bytes per second that the user lets this peer send on it; 0: no limit of its own.
@@ -334,7 +334,7 @@ test "a link that is far begins with more lanes, unless the run says how many" {
 
 test "a pace is told again when it has changed by more than a little" {
     const one: Pace = .{ .rate = 1000, .unsent_max = 64 };
-    try std.testing.expect(!one.differs(.{ .rate = 1020, .unsent_max = 64 }));
+    try std.testing.expect(!one.differs(.{ .rate = 1005, .unsent_max = 64 }));
     try std.testing.expect(one.differs(.{ .rate = 1100, .unsent_max = 64 }));
     try std.testing.expect(one.differs(.{ .rate = 0, .unsent_max = 64 }));
     try std.testing.expect((Pace{}).differs(one));

@@ -157,6 +157,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     if (flow.lanes_open == 0) return;
     // Where the system does not say, it is as far as it was when the lane opened, and never full.
     if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
+    i.known = flow.carried.rate;
     i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     flow.last = i;
     all.acked +|= i.acked;

@@ -85,8 +85,8 @@ pub const Pacer = struct {
     /// How long packets waited then.
     waited: [4]u64 = @splat(0),
     recent_count: u8 = 0,
-    /// The most that arrived since there is a queue. A queue of this peer's is drained at what the
-    /// link carries, so this much it does carry.
+    /// The most that arrived since there is a queue. A queue of this peer's is fed and drained at
+    /// what the link carries, so this much it does carry.
     peak: u64 = 0,
     /// How long there has been a queue, without a break, and whether it has overflowed.
     crowded: u64 = 0,
@@ -95,9 +95,11 @@ pub const Pacer = struct {
     /// after the last one was gone.
     is_unasked: bool = false,
     is_soon: bool = false,
-    /// When draining began: what was found, and how long packets waited.
+    /// When draining began: what was found, and how long packets waited; also when a probe did.
     found_before: u64 = 0,
     waits: u64 = 0,
+    /// Hardly any packet has waited for so long.
+    calm_ns: u64 = 0,
     /// How often draining has not helped.
     vain: u8 = 0,
     /// The most that was found since there was a limit; and how often that was lowered since
@@ -115,26 +117,31 @@ pub const Pacer = struct {
     overflowing: u64 = 0,
     signs: Signs = .{},
 
-    /// How the first limit is found.
+    /// How a limit is found.
     pub const Signs = struct {
         /// A queue that lasts for so long, or overflows and lasts for so long, is no moment: the
         /// start of a connection makes one, too.
         full_after: u64 = 800 * ms,
         full_after_loss: u64 = 500 * ms,
         /// One that overflows again and again, though it does not last.
-        full_after_overflow: u64 = 600 * ms,
-        /// The same for a link that is held. A network that stands still for a moment makes a
-        /// queue that is gone by itself; and acknowledgements wait in queues of the other side,
-        /// as long as that tries more.
+        full_after_overflow: u64 = never,
+        /// As `full_after`, for a link that is held. A network that stands still for a moment makes
+        /// a queue that is gone by itself; and acknowledgements wait in queues of the other side, as
+        /// long as that tries more.
         held_after: u64 = 600 * ms,
         /// So many intervals are enough to say what arrives.
         intervals: u8 = 4,
         /// More is tried so long after it is found.
         probe_after: u64 = probe_ns_min,
+        /// One part in so many more: over a long way a probe lasts two intervals longer than the
+        /// round trip, and fills less than a queue of 50 ms.
+        probe_part: u64 = 8,
         /// Calls end before much is known. So a queue is there until hardly any packet waits, and
         /// what arrives while one shrinks counts, because there may be nothing else.
         is_brief: bool = false,
     };
+
+    const never = std.math.maxInt(u64);
 
     pub const State = enum {
         /// No limit: it was never full.
@@ -152,7 +159,9 @@ pub const Pacer = struct {
     /// One that overflows may last less long until a link is held at less.
     const overflowed_ns: u64 = 150 * ms;
     /// A queue that comes back sooner means that the link is held too high.
-    const calm_ns: u64 = 500 * ms;
+    const soon_ns: u64 = 500 * ms;
+    /// Others have gone when there was no queue for so long.
+    const calm_min_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;
     /// A queue of this peer's is less by so much, when it has sent less for a while.
     const shrinks_ns: u64 = 10 * ms;
@@ -168,6 +177,7 @@ pub const Pacer = struct {
     /// If one in so many bytes is lost in a probe, the link is full.
     const lost_part = 64;
     const overflow_part = 32;
+    const overflow_min = 64 * 1024;
     /// Intervals, about, for which it is remembered what was lost.
     const memory = 8;
     /// As many intervals as say something, if there are no more.
@@ -175,29 +185,30 @@ pub const Pacer = struct {
 
     pub fn step(p: *Pacer, i: *const Interval) void {
         p.note_lost(i);
-        // Nothing is learned from a link that was not kept busy, unless its queue overflows.
-        if (!i.is_telling() and !(p.overflows() and i.acked > 0)) return p.pause();
+        p.calm_ns = if (i.calm()) p.calm_ns + i.ns else 0;
+        // Nothing is learned from a link that was not kept busy, unless it has no limit yet and its
+        // queue overflows.
+        const is_flooded = p.state == .free and i.acked > 0 and p.overflows();
+        if (!i.is_telling() and !is_flooded) return p.pause();
         p.note(i);
         switch (p.state) {
-            .free => if (p.crowded == 0) {
-                if (!p.overflows()) p.start_anew();
-            } else if (p.is_full()) {
+            .free => if (p.is_full(i)) {
                 p.probe_after = p.signs.probe_after;
                 p.drain(p.first(i), i);
-            },
+            } else if (p.crowded == 0 and !p.overflows()) p.start_anew(),
             .draining => if (i.calm()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(i),
             .held => if (p.is_crowded()) {
-                const is_soon = p.lasted < calm_ns + p.crowded;
+                const is_soon = p.lasted < soon_ns + p.crowded;
                 p.drain(p.found, i);
                 p.is_unasked = true;
                 p.is_soon = is_soon;
-            } else if (p.lasted >= p.probe_after and p.crowded == 0) {
+            } else if (p.lasted >= p.probe_after and !i.crowded()) {
                 p.lowered = 0;
                 p.probe();
             },
             .probing => p.judge(i),
-            .yielding => if (i.calm()) p.hold(p.found) //
+            .yielding => if (p.calm_ns >= calm_min_ns) p.hold(p.found) //
             else if (p.lasted >= yield_ns) p.probe(),
         }
         // Bytes that arrived until now were the end of the queue.
@@ -209,6 +220,7 @@ pub const Pacer = struct {
     /// tried at once, and again until it brings nothing. The limit is not forgotten: to find it
     /// anew would cost the first operation after each pause a full queue.
     pub fn rest(p: *Pacer, ns: u64) void {
+        p.forget_queue();
         if (ns < aging.half_life_ns) return;
         p.lowered = 0;
         p.is_rising = false;
@@ -233,7 +245,7 @@ pub const Pacer = struct {
             p.crowded = 0;
             p.overflowed = false;
         }
-        if (!i.crowded()) return;
+        if (!i.crowded() or !i.is_telling()) return;
         p.crowded += i.ns;
         if (i.retransmitted > 0) p.overflowed = true;
     }
@@ -254,7 +266,8 @@ pub const Pacer = struct {
     /// A queue has lost one part in so many of late: TCP has far more in the air than the link
     /// carries, also where it was given all there was before that showed.
     fn overflows(p: *const Pacer) bool {
-        return !p.signs.is_brief and p.lost > p.passed / overflow_part;
+        if (p.signs.full_after_overflow == never) return false;
+        return p.lost > @max(p.passed / overflow_part, overflow_min);
     }
 
     /// Bytes per second; 0 before there were enough intervals to say.
@@ -273,13 +286,17 @@ pub const Pacer = struct {
         return sum / count;
     }
 
-    /// As much as arrived, or as was carried before, unless that is too much to be of this time.
+    /// As much as arrived; where little is known, as was carried before, unless that is too much to
+    /// be of this time.
     fn first(p: *const Pacer, i: *const Interval) u64 {
+        if (!p.signs.is_brief) return p.peak;
         return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
     }
 
     fn probe(p: *Pacer) void {
-        p.to(.probing, p.found + p.found / @as(u64, if (p.is_rising) 2 else 4));
+        p.waits = p.waited[p.waited.len - 1];
+        const part: u64 = if (p.is_rising) 2 else p.signs.probe_part;
+        p.to(.probing, p.found + p.found / part);
     }
 
     fn start_anew(p: *Pacer) void {
@@ -287,9 +304,11 @@ pub const Pacer = struct {
         p.to(.free, 0);
     }
 
-    fn is_full(p: *const Pacer) bool {
+    fn is_full(p: *const Pacer, i: *const Interval) bool {
         const signs = &p.signs;
-        if (p.overflowing >= signs.full_after_overflow and p.peak > 0) return true;
+        // Little that is sent through the queue of others is lost there too.
+        const is_much = p.peak > 0 and i.known > 0 and p.peak >= i.known / 2;
+        if (p.overflowing >= signs.full_after_overflow and is_much) return true;
         return p.crowded >= signs.full_after or
             (p.overflowed and p.crowded >= signs.full_after_loss);
     }
@@ -310,12 +329,24 @@ pub const Pacer = struct {
         return per_second(p.acked, p.lasted);
     }
 
+    fn forget_queue(p: *Pacer) void {
+        p.recent_count = 0;
+        p.crowded = 0;
+        p.overflowed = false;
+        p.peak = 0;
+        p.lost = 0;
+        p.passed = 0;
+        p.overflowing = 0;
+        p.calm_ns = 0;
+    }
+
     /// It sent too little for that anything could be learned.
     pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
         p.recent_count = 0;
         p.crowded = 0;
         p.overflowed = false;
+        p.overflowing = 0;
         p.peak = 0;
         switch (p.state) {
             .free => p.to(.free, 0),
@@ -345,13 +376,13 @@ pub const Pacer = struct {
         const is_less = if (p.signs.is_brief)
             p.is_soon and p.peak < p.found - p.found / 16
         else
-            p.is_unasked and p.peak < p.found - p.found / 64;
+            p.is_unasked and p.peak > 0 and p.peak < p.found - p.found / 32;
         if (!is_less) return p.hold(@max(p.found, @min(p.peak, p.found + p.found / 8)));
         p.probe_after = probe_ns_min;
-        if (p.is_soon) p.lowered += 1;
+        p.lowered += 1;
         if (p.lowered > lowered_max) {
             p.lowered = 0;
-            return p.yield();
+            return p.yield(@min(p.most, p.found + p.found / 8));
         }
         const carries = @max(p.peak, p.found - p.found / 32);
         if (p.is_lost(carries)) return p.to(.free, 0);
@@ -369,7 +400,7 @@ pub const Pacer = struct {
         if (arrives >= p.found - p.found / 16) return p.to(.draining, p.rate);
         if (shrinks and !is_less) return p.to(.draining, p.rate);
         p.vain += 1;
-        if (p.vain > vain_max and !is_less) return p.yield();
+        if (p.vain > vain_max and !is_less) return p.yield(p.found_before);
         p.found = if (is_less) @max(arrives, p.found / 2) else p.found - p.found / 16;
         if (p.is_lost(p.found)) return p.to(.free, 0);
         if (is_less) {
@@ -382,9 +413,9 @@ pub const Pacer = struct {
     }
 
     /// As much as before the queue of others came, and no less because of it.
-    fn yield(p: *Pacer) void {
-        p.found = p.found_before;
-        p.to(.yielding, p.found);
+    fn yield(p: *Pacer, carries: u64) void {
+        p.found = carries;
+        p.to(.yielding, carries);
     }
 
     /// The link is not as it was known, and is found out anew. So no series of bad moments can
@@ -409,12 +440,17 @@ pub const Pacer = struct {
     /// packets, the link is full, and what arrives is what it carries. While it shows nothing, it
     /// is TCP that is held back or grows: this limit need not be in its way.
     fn judge(p: *Pacer, i: *const Interval) void {
+        const is_lossy = i.retransmitted > i.acked / lost_part;
+        const shows: u64 = if (p.is_rising) 1 else few;
+        if (p.lasted < i.base_ns + p.waits + shows * i.ns and !is_lossy) return;
         const count = if (p.crowded > 0) few else p.signs.intervals;
         const arrives = @max(p.found, @min(p.of_last(count), p.rate));
         const gained = arrives > p.found + p.found / 12;
-        if (p.lasted < i.base_ns) return;
+        // It stood before, and is no longer than that.
+        if (p.waits > Interval.queue_ns and i.crowded() and i.waits() <= p.waits + steady_ns)
+            return p.yield(arrives);
         if (gained) p.lowered = 0;
-        if (p.crowded > 0 or i.retransmitted > i.acked / lost_part) {
+        if (p.crowded > 0 or is_lossy) {
             p.is_rising = false;
             // One that has found something makes the next one come soon.
             p.probe_after = if (arrives > p.found + p.found / 32)

@@ -41,6 +41,7 @@ pub const Spread = struct {
     const rest_max = 240 * s;
     /// Those that stay have grown so many round trips after one has left.
     const leave_trips = 4;
+    const leave_ns = 500 * ms;
     /// Twice the lanes must bring one part in so many more; half of them may bring one less.
     const gain_part = 8;
     const loss_part = 16;
@@ -94,15 +95,18 @@ pub const Spread = struct {
     }
 
     fn leave(spread: *Spread, i: *const Interval, goal: u8) void {
-        if (spread.ns < leave_trips * i.base_ns) return;
+        if (spread.ns < @max(leave_ns, leave_trips * i.base_ns)) return;
         const goodput = pace.per_second(spread.acked, spread.ns);
+        const was_full = spread.full_ns * 2 > spread.ns;
         spread.begin_round();
         if (spread.trial) |before| {
-            if (goodput < before.moved - before.moved / loss_part)
+            if (!was_full and goodput < before.moved - before.moved / loss_part)
                 return spread.judge(before.lanes, before.moved, goodput);
         }
         spread.lanes -= @intFromBool(spread.lanes > goal);
-        if (spread.lanes <= goal) spread.goal = null;
+        if (spread.lanes > goal) return;
+        spread.goal = null;
+        spread.is_warm = false;
     }
 
     fn begin_round(spread: *Spread) void {
@@ -155,7 +159,7 @@ test "lanes that are capped become more, up to what the link carries" {
     run(&spread, 6_000_000, 25_000_000, 24); // 4 carry 24, 8 no more than 25
     try expectEqual(4, spread.lanes);
     spread = .{ .lanes = 4 };
-    run(&spread, 2_000_000, 25_000_000, 36);
+    run(&spread, 2_000_000, 25_000_000, 38);
     try expectEqual(16, spread.lanes);
 }
 
@@ -182,23 +186,23 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
 test "lanes leave one by one, and come back at once if fewer carry less" {
     // Goal: what a lane carried has time to move to those that stay. Method: a full link that has
     // been given twice the lanes, and one on which each lane is capped.
-    const lanes = 16;
+    const lanes, const full = .{ 16, 25_000_000 };
     for ([_]struct { each: u64, left: u8 }{
-        .{ .each = 25_000_000, .left = 8 },
+        .{ .each = full, .left = 8 },
         .{ .each = 1_500_000, .left = lanes },
     }) |case| {
         var spread: Spread = .{ .lanes = lanes, .down = true };
         var before = spread.lanes;
         var fewest = spread.lanes;
         for (0..100) |_| {
-            const rate = @min(spread.lanes * case.each, 25_000_000);
+            const rate = @min(spread.lanes * case.each, full);
             spread.step(&.{
                 .ns = 100 * ms,
                 .acked = rate / 10,
                 .rtt_ns = 100 * ms,
                 .base_ns = 100 * ms,
                 .saturated = true,
-            }, true);
+            }, rate >= full / 8 * 7);
             try expect(spread.lanes + 1 >= before);
             before = spread.lanes;
             fewest = @min(fewest, spread.lanes);

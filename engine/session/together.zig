@@ -19,6 +19,7 @@ pub const Together = struct {
         .full_after_loss = 200 * ms,
         .held_after = 150 * ms,
         .probe_after = 500 * ms,
+        .probe_part = 4,
         .intervals = 2,
         .is_brief = true,
     } },

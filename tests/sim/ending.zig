@@ -267,7 +267,7 @@ fn check_lanes(world: *World, index: world_file.NodeIndex) void {
                 });
                 continue;
             }
-            if (other.state != .open and !is_told(world, connection, side)) world.checkers.fail(
+            if (other.state != .open and !is_told(connection, side)) world.checkers.fail(
                 .leak,
                 "at rest p{d} holds connection {d}, which is dead",
                 .{ index, connection.index },
@@ -288,9 +288,9 @@ fn check_lanes(world: *World, index: world_file.NodeIndex) void {
 
 /// Whether the other end has said that it closes, as an end does whose link needs fewer lanes, and
 /// the word is under way to this side.
-fn is_told(world: *const World, connection: *const world_file.Connection, side: usize) bool {
+fn is_told(connection: *const world_file.Connection, side: usize) bool {
     const pipe = &connection.pipes[1 - side];
-    return pipe.finished and !pipe.swallows and pipe.last_arrival > world.now;
+    return pipe.finished and !pipe.swallows and pipe.scheduled;
 }
 
 /// Somebody went past the place where others have stopped: they go on.
