@@ -19,6 +19,7 @@ from bench.wan_topology import Topology
 
 Work = Literal["all_reduce", "first", "together", "kill", "sync"]
 Disturbance = Literal["none", "lossy", "reset"]
+Control = Literal["system", "bbr", "cubic"]
 
 PAUSE_SECONDS = 1.5
 LONG_PAUSE_SECONDS = 12.0
@@ -48,6 +49,7 @@ class Case:
     calls: tuple[Call, ...] = ()
     pause: float = PAUSE_SECONDS
     lanes: int | None = None  # between two peers; None: the default
+    control: Control | None = None  # congestion control that our lanes keep; None: the default
     disturbance: Disturbance = "none"
     share: float | None = None
     seconds: float | None = None
@@ -101,7 +103,7 @@ def table() -> list[Case]:
         Case("loss-0.01-cubic", even("cubic", loss=1e-4), share=0.85),
         Case("loss-0.1-bbr", even("bbr", loss=1e-3), share=0.85),
         Case("loss-1-bbr", even("bbr", loss=1e-2), share=0.80),
-        Case("loss-0.1-cubic", even("cubic", loss=1e-3), share=0.65),
+        Case("loss-0.1-cubic", even("cubic", loss=1e-3), control="cubic", share=0.65),
         Case("pair-64", two, share=0.70),
         Case("pair-256", two, 256 * MIB, share=0.90),
         Case("int8", bbr, codec="int8", seconds=1.4),
@@ -153,9 +155,17 @@ def smaller(case: Case) -> Case:
     return replace(case, size=size, calls=calls, pause=0.2, share=None, seconds=None)
 
 
-def not_run(case: Case, algorithms: list[str]) -> str:
-    """Why a case cannot be measured here; empty if it can be."""
+def not_run(case: Case, algorithms: list[str], allowed: list[str]) -> str:
+    """Why a case cannot be measured here; empty if it can be. `allowed`: those that each process
+    may choose, as on a machine whose default they are.
+    """
     congestion = case.topology.congestion
     if congestion not in algorithms:
         return f"this kernel has no {congestion} (net.ipv4.tcp_available_congestion_control)"
+    if congestion not in allowed:
+        wanted = " ".join([*allowed, congestion])
+        return (
+            f"no process may choose {congestion} here, as it may where that is the default: "
+            f'sysctl -w net.ipv4.tcp_allowed_congestion_control="{wanted}"'
+        )
     return ""

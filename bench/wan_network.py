@@ -27,6 +27,7 @@ PREFIX = ROOT / ".zig-cache" / "wan"
 DEVICE = "wan"
 NETWORK = "10.88.0"
 ALGORITHMS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 ANSWER_SECONDS_MAX = 30.0
 SEGMENT_BYTES = 1500  # that of TCP which is full, with its headers
 # Each run begins alike: nothing is remembered of the connections before it.
@@ -64,6 +65,11 @@ def build() -> Path:
 def algorithms_here() -> list[str]:
     """The ways of congestion control that the kernel has."""
     return ALGORITHMS.read_text().split()
+
+
+def allowed_here() -> list[str]:
+    """Those of them that each process may choose."""
+    return ALLOWED.read_text().split()
 
 
 def address(node: int) -> str:

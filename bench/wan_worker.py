@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import pccl_py as pccl
 from bench import common
+from bench.wan_cases import Control
 
 Values = NDArray[np.float32]
 DEVICE = "wan"
@@ -48,6 +49,7 @@ class Job:
     libraries: list[str]
     size: int  # the largest
     lanes: int | None = None
+    control: Control | None = None
     groups: int = 4
 
 
@@ -100,7 +102,9 @@ class Ours:
         # Ranks are in the order of ids, so that a ring goes the same way in each run.
         own = pccl.PeerId((1 + self._job.rank).to_bytes(16))
         bind = f"{self._job.address}:0"
-        self._comm = pccl.connect(meeting["token"], bind=bind, peer_id=own)
+        self._comm = pccl.connect(
+            meeting["token"], bind=bind, peer_id=own, congestion=self._job.control
+        )
         self._comm.admit()
 
     def call(self, parts: list[Values], after: list[float], codec: Any) -> list[float]:

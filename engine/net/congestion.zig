@@ -38,7 +38,10 @@ pub const Choice = struct {
         switch (wanted) {
             .system => before.restore(fd),
             // Every Linux has reno and lets everybody use it. Others than cubic have no HyStart.
-            .starting => if (is_of(fd, "cubic")) before.replace(fd, "reno"),
+            // Where the way to a host has cubic and the process may not choose that, a lane could
+            // not go back to it.
+            .starting => if (is_of(fd, "cubic") and socket.may_control_congestion("cubic"))
+                before.replace(fd, "reno"),
             .loss_tolerant => before.replace(fd, "bbr"),
         }
     }
@@ -134,6 +137,12 @@ test "the library chooses for a lane, unless its user has chosen" {
     before = .{};
     for ([_]Pace.Control{ .starting, .system }) |wanted| choice.change(client, wanted, &before);
     try std.testing.expectEqualStrings("reno", tcp.congestion_of(client, &room).?);
+}
+
+test "it is known what a process may choose" {
+    if (@import("builtin").os.tag != .linux) return;
+    try std.testing.expect(socket.may_control_congestion("reno"));
+    try std.testing.expect(!socket.may_control_congestion("no such"));
 }
 
 test "a congestion control that the system refuses is said once, and the lane keeps its own" {

@@ -209,6 +209,13 @@ pub fn control_congestion(fd: Fd, name: []const u8) bool {
     return c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name.ptr, length) == 0;
 }
 
+/// Whether this process may choose it, for a socket that has another one.
+pub fn may_control_congestion(name: []const u8) bool {
+    const fd = open(c.AF.INET) catch return false;
+    defer close(fd);
+    return control_congestion(fd, name);
+}
+
 fn connect_error(code: c.E) ConnectError {
     return switch (code) {
         .CONNREFUSED, .CONNRESET => error.Refused,

@@ -126,8 +126,8 @@ pub const Pacer = struct {
         /// One that overflows again and again, though it does not last.
         full_after_overflow: u64 = never,
         /// As `full_after`, for a link that is held. A network that stands still for a moment makes
-        /// a queue that is gone by itself; and acknowledgements wait in queues of the other side, as
-        /// long as that tries more.
+        /// a queue that is gone by itself; and acknowledgements wait in queues of the other side,
+        /// for as long as that one tries more.
         held_after: u64 = 600 * ms,
         /// So many intervals are enough to say what arrives.
         intervals: u8 = 4,

@@ -218,8 +218,9 @@ def test_a_quick_run_has_two_cases_of_8_mib() -> None:
 
 def test_a_case_that_cannot_run_says_why() -> None:
     case = case_named("even-bbr")
-    assert wan_cases.not_run(case, ["reno", "bbr"]) == ""
-    assert "no bbr" in wan_cases.not_run(case, ["reno"])
+    assert wan_cases.not_run(case, ["reno", "bbr"], ["reno", "bbr"]) == ""
+    assert "no bbr" in wan_cases.not_run(case, ["reno"], ["reno"])
+    assert '="reno bbr"' in wan_cases.not_run(case, ["reno", "bbr"], ["reno"])
 
 
 def test_every_network_has_a_path_between_all_nodes() -> None:
