@@ -295,7 +295,9 @@ pub const Pacer = struct {
 
     fn probe(p: *Pacer) void {
         p.waits = p.waited[p.waited.len - 1];
-        const part: u64 = if (p.is_rising) 2 else p.signs.probe_part;
+        // What was found a moment ago, or has just brought something, may be far too little.
+        const is_new = p.probe_after <= probe_ns_min;
+        const part: u64 = if (p.is_rising) 2 else if (is_new) 4 else p.signs.probe_part;
         p.to(.probing, p.found + p.found / part);
     }
 
@@ -308,7 +310,8 @@ pub const Pacer = struct {
         const signs = &p.signs;
         // Little that is sent through the queue of others is lost there too.
         const is_much = p.peak > 0 and i.known > 0 and p.peak >= i.known / 2;
-        if (p.overflowing >= signs.full_after_overflow and is_much) return true;
+        const is_flooded = p.overflowing >= signs.full_after_overflow and i.crowded();
+        if (is_flooded and i.retransmitted > 0 and is_much) return true;
         return p.crowded >= signs.full_after or
             (p.overflowed and p.crowded >= signs.full_after_loss);
     }

@@ -303,7 +303,7 @@ test "a queue of others is forgotten after minutes without a byte" {
     var pacer: Pacer = .{ .state = .yielding, .found = mbyte };
     pacer.rest(aging.half_life_ns);
     try expectEqual(.probing, pacer.state);
-    try expectEqual(mbyte / 8 * 9, pacer.rate);
+    try expectEqual(mbyte / 4 * 5, pacer.rate);
 }
 
 test "what a slow lane leaves goes to the others" {
