@@ -295,7 +295,7 @@ pub const Pacer = struct {
 
     fn probe(p: *Pacer) void {
         p.waits = p.waited[p.waited.len - 1];
-        // What was found a moment ago, or has just brought something, may be far too little.
+        // A limit that is new, or that has just risen, may be far too low.
         const is_new = p.probe_after <= probe_ns_min;
         const part: u64 = if (p.is_rising) 2 else if (is_new) 4 else p.signs.probe_part;
         p.to(.probing, p.found + p.found / part);
