@@ -221,6 +221,9 @@ pub const Pacer = struct {
     /// anew would cost the first operation after each pause a full queue.
     pub fn rest(p: *Pacer, ns: u64) void {
         p.forget_queue();
+        p.lost = 0;
+        p.passed = 0;
+        p.calm_ns = 0;
         if (ns < aging.half_life_ns) return;
         p.lowered = 0;
         p.is_rising = false;
@@ -256,6 +259,7 @@ pub const Pacer = struct {
     }
 
     fn note_lost(p: *Pacer, i: *const Interval) void {
+        if (p.signs.full_after_overflow == never) return;
         p.lost -= p.lost / memory;
         p.passed -= p.passed / memory;
         p.passed +|= i.acked;
@@ -266,7 +270,6 @@ pub const Pacer = struct {
     /// A queue has lost one part in so many of late: TCP has far more in the air than the link
     /// carries, also where it was given all there was before that showed.
     fn overflows(p: *const Pacer) bool {
-        if (p.signs.full_after_overflow == never) return false;
         return p.lost > @max(p.passed / overflow_part, overflow_min);
     }
 
@@ -336,21 +339,14 @@ pub const Pacer = struct {
         p.recent_count = 0;
         p.crowded = 0;
         p.overflowed = false;
-        p.peak = 0;
-        p.lost = 0;
-        p.passed = 0;
         p.overflowing = 0;
-        p.calm_ns = 0;
+        p.peak = 0;
     }
 
     /// It sent too little for that anything could be learned.
     pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
-        p.recent_count = 0;
-        p.crowded = 0;
-        p.overflowed = false;
-        p.overflowing = 0;
-        p.peak = 0;
+        p.forget_queue();
         switch (p.state) {
             .free => p.to(.free, 0),
             // An idle link has no queue of this peer's.

@@ -68,9 +68,7 @@ pub const Spread = struct {
         spread.rest -|= i.ns;
         if (spread.goal) |goal| return spread.leave(i, goal);
         if (spread.ns < @max(round_ns, round_trips * i.base_ns)) return;
-        const goodput = pace.per_second(spread.acked, spread.ns);
-        const was_full = spread.full_ns * 2 > spread.ns;
-        spread.begin_round();
+        const goodput, const was_full = spread.end_round();
         if (!spread.is_warm) {
             spread.is_warm = true;
         } else if (spread.trial) |before| {
@@ -96,9 +94,7 @@ pub const Spread = struct {
 
     fn leave(spread: *Spread, i: *const Interval, goal: u8) void {
         if (spread.ns < @max(leave_ns, leave_trips * i.base_ns)) return;
-        const goodput = pace.per_second(spread.acked, spread.ns);
-        const was_full = spread.full_ns * 2 > spread.ns;
-        spread.begin_round();
+        const goodput, const was_full = spread.end_round();
         if (spread.trial) |before| {
             if (!was_full and goodput < before.moved - before.moved / loss_part)
                 return spread.judge(before.lanes, before.moved, goodput);
@@ -109,10 +105,14 @@ pub const Spread = struct {
         spread.is_warm = false;
     }
 
-    fn begin_round(spread: *Spread) void {
-        spread.ns = 0;
-        spread.acked = 0;
-        spread.full_ns = 0;
+    /// So much it moved, bytes per second, and whether the link was full most of the time.
+    fn end_round(spread: *Spread) struct { u64, bool } {
+        defer {
+            spread.ns = 0;
+            spread.acked = 0;
+            spread.full_ns = 0;
+        }
+        return .{ pace.per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
     }
 
     fn judge(spread: *Spread, lanes: u8, moved: u64, goodput: u64) void {
