@@ -1,9 +1,9 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
 //! newcomers have called `admit`, and one of founders when all of these have asked for it. Where it
 //! has members, newcomers wait outside while one of them has not come to the safe point of the
-//! epoch that has begun, as after a loss, or has calls of the epoch before in flight; and in a
-//! round while one is away, which may be dead. The newcomers, the log and the status are told for
-//! whom they wait. No decision depends on it: rounds are in rounds.zig, missing calls of operations
+//! epoch that has begun, as after a loss, or has calls of the epoch before in flight; and while one
+//! of these, or in a round any, is away, which may be dead. The newcomers, the log and the status are
+//! told for whom they wait. No decision depends on it: rounds are in rounds.zig, missing calls of operations
 //! in stalls.zig.
 
 const std = @import("std");
@@ -51,6 +51,15 @@ pub const Missing = struct {
         };
     }
 
+    /// One that is away must come back before it can do anything else. It may be dead.
+    fn add_held_up(missing: *Missing, why: Why, epoch: *const Epoch, ranks: *const base.Mask) void {
+        const absent = ranks.intersect(&away(epoch));
+        if (absent.is_empty())
+            missing.add_ranks(why, epoch, ranks)
+        else
+            missing.add_ranks(.away, epoch, &absent);
+    }
+
     pub fn slice(missing: *const Missing) []const Item {
         return missing.items[0..missing.count];
     }
@@ -62,9 +71,9 @@ pub fn find(run: *const Run, group: *const Group, missing: *Missing) void {
     if (group.newcomers.items.len == 0) return;
     if (group.current()) |epoch| if (!epoch.alive.is_empty()) {
         if (group.phase == .activate)
-            missing.add_ranks(.safe_point, epoch, &epoch.not_entered())
+            missing.add_held_up(.safe_point, epoch, &epoch.not_entered())
         else if (group.epochs.items.len > 1)
-            missing.add_ranks(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside())
+            missing.add_held_up(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside())
         else if (group.phase == .prepare)
             missing.add_ranks(.away, epoch, &away(epoch));
         return;

@@ -111,6 +111,33 @@ test "newcomers hear which member has not come to the safe point of an epoch tha
     try expect(try in_status(&court, "", ",\"epochs\""));
 }
 
+test "newcomers hear of a member that is away before it has come to the safe point" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..3) |index| try court.connect(index);
+    try court.listen();
+    for (0..3) |index| try court.prepare(index, court.round, true);
+    try court.listen();
+    try court.enter(0);
+    court.hang_up(2);
+    court.c.run.options.silence_ns = 60 * second;
+    try court.connect(3);
+    try court.pass(6 * second);
+    const it = try told(&court, 3);
+    // Rank 1 has not come to it either, and is there.
+    try expectEqual(.away, it.why);
+    try expectEqual(1, it.count);
+    try expect(it.first.eql(id_of(2)));
+    try expectEqual(2, it.rank);
+    try court.come_back(2, 1);
+    try court.pass(6 * second);
+    const later = try told(&court, 3);
+    try expectEqual(.safe_point, later.why);
+    try expectEqual(1, later.count);
+    try expect(later.first.eql(id_of(1)));
+}
+
 test "a group that has lost somebody says to newcomers who has not passed its next safe point" {
     var court: Court = undefined;
     try court.init(gpa);
