@@ -213,6 +213,9 @@ pub const Lane = struct {
     is_kept: bool = false,
     /// As the driver was told.
     pace: flow_file.Pace = .{},
+    /// A pause has ended: it begins slowly again, and what it lost before counts no more.
+    restarts: bool = false,
+    lost_before: u64 = 0,
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.
     head: [hello.hello_bytes]u8 = undefined,

@@ -184,7 +184,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
         if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
     }
     const rate = lesser(lesser(pacer.rate, part), ceiling);
-    if (learns) flow.spread.step(i, pace.is_full(rate, i));
+    if (learns) flow.spread.step(i, pace.is_full(rate, i), flow.is_lossy);
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var shares: [limits.lanes_per_link_max]u64 = undefined;
@@ -201,10 +201,12 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
     flow.take_turn(rate);
     for (lanes[0..count], moved[0..count], shares[0..count], 0..) |lane, each, given, index| {
+        const now = if (lane.restarts) .starting else lane.pace.control;
+        lane.restarts = false;
         tell(host, lane, .{
             .rate = given,
             .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
-            .control = flow.control(lane.pace.control, lane.sample.?.retransmitted > 0),
+            .control = flow.control(now, lane.sample.?.retransmitted > lane.lost_before),
             .renews = flow.renews(index),
         });
     }
@@ -248,6 +250,9 @@ fn begin(links: []const *Link) void {
     }
 }
 
+/// A connection that has been idle for so long begins with few packets again.
+const restart_ns = 500 * std.time.ns_per_ms;
+
 /// It is measured again, after so long a time in which nothing moved.
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     begin(links);
@@ -255,6 +260,11 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     for (links) |link| {
         link.flow.idle_ns +|= idle_ns;
         link.flow.is_rested = true;
+        if (idle_ns < restart_ns) continue;
+        for (link.lanes) |place| if (place) |lane| {
+            lane.restarts = true;
+            lane.lost_before = if (lane.sample) |sample| sample.retransmitted else 0;
+        };
     }
 }
 

@@ -178,7 +178,7 @@ test "a link that has been idle for minutes is found out anew, also while anothe
     try expectEqual(3 * mbyte, pair.node.up.rate);
 }
 
-test "a lane begins with a control that grows, and has the system's once something was lost" {
+test "a lane begins, and goes on after a pause, with a control that grows until it loses something" {
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();
@@ -194,6 +194,16 @@ test "a lane begins with a control that grows, and has the system's once somethi
     pair.retransmitted = 1;
     pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
     try expectEqual(Pair.Told{ .changes = 2, .control = .system }, told.*);
+    const links = [_]*Link{ &pair.links[0], &pair.links[1] };
+    measure.begin_after(&links, &pair.node, 400 * ms);
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    try expectEqual(2, told.changes);
+    measure.begin_after(&links, &pair.node, 600 * ms);
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    try expectEqual(Pair.Told{ .changes = 3, .control = .starting }, told.*);
+    pair.retransmitted = 2;
+    pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
+    try expectEqual(Pair.Told{ .changes = 4, .control = .system }, told.*);
 }
 
 test "a lane of a link that is held begins anew after a pause, and in its turn" {

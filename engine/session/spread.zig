@@ -25,6 +25,12 @@ pub const Spread = struct {
     trial: ?struct { lanes: u8, moved: u64 } = null,
     /// The round that begins a trial does not count: new connections start slowly.
     is_warm: bool = true,
+    /// The link loses packets that no full queue drops. Then connections decay for seconds after
+    /// they have begun, so one trial that brings nothing says little, and the next one follows.
+    /// Fewer lanes are not tried: each carries what it can, and the sum varies by more than one.
+    is_lossy: bool = false,
+    /// Since the last one that brought something there has been such a trial.
+    is_forgiven: bool = false,
     /// Saturated time until the next trial, and how long after one that brought nothing.
     rest: u64 = 0,
     rest_next: u64 = rest_min,
@@ -36,6 +42,7 @@ pub const Spread = struct {
 
     /// Long enough that what moves for a moment does not decide.
     const round_ns = 3 * s;
+    const round_lossy_ns = 1500 * ms;
     const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
@@ -60,36 +67,52 @@ pub const Spread = struct {
         return if (base_ns < distant_ns) far else distant;
     }
 
-    pub fn step(spread: *Spread, i: *const Interval, is_full: bool) void {
+    pub fn step(spread: *Spread, i: *const Interval, is_full: bool, is_lossy: bool) void {
         if (spread.is_fixed or !i.saturated or i.base_ns < far_ns) return;
+        if (is_lossy and !spread.is_lossy) spread.begin_anew();
+        spread.is_lossy = is_lossy;
         spread.ns += i.ns;
         spread.acked += i.acked;
         if (is_full) spread.full_ns += i.ns;
         spread.rest -|= i.ns;
         if (spread.goal) |goal| return spread.leave(i, goal);
-        if (spread.ns < @max(round_ns, round_trips * i.base_ns)) return;
+        const least_ns: u64 = if (is_lossy) round_lossy_ns else round_ns;
+        if (spread.ns < @max(least_ns, round_trips * i.base_ns)) return;
         const goodput, const was_full = spread.end_round();
         if (!spread.is_warm) {
             spread.is_warm = true;
         } else if (spread.trial) |before| {
-            spread.judge(before.lanes, before.moved, goodput);
+            if (spread.is_lossy and was_full) {
+                spread.trial = null; // they are enough
+            } else spread.judge(before.lanes, before.moved, goodput);
         } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
+    }
+
+    /// What was seen before the first loss says nothing of what lanes carry that lose packets.
+    fn begin_anew(spread: *Spread) void {
+        _ = spread.end_round();
+        spread.down = false;
+        spread.goal = null;
+        spread.trial = null;
+        spread.rest = 0;
     }
 
     fn begin(spread: *Spread, goodput: u64, was_full: bool, fewest: u8) void {
         const most = base.limits.lanes_per_link_max;
-        if (spread.lanes <= fewest) spread.down = false;
-        if (!spread.down and (was_full or spread.lanes >= most)) {
-            spread.down = spread.lanes > fewest;
-            if (!spread.down) return;
-        }
+        const may_lose = spread.lanes > fewest and !spread.is_lossy;
+        const may_add = !was_full and spread.lanes < most;
+        if (!may_lose and !may_add) return;
+        spread.down = may_lose and (spread.down or !may_add);
+        if (!spread.down) return spread.double(spread.lanes, goodput);
         spread.trial = .{ .lanes = spread.lanes, .moved = goodput };
-        if (spread.down) {
-            spread.goal = spread.lanes / 2;
-        } else {
-            spread.lanes = @min(spread.lanes * 2, most);
-            spread.is_warm = false;
-        }
+        spread.goal = spread.lanes / 2;
+    }
+
+    /// `lanes`: so many there are again if those to come bring nothing.
+    fn double(spread: *Spread, lanes: u8, goodput: u64) void {
+        spread.trial = .{ .lanes = lanes, .moved = goodput };
+        spread.lanes = @min(spread.lanes * 2, base.limits.lanes_per_link_max);
+        spread.is_warm = false;
     }
 
     fn leave(spread: *Spread, i: *const Interval, goal: u8) void {
@@ -123,7 +146,12 @@ pub const Spread = struct {
             goodput > moved + moved / gain_part;
         if (is_kept) {
             spread.rest_next = rest_min;
+            spread.is_forgiven = false;
             return;
+        }
+        if (spread.is_lossy and !spread.is_forgiven) {
+            spread.is_forgiven = true;
+            return spread.double(lanes, goodput);
         }
         spread.goal = if (lanes < spread.lanes) lanes else null;
         spread.lanes = @max(spread.lanes, lanes);
@@ -147,7 +175,7 @@ fn run(spread: *Spread, each: u64, all: u64, seconds: usize) void {
             .rtt_ns = 100 * ms,
             .base_ns = 100 * ms,
             .saturated = true,
-        }, false);
+        }, false, false);
     }
 }
 
@@ -175,7 +203,7 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
                 .rtt_ns = 100 * ms,
                 .base_ns = 100 * ms,
                 .saturated = true,
-            }, true);
+            }, true, false);
             try expect(spread.lanes >= 8);
         }
         try expectEqual(8, spread.lanes);
@@ -202,7 +230,7 @@ test "lanes leave one by one, and come back at once if fewer carry less" {
                 .rtt_ns = 100 * ms,
                 .base_ns = 100 * ms,
                 .saturated = true,
-            }, rate >= full / 8 * 7);
+            }, rate >= full / 8 * 7, false);
             try expect(spread.lanes + 1 >= before);
             before = spread.lanes;
             fewest = @min(fewest, spread.lanes);
@@ -245,8 +273,51 @@ test "a link that is near keeps its lanes" {
         .rtt_ns = ms,
         .base_ns = ms,
         .saturated = true,
-    }, false);
+    }, false, false);
     try expectEqual(Spread.near, spread.lanes);
+}
+
+test "lanes that lose packets become more though they decay at first, and no queue is no proof" {
+    // Method: connections that carry five times as much when they begin, and in each second a
+    // quarter less of what is too much; then a way that drops without a queue what is more than it
+    // carries.
+    const each: u64, const all: u64 = .{ 450_000, 25_000_000 };
+    var spread: Spread = .{ .lanes = 8 };
+    var carried = 5 * each * 8;
+    var lanes = spread.lanes;
+    for (0..20 * 5) |step| {
+        const rate = @min(carried, all);
+        spread.step(&.{
+            .ns = 200 * ms,
+            .acked = rate / 5,
+            .rtt_ns = 100 * ms,
+            .base_ns = 100 * ms,
+            .saturated = true,
+        }, rate == all, step > 10);
+        carried += 5 * each * (spread.lanes -| lanes);
+        lanes = spread.lanes;
+        const least = each * lanes;
+        if (step % 5 == 0) carried = @max(least, carried - (carried - least) / 4);
+    }
+    try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
+
+    spread = .{ .lanes = 8 };
+    var most: u8 = 0;
+    var sum: usize = 0;
+    const seconds = 1800;
+    for (0..seconds) |_| {
+        for (0..5) |_| spread.step(&.{
+            .ns = 200 * ms,
+            .acked = all / 10,
+            .rtt_ns = 100 * ms,
+            .base_ns = 100 * ms,
+            .saturated = true,
+        }, false, true);
+        most = @max(most, spread.lanes);
+        sum += spread.lanes;
+    }
+    try expectEqual(32, most);
+    try expect(sum / seconds <= 9);
 }
 
 test "what the run has set stays" {
