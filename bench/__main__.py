@@ -332,7 +332,7 @@ def wan_command(
 ) -> None:
     """One operation over emulated long links, beside the least time that they allow, and gloo.
 
-    It needs root, /dev/net/tun, `nsenter`, `setpriv` and `ip`, and leaves nothing behind.
+    It needs root, /dev/net/tun, `nsenter`, `setpriv`, `ip` and `ss`, and leaves nothing behind.
     """
     if baseline not in (None, "gloo"):
         raise typer.BadParameter(f"{baseline!r} is not gloo", param_hint="--baseline")

@@ -14,6 +14,7 @@ of ours would be a long pause.
     seconds               of one operation; of `kill`: from the kill on
     share                 the bound over the seconds; the baseline is the aim, if there is one
     retransmitted_share   bytes that TCP sent again, of all bytes that entered the network
+    lanes_min, lanes_max  of the links of the last operation: lanes that carry (wan_lanes.py)
     attempts              of the operation, the most that any peer made
     cpu_seconds_per_peer  of all threads of a process, the mean of all
     peak_memory_bytes     the most that a process took beside being idle and its buffer
@@ -43,7 +44,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import common, wan_network, wan_plot
+from bench import common, wan_lanes, wan_network, wan_plot
 from bench.common import MIB, Row
 from bench.loopback import gloo_here, significant
 from bench.report import Report
@@ -284,7 +285,9 @@ def rows_of(case: Case, measured: dict[str, Measured]) -> list[Row]:
     small = ours.small_seconds()
     if small is not None:
         rows.append(row("small_seconds", small, "s"))
-    last = ours.operations[-1].samples.values()
+    lanes, last = ours.operations[-1].lanes, ours.operations[-1].samples.values()
+    if lanes and size >= wan_lanes.OPERATION_BYTES_MIN:
+        rows += [row("lanes_min", min(lanes), "lanes"), row("lanes_max", max(lanes), "lanes")]
     for metric, of in (("predicted_seconds", "predicted"), ("bound_seconds", "bound")):
         told = [value for value in (getattr(sample, of) for sample in last) if value is not None]
         if told:
@@ -330,7 +333,9 @@ def peak_bytes(operation: Operation) -> float:
 def tables(rows: list[Row]) -> list[Table]:
     """For people: the times, and what they cost; a line for each case."""
     times = _table("one operation over emulated long links", "bound", "s", "share", "aim", GLOO)
-    costs = _table("what it cost", "sent again", "attempts", "CPU s", "MiB", "late ms", "counts")
+    costs = _table(
+        "what it cost", "lanes", "sent again", "attempts", "CPU s", "MiB", "late ms", "counts"
+    )
     for case in dict.fromkeys(row.case for row in rows):
         found = {(row.metric, row.baseline): row for row in rows if row.case == case}
         plain = {metric: row for (metric, _), row in found.items()}
@@ -349,6 +354,7 @@ def tables(rows: list[Row]) -> list[Table]:
             times.add_row(f"{name}: the small one", "", significant(small.value), "", "", "")
         costs.add_row(
             name,
+            lanes_text(plain.get("lanes_min"), plain.get("lanes_max")),
             f"{plain['retransmitted_share'].value:.1%}",
             f"{plain['attempts'].value:.0f}",
             significant(plain["cpu_seconds_per_peer"].value),
@@ -357,6 +363,12 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{plain['counted_share'].value:.0%}",
         )
     return [times, costs]
+
+
+def lanes_text(least: Row | None, most: Row | None) -> str:
+    """ "8", or "4-8" where links differ; empty where they are not known."""
+    numbers = [f"{row.value:.0f}" for row in (least, most) if row is not None]
+    return "-".join(dict.fromkeys(numbers))
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl_py as pccl
-from bench import common
+from bench import common, wan_lanes
 from bench.wan_cases import Control
 
 Values = NDArray[np.float32]
@@ -101,7 +101,7 @@ class Ours:
     def meet(self, meeting: dict[str, Any]) -> None:
         # Ranks are in the order of ids, so that a ring goes the same way in each run.
         own = pccl.PeerId((1 + self._job.rank).to_bytes(16))
-        bind = f"{self._job.address}:0"
+        bind = f"{self._job.address}:{wan_lanes.PORT}"
         self._comm = pccl.connect(
             meeting["token"], bind=bind, peer_id=own, congestion=self._job.control
         )
