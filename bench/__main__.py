@@ -313,7 +313,7 @@ def jax_command(
 def wan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run: 8 MiB, two cases, no good as a number.")
+        bool, typer.Option("--quick", help="A smoke run: 8 MiB, few cases, no good as a number.")
     ] = False,
     case: Annotated[
         list[str] | None,
