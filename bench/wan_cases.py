@@ -123,6 +123,7 @@ def table() -> list[Case]:
         Case("large-bbr", bbr, 256 * MIB, share=0.96),
         Case("large-cubic", cubic, 256 * MIB, share=0.96),
         Case("flow50-bbr", even("bbr", flow=50.0), share=0.90),
+        Case("flow20-bbr", even("bbr", flow=20.0)),
         Case("loss-0.01-cubic", even("cubic", loss=1e-4), share=0.85),
         Case("loss-0.1-bbr", even("bbr", loss=1e-3), share=0.85),
         Case("loss-1-bbr", even("bbr", loss=1e-2), share=0.80),
