@@ -313,7 +313,7 @@ def jax_command(
 def wan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke run: 8 MiB, two cases, no good as a number.")
+        bool, typer.Option("--quick", help="A smoke run: 8 MiB, few cases, no good as a number.")
     ] = False,
     case: Annotated[
         list[str] | None,
@@ -332,7 +332,7 @@ def wan_command(
 ) -> None:
     """One operation over emulated long links, beside the least time that they allow, and gloo.
 
-    It needs root, /dev/net/tun, `nsenter`, `setpriv` and `ip`, and leaves nothing behind.
+    It needs root, /dev/net/tun, `nsenter`, `setpriv`, `ip` and `ss`, and leaves nothing behind.
     """
     if baseline not in (None, "gloo"):
         raise typer.BadParameter(f"{baseline!r} is not gloo", param_hint="--baseline")

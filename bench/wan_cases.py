@@ -5,7 +5,8 @@ measured is in wan_measure.py.
 
 The work of a case: `all_reduce` of one size; `first`, the same on connections that are new;
 `together`, calls that begin at once or a little later under tags of their own; `kill`, an
-all_reduce in which the last peer is killed half way; `sync`, of a state that the last peer lacks.
+all_reduce in which the last peer is killed half way; `sync`, of a state that the last peer lacks;
+`broadcast`, from rank 0; `barrier`, which has no data.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from bench import wan_topology as topologies
 from bench.common import KIB, MIB
 from bench.wan_topology import Topology
 
-Work = Literal["all_reduce", "first", "together", "kill", "sync"]
+Work = Literal["all_reduce", "first", "together", "kill", "sync", "broadcast", "barrier"]
+Plan = Literal["auto", "ring", "direct"]
 Disturbance = Literal["none", "lossy", "reset"]
 Control = Literal["system", "bbr", "cubic"]
 
 PAUSE_SECONDS = 1.5
 LONG_PAUSE_SECONDS = 12.0
+SHORT_PAUSE_SECONDS = 0.4
+BLOCKS = (3, 2)  # operations that are counted, after one that is not
+BLOCKS_OF_SMALL = (5, 5)
 BITS = {"none": 32.0, "int8": 8.125, "int4": 4.125}  # of an element, with the scale of its block
 RESET_EVERY_SECONDS = 1.0
 LANE_LOSS = 0.05
+EU_WEST = topologies.FOUR_REGIONS.index("eu-west")
 KILL_SECONDS = 0.5  # what a kill may cost beside one operation of those that are left
 
 
@@ -46,8 +52,11 @@ class Case:
     size: int = 64 * MIB
     work: Work = "all_reduce"
     codec: str = "none"
+    plan: Plan = "auto"
     calls: tuple[Call, ...] = ()
     pause: float = PAUSE_SECONDS
+    blocks: tuple[int, ...] = BLOCKS
+    coordinator: int = 0  # the rank whose process has it
     lanes: int | None = None  # between two peers; None: the default
     control: Control | None = None  # congestion control that our lanes keep; None: the default
     disturbance: Disturbance = "none"
@@ -60,6 +69,13 @@ class Case:
         """How many peers it has."""
         return self.topology.count
 
+    @property
+    def is_of_others(self) -> bool:
+        """Whether another library has the same call: without anything that is ours alone."""
+        is_plain = self.codec == "none" and self.plan == "auto" and self.coordinator == 0
+        is_known = self.work in ("all_reduce", "first", "broadcast", "barrier")
+        return is_plain and is_known and self.disturbance == "none"
+
     def bound(self) -> float:
         """The least seconds that this network allows."""
         if self.work == "sync":
@@ -67,8 +83,15 @@ class Case:
             return topologies.newcomer_bound(self.topology, self.size, last, list(range(last)))
         if self.work == "kill":  # the half that is left, from the kill on
             return left_bound(self.topology, self.size) / 2
+        if self.work == "barrier":
+            return topologies.agreed_bound(self.topology, [], self.coordinator)
+        if self.work == "broadcast":  # through the cut around its root
+            moved = topologies.seconds_at(topologies.cut_mbit(self.topology, [0]), self.size)
+            return max(moved, topologies.agreed_bound(self.topology, [0], self.coordinator))
         size = sum(call.size for call in self.calls) or self.size
-        return topologies.all_reduce_bound(self.topology, size, BITS[self.codec])
+        moved = topologies.all_reduce_bound(self.topology, size, BITS[self.codec])
+        everyone = list(range(self.world))
+        return max(moved, topologies.agreed_bound(self.topology, everyone, self.coordinator))
 
 
 def left_bound(topology: Topology, size: int) -> float:
@@ -100,6 +123,7 @@ def table() -> list[Case]:
         Case("large-bbr", bbr, 256 * MIB, share=0.96),
         Case("large-cubic", cubic, 256 * MIB, share=0.96),
         Case("flow50-bbr", even("bbr", flow=50.0), share=0.90),
+        Case("flow20-bbr", even("bbr", flow=20.0)),
         Case("loss-0.01-cubic", even("cubic", loss=1e-4), share=0.85),
         Case("loss-0.1-bbr", even("bbr", loss=1e-3), share=0.85),
         Case("loss-1-bbr", even("bbr", loss=1e-2), share=0.80),
@@ -125,6 +149,26 @@ def table() -> list[Case]:
             topologies.clusters([4, 4], inside=inside, across=across, congestion="bbr"),
         ),
         Case("regions-8", topologies.regions(topologies.EIGHT_REGIONS, "bbr")),
+        Case("fat", topologies.pair(1000.0, 150.0, "cubic"), 256 * MIB),
+        Case("direct-bbr", bbr, plan="direct"),
+        Case("direct-cubic", cubic, plan="direct"),
+        *small_calls(bbr),
+    ]
+
+
+def small_calls(network: Topology) -> list[Case]:
+    """Cases of calls whose time is that of their messages: ten each, with short pauses."""
+    plain = Case("calls", network, pause=SHORT_PAUSE_SECONDS, blocks=BLOCKS_OF_SMALL)
+    return [
+        replace(plain, name="calls-4B", size=4),
+        replace(plain, name="calls-4KiB", size=4 * KIB),
+        replace(plain, name="calls-4KiB-direct", size=4 * KIB, plan="direct"),
+        replace(plain, name="calls-4KiB-eu-west", size=4 * KIB, coordinator=EU_WEST),
+        replace(plain, name="calls-64KiB", size=64 * KIB),
+        replace(plain, name="calls-64KiB-direct", size=64 * KIB, plan="direct"),
+        replace(plain, name="calls-1MiB", size=1 * MIB),
+        replace(plain, name="calls-barrier", size=0, work="barrier"),
+        replace(plain, name="calls-broadcast", size=4 * KIB, work="broadcast", quick=True),
     ]
 
 
@@ -151,8 +195,9 @@ def named(cases: list[Case], name: str) -> list[Case]:
 def smaller(case: Case) -> Case:
     """The same with an eighth of the bytes and no aim, for a smoke run."""
     calls = tuple(replace(call, size=max(4 * KIB, call.size // 8)) for call in case.calls)
-    size = max(4 * KIB, case.size // 8)
-    return replace(case, size=size, calls=calls, pause=0.2, share=None, seconds=None)
+    size = min(case.size, max(4 * KIB, case.size // 8))
+    blocks = (1,)
+    return replace(case, size=size, calls=calls, pause=0.2, blocks=blocks, share=None, seconds=None)
 
 
 def not_run(case: Case, algorithms: list[str], allowed: list[str]) -> str:

@@ -6,14 +6,15 @@ network is bench/wan, an emulator that wan_network.py starts; the processes are 
 How it measures. Each peer is a process in a network namespace of its own, the coordinator beside
 rank 0, with default settings and nothing pinned. All begin at one instant of the clock that they
 share, 1.5 s after the end of the operation before, unless the case says so; the time is that of the
-slowest rank. The value is the median of 5, after one operation to warm up. With `--baseline gloo`
-the same processes hold four groups of gloo, each with a quarter of the tensor. The libraries take
-turns in blocks, each with an operation to warm up, as an operation of another library between two
-of ours would be a long pause.
+slowest rank. The value is the median of 5, or of 10 small calls, after one operation to warm up.
+With `--baseline gloo` the same processes hold four groups of gloo, each with a quarter of the
+tensor. The libraries take turns in blocks, each with an operation to warm up, as an operation of
+another library between two of ours would be a long pause.
 
     seconds               of one operation; of `kill`: from the kill on
     share                 the bound over the seconds; the baseline is the aim, if there is one
     retransmitted_share   bytes that TCP sent again, of all bytes that entered the network
+    lanes_min, lanes_max  of the links of the last operation: lanes that carry (wan_lanes.py)
     attempts              of the operation, the most that any peer made
     cpu_seconds_per_peer  of all threads of a process, the mean of all
     peak_memory_bytes     the most that a process took beside being idle and its buffer
@@ -43,7 +44,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import common, wan_network, wan_plot
+from bench import common, wan_lanes, wan_network, wan_plot
 from bench.common import MIB, Row
 from bench.loopback import gloo_here, significant
 from bench.report import Report
@@ -54,7 +55,6 @@ from bench.wan_worker import Job
 
 BENCH = "wan"
 OURS, GLOO = "pccl", "gloo"
-BLOCKS, QUICK_BLOCKS = [3, 2], [1]  # operations that are counted, after one that is not
 TRIES_MAX, QUICK_TRIES_MAX = 3, 1
 KILLS_MAX = 3  # until one hits an operation that is under way
 DISTURBED = (1, 2)  # the link whose lanes are disturbed: no coordinator is at its ends
@@ -135,21 +135,19 @@ def measure(
     case: Case, program: Path, baselines: list[str], status: Console, *, quick: bool
 ) -> dict[str, Measured]:
     """All operations of one case, by library."""
-    plain = case.work in ("all_reduce", "first") and case.codec == "none"
-    compared = baselines if plain and case.disturbance == "none" else []
-    libraries = [OURS, *compared]
+    libraries = [OURS, *(baselines if case.is_of_others else [])]
     measured = {library: Measured(case) for library in libraries}
     tries_max = QUICK_TRIES_MAX if quick else TRIES_MAX
     size = sum(call.size for call in case.calls) or case.size
-    job = Job(0, case.world, "", libraries, size, case.lanes, case.control)
+    job = Job(0, case.world, "", libraries, size, case.lanes, case.control, case.coordinator)
     with Network(program, case.topology) as network:
         say = Progress(case, status)
         if case.work == "kill":
-            for _ in range(sum(QUICK_BLOCKS if quick else BLOCKS)):
+            for _ in range(sum(case.blocks)):
                 until_it_counts(lambda: killed(network, job, case), measured[OURS], tries_max, say)
             return measured
         with Peers(network, job) as peers:
-            for count in QUICK_BLOCKS if quick else BLOCKS:
+            for count in case.blocks:
                 for library in libraries:
                     once = operation(peers, case, library)
                     if case.work != "first" and not quick:
@@ -191,19 +189,13 @@ class Progress:
         seconds = operation.end - (since or operation.begin)
         number = f" {len(into.operations) + 1}" if into is not None else ""
         share = f"{self.case.bound() / seconds:.0%} of the bound"
-        line = f"{self.case.name}: {library}{number}: {seconds:.2f} s, {share}"
+        line = f"{self.case.name}: {library}{number}: {seconds:.3g} s, {share}"
         self.status.print(f"{line} ({remark})" if remark else line, highlight=False, soft_wrap=True)
 
 
 def operation(peers: Peers, case: Case, library: str) -> Callable[[], Timed]:
     """A function that makes one operation of the case, as often as it is called."""
-    asked: dict[str, Any] = {
-        "library": library,
-        "work": case.work,
-        "codec": case.codec,
-        "sizes": [call.size for call in case.calls] or [case.size],
-        "after": [call.after for call in case.calls] or [0.0],
-    }
+    asked = asked_of(case, library)
     is_marked = False
 
     def once() -> Timed:
@@ -221,6 +213,18 @@ def operation(peers: Peers, case: Case, library: str) -> Callable[[], Timed]:
         return begun.end(), None
 
     return once
+
+
+def asked_of(case: Case, library: str) -> dict[str, Any]:
+    """An operation as each process is told it: an Asked, but for the instant."""
+    return {
+        "library": library,
+        "work": case.work,
+        "codec": case.codec,
+        "plan": case.plan,
+        "sizes": [call.size for call in case.calls] or [case.size],
+        "after": [call.after for call in case.calls] or [0.0],
+    }
 
 
 @contextlib.contextmanager
@@ -246,8 +250,7 @@ def killed(network: Network, job: Job, case: Case) -> Timed:
     for _ in range(KILLS_MAX):
         with Peers(network, job) as peers:
             undisturbed, _ = operation(peers, case, OURS)()
-            asked = {"library": OURS, "work": case.work, "codec": case.codec}
-            begun = peers.begin({**asked, "sizes": [case.size], "after": [0.0]}, case.pause)
+            begun = peers.begin(asked_of(case, OURS), case.pause)
             time.sleep(undisturbed.seconds / 2)
             at = peers.kill(case.world - 1)
             begun.wait()
@@ -264,7 +267,7 @@ def rows_of(case: Case, measured: dict[str, Measured]) -> list[Row]:
     """The rows of one case."""
     ours, gloo = measured[OURS], measured.get(GLOO)
     size = sum(call.size for call in case.calls) or case.size
-    collective = "sync" if case.work == "sync" else "all_reduce"
+    collective = case.work if case.work in ("sync", "broadcast", "barrier") else "all_reduce"
     name = f"{common.case_name(collective, 'f32', case.codec, case.world, size)}/{case.name}"
 
     def row(metric: str, value: float, unit: str) -> Row:
@@ -284,7 +287,9 @@ def rows_of(case: Case, measured: dict[str, Measured]) -> list[Row]:
     small = ours.small_seconds()
     if small is not None:
         rows.append(row("small_seconds", small, "s"))
-    last = ours.operations[-1].samples.values()
+    lanes, last = ours.operations[-1].lanes, ours.operations[-1].samples.values()
+    if lanes and size >= wan_lanes.OPERATION_BYTES_MIN:
+        rows += [row("lanes_min", min(lanes), "lanes"), row("lanes_max", max(lanes), "lanes")]
     for metric, of in (("predicted_seconds", "predicted"), ("bound_seconds", "bound")):
         told = [value for value in (getattr(sample, of) for sample in last) if value is not None]
         if told:
@@ -330,7 +335,9 @@ def peak_bytes(operation: Operation) -> float:
 def tables(rows: list[Row]) -> list[Table]:
     """For people: the times, and what they cost; a line for each case."""
     times = _table("one operation over emulated long links", "bound", "s", "share", "aim", GLOO)
-    costs = _table("what it cost", "sent again", "attempts", "CPU s", "MiB", "late ms", "counts")
+    costs = _table(
+        "what it cost", "lanes", "sent again", "attempts", "CPU s", "MiB", "late ms", "counts"
+    )
     for case in dict.fromkeys(row.case for row in rows):
         found = {(row.metric, row.baseline): row for row in rows if row.case == case}
         plain = {metric: row for (metric, _), row in found.items()}
@@ -339,8 +346,8 @@ def tables(rows: list[Row]) -> list[Table]:
         name = case.rsplit("/", 1)[1]
         times.add_row(
             name,
-            significant(seconds.baseline_value),
-            significant(seconds.value),
+            f"{seconds.baseline_value:.3g}",
+            f"{seconds.value:.3g}",
             f"{share.value:.0%}",
             "" if share.baseline_value is None else f"{share.baseline_value:.0%}",
             significant(gloo.baseline_value if gloo else None),
@@ -349,6 +356,7 @@ def tables(rows: list[Row]) -> list[Table]:
             times.add_row(f"{name}: the small one", "", significant(small.value), "", "", "")
         costs.add_row(
             name,
+            lanes_text(plain.get("lanes_min"), plain.get("lanes_max")),
             f"{plain['retransmitted_share'].value:.1%}",
             f"{plain['attempts'].value:.0f}",
             significant(plain["cpu_seconds_per_peer"].value),
@@ -357,6 +365,12 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{plain['counted_share'].value:.0%}",
         )
     return [times, costs]
+
+
+def lanes_text(least: Row | None, most: Row | None) -> str:
+    """ "8", or "4-8" where links differ; empty where they are not known."""
+    numbers = [f"{row.value:.0f}" for row in (least, most) if row is not None]
+    return "-".join(dict.fromkeys(numbers))
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -2,8 +2,8 @@
 
 It owns the process of the emulator and the ways into its namespaces. They have no names, end with
 that process, and it ends with this one, however this one ends: nothing is left behind, and nothing
-else of the machine is changed. Needs root, /dev/net/tun, and `nsenter`, `setpriv` (util-linux) and
-`ip` (iproute2).
+else of the machine is changed. Needs root, /dev/net/tun, and `nsenter`, `setpriv` (util-linux),
+`ip` and `ss` (iproute2).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import wan_lanes
 from bench.wan_topology import Topology
 from pccl_py.closing import Closing
 
@@ -45,7 +46,7 @@ def missing() -> str:
         return "an emulated network is made of network namespaces, which need root"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         return "an emulated network needs /dev/net/tun, which is not here"
-    needed = ("ip", "nsenter", "setpriv", "unshare")
+    needed = ("ip", "nsenter", "setpriv", "ss", "unshare")
     lacking = [name for name in needed if shutil.which(name) is None]
     if lacking:
         return f"an emulated network needs {' and '.join(lacking)}: install iproute2, util-linux"
@@ -139,6 +140,12 @@ class Network(Closing):
         """The counters; their names are in bench/wan/control.zig and counters.zig."""
         counted: dict[str, Any] = json.loads(self.command("statistics"))
         return counted
+
+    def lanes(self, node: int) -> wan_lanes.Acknowledged:
+        """The lanes of the peer on a node, and what the other ends have of each."""
+        command = [*self._inside(node), "ss", "-tinHO", "state", "established"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return wan_lanes.told_by(done.stdout)
 
     def _inside(self, node: int) -> list[str]:
         return ["nsenter", f"--net={self._namespaces[node]}", "--"]

@@ -13,10 +13,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench import together, wan_network
+from bench import together, wan_lanes, wan_network
 from bench.wan_network import Network
 from bench.wan_worker import Job, Sample
 from harness.child import Child
@@ -56,7 +56,10 @@ class Mood:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of all peers that finished it, by rank, and of the network meanwhile."""
+    """One operation of all peers that finished it, by rank, and of the network meanwhile.
+
+    `lanes`: of each link that was used, each direction by itself.
+    """
 
     begin: float
     samples: dict[int, Sample]
@@ -64,6 +67,7 @@ class Operation:
     wire_bytes: int
     dropped: dict[str, int]
     mood: Mood
+    lanes: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> float:
@@ -129,11 +133,12 @@ class Peers(Closing):
 
     def begin(self, asked: dict[str, Any], pause: float) -> Begun:
         """Lets all begin an operation so many seconds after the end of the one before."""
+        lanes = self.lanes()
         at = max(self.ended_at + pause, time.monotonic() + FILL_SECONDS)
         self._serial += 1
         self._tell({"do": "call", "at": at, "serial": self._serial, **asked})
         time.sleep(max(0.0, at - time.monotonic() - 0.01))
-        return Begun(self, at)
+        return Begun(self, at, lanes)
 
     def kill(self, rank: int) -> float:
         """Kills one; when."""
@@ -160,6 +165,13 @@ class Peers(Closing):
         """The ids of those that are there."""
         return [child.pid for child in self._children.values()]
 
+    def lanes(self) -> wan_lanes.Acknowledged:
+        """The lanes of those that are there."""
+        found: wan_lanes.Acknowledged = {}
+        for rank in self._children:
+            found.update(self.network.lanes(rank))
+        return found
+
     def _ask(self, what: dict[str, Any]) -> dict[int, dict[str, Any]]:
         self._tell(what)
         return self.reports()
@@ -180,8 +192,8 @@ class Peers(Closing):
 class Begun:
     """An operation under way: what was counted at its beginning."""
 
-    def __init__(self, peers: Peers, at: float) -> None:
-        self._peers, self._at = peers, at
+    def __init__(self, peers: Peers, at: float, lanes: wan_lanes.Acknowledged) -> None:
+        self._peers, self._at, self._lanes = peers, at, lanes
         peers.network.command("clear")
         self._segments = _of_each(wan_network.retransmitted_segments, peers.pids())
         self._overflows = _of_each(wan_network.ring_overflows, peers.pids())
@@ -215,6 +227,7 @@ class Begun:
             wire_bytes=sums.bytes,
             dropped=sums.dropped,
             mood=mood,
+            lanes=wan_lanes.of_links(self._lanes, peers.lanes()),
         )
         peers.ended_at = done.end
         return done

@@ -177,6 +177,24 @@ def all_reduce_bound(topology: Topology, size: float, bits: float = BITS_OF_F32)
     return max(bounds)
 
 
+def agreed_bound(topology: Topology, sources: list[int], coordinator: int) -> float:
+    """The least seconds until each node knows that all have what these sources send, however
+    little that is: it reaches a node over the longest of their ways, the vote of the node goes to
+    the coordinator, and the decision on all votes comes back.
+    """
+
+    def delay_ms(source: int, target: int) -> float:
+        return 0.0 if source == target else topology.paths[source, target].delay_ms
+
+    nodes = range(topology.count)
+    votes = (
+        max((delay_ms(source, node) for source in sources), default=0.0)
+        + delay_ms(node, coordinator)
+        for node in nodes
+    )
+    return (max(votes) + max(delay_ms(coordinator, node) for node in nodes)) / 1e3
+
+
 def cut_mbit(topology: Topology, side: list[int]) -> float:
     """The most that goes from the nodes of one side to all others at once; 0: without a limit.
 

@@ -7,7 +7,7 @@ lines, on standard input and output:
     {"rank": ..., "world": ..., "address": ..., ...}    the Job
     {"do": "meet"}      the offer of this process: {"token": ...} or {"store_port": ...} or {}
     {"meeting": ...}    the offers of all; then {"met": true}
-    {"do": "call", "library": ..., "at": ..., "work": ..., ...}     one Sample
+    {"do": "call", "library": ..., "at": ..., "work": ..., ...}     an Asked; then one Sample
     {"do": "part"}      leaves the others; then {"parted": true}; it may meet them again
 
 `at` is an instant of the clock that all processes of the machine share, at which all begin: over
@@ -16,6 +16,7 @@ long links no barrier can say so.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -29,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl_py as pccl
-from bench import common
-from bench.wan_cases import Control
+from bench import common, wan_lanes
+from bench.wan_cases import Control, Plan, Work
 
 Values = NDArray[np.float32]
 DEVICE = "wan"
@@ -50,7 +51,22 @@ class Job:
     size: int  # the largest
     lanes: int | None = None
     control: Control | None = None
+    coordinator: int = 0
     groups: int = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One operation that a process is to make. `sizes`, `after`: of each call of it."""
+
+    library: str
+    work: Work
+    codec: str
+    plan: Plan
+    sizes: list[int]
+    after: list[float]
+    at: float
+    serial: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ class Library(Protocol):
 
     def offer(self) -> dict[str, Any]: ...
     def meet(self, meeting: dict[str, Any]) -> None: ...
-    def call(self, parts: list[Values], after: list[float], codec: str) -> list[float]: ...
+    def call(self, parts: list[Values], asked: Asked) -> list[float]: ...
     def sync(self, serial: int, is_newcomer: bool) -> float: ...
     def contributors(self, values: Values) -> tuple[int, int, Values | float]: ...
     def figures(self) -> tuple[float | None, float | None]: ...
@@ -80,7 +96,7 @@ class Library(Protocol):
 
 
 class Ours:
-    """PCCL with its defaults. The coordinator is in the process of rank 0, and its CPU counts."""
+    """PCCL with its defaults. The coordinator is in the process of a rank, and its CPU counts."""
 
     def __init__(self, job: Job, values: Values) -> None:
         self._job, self._values = job, values
@@ -89,7 +105,7 @@ class Ours:
         self._outcomes: list[Any] = []
 
     def offer(self) -> dict[str, Any]:
-        if self._job.rank != 0:
+        if self._job.rank != self._job.coordinator:
             return {}
         self._coordinator = pccl.Coordinator(
             bind=f"{self._job.address}:0",
@@ -101,24 +117,32 @@ class Ours:
     def meet(self, meeting: dict[str, Any]) -> None:
         # Ranks are in the order of ids, so that a ring goes the same way in each run.
         own = pccl.PeerId((1 + self._job.rank).to_bytes(16))
-        bind = f"{self._job.address}:0"
+        bind = f"{self._job.address}:{wan_lanes.PORT}"
         self._comm = pccl.connect(
             meeting["token"], bind=bind, peer_id=own, congestion=self._job.control
         )
         self._comm.admit()
 
-    def call(self, parts: list[Values], after: list[float], codec: Any) -> list[float]:
+    def call(self, parts: list[Values], asked: Asked) -> list[float]:
         works: list[Any] = []
         ends: list[float] = []
         begin = time.monotonic()
-        for tag, (part, seconds) in enumerate(zip(parts, after, strict=True)):
+        for tag, (part, seconds) in enumerate(zip(parts, asked.after, strict=True)):
             time.sleep(max(0.0, begin + seconds - time.monotonic()))
-            works.append(self._comm.all_reduce(part, tag=tag, codec=codec, async_op=True))
+            works.append(self._begin(part, tag, asked))
         self._outcomes = []
         for work in reversed(works):  # the later ones are the smaller ones
             self._outcomes.insert(0, work.wait())
             ends.insert(0, time.monotonic())
         return ends
+
+    def _begin(self, part: Values, tag: int, asked: Asked) -> Any:
+        if asked.work == "barrier":
+            return self._comm.barrier(tag=tag, async_op=True)
+        if asked.work == "broadcast":
+            return self._comm.broadcast(part, tag=tag, async_op=True)
+        codec: Any = asked.codec
+        return self._comm.all_reduce(part, tag=tag, codec=codec, plan=asked.plan, async_op=True)
 
     def sync(self, serial: int, is_newcomer: bool) -> float:
         if self._state is None:
@@ -137,7 +161,8 @@ class Ours:
         for part in outcome.ranges:
             ranks = [int.from_bytes(peer) - 1 for peer in part.contributors]
             expected[part.begin : part.end] = _sum_of(ranks)
-        return attempts, min(len(part.contributors) for part in outcome.ranges), expected
+        counts = (len(part.contributors) for part in outcome.ranges)
+        return attempts, min(counts, default=self._job.world), expected
 
     def figures(self) -> tuple[float | None, float | None]:
         """How long the last operation takes by what is known of the links, and at least."""
@@ -165,6 +190,7 @@ class Gloo:
         self._dist: Any = importlib.import_module("torch.distributed")
         torch.set_num_threads(1)
         self._torch, self._job = torch, job
+        self._is_sum = True  # the last call
 
     def offer(self) -> dict[str, Any]:
         self._store = None
@@ -182,11 +208,18 @@ class Gloo:
         dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world)
         self._groups = [dist.new_group(backend="gloo") for _ in range(job.groups)]
 
-    def call(self, parts: list[Values], after: list[float], codec: str) -> list[float]:
+    def call(self, parts: list[Values], asked: Asked) -> list[float]:
         (values,) = parts
+        self._is_sum = asked.work != "broadcast"
+        if asked.work == "barrier":
+            self._dist.barrier(group=self._groups[0])
+            return [time.monotonic()]
+        begin = functools.partial(self._dist.broadcast, src=0)
+        if self._is_sum:
+            begin = self._dist.all_reduce
         chunks = self._torch.from_numpy(values).chunk(len(self._groups))
         works = [
-            self._dist.all_reduce(chunk, group=group, async_op=True)
+            begin(chunk, group=group, async_op=True)
             for chunk, group in zip(chunks, self._groups, strict=False)
         ]
         for work in works:
@@ -197,7 +230,8 @@ class Gloo:
         raise NotImplementedError
 
     def contributors(self, values: Values) -> tuple[int, int, Values | float]:
-        return 1, self._job.world, _sum_of(range(self._job.world))
+        count = self._job.world if self._is_sum else 1
+        return 1, count, _sum_of(range(count))
 
     def figures(self) -> tuple[float | None, float | None]:
         return None, None
@@ -211,6 +245,12 @@ LIBRARIES: dict[str, type[Ours] | type[Gloo]] = {"pccl": Ours, "gloo": Gloo}
 
 def _sum_of(ranks: Any) -> float:
     return float(sum(rank + 1 for rank in ranks))
+
+
+def _difference(values: Values, expected: Values | float) -> float:
+    """The root mean square of the difference, over that of what is expected."""
+    off = np.subtract(values, expected, dtype=np.float64)
+    return float(np.sqrt(np.mean(off * off) / np.mean(np.square(expected))))
 
 
 class Worker:
@@ -242,31 +282,27 @@ class Worker:
             library.part()
         tell({"parted": True})
 
-    def sample(self, asked: dict[str, Any]) -> Sample:
+    def sample(self, asked: Asked) -> Sample:
         """One operation."""
-        library, is_sync = self._libraries[asked["library"]], asked["work"] == "sync"
-        sizes: list[int] = asked["sizes"]
-        edges = np.cumsum([0, *sizes]) // 4
+        library, is_sync = self._libraries[asked.library], asked.work == "sync"
+        edges = np.cumsum([0, *asked.sizes]) // 4
         parts = [self._values[a:b] for a, b in itertools.pairwise(edges)]
         values = self._values[: edges[-1]]
         is_newcomer = is_sync and self._job.rank == self._job.world - 1
-        self._fill(values, asked["serial"] if is_sync else None, is_newcomer)
+        self._fill(values, asked.serial if is_sync else None, is_newcomer)
         common.peak_memory_reset()
-        time.sleep(max(0.0, asked["at"] - time.monotonic()))
+        time.sleep(max(0.0, asked.at - time.monotonic()))
         cpu, begin = time.process_time(), time.monotonic()
-        if is_sync:
-            ends = [library.sync(asked["serial"], is_newcomer)]
-        else:
-            ends = library.call(parts, asked["after"], asked["codec"])
+        serial = asked.serial
+        ends = [library.sync(serial, is_newcomer)] if is_sync else library.call(parts, asked)
         spent = time.process_time() - cpu
         peak = common.peak_memory_bytes() - self._idle_bytes
         attempts, contributors, expected = library.contributors(values)
         if is_sync:
-            expected = np.arange(len(values), dtype=np.float32) + np.float32(asked["serial"])
-        lost = 0.0 if asked["codec"] == "none" else CODEC_ERROR_MAX
-        off = np.subtract(values, expected, dtype=np.float64)
-        if not np.sqrt(np.mean(off * off)) <= lost * np.sqrt(np.mean(np.square(expected))):
-            raise RuntimeError(f"{asked['library']} gave a wrong result of {asked['work']}")
+            expected = np.arange(len(values), dtype=np.float32) + np.float32(asked.serial)
+        lost = 0.0 if asked.codec == "none" else CODEC_ERROR_MAX
+        if values.size > 0 and not _difference(values, expected) <= lost:
+            raise RuntimeError(f"{asked.library} gave a wrong result of {asked.work}")
         return Sample(begin, ends, spent, peak, attempts, contributors, *library.figures())
 
     def _fill(self, values: Values, serial: int | None, is_newcomer: bool) -> None:
@@ -297,13 +333,14 @@ def main() -> None:
     """Does what it is told, until nobody tells it anything."""
     worker = Worker(Job(**hear()))
     while True:
-        asked = hear()
-        if asked["do"] == "meet":
+        heard = hear()
+        what = heard.pop("do")
+        if what == "meet":
             worker.meet()
-        elif asked["do"] == "part":
+        elif what == "part":
             worker.part()
         else:
-            tell(asdict(worker.sample(asked)))
+            tell(asdict(worker.sample(Asked(**heard))))
 
 
 if __name__ == "__main__":

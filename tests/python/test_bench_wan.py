@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import wan_cases, wan_measure, wan_network, wan_plot, wan_topology
+from bench import wan_cases, wan_lanes, wan_measure, wan_network, wan_plot, wan_topology
 from bench.__main__ import app
-from bench.common import MIB
+from bench.common import KIB, MIB, Row
 from bench.wan_cases import Call, Case
 from bench.wan_measure import Measured
 from bench.wan_peers import Mood, Operation
@@ -57,8 +57,11 @@ def test_a_quick_run_ends_with_right_results_and_leaves_nothing(tmp_path: Path) 
     assert (tmp_path / "wan.png").read_bytes().startswith(b"\x89PNG")
     found = {(row["case"], row["metric"]): row for row in rows}
     cases = {case for case, _ in found}
+    large = "all_reduce/f32/none/w4/8MiB/even-cubic"
     if "cubic" in wan_network.algorithms_here():
-        assert "all_reduce/f32/none/w4/8MiB/even-cubic" in cases
+        assert 1 <= found[large, "lanes_min"]["value"] <= found[large, "lanes_max"]["value"] <= 64
+    if "bbr" in wan_network.algorithms_here():
+        assert "broadcast/f32/none/w4/4KiB/calls-broadcast" in cases
     for case in cases:
         assert found[case, "seconds"]["value"] > 0
         assert found[case, "seconds"]["baseline"] == "bound"
@@ -129,6 +132,14 @@ def case_named(name: str) -> Case:
         ("int8", 1.06),
         ("sync-3", 2.78),
         ("kill", 3.71 / 2),
+        ("fat", 4 * 1.11 / 2),
+        # us-west and eu-central have each other's data after 75 ms. The vote of eu-central takes
+        # 45 more, and the decision 45 to get there.
+        ("calls-4B", 0.165),
+        ("calls-1MiB", 0.165),
+        ("calls-4KiB-eu-west", 0.075 + 0.065 + 0.065),
+        ("calls-broadcast", 3 * 0.045),
+        ("calls-barrier", 2 * 0.045),
     ],
 )
 def test_the_bound_of_a_case(name: str, seconds: float) -> None:
@@ -208,12 +219,27 @@ def test_cases_are_chosen_by_name_or_by_the_beginning_of_it() -> None:
         wan_cases.chosen(["eve"], quick=False)
 
 
-def test_a_quick_run_has_two_cases_of_8_mib() -> None:
+def test_a_quick_run_has_two_cases_of_8_mib_and_a_small_call() -> None:
     cases = wan_cases.chosen(None, quick=True)
     assert [(case.name, case.size) for case in cases] == [
         ("even-cubic", 8 * MIB),
         ("sync-3", 8 * MIB),
+        ("calls-broadcast", 4 * KIB),
     ]
+    assert all(case.blocks == (1,) for case in cases)
+    small = {case.name: case.size for case in wan_cases.chosen(["calls"], quick=True)}
+    assert small["calls-4B"] == 4 and small["calls-barrier"] == 0
+    assert small["calls-1MiB"] == 128 * KIB
+
+
+def test_the_baseline_is_beside_calls_that_others_have() -> None:
+    have = {case.name for case in wan_cases.chosen(["calls", "even", "direct"], quick=False)}
+    ours = {case.name for case in wan_cases.table() if not case.is_of_others}
+    assert have & ours == {
+        *("calls-4KiB-direct", "calls-4KiB-eu-west", "calls-64KiB-direct"),
+        *("direct-bbr", "direct-cubic"),
+    }
+    assert {"int8", "kill", "sync-1", "small-beside", "lane-lossy"} <= ours
 
 
 def test_a_case_that_cannot_run_says_why() -> None:
@@ -228,6 +254,58 @@ def test_every_network_has_a_path_between_all_nodes() -> None:
         pairs = case.world * (case.world - 1)
         assert len(case.topology.paths) == pairs, case.name
         assert case.bound() > 0, case.name
+
+
+# ---- lanes
+
+
+def connection(here: str, there: str, acknowledged: str) -> str:
+    return f"0      0      {here}   {there}    bbr wscale:9,9 rto:211 {acknowledged} segs_out:3 \n"
+
+
+def test_lanes_are_the_connections_that_have_their_port() -> None:
+    told = (
+        connection("10.88.0.1:4000", "10.88.0.2:41000", "bytes_sent:80 bytes_acked:70")
+        + connection("10.88.0.1:41001", "10.88.0.3:4000", "")
+        + connection("10.88.0.1:41002", "10.88.0.3:40001", "bytes_acked:5")
+    )
+    assert wan_lanes.told_by(told) == {
+        ("10.88.0.1:4000", "10.88.0.2:41000"): 70,
+        ("10.88.0.1:41001", "10.88.0.3:4000"): 0,
+    }
+    assert wan_lanes.told_by("") == {}
+
+
+def test_a_lane_counts_if_it_carried_data_of_a_link_that_was_used() -> None:
+    def lanes(link: str, counts: list[int]) -> wan_lanes.Acknowledged:
+        here, there = link.split()
+        return {(f"{here}:4000", f"{there}:{50 + i}"): count for i, count in enumerate(counts)}
+
+    before = lanes("a b", [0, 0, 9 * MIB, 0]) | lanes("b a", [0, 0])
+    after = (
+        lanes("a b", [8 * MIB, 8 * MIB, 9 * MIB + 500, 1 * MIB])  # the third one is given up
+        | lanes("b a", [6000, 9000])  # acknowledgements alone
+        | lanes("b c", [16 * MIB, 1000])
+    )
+    assert wan_lanes.of_links(before, after) == [3, 1]
+    assert wan_lanes.of_links(after, after) == []
+    assert wan_lanes.of_links({}, {}) == []
+
+
+def test_lanes_are_told_where_a_call_has_a_use_for_several() -> None:
+    for name, told in (("even-bbr", ["lanes_min", "lanes_max"]), ("calls-1MiB", [])):
+        ours = Measured(case_named(name))
+        for lanes in ([8, 8], [4, 8, 16]):
+            one = operation(100.0, [[105.0], [104.0]])
+            ours.add(dataclasses.replace(one, lanes=lanes))
+        rows = wan_measure.rows_of(ours.case, {"pccl": ours})
+        of_lanes = {row.metric: row.value for row in rows if row.unit == "lanes"}
+        assert list(of_lanes) == told
+        assert not told or of_lanes == {"lanes_min": 4, "lanes_max": 16}
+    least, most = (Row("wan", "x", "lanes", count, "lanes") for count in (4, 16))
+    assert wan_measure.lanes_text(least, most) == "4-16"
+    assert wan_measure.lanes_text(most, most) == "16"
+    assert wan_measure.lanes_text(None, None) == ""
 
 
 # ---- operations
