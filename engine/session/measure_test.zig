@@ -178,7 +178,7 @@ test "a link that has been idle for minutes is found out anew, also while anothe
     try expectEqual(3 * mbyte, pair.node.up.rate);
 }
 
-test "a lane begins, and goes on after a pause, with a control that grows until it loses something" {
+test "a lane begins, and goes on after a pause, with a control that grows until something is lost" {
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();

@@ -21,6 +21,9 @@ pub const Spread = struct {
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
+    /// For so long a lane was idle in it while others moved a lot: this link is not the one that all
+    /// wait for, as round a ring.
+    free_ns: u64 = 0,
     /// The trial under way: how many lanes there were, and what they moved, bytes per second.
     trial: ?struct { lanes: u8, moved: u64 } = null,
     /// The round that begins a trial does not count: new connections start slowly.
@@ -68,7 +71,8 @@ pub const Spread = struct {
     }
 
     pub fn step(spread: *Spread, i: *const Interval, is_full: bool, is_lossy: bool) void {
-        if (spread.is_fixed or !i.saturated or i.base_ns < far_ns) return;
+        if (spread.is_fixed or i.base_ns < far_ns) return;
+        if (!i.saturated) return spread.note_free(i);
         if (is_lossy and !spread.is_lossy) spread.begin_anew();
         spread.is_lossy = is_lossy;
         spread.ns += i.ns;
@@ -78,6 +82,7 @@ pub const Spread = struct {
         if (spread.goal) |goal| return spread.leave(i, goal);
         const least_ns: u64 = if (is_lossy) round_lossy_ns else round_ns;
         if (spread.ns < @max(least_ns, round_trips * i.base_ns)) return;
+        const is_limit = spread.free_ns <= spread.ns;
         const goodput, const was_full = spread.end_round();
         if (!spread.is_warm) {
             spread.is_warm = true;
@@ -85,7 +90,23 @@ pub const Spread = struct {
             if (spread.is_lossy and was_full) {
                 spread.trial = null; // they are enough
             } else spread.judge(before.lanes, before.moved, goodput);
-        } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
+        } else if (spread.rest == 0 and is_limit)
+            spread.begin(goodput, was_full, first(i.base_ns));
+    }
+
+    /// A link that had to be waited for until it got more lanes has shown that they bring something.
+    fn note_free(spread: *Spread, i: *const Interval) void {
+        if (i.acked == 0 or i.goodput() < i.known / 4) return;
+        spread.free_ns += i.ns;
+        if (spread.trial == null or spread.down or !spread.is_warm) return;
+        if (spread.free_ns < round_ns or spread.free_ns < 2 * spread.ns) return;
+        spread.trial = null;
+        spread.keep();
+    }
+
+    fn keep(spread: *Spread) void {
+        spread.rest_next = rest_min;
+        spread.is_forgiven = false;
     }
 
     /// What was seen before the first loss says nothing of what lanes carry that lose packets.
@@ -134,6 +155,7 @@ pub const Spread = struct {
             spread.ns = 0;
             spread.acked = 0;
             spread.full_ns = 0;
+            spread.free_ns = 0;
         }
         return .{ pace.per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
     }
@@ -144,11 +166,7 @@ pub const Spread = struct {
             goodput > moved - moved / loss_part
         else
             goodput > moved + moved / gain_part;
-        if (is_kept) {
-            spread.rest_next = rest_min;
-            spread.is_forgiven = false;
-            return;
-        }
+        if (is_kept) return spread.keep();
         if (spread.is_lossy and !spread.is_forgiven) {
             spread.is_forgiven = true;
             return spread.double(lanes, goodput);
@@ -318,6 +336,26 @@ test "lanes that lose packets become more though they decay at first, and no que
     }
     try expectEqual(32, most);
     try expect(sum / seconds <= 9);
+}
+
+test "a link that others had to wait for keeps the lanes after which they need not" {
+    // Goal: of links that limit each other round a ring each gets its lanes, and none gets more
+    // that is not waited for. Method: lanes that are capped, in a ring whose other links carry
+    // hardly more than the first of them.
+    const each, const ring = .{ 2_500_000, 10_500_000 };
+    var spread: Spread = .{ .lanes = 4 };
+    for (0..5 * 600) |_| {
+        const rate: u64 = spread.lanes * @as(u64, each);
+        spread.step(&.{
+            .ns = 200 * ms,
+            .acked = @min(rate, ring) / 5,
+            .rtt_ns = 100 * ms,
+            .base_ns = 100 * ms,
+            .saturated = rate <= ring,
+            .known = ring,
+        }, false, false);
+    }
+    try expectEqual(8, spread.lanes);
 }
 
 test "what the run has set stays" {
