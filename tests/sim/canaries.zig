@@ -32,6 +32,7 @@ pub fn run(rig: *Rig) bool {
         };
         if (item.checker) |name| all = hunt(rig, item, name) and all;
     }
+    rig.statistics = .{};
     for (0..seeds_clean) |seed| {
         const config = Config.draw(seed);
         const result = rig.run(config, .off);
@@ -39,6 +40,12 @@ pub fn run(rig: *Rig) bool {
             rig.explain(config, violation);
             all = false;
         }
+    }
+    if (!rig.statistics.has_copies()) {
+        out("in {d} seeds no frame has gone again in one of the ways that copies.zig counts\n", .{
+            seeds_clean,
+        });
+        all = false;
     }
     if (all and !rig.quiet) out("unmutated: passes seeds 0..{d}\n", .{seeds_clean - 1});
     return all;

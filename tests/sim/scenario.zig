@@ -13,6 +13,7 @@ const Statistics = @import("statistics.zig").Statistics;
 const Trace = @import("trace.zig").Trace;
 const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
+const copies = @import("copies.zig");
 const faults = @import("faults.zig");
 const program = @import("program.zig");
 const splits = @import("splits.zig");
@@ -126,6 +127,7 @@ pub const all = .{
     "an_insider_far_ahead",
     "an_insider_that_never_votes",
     "sync_lane_reset",
+    "copies_cross_an_attempt",
     "world_of_64",
     "world_of_128",
     "world_of_512",
@@ -1026,23 +1028,27 @@ fn reset(script: *Script, words: *Words) Error!void {
 }
 
 /// swallow A B [always]: what the first sends to the second vanishes from now on, on the
-/// connections that they have, or on all to come as well. stall A B for D: it arrives only after
-/// that.
+/// connections that they have, or on all to come as well. stall A B [lane N] for D: it arrives only
+/// after that; N: of the lanes that both ends have, in the order in which they were dialed.
 fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     const world = script.world;
     const from = (try any_node_of(script, words)).index;
     const to = (try any_node_of(script, words)).index;
     const stalls = std.mem.eql(u8, verb, "stall");
+    const lane = if (stalls) try lane_number(script, words) else null;
     const until = world.now + if (stalls) try duration_after(script, words, "for") else 0;
     if (!stalls) if (words.next()) |text| {
         if (!std.mem.eql(u8, text, "always")) return script.syntax(text);
         return faults.deafen(world, from, to, base.never);
     };
     var any = false;
+    var number_of_lane: u32 = 0;
     for (world.connections.items) |connection| {
         for (&connection.ends, 0..) |*end, side| {
             if (end.node != from or connection.ends[1 - side].node != to) continue;
             if (end.state == .closed) continue;
+            number_of_lane += @intFromBool(connection.ends[1 - side].state == .open);
+            if (lane) |wanted| if (wanted != number_of_lane) continue;
             const pipe = &connection.pipes[side];
             any = true;
             if (stalls) {
@@ -1054,6 +1060,14 @@ fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
         }
     }
     if (!any) return script.fail("there is no connection from {d} to {d}", .{ from, to });
+}
+
+/// "lane N"; null: all of them.
+fn lane_number(script: *Script, words: *Words) Error!?u32 {
+    if (!std.mem.eql(u8, words.peek() orelse "", "lane")) return null;
+    _ = words.next();
+    const wanted = try number(script, words);
+    return if (wanted == 0) script.syntax("0") else wanted;
 }
 
 /// cut P P for D: the two cannot dial each other so long. Their connections stay.
@@ -1220,6 +1234,7 @@ fn expect(script: *Script, words: *Words) Error!void {
         if (found == try number(script, words)) return;
         return script.fail("the coordinator has {d} {s}", .{ found, what });
     }
+    if (std.mem.eql(u8, what, "copies")) return expect_copies(script, words);
     const Number = enum { world, alive, epoch, attempt, joined, left, safe_points };
     if (std.meta.stringToEnum(Number, what)) |kind| {
         var peers = try peer_list(script, words);
@@ -1253,6 +1268,15 @@ fn expect(script: *Script, words: *Words) Error!void {
         var rest = words.*;
         try expect_of(script, work, wanted, &rest);
     }
+}
+
+/// "KIND N": so many of them in the whole transcript (copies.zig).
+fn expect_copies(script: *Script, words: *Words) Error!void {
+    const text = try take_word(script, words);
+    const kind = std.meta.stringToEnum(copies.Count, text) orelse return script.syntax(text);
+    const found = script.world.statistics.copies.get(kind);
+    if (found == try number(script, words)) return;
+    return script.fail("{d} copies are {s}", .{ found, text });
 }
 
 fn expect_of(script: *Script, work: *calls.Work, wanted: []const u8, words: *Words) Error!void {

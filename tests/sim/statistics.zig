@@ -2,6 +2,7 @@
 //! over all seeds and printed by main.zig; no world reads it.
 
 const std = @import("std");
+const Copy = @import("copies.zig").Count;
 const Class = @import("swarm.zig").Class;
 const Rule = @import("excused.zig").Rule;
 const Trick = @import("insider.zig").Trick;
@@ -49,6 +50,8 @@ pub const Statistics = struct {
     syncs_retried: u64 = 0,
     leaves_moved: u64 = 0,
     leaves_early: u64 = 0,
+    /// Frames that went again, and what became of them.
+    copies: std.EnumArray(Copy, u64) = .initFill(0),
     /// Bytes of probes of links.
     probed_bytes: u64 = 0,
     admissions: u64 = 0,
@@ -60,6 +63,14 @@ pub const Statistics = struct {
     subs_failed: u64 = 0,
     peers: u64 = 0,
     connections: u64 = 0,
+
+    /// Whether every kind of copy was there that 2,000 seeds have many of.
+    pub fn has_copies(statistics: *const Statistics) bool {
+        for ([_]Copy{ .resent, .resent_states, .thrown_away }) |kind| {
+            if (statistics.copies.get(kind) == 0) return false;
+        }
+        return true;
+    }
 
     pub fn fault(statistics: *Statistics, class: Class) void {
         statistics.faults.getPtr(class).* += 1;
@@ -140,8 +151,21 @@ pub const Statistics = struct {
             statistics.subs_short,
             statistics.subs_failed,
         });
+        statistics.print_copies();
         out("  probes of links: {d} bytes\n", .{statistics.probed_bytes});
         statistics.print_faults();
+    }
+
+    fn print_copies(statistics: *const Statistics) void {
+        const format = "  frames that went again: {d} of broken lanes and {d} of shared " ++
+            "states; {d} beside late lanes; {d} copies thrown away, {d} of passed attempts\n";
+        std.debug.print(format, .{
+            statistics.copies.get(.resent),
+            statistics.copies.get(.resent_states),
+            statistics.copies.get(.twins),
+            statistics.copies.get(.thrown_away),
+            statistics.copies.get(.crossed),
+        });
     }
 
     fn print_faults(statistics: *const Statistics) void {

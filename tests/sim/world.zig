@@ -25,6 +25,7 @@ const Tap = @import("tap.zig").Tap;
 const Told = @import("told.zig").Told;
 const Units = @import("units.zig").Units;
 const calls = @import("calls.zig");
+const copies = @import("copies.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const finder = @import("finder.zig");
@@ -364,6 +365,7 @@ pub const World = struct {
     rest: ending.Rest = .{},
     subs_seen: splits.Seen = .empty,
     starved: rules.Starved = .{},
+    copies: copies.Copies = .{},
 
     prng_network: Prng,
     prng_users: Prng,
@@ -841,6 +843,10 @@ pub const World = struct {
         return &world.connections.items[ref.connection].ends[ref.side];
     }
 
+    fn other_end(world: *const World, ref: Ref) *End {
+        return world.end(.{ .connection = ref.connection, .side = 1 - ref.side });
+    }
+
     pub fn connect(world: *World, from: NodeIndex, to: NodeIndex, is_control: bool) *Connection {
         const shape = faults.draw_shape(world);
         const connection = world.gpa.create(Connection) catch @panic("out of memory");
@@ -1113,6 +1119,8 @@ pub const World = struct {
                 rest = rest[length..];
                 taken += length;
             }
+            if (lane.discard > 0 and taken >= lane.discard)
+                copies.thrown_away(world, lane, world.other_end(ref).node, node.index);
             lanes.received(s, node.here(), lane, taken);
         }
     }
@@ -1189,6 +1197,7 @@ pub const World = struct {
             var slices: [2][]const u8 = undefined;
             const count = lanes.send_slices(s, node.here(), lane, &slices);
             if (count == 0) break;
+            copies.leaves(world, lane, node.index, world.other_end(ref).node);
             var total: usize = 0;
             for (slices[0..count]) |slice| {
                 calls.check_sent_place(node, slice);
