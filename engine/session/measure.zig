@@ -184,7 +184,11 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
         if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
     }
     const rate = lesser(lesser(pacer.rate, part), ceiling);
-    if (learns) flow.spread.step(i, pace.is_full(rate, i), flow.is_lossy);
+    if (learns) {
+        const before = flow.spread.lanes;
+        flow.spread.step(i, pace.is_full(rate, i), flow.is_lossy);
+        if (flow.spread.lanes > before) pacer.hurry();
+    }
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var shares: [limits.lanes_per_link_max]u64 = undefined;

@@ -1,6 +1,7 @@
 //! spread: over how many lanes a link is spread. Each lane is a TCP connection, which loss, a cap
 //! per flow or its windows may hold below what the link carries: then twice as many are tried, and
-//! kept if they bring more. A full link gains nothing by more of them. Among numbers that are as
+//! kept if they bring more. A full link gains nothing by more of them, but one that caps each flow
+//! looks like it, because each has a queue: so more are tried there too, rarely. Among numbers that are as
 //! good the smallest is kept, but not less than a link begins with: lanes take shares from others
 //! on the way, and after a pause few of them begin slowly.
 //!
@@ -37,6 +38,9 @@ pub const Spread = struct {
     /// Saturated time until the next trial, and how long after one that brought nothing.
     rest: u64 = 0,
     rest_next: u64 = rest_min,
+    /// The same of a link that seems full.
+    full_rest: u64 = full_rest_min,
+    full_rest_next: u64 = full_rest_min,
     /// The next trial is one of fewer lanes.
     down: bool = false,
     /// Lanes leave one by one until there are so many: what they carried is more than those that
@@ -49,6 +53,8 @@ pub const Spread = struct {
     const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
+    const full_rest_min = 30 * s;
+    const full_rest_max = 960 * s;
     /// Those that stay have grown so many round trips after one has left.
     const leave_trips = 4;
     const leave_ns = 500 * ms;
@@ -79,6 +85,7 @@ pub const Spread = struct {
         spread.acked += i.acked;
         if (is_full) spread.full_ns += i.ns;
         spread.rest -|= i.ns;
+        spread.full_rest -|= i.ns;
         if (spread.goal) |goal| return spread.leave(i, goal);
         const least_ns: u64 = if (is_lossy) round_lossy_ns else round_ns;
         if (spread.ns < @max(least_ns, round_trips * i.base_ns)) return;
@@ -106,6 +113,7 @@ pub const Spread = struct {
 
     fn keep(spread: *Spread) void {
         spread.rest_next = rest_min;
+        if (!spread.down) spread.full_rest_next = full_rest_min;
         spread.is_forgiven = false;
     }
 
@@ -121,7 +129,7 @@ pub const Spread = struct {
     fn begin(spread: *Spread, goodput: u64, was_full: bool, fewest: u8) void {
         const most = base.limits.lanes_per_link_max;
         const may_lose = spread.lanes > fewest and !spread.is_lossy;
-        const may_add = !was_full and spread.lanes < most;
+        const may_add = (!was_full or spread.full_rest == 0) and spread.lanes < most;
         if (!may_lose and !may_add) return;
         spread.down = may_lose and (spread.down or !may_add);
         if (!spread.down) return spread.double(spread.lanes, goodput);
@@ -173,9 +181,13 @@ pub const Spread = struct {
         }
         spread.goal = if (lanes < spread.lanes) lanes else null;
         spread.lanes = @max(spread.lanes, lanes);
-        spread.down = !spread.down;
         spread.rest = spread.rest_next;
         spread.rest_next = @min(spread.rest_next * 2, rest_max);
+        if (!spread.down) {
+            spread.full_rest = spread.full_rest_next;
+            spread.full_rest_next = @min(spread.full_rest_next * 2, full_rest_max);
+        }
+        spread.down = !spread.down;
     }
 };
 
@@ -226,6 +238,32 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
         }
         try expectEqual(8, spread.lanes);
         spread.lanes = 32;
+    }
+}
+
+test "more lanes are tried where a link seems full, and rarely where it is" {
+    // Goal: a cap of each flow is found, though each has a queue of its own. Method: links that seem
+    // full with any number of lanes; one of them caps each lane.
+    const all = 25_000_000;
+    for ([_]struct { each: u64, lanes: u8, mean: usize }{
+        .{ .each = 2_000_000, .lanes = 16, .mean = 16 },
+        .{ .each = all, .lanes = 8, .mean = 8 },
+    }) |case| {
+        var spread: Spread = .{ .lanes = 8 };
+        const seconds = 3600;
+        var sum: usize = 0;
+        for (0..5 * seconds) |_| {
+            spread.step(&.{
+                .ns = 200 * ms,
+                .acked = @min(spread.lanes * case.each, all) / 5,
+                .rtt_ns = 140 * ms,
+                .base_ns = 100 * ms,
+                .saturated = true,
+            }, true, false);
+            sum += spread.lanes;
+        }
+        try expectEqual(case.lanes, spread.lanes);
+        try expectEqual(case.mean, (sum + 5 * seconds / 2) / (5 * seconds));
     }
 }
 
