@@ -1,9 +1,9 @@
 //! spread: over how many lanes a link is spread. Each lane is a TCP connection, which loss, a cap
 //! per flow or its windows may hold below what the link carries: then twice as many are tried, and
 //! kept if they bring more. A full link gains nothing by more of them, but one that caps each flow
-//! looks like it, because each has a queue: so more are tried there too, rarely. Among numbers that are as
-//! good the smallest is kept, but not less than a link begins with: lanes take shares from others
-//! on the way, and after a pause few of them begin slowly.
+//! looks like it, because each has a queue: so more are tried there too, rarely. Among numbers that
+//! are as good the smallest is kept, but not less than a link begins with: lanes take shares from
+//! others on the way, and after a pause few of them begin slowly.
 //!
 //! Pure: no lane, no socket, no clock. measure.zig calls it; pace.zig says how fast.
 
@@ -22,8 +22,8 @@ pub const Spread = struct {
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
-    /// For so long a lane was idle in it while others moved a lot: this link is not the one that all
-    /// wait for, as round a ring.
+    /// For so long a lane was idle in it while the link moved a lot: round a ring it is not the link
+    /// that all wait for.
     free_ns: u64 = 0,
     /// The trial under way: how many lanes there were, and what they moved, bytes per second.
     trial: ?struct { lanes: u8, moved: u64 } = null,
@@ -101,7 +101,7 @@ pub const Spread = struct {
             spread.begin(goodput, was_full, first(i.base_ns));
     }
 
-    /// A link that had to be waited for until it got more lanes has shown that they bring something.
+    /// A link that others waited for until it got more lanes has shown that they bring something.
     fn note_free(spread: *Spread, i: *const Interval) void {
         if (i.acked == 0 or i.goodput() < i.known / 4) return;
         spread.free_ns += i.ns;
@@ -117,7 +117,7 @@ pub const Spread = struct {
         spread.is_forgiven = false;
     }
 
-    /// What was seen before the first loss says nothing of what lanes carry that lose packets.
+    /// Lanes that had lost nothing yet say nothing of how much those carry that lose packets.
     fn begin_anew(spread: *Spread) void {
         _ = spread.end_round();
         spread.down = false;
@@ -242,8 +242,8 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
 }
 
 test "more lanes are tried where a link seems full, and rarely where it is" {
-    // Goal: a cap of each flow is found, though each has a queue of its own. Method: links that seem
-    // full with any number of lanes; one of them caps each lane.
+    // Goal: a cap of each flow is found, though each has a queue of its own. Method: links that
+    // seem full with any number of lanes; one of them caps each lane.
     const all = 25_000_000;
     for ([_]struct { each: u64, lanes: u8, mean: usize }{
         .{ .each = 2_000_000, .lanes = 16, .mean = 16 },
