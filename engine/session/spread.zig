@@ -22,7 +22,7 @@ pub const Spread = struct {
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
-    /// For so long a lane was idle in it while the link moved a lot: round a ring it is not the link
+    /// For so long a lane was idle in it while the link moved a lot: round a ring it is not the one
     /// that all wait for.
     free_ns: u64 = 0,
     /// The trial under way: how many lanes there were, and what they moved, bytes per second.
