@@ -318,8 +318,8 @@ def wan_command(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be given again; a name up to a dash means all that begin so.  "
-            f"[{', '.join(one.name for one in wan_cases.table())}]"
+            help="May be given again; a name up to a dash means all that begin so: "
+            f"{', '.join(one.name for one in wan_cases.table())}."
         ),
     ] = None,
     baseline: Annotated[
@@ -332,7 +332,8 @@ def wan_command(
 ) -> None:
     """One operation over emulated long links, beside the least time that they allow, and gloo.
 
-    It needs root, /dev/net/tun, `nsenter`, `setpriv`, `ip` and `ss`, and leaves nothing behind.
+    A case takes one to four minutes, all of them more than an hour. It needs root, /dev/net/tun,
+    `nsenter`, `setpriv`, `ip` and `ss`, and leaves nothing behind.
     """
     if baseline not in (None, "gloo"):
         raise typer.BadParameter(f"{baseline!r} is not gloo", param_hint="--baseline")

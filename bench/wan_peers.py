@@ -133,7 +133,8 @@ class Peers(Closing):
 
     def begin(self, asked: dict[str, Any], pause: float) -> Begun:
         """Lets all begin an operation so many seconds after the end of the one before."""
-        lanes = self.lanes()
+        is_counted = sum(asked["sizes"]) >= wan_lanes.OPERATION_BYTES_MIN
+        lanes = self.lanes() if is_counted else None
         at = max(self.ended_at + pause, time.monotonic() + FILL_SECONDS)
         self._serial += 1
         self._tell({"do": "call", "at": at, "serial": self._serial, **asked})
@@ -192,7 +193,7 @@ class Peers(Closing):
 class Begun:
     """An operation under way: what was counted at its beginning."""
 
-    def __init__(self, peers: Peers, at: float, lanes: wan_lanes.Acknowledged) -> None:
+    def __init__(self, peers: Peers, at: float, lanes: wan_lanes.Acknowledged | None) -> None:
         self._peers, self._at, self._lanes = peers, at, lanes
         peers.network.command("clear")
         self._segments = _of_each(wan_network.retransmitted_segments, peers.pids())
@@ -213,6 +214,7 @@ class Begun:
         segments = _more(_of_each(wan_network.retransmitted_segments, pids), self._segments)
         sums = wan_network.sums(statistics)
         cores = len(os.sched_getaffinity(0))
+        before = self._lanes
         mood = Mood(
             late_seconds=statistics["late_us"]["p99"] / 1e6,
             stolen_share=stolen / passed / cores,
@@ -227,7 +229,7 @@ class Begun:
             wire_bytes=sums.bytes,
             dropped=sums.dropped,
             mood=mood,
-            lanes=wan_lanes.of_links(self._lanes, peers.lanes()),
+            lanes=[] if before is None else wan_lanes.of_links(before, peers.lanes()),
         )
         peers.ended_at = done.end
         return done

@@ -74,7 +74,16 @@ def gloo_shares(rows: list[Row]) -> dict[str, float]:
 
 
 def machine() -> str:
-    """The system of this machine, and the cores that this process may use."""
+    """The system of this machine, its processor, and the cores that this process may use."""
     system = platform.uname()
     cores = len(os.sched_getaffinity(0))
-    return f"{system.system} {system.release.split('-')[0]} on {cores} cores"
+    kernel = f"{system.system} {system.release.split('-')[0]}"
+    return f"{kernel} on {cores} cores of {processor() or system.machine}"
+
+
+def processor() -> str:
+    """As Linux calls it; empty where nothing says so."""
+    said = Path("/proc/cpuinfo")
+    lines = said.read_text().splitlines() if said.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else ""

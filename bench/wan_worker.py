@@ -157,7 +157,7 @@ class Ours:
         if self._state is not None or len(self._outcomes) > 1:
             return attempts, self._job.world, _sum_of(range(self._job.world))
         (outcome,) = self._outcomes
-        expected = np.empty_like(values)
+        expected = np.full_like(values, np.nan)
         for part in outcome.ranges:
             ranks = [int.from_bytes(peer) - 1 for peer in part.contributors]
             expected[part.begin : part.end] = _sum_of(ranks)
@@ -298,6 +298,8 @@ class Worker:
         spent = time.process_time() - cpu
         peak = common.peak_memory_bytes() - self._idle_bytes
         attempts, contributors, expected = library.contributors(values)
+        if contributors < self._job.world and asked.work != "kill":
+            raise RuntimeError(f"{asked.library}: {asked.work} of {contributors} peers only")
         if is_sync:
             expected = np.arange(len(values), dtype=np.float32) + np.float32(asked.serial)
         lost = 0.0 if asked.codec == "none" else CODEC_ERROR_MAX

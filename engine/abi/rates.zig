@@ -44,7 +44,7 @@ fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!v
         .invalid_argument,
         "{s} must be from 8kbit to 10tbit per second, such as \"200mbit\", \"25MB\", " ++
             "\"1.5gbit\" or a number of bytes, with \"eu-1=20mbit\" behind a comma for the peer " ++
-            "of that label, not \"{s}\"",
+            "of that label, not \"{s}\"; leave it out for no limit",
         .{ called, item },
     );
     const at = equals orelse {

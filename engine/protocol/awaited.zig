@@ -1,10 +1,10 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
 //! newcomers have called `admit`, and one of founders when all of these have asked for it. Where it
 //! has members, newcomers wait outside while one of them has not come to the safe point of the
-//! epoch that has begun, as after a loss, or has calls of the epoch before in flight. One of these
-//! that is away, or any in a round, comes first: it may be dead. The newcomers, the log and the
-//! status are told for whom they wait. No decision depends on it: rounds are in rounds.zig, missing
-//! calls of operations in stalls.zig.
+//! epoch that has begun, as after a loss, or has calls of the epoch before in flight. If such a
+//! member is away, that is what they are told, because it may be dead; in a round they are told of
+//! any that is away. The log and the status say it too. No decision depends on it: rounds are in
+//! rounds.zig, missing calls of operations in stalls.zig.
 
 const std = @import("std");
 const base = @import("base");

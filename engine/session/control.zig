@@ -314,7 +314,7 @@ pub fn tick(s: *Session, late: bool) void {
     var room: traffic.Room = undefined;
     const moved: traffic.Moved = .{ .sent = s.bytes_sent, .received = s.bytes_received };
     const account =
-        traffic.account(&s.traffic, s.now, s.links.items, &s.node, moved, &room);
+        traffic.account(&s.traffic, s.now, s.links.items, &s.node, moved, s.rates.all, &room);
     if (account) |told| s.send(.{ .traffic = told });
 }
 

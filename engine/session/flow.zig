@@ -121,8 +121,15 @@ pub const Flow = struct {
     again_ppm: u32 = 0,
     lossy_ns: u64 = 0,
     clean_ns: u64 = 0,
+    /// It was busy for so long since a queue stood on it, and lost a lot for so long beyond what of
+    /// a queue that has overflowed is sent again.
+    calm_ns: u64 = 0,
+    way_ns: u64 = 0,
     /// It loses packets that no full queue drops, until it has lost few of them for a while.
     is_lossy: bool = false,
+    /// The same without a queue that overflowed before. The other one may be such a link: there it
+    /// does no harm to ask for bbr, and much to ask for lanes.
+    way_loses: bool = false,
 
     /// `set`: as the run says; 0: by what they move.
     pub fn init(set: u8) Flow {
@@ -207,9 +214,14 @@ pub const Flow = struct {
         flow.again_ppm = @intCast((@as(u64, flow.again_ppm) * 3 + ppm) / 4);
         const is_much = flow.again_ppm > lossy_ppm;
         flow.lossy_ns = if (is_much and !i.crowded()) flow.lossy_ns +| i.ns else 0;
+        flow.calm_ns = if (i.crowded()) 0 else flow.calm_ns +| i.ns;
+        flow.way_ns = if (is_much and flow.calm_ns >= sent_again_ns) flow.way_ns +| i.ns else 0;
         flow.clean_ns = if (is_much) 0 else flow.clean_ns +| i.ns;
         if (flow.lossy_ns >= lossy_after) flow.is_lossy = true;
-        if (flow.clean_ns >= clean_after) flow.is_lossy = false;
+        if (flow.way_ns >= lossy_after) flow.way_loses = true;
+        if (flow.clean_ns < clean_after) return;
+        flow.is_lossy = false;
+        flow.way_loses = false;
     }
 
     /// So many bytes have moved in an interval, both ways. Signs of life alone are none.
@@ -237,6 +249,7 @@ pub const Flow = struct {
     const lossy_ppm = 500;
     const lossy_after = 1 * std.time.ns_per_s;
     const clean_after = 60 * std.time.ns_per_s;
+    const sent_again_ns = 2 * std.time.ns_per_s;
     const idle_bytes = 4 * limits.KiB;
 };
 
@@ -265,11 +278,23 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
     for (0..30) |_| flow.note(&i);
     try std.testing.expect(!flow.is_lossy);
     try std.testing.expectEqual(.system, flow.control(.loss_tolerant, true));
-    // A queue that overflows is no loss of the path, and no sign that there is none.
-    i.retransmitted = 10_000;
+    // A queue that overflows is no loss of the path, and no sign that there is none. Nor is what of
+    // it is sent again after it is gone, if that takes no longer than a moment.
+    i.retransmitted = 200_000;
     i.rtt_ns = 200 * ms;
     for (0..30) |_| flow.note(&i);
     try std.testing.expect(!flow.is_lossy);
+    i.rtt_ns = 100 * ms;
+    for (0..3) |_| flow.note(&i);
+    i.retransmitted = 0;
+    for (0..60) |_| flow.note(&i);
+    try std.testing.expect(flow.is_lossy and !flow.way_loses);
+    i.retransmitted = 2_000;
+    for (0..30) |_| flow.note(&i);
+    try std.testing.expect(flow.way_loses);
+    i.retransmitted = 0;
+    for (0..620) |_| flow.note(&i);
+    try std.testing.expect(!flow.is_lossy and !flow.way_loses);
 }
 
 test "a lane that has lost nothing grows until its link is full, and then is the system's" {

@@ -213,8 +213,8 @@ pub const Lane = struct {
     is_kept: bool = false,
     /// As the driver was told.
     pace: flow_file.Pace = .{},
-    /// A pause has ended: it begins slowly again, and what it lost before counts no more.
-    restarts: bool = false,
+    /// A pause has ended so long ago: it begins slowly again. What it lost before counts no more.
+    restarted_ns: ?u64 = null,
     lost_before: u64 = 0,
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.

@@ -184,11 +184,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
         if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
     }
     const rate = lesser(lesser(pacer.rate, part), ceiling);
-    if (learns) {
-        const before = flow.spread.lanes;
-        flow.spread.step(i, pace.is_full(rate, i), flow.is_lossy);
-        if (flow.spread.lanes > before) pacer.hurry();
-    }
+    if (learns) flow.spread.step(i, pace.is_full(rate, i), flow.way_loses);
     var lanes: [limits.lanes_per_link_max]*Lane = undefined;
     var moved: [limits.lanes_per_link_max]u64 = undefined;
     var shares: [limits.lanes_per_link_max]u64 = undefined;
@@ -205,12 +201,14 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
     flow.take_turn(rate);
     for (lanes[0..count], moved[0..count], shares[0..count], 0..) |lane, each, given, index| {
-        const now = if (lane.restarts) .starting else lane.pace.control;
-        lane.restarts = false;
+        const control = if (lane.restarted_ns == 0) .starting else lane.pace.control;
+        if (lane.restarted_ns) |*since| since.* +|= i.ns;
+        const has_lost = lane.sample.?.retransmitted > lane.lost_before;
+        const has_grown = (lane.restarted_ns orelse 0) > restart_most_ns;
         tell(host, lane, .{
             .rate = given,
             .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
-            .control = flow.control(now, lane.sample.?.retransmitted > lane.lost_before),
+            .control = flow.control(control, has_lost or has_grown),
             .renews = flow.renews(index),
         });
     }
@@ -256,6 +254,8 @@ fn begin(links: []const *Link) void {
 
 /// A connection that has been idle for so long begins with few packets again.
 const restart_ns = 500 * std.time.ns_per_ms;
+/// It has what it had before after so long, and then cubic grows faster than reno.
+const restart_most_ns = 1 * std.time.ns_per_s;
 
 /// It is measured again, after so long a time in which nothing moved.
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
@@ -266,7 +266,7 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
         link.flow.is_rested = true;
         if (idle_ns < restart_ns) continue;
         for (link.lanes) |place| if (place) |lane| {
-            lane.restarts = true;
+            lane.restarted_ns = 0;
             lane.lost_before = if (lane.sample) |sample| sample.retransmitted else 0;
         };
     }

@@ -206,22 +206,6 @@ test "a lane begins, and goes on after a pause, with a control that grows until 
     try expectEqual(Pair.Told{ .changes = 4, .control = .system }, told.*);
 }
 
-test "a link that gets more lanes tries more at once" {
-    var pair: Pair = undefined;
-    pair.init();
-    defer pair.deinit();
-    const flow = &pair.links[0].flow;
-    const long = 5000 * ms;
-    flow.pacer = .{ .state = .held, .found = 9 * mbyte, .rate = 9 * mbyte, .probe_after = long };
-    flow.spread = .{ .lanes = 4, .full_rest = 0 };
-    for (0..100) |_| {
-        if (flow.spread.lanes > 4) break;
-        try expect(flow.pacer.state == .held);
-        pair.run(.{ 9 * mbyte, 0 }, .{ 0, 0 }, .{ true, false }, 1);
-    } else return error.NoMoreLanes;
-    try expectEqual(1000 * ms, flow.pacer.probe_after);
-}
-
 test "a lane of a link that is held begins anew after a pause, and in its turn" {
     var pair: Pair = undefined;
     pair.init();

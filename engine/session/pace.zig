@@ -304,11 +304,6 @@ pub const Pacer = struct {
         p.to(.probing, p.found + p.found / part);
     }
 
-    /// The link has more lanes: more is tried soon, since otherwise they bring nothing.
-    pub fn hurry(p: *Pacer) void {
-        p.probe_after = @min(p.probe_after, probe_ns_min);
-    }
-
     fn start_anew(p: *Pacer) void {
         p.peak = 0;
         p.to(.free, 0);

@@ -28,20 +28,22 @@ pub const Moved = struct { sent: u64, received: u64 };
 pub const Room = [most]Traffic;
 
 /// At a heartbeat: the account since the last one, if there is something to tell. `moved`: what has
-/// moved on all links since there are any.
+/// moved on all links since there are any. `ceiling`: the user's limit for all links, bytes per
+/// second, or 0; connections that begin exceed it for a moment, and what is told does not.
 pub fn account(
     told: *Told,
     now: base.Instant,
     links: []const *Link,
     node: *const Node,
     moved: Moved,
+    ceiling: u64,
     room: *Room,
 ) ?wire.control.Traffic {
     const span_ns = now -| told.at;
     if (span_ns < every_ns) return null;
     var count: usize = 0;
     for (links) |link| {
-        const on_link = of_link(link, span_ns);
+        const on_link = of_link(link, span_ns, ceiling);
         link.sent_told = link.sent;
         link.received_told = link.received;
         if (on_link.sent + on_link.received == 0 and !link.is_asked) continue;
@@ -66,7 +68,7 @@ pub fn account(
         .span_ns = span_ns,
         .sent = per_second(moved.sent - before.sent, span_ns),
         .received = per_second(moved.received - before.received, span_ns),
-        .up = @min(node.up.rate, rate_max),
+        .up = @min(within(node.up.rate, ceiling), rate_max),
         .down = @min(node.down.rate, rate_max),
         .links = .of(room[0..count]),
     };
@@ -74,18 +76,24 @@ pub fn account(
 
 /// The traffic since the last account, and how the link carries it. The system measures some of
 /// this, and what is told must be within bounds whatever the system says.
-fn of_link(link: *const Link, span_ns: u64) Traffic {
+fn of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
+    const rate = within(within(flow.carries(), flow.ceiling), ceiling);
     return .{
         .peer = link.peer,
         .sent = per_second(link.sent - link.sent_told, span_ns),
         .received = per_second(link.received - link.received_told, span_ns),
-        .rate = @min(flow.carries(), base.limits.link_rate_told_max),
+        .rate = @min(rate, base.limits.link_rate_told_max),
         .brought = @min(flow.brought.rate, base.limits.link_rate_told_max),
         .rtt_ns = @min(flow.base_ns, base.limits.link_rtt_ns_told_max),
         .again_ppm = @min(flow.again_ppm, base.limits.link_again_ppm_max),
         .lanes = @intCast(@min(link.open_count, base.limits.lanes_per_link_max)),
     };
+}
+
+/// A limit of 0 is none.
+fn within(rate: u64, limit: u64) u64 {
+    return if (limit == 0) rate else @min(rate, limit);
 }
 
 /// The weakest, where it is weaker than this one: the busiest are told.
@@ -119,13 +127,17 @@ fn link_for_test() Link {
 }
 
 fn told_of(link: *Link) !Traffic {
+    return told_within(link, 0);
+}
+
+fn told_within(link: *Link, ceiling: u64) !Traffic {
     var told: Told = .{ .at = 1 };
     var room: Room = undefined;
     link.sent += 4000;
     const moved: Moved = .{ .sent = link.sent, .received = 0 };
     const node: Node = .{ .up = .{ .rate = 5000 }, .down = .{ .rate = std.math.maxInt(u64) } };
-    const said = account(&told, 1 + every_ns, &.{link}, &node, moved, &room).?;
-    try std.testing.expectEqual(5000, said.up);
+    const said = account(&told, 1 + every_ns, &.{link}, &node, moved, ceiling, &room).?;
+    try std.testing.expectEqual(within(5000, ceiling), said.up);
     try std.testing.expectEqual(base.limits.link_rate_told_max, said.down);
     try std.testing.expectEqual(1, said.links.items.len);
     return said.links.items[0];
@@ -155,6 +167,12 @@ test "an account says how the link carries, by the most it has moved until it is
     link.flow.pacer.rate = 0;
     expected.rate = 800;
     try std.testing.expectEqual(expected, try told_of(&link));
+    // The user's limits, of all links and of this one.
+    expected.rate = 700;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
+    link.flow.ceiling = 500;
+    expected.rate = 500;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
 }
 
 test "whatever the system measures, the coordinator can read what it is told" {

@@ -254,6 +254,7 @@ of the first that failed.
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
     run.refuse_what_one_process_can_have(n, os.environ)
+    run.refuse_what_none_can_have(os.environ)
     command = run.command_of(command)
     log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     logs = None if log_dir is None else log.Folder(log_dir)

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from rich.console import Console
 
+from pccl_py import network, words
 from pccl_py.cli import log
 from pccl_py.coordinator import run_status
 from pccl_py.errors import InvalidArgument, PcclError
@@ -73,6 +74,17 @@ def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> 
         raise InvalidArgument(
             f"PCCL_PEER_ID is set, and only one of {n} processes can have an id: unset it"
         )
+
+
+def refuse_what_none_can_have(environment: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for what each process would raise: a wrong rate, or a wrong word."""
+    for name, parse in (
+        ("PCCL_SEND_RATE", network.rates_text),
+        ("PCCL_CONGESTION", words.parse_congestion),
+        ("PCCL_PROBE", words.parse_probe),
+    ):
+        if value := environment.get(name):
+            parse(value, name)
 
 
 def backoff_seconds(restarts: int) -> float:

@@ -334,6 +334,23 @@ def test_what_only_one_process_can_have_is_refused_for_more(
     assert re.search(f"{variable} .*{words}", program.errors), program.errors
 
 
+@pytest.mark.parametrize(
+    ("variable", "said", "words"),
+    [
+        ("PCCL_SEND_RATE", "-1mbit", "8kbit to 10tbit"),
+        ("PCCL_CONGESTION", "foo", "'cubic'"),
+        ("PCCL_PROBE", "on", "'off'"),
+    ],
+)
+def test_a_variable_that_each_process_would_refuse_is_refused_before_any_starts(
+    start: Any, variable: str, said: str, words: str
+) -> None:
+    program = start("run", "-n", "2", "--", "true", module=CLI, COLUMNS="200", **{variable: said})
+    assert program.end() == 2
+    assert re.search(f"{variable} .*{words}", program.errors), program.errors
+    assert "Traceback" not in program.errors
+
+
 @pytest.mark.parametrize("address", ["", "127.0.0.1:0", "localhost", "[::1]:0", "::1", ":0"])
 def test_addresses_without_a_port_are_for_all_processes(address: str) -> None:
     run.refuse_what_one_process_can_have(2, {"PCCL_BIND": address, "PCCL_ADVERTISE": address})

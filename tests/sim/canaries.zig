@@ -42,7 +42,7 @@ pub fn run(rig: *Rig) bool {
         }
     }
     if (!rig.statistics.has_copies()) {
-        out("in {d} seeds no frame has gone again in one of the ways that copies.zig counts\n", .{
+        out("in {d} seeds no data, or no shared state, went again, or no copy was thrown away\n", .{
             seeds_clean,
         });
         all = false;

@@ -1047,8 +1047,9 @@ fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
         for (&connection.ends, 0..) |*end, side| {
             if (end.node != from or connection.ends[1 - side].node != to) continue;
             if (end.state == .closed) continue;
-            number_of_lane += @intFromBool(connection.ends[1 - side].state == .open);
-            if (lane) |wanted| if (wanted != number_of_lane) continue;
+            const is_open = end.state == .open and connection.ends[1 - side].state == .open;
+            number_of_lane += @intFromBool(is_open);
+            if (lane) |wanted| if (!is_open or wanted != number_of_lane) continue;
             const pipe = &connection.pipes[side];
             any = true;
             if (stalls) {
