@@ -298,7 +298,8 @@ class Worker:
         spent = time.process_time() - cpu
         peak = common.peak_memory_bytes() - self._idle_bytes
         attempts, contributors, expected = library.contributors(values)
-        if contributors < self._job.world and asked.work != "kill":
+        is_of_all = asked.work not in ("broadcast", "kill")  # the root alone; those that are left
+        if is_of_all and contributors < self._job.world:
             raise RuntimeError(f"{asked.library}: {asked.work} of {contributors} peers only")
         if is_sync:
             expected = np.arange(len(values), dtype=np.float32) + np.float32(asked.serial)

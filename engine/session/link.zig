@@ -213,7 +213,7 @@ pub const Lane = struct {
     is_kept: bool = false,
     /// As the driver was told.
     pace: flow_file.Pace = .{},
-    /// A pause has ended so long ago: it begins slowly again. What it lost before counts no more.
+    /// A pause has ended so long ago: it begins slowly again. Its losses before that count no more.
     restarted_ns: ?u64 = null,
     lost_before: u64 = 0,
 
