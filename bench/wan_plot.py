@@ -32,8 +32,11 @@ def draw(rows: list[Row], path: Path) -> None:
         axes = figure.subplots()
         axes.grid(axis="y", visible=False)
         ours = [shares[case].value for case in cases]
-        bars = axes.barh(places, ours, 0.4, color=OURS["color"], label=OURS["label"])
-        axes.bar_label(bars, [f"{share:.0%}" for share in ours], padding=4)
+        axes.barh(places, ours, 0.4, color=OURS["color"], label=OURS["label"])
+        for place, case in enumerate(cases):
+            share = shares[case]
+            beyond = max(share.value, share.baseline_value or 0.0)  # the mark of the aim
+            axes.text(beyond + 0.01, place, f"{share.value:.0%}", va="center")
         axes.barh(
             [place + 0.35 for place, case in enumerate(cases) if case in theirs],
             [theirs[case] for case in cases if case in theirs],
