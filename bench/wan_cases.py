@@ -70,6 +70,11 @@ class Case:
         return self.topology.count
 
     @property
+    def all_bytes(self) -> int:
+        """The sizes of its calls, summed."""
+        return sum(call.size for call in self.calls) or self.size
+
+    @property
     def is_of_others(self) -> bool:
         """Whether another library has the same call: without anything that is ours alone."""
         is_plain = self.codec == "none" and self.plan == "auto" and self.coordinator == 0
@@ -88,8 +93,7 @@ class Case:
         if self.work == "broadcast":  # through the cut around its root
             moved = topologies.seconds_at(topologies.cut_mbit(self.topology, [0]), self.size)
             return max(moved, topologies.agreed_bound(self.topology, [0], self.coordinator))
-        size = sum(call.size for call in self.calls) or self.size
-        moved = topologies.all_reduce_bound(self.topology, size, BITS[self.codec])
+        moved = topologies.all_reduce_bound(self.topology, self.all_bytes, BITS[self.codec])
         everyone = list(range(self.world))
         return max(moved, topologies.agreed_bound(self.topology, everyone, self.coordinator))
 

@@ -140,7 +140,7 @@ def measure(
     libraries = [OURS, *(baselines if case.is_of_others else [])]
     measured = {library: Measured(case) for library in libraries}
     tries_max = QUICK_TRIES_MAX if quick else TRIES_MAX
-    size = sum(call.size for call in case.calls) or case.size
+    size = case.all_bytes
     job = Job(0, case.world, "", libraries, size, case.lanes, case.control, case.coordinator)
     with Network(program, case.topology) as network:
         say = Progress(case, status)
@@ -268,7 +268,7 @@ def killed(network: Network, job: Job, case: Case) -> Timed:
 def rows_of(case: Case, measured: dict[str, Measured]) -> list[Row]:
     """The rows of one case."""
     ours, gloo = measured[OURS], measured.get(GLOO)
-    size = sum(call.size for call in case.calls) or case.size
+    size = case.all_bytes
     collective = case.work if case.work in ("sync", "broadcast", "barrier") else "all_reduce"
     name = f"{common.case_name(collective, 'f32', case.codec, case.world, size)}/{case.name}"
 

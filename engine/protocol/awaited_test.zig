@@ -50,6 +50,17 @@ fn in_status(court: *Court, comptime peers: []const u8, comptime why: []const u8
     return std.mem.indexOf(u8, text, field) != null;
 }
 
+/// An epoch of three begins, to whose safe point so many of them have come.
+fn begin(court: *Court, entered: usize) !void {
+    try court.init(gpa);
+    errdefer court.c.destroy();
+    for (0..3) |index| try court.connect(index);
+    try court.listen();
+    for (0..3) |index| try court.prepare(index, court.round, true);
+    try court.listen();
+    for (0..entered) |index| try court.enter(index);
+}
+
 test "a group that begins names those who have not called admit, to those who have" {
     var court: Court = undefined;
     try court.init(gpa);
@@ -90,13 +101,8 @@ test "a group that begins names those who have not called admit, to those who ha
 
 test "newcomers hear which member has not come to the safe point of an epoch that has begun" {
     var court: Court = undefined;
-    try court.init(gpa);
+    try begin(&court, 2);
     defer court.c.destroy();
-    for (0..3) |index| try court.connect(index);
-    try court.listen();
-    for (0..3) |index| try court.prepare(index, court.round, true);
-    try court.listen();
-    for (0..2) |index| try court.enter(index);
     try court.connect(3);
     try court.pass(6 * second);
     for (0..3) |index| try expectEqual(0, (try told(&court, index)).count);
@@ -113,13 +119,8 @@ test "newcomers hear which member has not come to the safe point of an epoch tha
 
 test "newcomers hear of a member that is away before it has come to the safe point" {
     var court: Court = undefined;
-    try court.init(gpa);
+    try begin(&court, 1);
     defer court.c.destroy();
-    for (0..3) |index| try court.connect(index);
-    try court.listen();
-    for (0..3) |index| try court.prepare(index, court.round, true);
-    try court.listen();
-    try court.enter(0);
     court.hang_up(2);
     court.c.run.options.silence_ns = 60 * second;
     try court.connect(3);

@@ -85,8 +85,8 @@ pub const Spread = struct {
         const goodput, const was_full = spread.end_round();
         if (!spread.is_warm) {
             spread.is_warm = true;
-        } else if (spread.trial) |before| {
-            spread.judge(before.lanes, before.moved, goodput, was_full);
+        } else if (spread.trial != null) {
+            spread.judge(goodput, was_full);
         } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
     }
 
@@ -123,7 +123,7 @@ pub const Spread = struct {
         const goodput, const was_full = spread.end_round();
         if (spread.trial) |before| {
             if (!was_full and goodput < before.moved - before.moved / loss_part)
-                return spread.judge(before.lanes, before.moved, goodput, was_full);
+                return spread.judge(goodput, was_full);
         }
         spread.lanes -= @intFromBool(spread.lanes > goal);
         if (spread.lanes > goal) return;
@@ -141,12 +141,13 @@ pub const Spread = struct {
         return .{ pace.per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
     }
 
-    fn judge(spread: *Spread, lanes: u8, moved: u64, goodput: u64, was_full: bool) void {
-        const gain = moved / if (spread.is_lossy) @as(u64, gain_lossy_part) else gain_part;
+    fn judge(spread: *Spread, goodput: u64, was_full: bool) void {
+        const before = spread.trial.?;
+        const gain = before.moved / if (spread.is_lossy) @as(u64, gain_lossy_part) else gain_part;
         const is_kept = if (spread.down)
-            goodput > moved - moved / loss_part
+            goodput > before.moved - before.moved / loss_part
         else
-            goodput > moved + gain;
+            goodput > before.moved + gain;
         if (spread.is_lossy) spread.down_rest = rest_max;
         if (!is_kept and spread.is_lossy and !spread.down and !spread.is_forgiven) {
             spread.is_forgiven = true;
@@ -160,8 +161,8 @@ pub const Spread = struct {
             spread.is_forgiven = false;
             return;
         }
-        spread.goal = if (lanes < spread.lanes) lanes else null;
-        spread.lanes = @max(spread.lanes, lanes);
+        spread.goal = if (before.lanes < spread.lanes) before.lanes else null;
+        spread.lanes = @max(spread.lanes, before.lanes);
         spread.down = !spread.down;
         spread.rest = spread.rest_next;
         spread.rest_next = @min(spread.rest_next * 2, rest_max);
@@ -177,17 +178,19 @@ fn run(spread: *Spread, each: u64, all: u64, seconds: usize) void {
 }
 
 fn run_on(spread: *Spread, each: u64, all: u64, seconds: usize, is_lossy: bool) void {
-    for (0..5 * seconds) |_| {
-        const rate = @min(spread.lanes * each, all);
-        spread.step(&.{
-            .ns = 200 * ms,
-            .acked = rate / 5,
-            .retransmitted = 0,
-            .rtt_ns = 100 * ms,
-            .base_ns = 100 * ms,
-            .saturated = true,
-        }, false, is_lossy);
-    }
+    for (0..5 * seconds) |_|
+        step_with(spread, @min(spread.lanes * each, all), false, is_lossy);
+}
+
+/// A fifth of a second, in which there was enough to send, and so many bytes per second arrived.
+fn step_with(spread: *Spread, rate: u64, is_full: bool, is_lossy: bool) void {
+    spread.step(&.{
+        .ns = 200 * ms,
+        .acked = rate / 5,
+        .rtt_ns = 100 * ms,
+        .base_ns = 100 * ms,
+        .saturated = true,
+    }, is_full, is_lossy);
 }
 
 test "lanes that are capped become more, up to what the link carries" {
@@ -208,13 +211,7 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
     var spread: Spread = .{ .lanes = Spread.first(100 * ms) };
     for (0..4) |_| {
         for (0..5 * 60) |_| {
-            spread.step(&.{
-                .ns = 200 * ms,
-                .acked = 5_000_000,
-                .rtt_ns = 100 * ms,
-                .base_ns = 100 * ms,
-                .saturated = true,
-            }, true, false);
+            step_with(&spread, 25_000_000, true, false);
             try expect(spread.lanes >= 8);
         }
         try expectEqual(8, spread.lanes);
@@ -288,17 +285,6 @@ test "a link that is near keeps its lanes" {
         .saturated = true,
     }, false, false);
     try expectEqual(Spread.near, spread.lanes);
-}
-
-/// An interval of a link that loses packets, or does not yet.
-fn step_with(spread: *Spread, rate: u64, is_full: bool, is_lossy: bool) void {
-    spread.step(&.{
-        .ns = 200 * ms,
-        .acked = rate / 5,
-        .rtt_ns = 100 * ms,
-        .base_ns = 100 * ms,
-        .saturated = true,
-    }, is_full, is_lossy);
 }
 
 test "lanes that lose packets become more though they decay at first" {

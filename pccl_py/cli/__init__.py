@@ -254,12 +254,12 @@ of the first that failed.
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
     run.refuse_what_one_process_can_have(n, os.environ)
-    run.refuse_what_none_can_have(os.environ)
     command = run.command_of(command)
     log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     logs = None if log_dir is None else log.Folder(log_dir)
     given = {"PCCL_SEND_RATE": send_rate, "PCCL_CONGESTION": congestion}
     settings = {name: value for name, value in given.items() if value is not None}
+    run.refuse_what_none_can_have({**os.environ, **settings})
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(
         bind=bind,
