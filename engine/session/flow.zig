@@ -3,11 +3,12 @@
 
 const std = @import("std");
 const base = @import("base");
-const pace = @import("pace.zig");
-const Interval = pace.Interval;
+const Interval = @import("interval.zig").Interval;
+const per_second = @import("interval.zig").per_second;
 const Peak = @import("peak.zig").Peak;
-const Pacer = pace.Pacer;
+const Pacer = @import("pace.zig").Pacer;
 const Spread = @import("spread.zig").Spread;
+const WayBack = @import("way_back.zig").WayBack;
 const limits = base.limits;
 
 /// The system's counters of a lane, since it opened.
@@ -105,6 +106,7 @@ pub const Flow = struct {
     brought: Peak = .{},
     /// Nothing has moved on it for so long.
     idle_ns: u64 = 0,
+    way_back: WayBack = .{},
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
     /// Frames of some lanes are late (second.zig).
@@ -199,6 +201,11 @@ pub const Flow = struct {
         return on_the_way(2 *| rate, flow.base_ns);
     }
 
+    /// Hardly anything was sent of late, so what is sent now waits for nothing on this machine.
+    pub fn is_quiet(flow: *const Flow) bool {
+        return flow.last.given <= quiet_bytes;
+    }
+
     /// The other side has not heard how many lanes there are to be.
     pub fn is_news(flow: *const Flow) bool {
         return !flow.spread.is_fixed and flow.told != flow.spread.lanes;
@@ -240,7 +247,7 @@ pub const Flow = struct {
 
     /// `received`: all that ever came in.
     pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
-        const rate = pace.per_second(received - flow.received, ns);
+        const rate = per_second(received - flow.received, ns);
         flow.brought.arrived(received - flow.received, ns);
         flow.received = received;
         flow.arriving = @max(rate, flow.arriving - flow.arriving / 64);
@@ -251,6 +258,7 @@ pub const Flow = struct {
     const clean_after = 60 * std.time.ns_per_s;
     const sent_again_ns = 2 * std.time.ns_per_s;
     const idle_bytes = 4 * limits.KiB;
+    const quiet_bytes = 64 * limits.KiB;
 };
 
 test "a link that loses packets is lossy until it has lost few for a minute in which it was busy" {

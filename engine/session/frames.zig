@@ -308,7 +308,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         },
         .ping => {
             if (header.payload_bytes != 0) return reject(s, lane, "a ping of a wrong length");
-            links.on_ping(s, lane.link.?, header.index, header.tag) catch |err|
+            links.on_ping(s, lane.link.?, header) catch |err|
                 return reject(s, lane, @errorName(err));
         },
         .probe => probing.on_frame(s, lane, header) catch |err|

@@ -148,11 +148,17 @@ pub fn measure_all(s: *Session) void {
 
 /// So many lanes the other side would like, and so far it takes this one to be, which only the side
 /// that dials finds out where the system does not say.
-pub fn on_ping(s: *Session, link: *Link, count: u64, rtt_ns: u64) error{ TooMany, TooFar }!void {
+pub fn on_ping(
+    s: *Session,
+    link: *Link,
+    header: *const wire.frame.Header,
+) error{ TooMany, TooFar }!void {
+    const count, const rtt_ns = .{ header.index, header.tag };
     if (count > limits.lanes_per_link_max) return error.TooMany;
     if (rtt_ns > limits.link_rtt_ns_told_max) return error.TooFar;
     if (link.flow.base_ns == 0) link.flow.note_distance(rtt_ns);
     link.flow.theirs = @intCast(count);
+    link.flow.way_back.heard(header.sequence, s.now);
     if (lacks_lanes(link)) dial_missing(s);
 }
 

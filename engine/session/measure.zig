@@ -16,7 +16,8 @@ const Node = @import("node.zig").Node;
 const Together = @import("together.zig").Together;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
-const Interval = pace.Interval;
+const Interval = @import("interval.zig").Interval;
+const per_second = @import("interval.zig").per_second;
 const limits = base.limits;
 
 /// While bytes move.
@@ -150,7 +151,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
         i.retransmitted += again;
         i.base_ns = @min(i.base_ns, sample.base_ns);
         weighted +|= sample.rtt_ns / std.time.ns_per_us *| since;
-        lane.moved = pace.per_second(since, ns);
+        lane.moved = per_second(since, ns);
         flow.lanes_open += 1;
     }
     flow.last = .{};
@@ -158,6 +159,9 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     // Where the system does not say, it is as far as it was when the lane opened, and never full.
     if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
     i.known = flow.carried.rate;
+    const before = flow.way_back.waits_ns;
+    i.back_ns = flow.way_back.step(ns);
+    i.there_ns = there(ns, before, i.back_ns);
     i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
     flow.last = i;
     all.acked +|= i.acked;
@@ -166,6 +170,13 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     flow.note(&i);
+}
+
+/// The time in which the other side has got the bytes that it has acknowledged within `ns`.
+/// `before`, `after`: acknowledgements waited so long.
+fn there(ns: u64, before: ?u64, after: ?u64) u64 {
+    const was, const is = .{ before orelse return ns, after orelse return ns };
+    return @max(ns / 2, ns +| was -| is);
 }
 
 /// How fast it is sent to until the next time, and over how many lanes.

@@ -25,6 +25,7 @@ const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
+const WayBack = @import("way_back.zig").WayBack;
 const Header = wire.frame.Header;
 const control = wire.control;
 const limits = base.limits;
@@ -34,27 +35,29 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
     // The other side may be the one that dials.
-    if (link.flow.is_news()) return put_ping(lane, link);
+    if (link.flow.is_news()) return put_ping(s, lane, link);
     const says = lane.ping_due or lane.ack_due;
-    if (!link.serves(lane)) return if (says) put_ping(lane, link);
+    if (!link.serves(lane)) return if (says) put_ping(s, lane, link);
     lane.is_kept = link.keeps(lane, s.now);
     if (cutting.gives_way(s, lane, link)) return;
     if (resend.next(s, lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
     if (!lane.is_kept and second.next(s, lane, link)) return;
-    if (says) return put_ping(lane, link);
+    if (says) return put_ping(s, lane, link);
     probing.next(s, lane, link);
 }
 
-/// A sign of life, what has come in, how many lanes this side would like, and how far it is.
-fn put_ping(lane: *Lane, link: *Link) void {
+/// A sign of life, what has come in, how many lanes this side would like, how far it is, and when
+/// that leaves this side, unless it may wait here for what has gone before.
+fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
     lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
         .kind = .ping,
         .index = index,
         .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
+        .sequence = if (link.flow.is_quiet()) WayBack.stamp(s.now) else WayBack.none,
         .acked = lane.answer(),
     })));
     lane.out_busy = true;

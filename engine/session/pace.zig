@@ -12,62 +12,11 @@
 
 const std = @import("std");
 const aging = @import("aging.zig");
+const interval = @import("interval.zig");
+const Interval = interval.Interval;
+const per_second = interval.per_second;
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
-
-/// Bytes per second.
-pub fn per_second(bytes: u64, ns: u64) u64 {
-    return bytes *| s / @max(1, ns);
-}
-
-/// All that the lanes of a link have done in one interval.
-pub const Interval = struct {
-    ns: u64 = 0,
-    /// Payload that the other side has acknowledged, and what was sent a second time.
-    acked: u64 = 0,
-    retransmitted: u64 = 0,
-    /// Bytes that the system was given to send.
-    given: u64 = 0,
-    /// The round trip, smoothed, and the shortest that was ever seen.
-    rtt_ns: u64 = 0,
-    base_ns: u64 = 0,
-    /// There was more to send all the time.
-    saturated: bool = false,
-    /// So much was carried before, bytes per second; 0: it is not known.
-    known: u64 = 0,
-
-    /// Bytes per second.
-    pub fn goodput(i: *const Interval) u64 {
-        return per_second(i.acked, i.ns);
-    }
-
-    /// It was kept busy, and something arrived: so much it carries.
-    pub fn is_telling(i: *const Interval) bool {
-        return i.saturated and i.acked > 0;
-    }
-
-    /// Bytes that were acknowledged, or given and will be.
-    pub fn moved(i: *const Interval) u64 {
-        return @max(i.acked, i.given);
-    }
-
-    /// Packets wait on the way for longer than jitter explains. The same for all distances: a
-    /// queue on one link shows on others, whose acknowledgements wait in it.
-    pub fn crowded(i: *const Interval) bool {
-        return i.waits() > queue_ns;
-    }
-
-    /// Hardly any packet waits.
-    pub fn calm(i: *const Interval) bool {
-        return i.waits() <= queue_ns / 2;
-    }
-
-    fn waits(i: *const Interval) u64 {
-        return i.rtt_ns -| i.base_ns;
-    }
-
-    pub const queue_ns = 20 * ms;
-};
 
 pub const Pacer = struct {
     /// Payload bytes per second over all lanes; 0: no limit.
@@ -82,12 +31,13 @@ pub const Pacer = struct {
     /// Acknowledged of late, bytes per second: acknowledgements come in bursts, so it takes
     /// several intervals to know what arrives.
     recent: [4]u64 = @splat(0),
-    /// How long packets waited then.
+    /// How long packets and their acknowledgements waited then; 0 where that does not matter.
     waited: [4]u64 = @splat(0),
     recent_count: u8 = 0,
     /// The most that arrived since there is a queue. A queue of this peer's is fed and drained at
     /// what the link carries, so this much it does carry.
     peak: u64 = 0,
+    queue: Queue = .{},
     /// How long there has been a queue, without a break, and whether it has overflowed.
     crowded: u64 = 0,
     overflowed: bool = false,
@@ -116,6 +66,29 @@ pub const Pacer = struct {
     passed: u64 = 0,
     overflowing: u64 = 0,
     signs: Signs = .{},
+
+    /// A queue of this peer's: what has arrived since packets have waited is what the link carries,
+    /// to a hundredth, if it is known that they do, and none were lost.
+    const Queue = struct {
+        acked: u64 = 0,
+        ns: u64 = 0,
+        has_lost: bool = false,
+
+        const least_ns: u64 = 400 * ms;
+
+        fn note(queue: *Queue, i: *const Interval) void {
+            if (i.retransmitted > i.acked / lost_part) queue.has_lost = true;
+            if (i.calm() or i.back_ns == null or !i.is_telling()) return;
+            queue.acked += i.acked;
+            queue.ns += i.there();
+        }
+
+        /// Bytes per second; null: that is not known.
+        fn carries(queue: *const Queue) ?u64 {
+            const is_known = queue.ns >= least_ns and !queue.has_lost;
+            return if (is_known) per_second(queue.acked, queue.ns) else null;
+        }
+    };
 
     /// How a limit is found.
     pub const Signs = struct {
@@ -177,6 +150,8 @@ pub const Pacer = struct {
     /// If one in so many bytes is lost in a probe, the link is full.
     const lost_part = 64;
     const overflow_part = 32;
+    /// A link is held at this part less than it carries, where that is known to a hundredth.
+    const exact_part = 128;
     const overflow_min = 64 * 1024;
     /// Intervals, about, for which it is remembered what was lost.
     const memory = 8;
@@ -205,14 +180,16 @@ pub const Pacer = struct {
                 p.is_soon = is_soon;
             } else if (p.lasted >= p.probe_after and !i.crowded()) {
                 p.lowered = 0;
-                p.probe();
+                p.probe(i.waits());
             },
             .probing => p.judge(i),
             .yielding => if (p.calm_ns >= calm_min_ns) p.hold(p.found) //
-            else if (p.lasted >= yield_ns) p.probe(),
+            else if (p.lasted >= yield_ns) p.probe(i.waits()),
         }
         // Bytes that arrived until now were the end of the queue.
-        if (i.calm()) p.peak = 0;
+        if (!i.calm()) return;
+        p.peak = 0;
+        p.queue = .{};
     }
 
     /// Nothing has moved for so long, and the network may have changed. A limit that is too high
@@ -232,17 +209,18 @@ pub const Pacer = struct {
         p.probe_after = probe_ns_min;
         switch (p.state) {
             .free => {},
-            .draining, .held, .probing, .yielding => p.probe(),
+            .draining, .held, .probing, .yielding => p.probe(0),
         }
     }
 
     fn note(p: *Pacer, i: *const Interval) void {
         p.lasted += i.ns;
         p.acked += i.acked;
-        p.recent = p.recent[1..].* ++ .{i.goodput()};
-        p.waited = p.waited[1..].* ++ .{i.waits()};
+        p.recent = p.recent[1..].* ++ .{per_second(i.acked, i.there())};
+        p.waited = p.waited[1..].* ++ .{if (i.back_ns == null) i.round() else 0};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
         p.peak = @max(p.peak, p.of_last(p.window()));
+        p.queue.note(i);
         const is_over = if (p.signs.is_brief) i.calm() else !i.crowded();
         if (is_over) {
             p.crowded = 0;
@@ -296,8 +274,8 @@ pub const Pacer = struct {
         return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
     }
 
-    fn probe(p: *Pacer) void {
-        p.waits = p.waited[p.waited.len - 1];
+    fn probe(p: *Pacer, waits: u64) void {
+        p.waits = waits;
         // A limit that is new, or that has just risen, may be far too low.
         const is_new = p.probe_after <= probe_ns_min;
         const part: u64 = if (p.is_rising) 2 else if (is_new) 4 else p.signs.probe_part;
@@ -341,6 +319,7 @@ pub const Pacer = struct {
         p.overflowed = false;
         p.overflowing = 0;
         p.peak = 0;
+        p.queue = .{};
     }
 
     /// It sent too little for that anything could be learned.
@@ -372,6 +351,14 @@ pub const Pacer = struct {
     /// carries. If it came by itself, the link is held too high; perhaps for a moment only, so more
     /// is tried again soon.
     fn drained(p: *Pacer) void {
+        if (p.queue.carries()) |carries| {
+            const near = std.math.clamp(carries, p.found - p.found / 8, p.found + p.found / 8);
+            if (!p.is_unasked or near >= p.found - p.found / 32) {
+                p.hold(near);
+                p.rate = near - near / exact_part;
+                return;
+            }
+        }
         const is_less = if (p.signs.is_brief)
             p.is_soon and p.peak < p.found - p.found / 16
         else
@@ -408,6 +395,7 @@ pub const Pacer = struct {
         }
         p.probe_after = probe_ns_min;
         p.peak = 0;
+        p.queue = .{};
         p.to(.draining, p.found - p.found / 8);
     }
 

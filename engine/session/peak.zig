@@ -8,7 +8,7 @@
 
 const std = @import("std");
 const aging = @import("aging.zig");
-const pace = @import("pace.zig");
+const per_second = @import("interval.zig").per_second;
 const ms = std.time.ns_per_ms;
 
 pub const Peak = struct {
@@ -60,7 +60,7 @@ pub const Peak = struct {
     fn lately(peak: *Peak, bytes: u64, ns: u64) ?u64 {
         peak.bytes +|= bytes;
         peak.ns +|= ns;
-        return if (peak.ns < stretch_ns) null else pace.per_second(peak.bytes, peak.ns);
+        return if (peak.ns < stretch_ns) null else per_second(peak.bytes, peak.ns);
     }
 
     fn take(peak: *Peak, rate: u64) void {

@@ -57,6 +57,7 @@ test {
     _ = @import("rates.zig");
     _ = @import("spread.zig");
     _ = @import("together.zig");
+    _ = @import("way_back.zig");
     _ = @import("link.zig");
     _ = @import("cutting_test.zig");
     _ = @import("leaves_test.zig");

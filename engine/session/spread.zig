@@ -8,8 +8,8 @@
 
 const std = @import("std");
 const base = @import("base");
-const pace = @import("pace.zig");
-const Interval = pace.Interval;
+const Interval = @import("interval.zig").Interval;
+const per_second = @import("interval.zig").per_second;
 const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 
@@ -138,7 +138,7 @@ pub const Spread = struct {
             spread.acked = 0;
             spread.full_ns = 0;
         }
-        return .{ pace.per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
+        return .{ per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
     }
 
     fn judge(spread: *Spread, goodput: u64, was_full: bool) void {

@@ -9,7 +9,8 @@
 const std = @import("std");
 const pace = @import("pace.zig");
 const Peak = @import("peak.zig").Peak;
-const Interval = pace.Interval;
+const Interval = @import("interval.zig").Interval;
+const per_second = @import("interval.zig").per_second;
 const ms = std.time.ns_per_ms;
 
 pub const Together = struct {
@@ -101,7 +102,7 @@ pub const Together = struct {
         now.links += 1;
         now.acked +|= i.acked;
         now.retransmitted +|= i.retransmitted;
-        now.waits_ns = @min(now.waits_ns, i.rtt_ns -| i.base_ns);
+        now.waits_ns = @min(now.waits_ns, i.waits());
         now.base_ns = @max(now.base_ns, i.base_ns);
         now.carries = @max(now.carries, carries);
         now.lanes += lanes;
@@ -139,7 +140,7 @@ pub const Together = struct {
     /// where a call is short, all of it is with the system before half a queue is gone.
     fn are_busy(t: *const Together, ns: u64) bool {
         if (t.now.lanes_busy * 4 >= t.now.lanes) return true;
-        const is_much = pace.per_second(t.now.acked, ns) >= t.now.carries / 4;
+        const is_much = per_second(t.now.acked, ns) >= t.now.carries / 4;
         return t.now.carries > 0 and is_much and !t.is_calm();
     }
 
@@ -157,7 +158,7 @@ pub const Together = struct {
     pub fn note_slow(t: *Together, i: *const Interval) void {
         if (!t.is_sender(i) or !t.is_slow(i)) return;
         t.now.slow += 1;
-        t.now.slow_rate +|= pace.per_second(i.moved(), i.ns);
+        t.now.slow_rate +|= per_second(i.moved(), i.ns);
     }
 
     /// Bytes per second for a link; 0: no limit. One that is idle may begin at the same time as
@@ -173,7 +174,7 @@ pub const Together = struct {
     }
 
     fn is_slow(t: *const Together, i: *const Interval) bool {
-        return pace.is_slow(pace.per_second(i.moved(), i.ns), t.even());
+        return pace.is_slow(per_second(i.moved(), i.ns), t.even());
     }
 
     fn even(t: *const Together) u64 {
