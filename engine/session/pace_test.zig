@@ -183,13 +183,15 @@ test "a queue that acknowledgements are known to wait in costs a link nothing" {
     var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte, .knows_back = true };
     var pacer: Pacer = .{};
     path.run(&pacer, 60);
+    var limited: usize = 0;
     for (0..50) |turn| {
         path.back_ns = turn % 2 * 60 * ms;
         for (0..9) |_| {
             path.run(&pacer, 1);
-            try expect(pacer.rate >= path.carries / 64 * 62 or pacer.state == .draining);
+            limited += @intFromBool(pacer.rate < path.carries / 64 * 62);
         }
     }
+    try expect(limited < 30);
     try expect(pacer.found >= path.carries / 64 * 63);
 }
 

@@ -30,8 +30,10 @@ import pccl_py
 from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
-# One long way, for which the gain of settings is said: each round trip carries what is under way.
+# What settings bring is said for the longest way from here: a round trip carries what is under way.
+# Where nobody is far, or none has answered, it is said for this one.
 FAR_SECONDS = 0.15
+FAR_SECONDS_MIN = 2e-3  # engine/session/spread.zig: far_ns
 FAST_BYTES_PER_SECOND = 25_000_000
 IN_FLIGHT_BYTES_WANTED = 16 << 20
 NEAR_BUFFER_BYTES = 512 << 10  # engine/net/socket.zig: near_send_buffer
@@ -56,6 +58,23 @@ class Finding:
     ok: bool
     says: str
     remedy: str = ""
+    seconds: float | None = None  # until a connection was accepted
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way, and how it is called in a sentence."""
+
+    seconds: float
+    over: str
+
+    @classmethod
+    def longest(cls, found: list[Finding]) -> Way:
+        """To the farthest that has accepted a connection."""
+        seconds, what = max(((each.seconds or 0.0, each.what) for each in found), default=(0.0, ""))
+        if seconds < FAR_SECONDS_MIN:
+            return cls(FAR_SECONDS, f"over {FAR_SECONDS * 1e3:.0f} ms")
+        return cls(seconds, f"over the {seconds * 1e3:.0f} ms to {what}")
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,15 @@ class Visit:
 
 def examine(token: str, *, timeout: float, ports: str | None = None) -> Iterator[Finding]:
     """Everything, in the order in which one thing needs the other."""
+    found = []
+    for finding in _network(token, timeout, ports):
+        found.append(finding)
+        yield finding
+    yield _descriptors()
+    yield from _kernel(Way.longest(found))
+
+
+def _network(token: str, timeout: float, ports: str | None) -> Iterator[Finding]:
     address = pccl_py.token_parse(token).address
     host, _, port = address.rpartition(":")
     yield from _coordinator(host.strip("[]"), int(port), timeout)
@@ -117,8 +145,6 @@ def examine(token: str, *, timeout: float, ports: str | None = None) -> Iterator
         yield _clock(first, visit.ask(dial_back=False))
     except pccl_py.PcclError as error:
         yield Finding("run", False, str(error))
-    yield _descriptors()
-    yield from _kernel()
 
 
 def _coordinator(host: str, port: int, timeout: float) -> Iterator[Finding]:
@@ -151,7 +177,8 @@ def _dial(what: str, host: str, port: int, timeout: float) -> Finding:
     except OSError as error:
         remedy = "no way leads there: advertise an address that this machine reaches"
         return Finding(what, False, f"{at}: {error.strerror}", remedy)
-    return Finding(what, True, f"{at} accepts in {(time.monotonic() - began) * 1e3:.0f} ms")
+    took = time.monotonic() - began
+    return Finding(what, True, f"{at} accepts in {took * 1e3:.0f} ms", seconds=took)
 
 
 def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
@@ -235,11 +262,12 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
     """One direction is enough. `back` is None for a member that was not asked."""
     if back is None:
         says = way.says if has_address else f"{way.says}: it dials this machine"
-        return Finding(way.what, way.ok or not has_address, says, way.remedy)
+        return Finding(way.what, way.ok or not has_address, says, way.remedy, way.seconds)
     at = back["address"] or "an address that nobody knows"
     if back["state"] == "reached":
         says = f"{way.says}; it has dialed this machine at {at}"
-        return Finding(way.what, True, says, "" if way.ok else "one direction is enough")
+        remedy = "" if way.ok else "one direction is enough"
+        return Finding(way.what, True, says, remedy, way.seconds)
     why = back.get("why", "it has not said how that went")
     says = f"{way.says}; it has not reached this machine at {at}: {why}"
     remedy = (
@@ -247,7 +275,7 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
         if way.ok
         else "neither reaches the other: open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
     )
-    return Finding(way.what, way.ok, says, remedy)
+    return Finding(way.what, way.ok, says, remedy, way.seconds)
 
 
 def _clock(first: Answer, last: Answer) -> Finding:
@@ -278,43 +306,40 @@ def _descriptors() -> Finding:
     return Finding("descriptors", many, says, "" if many else f"ulimit -n {DESCRIPTORS_MIN}")
 
 
-def _kernel() -> Iterator[Finding]:
+def _kernel(way: Way) -> Iterator[Finding]:
     """Settings for TCP that an administrator could change, and where it matters. None is wrong."""
     if not (control := _setting("ipv4/tcp_congestion_control")):
         return  # a system that does not say
     yield Finding("congestion control", True, control[0])
-    yield _bbr(control[0])
+    yield _bbr(control[0], way)
     if restarts := _setting("ipv4/tcp_slow_start_after_idle"):
         slow = restarts[0] != "0" and control[0] != "bbr"
-        remedy = f"0 is better far away: after a pause {_after_a_pause(control[0])}"
+        remedy = f"0 is better far away: after a pause {_after_a_pause(control[0], way)}"
         yield Finding("tcp_slow_start_after_idle", True, restarts[0], remedy if slow else "")
     # Half of what the system may hold for a receiver is the window that it grants.
     for name, part in (("tcp_rmem", 2), ("tcp_wmem", 1)):
         if len(sizes := _setting(f"ipv4/{name}")) == 3:
-            yield _buffer(name, int(sizes[2]), part)
+            yield _buffer(name, int(sizes[2]), part, way)
     if most := _setting("core/wmem_max"):
         remedy = f"{NEAR_BUFFER_BYTES} is better: lanes between peers of one machine ask for it"
         lacks = int(most[0]) < NEAR_BUFFER_BYTES
         yield Finding("wmem_max", True, f"{most[0]} bytes", remedy if lacks else "")
 
 
-def _after_a_pause(control: str) -> str:
-    wanted = FAST_BYTES_PER_SECOND * FAR_SECONDS / (FIRST_PACKETS * PACKET_BYTES)
+def _after_a_pause(control: str, way: Way) -> str:
+    wanted = FAST_BYTES_PER_SECOND * way.seconds / (FIRST_PACKETS * PACKET_BYTES)
     trips = math.ceil(math.log2(wanted))
     return (
         f"{control} begins with {FIRST_PACKETS} packets again, and a lane takes {trips} round trips"
-        f" until {_rate(FAST_BYTES_PER_SECOND)}: {trips * FAR_SECONDS:.2f} s {_FAR}"
+        f" until {_rate(FAST_BYTES_PER_SECOND)}: {trips * way.seconds:.2f} s {way.over}"
     )
 
 
-def _buffer(name: str, most: int, part: int) -> Finding:
-    says = f"at most {most} bytes: a lane carries {_rate(most / part / FAR_SECONDS)} {_FAR}"
+def _buffer(name: str, most: int, part: int, way: Way) -> Finding:
+    says = f"at most {most} bytes: a lane carries {_rate(most / part / way.seconds)} {way.over}"
     wanted = IN_FLIGHT_BYTES_WANTED * part
-    allowed = _rate(IN_FLIGHT_BYTES_WANTED / FAR_SECONDS)
+    allowed = _rate(IN_FLIGHT_BYTES_WANTED / way.seconds)
     return Finding(name, True, says, "" if most >= wanted else f"{wanted} would allow {allowed}")
-
-
-_FAR = f"over {FAR_SECONDS * 1e3:.0f} ms"
 
 
 def _rate(bytes_per_second: float) -> str:
@@ -322,13 +347,13 @@ def _rate(bytes_per_second: float) -> str:
     return f"{rate:.0f} MB/s" if rate >= 10 else f"{rate:.1f} MB/s"
 
 
-def _bbr(control: str) -> Finding:
+def _bbr(control: str, way: Way) -> Finding:
     """It takes no loss for a full link, and no pause for a new one."""
     # The others take each loss for a full link (Mathis et al., 1997).
-    lossy = _rate(1.22 * PACKET_BYTES / (FAR_SECONDS * math.sqrt(LOSS)))
+    lossy = _rate(1.22 * PACKET_BYTES / (way.seconds * math.sqrt(LOSS)))
     matters = (
-        f"where {LOSS:.1%} of packets are lost, a lane of {control} carries {lossy} {_FAR}, and "
-        "one of bbr what the way does"
+        f"where {LOSS:.1%} of packets are lost, a lane of {control} carries {lossy} {way.over}, "
+        "and one of bbr what the way does"
     )
     if control == "bbr" or "bbr" in _setting("ipv4/tcp_allowed_congestion_control"):
         return Finding("bbr", True, "peers may use it")

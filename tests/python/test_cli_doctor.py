@@ -173,14 +173,21 @@ def test_members_that_were_not_asked_are_counted() -> None:
 
 
 def kernel(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    seconds: tuple[float | None, ...] = (),
 ) -> dict[str, doctor.Finding]:
+    dials = [
+        doctor.Finding(f"member {number}", each is not None, "", seconds=each)
+        for number, each in enumerate(seconds)
+    ]
     for name, text in settings.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(text + "\n")
     monkeypatch.setattr(doctor, "KERNEL", folder)
-    found = {each.what: each for each in doctor._kernel()}
+    found = {each.what: each for each in doctor._kernel(doctor.Way.longest(dials))}
     assert all(each.ok for each in found.values())
     return found
 
@@ -221,6 +228,14 @@ def test_what_an_administrator_could_set_is_said_where_it_matters(
     for buffer in ("tcp_rmem", "tcp_wmem"):
         one = kernel(tmp_path, monkeypatch, enough)[buffer]
         assert one.says.endswith("a lane carries 112 MB/s over 150 ms") and not one.remedy
+    for seconds, way in (
+        ((0.001, None), "21 MB/s over 150 ms"),
+        ((0.03, None, 0.06), "52 MB/s over the 60 ms to member 2"),
+    ):
+        rmem = {"ipv4/tcp_rmem": "4096\t131072\t6291456"}
+        found = kernel(tmp_path, monkeypatch, rmem, seconds)
+        assert found["tcp_rmem"].says == f"at most 6291456 bytes: a lane carries {way}"
+        assert found["tcp_slow_start_after_idle"].remedy.endswith(way.partition(" MB/s ")[2])
     loaded = {"ipv4/tcp_available_congestion_control": "reno cubic bbr"}
     found = kernel(tmp_path, monkeypatch, loaded)
     assert "only peers of root" in found["bbr"].says
