@@ -144,6 +144,7 @@ fn told(info: *const Info, length: usize) ?Sample {
         .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
         .in_order = info.bytes_acked,
         .retransmitted = again,
+        .unsent = info.notsent_bytes,
         .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,
         .base_ns = @as(u64, base_us) * std.time.ns_per_us,
     };

@@ -18,6 +18,8 @@ pub const Sample = struct {
     /// Those that it has without a gap before them.
     in_order: u64 = std.math.maxInt(u64),
     retransmitted: u64 = 0,
+    /// Bytes that the system has not sent yet; null: it does not say.
+    unsent: ?u64 = null,
     /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
     rtt_ns: u64 = 0,
     base_ns: u64 = 0,
@@ -201,11 +203,6 @@ pub const Flow = struct {
         return on_the_way(2 *| rate, flow.base_ns);
     }
 
-    /// Hardly anything was sent of late, so what is sent now waits for nothing on this machine.
-    pub fn is_quiet(flow: *const Flow) bool {
-        return flow.last.given <= quiet_bytes;
-    }
-
     /// The other side has not heard how many lanes there are to be.
     pub fn is_news(flow: *const Flow) bool {
         return !flow.spread.is_fixed and flow.told != flow.spread.lanes;
@@ -258,7 +255,6 @@ pub const Flow = struct {
     const clean_after = 60 * std.time.ns_per_s;
     const sent_again_ns = 2 * std.time.ns_per_s;
     const idle_bytes = 4 * limits.KiB;
-    const quiet_bytes = 64 * limits.KiB;
 };
 
 test "a link that loses packets is lossy until it has lost few for a minute in which it was busy" {

@@ -23,9 +23,6 @@ pub const Interval = struct {
     base_ns: u64 = 0,
     /// So long what comes back waits, acknowledgements too (way_back.zig); null: that is not known.
     back_ns: ?u64 = null,
-    /// The time in which the other side has got what it has acknowledged: acknowledgements that
-    /// wait less and less come faster. 0: as long as the interval.
-    there_ns: u64 = 0,
     /// There was more to send all the time.
     saturated: bool = false,
     /// So much was carried before, bytes per second; 0: it is not known.
@@ -34,10 +31,6 @@ pub const Interval = struct {
     /// Bytes per second.
     pub fn goodput(i: *const Interval) u64 {
         return per_second(i.acked, i.ns);
-    }
-
-    pub fn there(i: *const Interval) u64 {
-        return if (i.there_ns > 0) i.there_ns else i.ns;
     }
 
     /// It was kept busy, and something arrived: so much it carries.
@@ -50,14 +43,23 @@ pub const Interval = struct {
         return @max(i.acked, i.given);
     }
 
-    /// Packets wait on the way for longer than jitter explains. The same for all distances: a
-    /// queue on one link shows on others, whose acknowledgements wait in it.
+    /// Packets, or acknowledgements of them, wait for longer than jitter explains. The same for all
+    /// distances: a queue on one link shows on others, whose acknowledgements wait in it.
     pub fn crowded(i: *const Interval) bool {
+        return i.round() > queue_ns;
+    }
+
+    /// Hardly any of them waits.
+    pub fn calm(i: *const Interval) bool {
+        return i.round() <= queue_ns / 2;
+    }
+
+    /// As `crowded` and `calm`, of packets alone, where that is known.
+    pub fn queued(i: *const Interval) bool {
         return i.waits() > queue_ns;
     }
 
-    /// Hardly any packet waits.
-    pub fn calm(i: *const Interval) bool {
+    pub fn is_free(i: *const Interval) bool {
         return i.waits() <= queue_ns / 2;
     }
 

@@ -159,10 +159,8 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     // Where the system does not say, it is as far as it was when the lane opened, and never full.
     if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
     i.known = flow.carried.rate;
-    const before = flow.way_back.waits_ns;
-    i.back_ns = flow.way_back.step(ns);
-    i.there_ns = there(ns, before, i.back_ns);
     i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
+    i.back_ns = flow.way_back.step(ns, i.round());
     flow.last = i;
     all.acked +|= i.acked;
     all.received +|= link.received - flow.received;
@@ -170,13 +168,6 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.note_moved(i.acked +| (link.received - flow.received), ns);
     flow.note_arrived(link.received, ns);
     flow.note(&i);
-}
-
-/// The time in which the other side has got the bytes that it has acknowledged within `ns`.
-/// `before`, `after`: acknowledgements waited so long.
-fn there(ns: u64, before: ?u64, after: ?u64) u64 {
-    const was, const is = .{ before orelse return ns, after orelse return ns };
-    return @max(ns / 2, ns +| was -| is);
 }
 
 /// How fast it is sent to until the next time, and over how many lanes.
@@ -274,6 +265,7 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     node.rest(idle_ns);
     for (links) |link| {
         link.flow.idle_ns +|= idle_ns;
+        link.flow.way_back.rest(idle_ns);
         link.flow.is_rested = true;
         if (idle_ns < restart_ns) continue;
         for (link.lanes) |place| if (place) |lane| {

@@ -49,7 +49,7 @@ pub fn next(s: *Session, lane: *Lane) void {
 }
 
 /// A sign of life, what has come in, how many lanes this side would like, how far it is, and when
-/// that leaves this side, unless it may wait here for what has gone before.
+/// that leaves this side.
 fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
@@ -57,10 +57,16 @@ fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
         .kind = .ping,
         .index = index,
         .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
-        .sequence = if (link.flow.is_quiet()) WayBack.stamp(s.now) else WayBack.none,
+        .sequence = if (leaves_at_once(s, lane)) WayBack.stamp(s.now) else WayBack.none,
         .acked = lane.answer(),
     })));
     lane.out_busy = true;
+}
+
+/// The system sends what it is given now, and nothing before that.
+fn leaves_at_once(s: *const Session, lane: *Lane) bool {
+    const sample = s.host.vtable.lane_sample(s.host.ctx, lane) orelse return false;
+    return sample.unsent == 0;
 }
 
 /// First opens, credits and requests of each operation and data of small ones, in turn; then data

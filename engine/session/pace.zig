@@ -31,7 +31,7 @@ pub const Pacer = struct {
     /// Acknowledged of late, bytes per second: acknowledgements come in bursts, so it takes
     /// several intervals to know what arrives.
     recent: [4]u64 = @splat(0),
-    /// How long packets and their acknowledgements waited then; 0 where that does not matter.
+    /// How long packets and their acknowledgements waited then.
     waited: [4]u64 = @splat(0),
     recent_count: u8 = 0,
     /// The most that arrived since there is a queue. A queue of this peer's is fed and drained at
@@ -67,26 +67,39 @@ pub const Pacer = struct {
     overflowing: u64 = 0,
     signs: Signs = .{},
 
-    /// A queue of this peer's: what has arrived since packets have waited is what the link carries,
-    /// to a hundredth, if it is known that they do, and none were lost.
+    /// A queue on the way out, since it is one. If it is this peer's, as much has arrived as the
+    /// link carries.
     const Queue = struct {
         acked: u64 = 0,
         ns: u64 = 0,
+        /// How long acknowledgements waited when it began, and in the last interval: those that
+        /// wait less and less come faster than what they acknowledge has arrived.
+        back_first: ?u64 = null,
+        back_last: u64 = 0,
         has_lost: bool = false,
 
+        /// One that lasts for less says little.
         const least_ns: u64 = 400 * ms;
 
         fn note(queue: *Queue, i: *const Interval) void {
             if (i.retransmitted > i.acked / lost_part) queue.has_lost = true;
-            if (i.calm() or i.back_ns == null or !i.is_telling()) return;
-            queue.acked += i.acked;
-            queue.ns += i.there();
+            const back = i.back_ns orelse return;
+            if (!i.queued() or !i.is_telling()) return;
+            defer queue.back_last = back;
+            if (queue.back_first == null) {
+                queue.back_first = back;
+                return;
+            }
+            queue.acked +|= i.acked;
+            queue.ns +|= i.ns;
         }
 
         /// Bytes per second; null: that is not known.
         fn carries(queue: *const Queue) ?u64 {
-            const is_known = queue.ns >= least_ns and !queue.has_lost;
-            return if (is_known) per_second(queue.acked, queue.ns) else null;
+            if (queue.ns < least_ns or queue.has_lost) return null;
+            const ns = queue.ns +| queue.back_first.? -| queue.back_last;
+            const part = queue.ns / 4;
+            return per_second(queue.acked, std.math.clamp(ns, queue.ns - part, queue.ns + part));
         }
     };
 
@@ -160,7 +173,7 @@ pub const Pacer = struct {
 
     pub fn step(p: *Pacer, i: *const Interval) void {
         p.note_lost(i);
-        p.calm_ns = if (i.calm()) p.calm_ns + i.ns else 0;
+        p.calm_ns = if (i.is_free()) p.calm_ns + i.ns else 0;
         // Nothing is learned from a link that was not kept busy, unless it has no limit yet and its
         // queue overflows.
         const is_flooded = p.state == .free and i.acked > 0 and p.overflows();
@@ -171,14 +184,14 @@ pub const Pacer = struct {
                 p.probe_after = p.signs.probe_after;
                 p.drain(p.first(i), i);
             } else if (p.crowded == 0 and !p.overflows()) p.start_anew(),
-            .draining => if (i.calm()) p.drained() //
+            .draining => if (i.is_free()) p.drained() //
             else if (p.lasted >= i.rtt_ns + drain_ns) p.drain_more(i),
             .held => if (p.is_crowded()) {
                 const is_soon = p.lasted < soon_ns + p.crowded;
                 p.drain(p.found, i);
                 p.is_unasked = true;
                 p.is_soon = is_soon;
-            } else if (p.lasted >= p.probe_after and !i.crowded()) {
+            } else if (p.lasted >= p.probe_after and !i.queued()) {
                 p.lowered = 0;
                 p.probe(i.waits());
             },
@@ -187,7 +200,7 @@ pub const Pacer = struct {
             else if (p.lasted >= yield_ns) p.probe(i.waits()),
         }
         // Bytes that arrived until now were the end of the queue.
-        if (!i.calm()) return;
+        if (!i.is_free()) return;
         p.peak = 0;
         p.queue = .{};
     }
@@ -216,17 +229,17 @@ pub const Pacer = struct {
     fn note(p: *Pacer, i: *const Interval) void {
         p.lasted += i.ns;
         p.acked += i.acked;
-        p.recent = p.recent[1..].* ++ .{per_second(i.acked, i.there())};
-        p.waited = p.waited[1..].* ++ .{if (i.back_ns == null) i.round() else 0};
+        p.recent = p.recent[1..].* ++ .{i.goodput()};
+        p.waited = p.waited[1..].* ++ .{i.round()};
         p.recent_count = @min(p.recent_count + 1, p.recent.len);
         p.peak = @max(p.peak, p.of_last(p.window()));
         p.queue.note(i);
-        const is_over = if (p.signs.is_brief) i.calm() else !i.crowded();
+        const is_over = if (p.signs.is_brief) i.is_free() else !i.queued();
         if (is_over) {
             p.crowded = 0;
             p.overflowed = false;
         }
-        if (!i.crowded() or !i.is_telling()) return;
+        if (!i.queued() or !i.is_telling()) return;
         p.crowded += i.ns;
         if (i.retransmitted > 0) p.overflowed = true;
     }
@@ -283,6 +296,7 @@ pub const Pacer = struct {
     }
 
     fn start_anew(p: *Pacer) void {
+        p.queue = .{};
         p.peak = 0;
         p.to(.free, 0);
     }
@@ -347,18 +361,22 @@ pub const Pacer = struct {
         p.to(.draining, carries - carries / 8);
     }
 
+    /// More has arrived than was sent since this peer sends less: it was its own queue that has
+    /// shrunk. Behind a queue of others it gets through what it sends, or less.
+    fn is_own(p: *const Pacer) bool {
+        return p.moved() >= p.rate + p.rate / 16;
+    }
+
     /// The queue is gone. While it was there the link was full, and what arrived is what it
     /// carries. If it came by itself, the link is held too high; perhaps for a moment only, so more
     /// is tried again soon.
     fn drained(p: *Pacer) void {
-        if (p.queue.carries()) |carries| {
-            const near = std.math.clamp(carries, p.found - p.found / 8, p.found + p.found / 8);
-            if (!p.is_unasked or near >= p.found - p.found / 32) {
-                p.hold(near);
-                p.rate = near - near / exact_part;
-                return;
-            }
-        }
+        if (p.queue.carries()) |carries| if (p.is_own()) {
+            const near = std.math.clamp(carries, p.found - p.found / 32, p.found + p.found / 8);
+            p.hold(near);
+            p.rate = near - near / exact_part;
+            return;
+        };
         const is_less = if (p.signs.is_brief)
             p.is_soon and p.peak < p.found - p.found / 16
         else
@@ -402,6 +420,7 @@ pub const Pacer = struct {
     /// As much as before the queue of others came, and no less because of it.
     fn yield(p: *Pacer, carries: u64) void {
         p.found = carries;
+        p.queue = .{};
         p.to(.yielding, carries);
     }
 
@@ -434,7 +453,7 @@ pub const Pacer = struct {
         const arrives = @max(p.found, @min(p.of_last(count), p.rate));
         const gained = arrives > p.found + p.found / 12;
         // It stood before, and is no longer than that.
-        if (p.waits > Interval.queue_ns and i.crowded() and i.waits() <= p.waits + steady_ns)
+        if (p.waits > Interval.queue_ns and i.queued() and i.waits() <= p.waits + steady_ns)
             return p.yield(arrives);
         if (gained) p.lowered = 0;
         if (p.crowded > 0 or is_lossy) {

@@ -21,6 +21,10 @@ const Path = struct {
     /// Acknowledgements wait for so long, and whether that is known.
     back_ns: u64 = 0,
     knows_back: bool = false,
+    /// It is less by so much after each interval, and acknowledgements come that much faster.
+    back_falls_ns: u64 = 0,
+    /// Packets that go again take the place of others.
+    wastes: bool = false,
     /// TCP would send so much without a limit.
     wish: u64,
     queued: u64 = 0,
@@ -39,10 +43,12 @@ const Path = struct {
             const lost = path.queued -| most;
             path.queued -= lost;
             path.lost += lost;
+            const falls = @min(path.back_falls_ns, path.back_ns);
+            path.back_ns -= falls;
             const waits = path.queued * s / path.carries + path.foreign_ns + path.back_ns;
             pacer.step(&.{
                 .ns = interval,
-                .acked = acked,
+                .acked = if (path.wastes) acked -| lost else acked * (interval + falls) / interval,
                 .retransmitted = lost,
                 .rtt_ns = path.base_ns + waits,
                 .base_ns = path.base_ns,
@@ -196,14 +202,23 @@ test "a queue that acknowledgements are known to wait in costs a link nothing" {
 }
 
 test "a limit that is a little too high is right once its queue is gone" {
-    // Goal: what arrives while packets wait is what the link carries, to a hundredth. Method: it
-    // is held a fortieth too high, and a queue comes by itself.
-    for ([_]bool{ true, false }) |knows_back| {
+    // Goal: what arrives while packets wait is what the link carries, to a hundredth, and is held
+    // at a 128th less. Method: it is held a fortieth too high, and a queue comes by itself, while
+    // acknowledgements wait less and less, or not at all.
+    const Case = struct { knows_back: bool = true, falls_ns: u64 = 0, loses: bool = false };
+    for ([_]Case{
+        .{},
+        .{ .falls_ns = 5 * ms },
+        .{ .knows_back = false },
+        .{ .loses = true },
+    }) |case| {
         var path: Path = .{
             .carries = 40 * mbyte,
             .wish = 400 * mbyte,
-            .knows_back = knows_back,
-            .queue_ns_max = 200 * ms,
+            .knows_back = case.knows_back,
+            .queue_ns_max = if (case.loses) 24 * ms else 200 * ms,
+            .back_ns = 20 * case.falls_ns,
+            .back_falls_ns = case.falls_ns,
         };
         var pacer: Pacer = .{
             .state = .held,
@@ -215,9 +230,89 @@ test "a limit that is a little too high is right once its queue is gone" {
         while (pacer.state == .held) path.run(&pacer, 1);
         while (pacer.state == .draining) path.run(&pacer, 1);
         const is_right = pacer.found >= 396 * mbyte / 10 and pacer.found <= 404 * mbyte / 10;
-        try expectEqual(knows_back, is_right);
-        try expectEqual(0, pacer.lowered);
-        try expectEqual(0, path.lost);
+        try expectEqual(case.knows_back and !case.loses, is_right);
+        if (is_right) try expectEqual(pacer.found - pacer.found / 128, pacer.rate);
+        if (is_right) try expectEqual(0, pacer.lowered);
+    }
+}
+
+test "what arrives while a queue overflows is less than what a link carries" {
+    var path: Path = .{
+        .carries = 40 * mbyte,
+        .wish = 50 * mbyte,
+        .knows_back = true,
+        .wastes = true,
+        .queue_ns_max = 150 * ms,
+    };
+    var pacer: Pacer = .{};
+    while (pacer.state != .held) path.run(&pacer, 1);
+    try expect(path.lost > 0);
+    try expect(pacer.found >= path.carries / 128 * 127);
+}
+
+/// A flow of others that goes through the same queue, and fills it as TCP does: it sends more and
+/// more until something is lost.
+const Rival = struct {
+    carries: u64 = 25 * mbyte,
+    queue_ns_max: u64,
+    knows_back: bool,
+    ours: u64 = 0,
+    theirs: u64 = 0,
+    rate: u64 = mbyte,
+    since_loss_ns: u64 = s,
+
+    const step_ns = 5 * ms;
+
+    /// The bytes that this peer gets through in a tenth of a second.
+    fn run(rival: *Rival, pacer: *Pacer) u64 {
+        var acked: u64 = 0;
+        var lost: u64 = 0;
+        for (0..20) |_| {
+            const most: u64 = 60 * mbyte;
+            const rate = if (pacer.rate == 0) most else @min(pacer.rate, most);
+            rival.ours += rate * step_ns / s;
+            rival.theirs += rival.rate * step_ns / s;
+            const all = rival.ours + rival.theirs;
+            const out = @min(all, rival.carries * step_ns / s);
+            const our_part = out * rival.ours / all;
+            acked += our_part;
+            rival.ours -= our_part;
+            rival.theirs -= out - our_part;
+            rival.since_loss_ns += step_ns;
+            rival.rate += 700_000 * step_ns / s;
+            const over = (all - out) -| rival.carries * rival.queue_ns_max / s;
+            if (over == 0) continue;
+            const our_loss = over * rival.ours / (all - out);
+            lost += our_loss;
+            rival.ours -= our_loss;
+            rival.theirs -= over - our_loss;
+            if (rival.since_loss_ns <= 150 * ms) continue;
+            rival.rate = rival.rate / 10 * 7;
+            rival.since_loss_ns = 0;
+        }
+        const waits = (rival.ours + rival.theirs) * s / rival.carries;
+        pacer.step(&.{
+            .ns = 100 * ms,
+            .acked = acked,
+            .retransmitted = lost,
+            .rtt_ns = 100 * ms + waits,
+            .base_ns = 100 * ms,
+            .back_ns = if (rival.knows_back) 0 else null,
+            .saturated = true,
+        });
+        return acked;
+    }
+};
+
+test "a flow that fills the queue takes no more of a link whose way back is known" {
+    for ([_]u64{ 30, 60, 100, 200, 400 }) |queue_ms| {
+        var moved: [2]u64 = @splat(0);
+        for ([_]bool{ false, true }, &moved) |knows_back, *ours| {
+            var rival: Rival = .{ .queue_ns_max = queue_ms * ms, .knows_back = knows_back };
+            var pacer: Pacer = .{};
+            for (0..3000) |_| ours.* += rival.run(&pacer);
+        }
+        try expect(moved[1] >= moved[0] / 10 * 9);
     }
 }
 

@@ -2,21 +2,24 @@
 //! which of its two ways has a queue, and acknowledgements wait in the queue of the other side's
 //! uplink, which that one fills with what it sends to others. So pings say when they have left, by
 //! the clock of the other side, and one that takes longer than the fastest of late has waited. The
-//! two clocks need not agree, as only differences count, nor run alike: the fastest is forgotten
-//! after a while.
+//! two clocks need not agree, as only differences count. They need not run alike either, nor be
+//! true: nothing waits for longer than round trips are longer than the shortest, so a clock that
+//! says so is set anew.
 //!
 //! Pure: no lane, no socket, no clock. outgoing.zig sends the stamps, measure.zig asks.
 
 const std = @import("std");
 const us = std.time.ns_per_us;
+const ms = std.time.ns_per_ms;
+const s = std.time.ns_per_s;
 
 pub const WayBack = struct {
-    /// Microseconds from stamps to arrivals, less than those of the first: the least since the
+    /// Microseconds from stamps to arrivals, more than that of the first: the least since the
     /// interval began.
     least: ?i64 = null,
     /// The least of the time under way, and of the one before.
-    fastest: i64 = std.math.maxInt(i64),
-    fastest_before: i64 = std.math.maxInt(i64),
+    fastest: i64 = never,
+    fastest_before: i64 = never,
     lasted: u64 = 0,
     /// From the first stamp to its arrival.
     first: ?u64 = null,
@@ -24,10 +27,13 @@ pub const WayBack = struct {
     waits_ns: ?u64 = null,
     silent_ns: u64 = 0,
 
-    /// Clocks differ by 100 µs in each second at most, so by 3 ms in this time.
-    const kept_ns = 30 * std.time.ns_per_s;
+    const never = std.math.maxInt(i64);
+    /// Clocks of computers differ by half a millisecond in each second at most, most by far less.
+    const kept_ns = 20 * s;
     /// It is known for so long after the last stamp.
-    const known_ns = 200 * std.time.ns_per_ms;
+    const known_ns = 200 * ms;
+    /// Pings are sent and read a little later than packets.
+    const late_ns = 10 * ms;
 
     /// Not a stamp: it may have waited for what was sent before it.
     pub const none: u64 = 0;
@@ -47,30 +53,44 @@ pub const WayBack = struct {
         way.least = @min(way.least orelse more, more);
     }
 
-    /// An interval is over. How long packets waited at least; null: that is not known.
-    pub fn step(way: *WayBack, ns: u64) ?u64 {
-        way.lasted +|= ns;
-        if (way.lasted >= kept_ns) {
-            way.lasted = 0;
-            way.fastest_before = way.fastest;
-            way.fastest = std.math.maxInt(i64);
-        }
-        if (way.least) |least| {
-            way.fastest = @min(way.fastest, least);
-            const fastest = @min(way.fastest, way.fastest_before);
-            way.waits_ns = @as(u64, @intCast(least -| fastest)) *| us;
-            way.silent_ns = 0;
-            way.least = null;
-        } else {
+    /// An interval is over, in which round trips were longer by `round_ns` than the shortest. How
+    /// long packets waited, and never more than that; null: that is not known.
+    pub fn step(way: *WayBack, ns: u64, round_ns: u64) ?u64 {
+        way.grow_older(ns);
+        const least = way.least orelse {
             way.silent_ns +|= ns;
             if (way.silent_ns > known_ns) way.waits_ns = null;
+            return if (way.waits_ns) |waits| @min(waits, round_ns) else null;
+        };
+        way.least = null;
+        way.silent_ns = 0;
+        way.fastest = @min(way.fastest, least);
+        const fastest = @min(way.fastest, way.fastest_before);
+        const waits = @as(u64, @intCast(least -| fastest)) *| us;
+        way.waits_ns = @min(waits, round_ns);
+        if (waits > round_ns +| late_ns) {
+            way.fastest = least -| @as(i64, @intCast(round_ns / us));
+            way.fastest_before = never;
         }
         return way.waits_ns;
+    }
+
+    /// Nothing was measured for so long.
+    pub fn rest(way: *WayBack, ns: u64) void {
+        way.grow_older(ns);
+        way.waits_ns = null;
+    }
+
+    fn grow_older(way: *WayBack, ns: u64) void {
+        way.lasted +|= ns;
+        if (way.lasted < kept_ns) return;
+        way.fastest_before = if (way.lasted < 2 * kept_ns) way.fastest else never;
+        way.fastest = never;
+        way.lasted = 0;
     }
 };
 
 test "what waits on its way back is known by clocks that do not agree" {
-    const ms = std.time.ns_per_ms;
     // Ours began later than the other's, or earlier.
     for ([_]u64{ 0, 1 << 40, std.math.maxInt(u64) - 1000 }) |theirs_us| {
         var way: WayBack = .{};
@@ -83,37 +103,44 @@ test "what waits on its way back is known by clocks that do not agree" {
                 const here_ns = sent_ns + (50 + waits + each) * ms;
                 way.heard(theirs_us +% sent_ns / us, here_ns);
             }
-            try std.testing.expectEqual(told * ms, way.step(100 * ms));
+            try std.testing.expectEqual(told * ms, way.step(100 * ms, 50 * ms));
         }
     }
 }
 
 test "what waits on its way back is not known without stamps, nor long after the last" {
-    const ms = std.time.ns_per_ms;
     var way: WayBack = .{};
     way.heard(WayBack.none, 1);
-    try std.testing.expectEqual(null, way.step(100 * ms));
+    try std.testing.expectEqual(null, way.step(100 * ms, s));
     for ([_]u64{ 50, 80 }) |took| {
         way.heard(WayBack.stamp(0), took * ms);
-        _ = way.step(100 * ms);
+        _ = way.step(100 * ms, s);
     }
-    for (0..2) |_| try std.testing.expectEqual(30 * ms, way.step(100 * ms));
-    try std.testing.expectEqual(null, way.step(100 * ms));
+    try std.testing.expectEqual(30 * ms, way.step(100 * ms, s));
+    try std.testing.expectEqual(20 * ms, way.step(100 * ms, 20 * ms));
+    try std.testing.expectEqual(null, way.step(100 * ms, s));
 }
 
-test "clocks may drift, and a peer may say what it likes" {
-    // Goal: a clock that runs slower than ours makes no queue for longer than a minute. Method:
-    // each stamp comes 1 ms later than the one before, one in a second.
-    const ms = std.time.ns_per_ms;
-    const s = std.time.ns_per_s;
+test "clocks may drift, stand still and leap, and a peer may say what it likes" {
+    // Goal: no more is believed than round trips show, and the truth after a while. Method: a
+    // clock that runs slower; one that stands still for a minute while round trips are short; then
+    // the largest and smallest numbers.
     var way: WayBack = .{};
     for (1..500) |second| {
         way.heard(second * std.time.us_per_s, second * s + second * ms);
-        try std.testing.expect(way.step(s).? <= 60 * ms);
+        try std.testing.expect(way.step(s, s).? <= 40 * ms);
     }
-    for ([_]u64{ 1, std.math.maxInt(u64), 1 << 63, (1 << 63) - 1 }) |said| {
-        way.heard(said, 500 * s);
-        _ = way.step(1);
+    var now: u64 = 560 * s;
+    for ([_]u64{ 500, 501 }, [_]u64{ 0, 30 }, [_]u64{ 0, 50 }) |second, waits, round| {
+        way.heard(second * std.time.us_per_s, now + waits * ms);
+        now += s;
+        try std.testing.expectEqual(waits * ms, way.step(s, round * ms));
     }
-    try std.testing.expect(way.step(1) != null);
+    for ([_]u64{ 1, std.math.maxInt(u64), 1 << 63, (1 << 63) - 1, 1, 1 << 62, 1 }) |said| {
+        way.heard(said, now);
+        try std.testing.expect(way.step(s, 50 * ms).? <= 50 * ms);
+    }
+    way.rest(2 * 20 * s);
+    way.heard(7, now);
+    try std.testing.expectEqual(0, way.step(s, 50 * ms));
 }

@@ -30,8 +30,8 @@ import pccl_py
 from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
-# What settings bring is said for the longest way from here: a round trip carries what is under way.
-# Where nobody is far, or none has answered, it is said for this one.
+# Settings are judged by the longest way from here: a round trip carries what is under way. Where
+# nobody is far, or none has answered, they are judged by this one.
 FAR_SECONDS = 0.15
 FAR_SECONDS_MIN = 2e-3  # engine/session/spread.zig: far_ns
 FAST_BYTES_PER_SECOND = 25_000_000
