@@ -32,6 +32,7 @@ BITS = {"none": 32.0, "int8": 8.125, "int4": 4.125}  # of an element, with the s
 RESET_EVERY_SECONDS = 1.0
 LANE_LOSS = 0.05
 EU_WEST = topologies.FOUR_REGIONS.index("eu-west")
+BAD_PAIR_SECONDS = 43.0  # as long as it took with two lanes and no limit
 KILL_SECONDS = 0.5  # what a kill may cost beside one operation of those that are left
 
 
@@ -147,7 +148,7 @@ def table() -> list[Case]:
         Case("sync-1", two_regions, work="sync", share=0.85),
         Case("sync-3", bbr, work="sync", share=0.90, quick=True),
         Case("thin-node", bbr.with_node(2, 50.0)),
-        Case("bad-pair", bbr.with_pair(1, 2, 20.0)),
+        Case("bad-pair", bbr.with_pair(1, 2, 20.0), seconds=BAD_PAIR_SECONDS),
         Case(
             "clusters",
             topologies.clusters([4, 4], inside=inside, across=across, congestion="bbr"),

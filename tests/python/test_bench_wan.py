@@ -350,6 +350,14 @@ def test_the_time_is_that_of_the_slowest_rank_and_the_value_the_median() -> None
     assert found["retransmitted_share", "gloo"].value == 0.03
     assert found["cpu_seconds_per_peer", "gloo"].value == pytest.approx(0.15)
     assert found["counted_share", None].value == 0.75
+    assert found["attempts", "aim"].baseline_value == 1
+    alone = {row.metric: row for row in wan_measure.rows_of(case, {"pccl": ours})}
+    assert alone["retransmitted_share"].baseline_value == 0.005
+    assert alone["cpu_seconds_per_peer"].baseline_value == 0.35
+    lossy = dataclasses.replace(case, name="loss-0.1-bbr", work="kill")
+    others = {row.metric: row for row in wan_measure.rows_of(lossy, {"pccl": ours})}
+    for metric in ("retransmitted_share", "cpu_seconds_per_peer", "attempts"):
+        assert others[metric].baseline is None
     times, costs = wan_measure.tables(rows)
     assert times.row_count == costs.row_count == 1
     assert wan_plot.gloo_shares(rows) == {rows[0].case: pytest.approx(4.17 / 20, rel=0.01)}
