@@ -36,6 +36,7 @@ def test_where_all_is_well_everything_is_ok(start: Any) -> None:
         found = findings(program)
         assert {"name", "coordinator", "run", "seen", "clock", "member abababab"} <= found.keys()
         assert all(each["ok"] for each in found.values())
+        assert found["coordinator"]["seconds"] is None  # on this machine
         assert "this machine itself" in found["home"]["says"]
         assert "127.0.0.1:" in found["seen"]["says"]
         assert "PCCL_PORTS is not set" in found["seen"]["says"]
@@ -248,3 +249,12 @@ def test_what_an_administrator_could_set_is_said_where_it_matters(
 
 def _says(program: Any, what: str) -> str:
     return str(findings(program)[what]["says"])
+
+
+def test_only_ways_to_other_machines_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert doctor._dial("here", "127.0.0.1", port, 5.0).seconds is None
+        monkeypatch.setattr(doctor, "_is_loopback", lambda _: False)
+        seconds = doctor._dial("there", "127.0.0.1", port, 5.0).seconds
+    assert seconds is not None and 0 < seconds < 5
