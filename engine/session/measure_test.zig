@@ -179,8 +179,19 @@ test "a queue that acknowledgements wait in is none of this link's, if pings say
 }
 
 test "a ping says when it left, unless it may wait behind data of its own side" {
-    for ([_]?u64{ 0, 1, null }) |unsent| {
-        var w: world.World = .{ .gpa = gpa, .sample = .{ .acked = 0, .unsent = unsent } };
+    const Case = struct { unsent: ?u64, base_ns: u64 = 20 * ms };
+    for ([_]Case{
+        .{ .unsent = 0 },
+        .{ .unsent = 1 },
+        .{ .unsent = null },
+        .{ .unsent = 0, .base_ns = ms }, // near
+    }) |case| {
+        var w: world.World = .{ .gpa = gpa, .sample = .{
+            .acked = 0,
+            .unsent = case.unsent,
+            .rtt_ns = case.base_ns,
+            .base_ns = case.base_ns,
+        } };
         try hostile_test.form(&w, 2);
         defer w.deinit();
         const link = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
@@ -190,7 +201,8 @@ test "a ping says when it left, unless it may wait behind data of its own side" 
         const host = w.nodes[0].s.host;
         host.vtable.lane_wake(host.ctx, link.lanes[0].?);
         try w.settle();
-        try expectEqual(unsent == 0, other.flow.way_back.first != null);
+        const is_said = case.unsent == 0 and case.base_ns > ms;
+        try expectEqual(is_said, other.flow.way_back.first != null);
     }
 }
 

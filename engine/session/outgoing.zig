@@ -57,14 +57,15 @@ fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
         .kind = .ping,
         .index = index,
         .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
-        .sequence = if (leaves_at_once(s, lane)) WayBack.stamp(s.now) else WayBack.none,
+        .sequence = if (leaves_at_once(s, lane, link)) WayBack.stamp(s.now) else WayBack.none,
         .acked = lane.answer(),
     })));
     lane.out_busy = true;
 }
 
-/// The system sends what it is given now, and nothing before that.
-fn leaves_at_once(s: *const Session, lane: *Lane) bool {
+/// The system sends what it is given now, and nothing before that. Nobody asks near by.
+fn leaves_at_once(s: *const Session, lane: *Lane, link: *const Link) bool {
+    if (!link.flow.is_far()) return false;
     const sample = s.host.vtable.lane_sample(s.host.ctx, lane) orelse return false;
     return sample.unsent == 0;
 }
