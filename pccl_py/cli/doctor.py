@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,12 +269,12 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
     """One direction is enough. `back` is None for a member that was not asked."""
     if back is None:
         says = way.says if has_address else f"{way.says}: it dials this machine"
-        return Finding(way.what, way.ok or not has_address, says, way.remedy, way.seconds)
+        return replace(way, ok=way.ok or not has_address, says=says)
     at = back["address"] or "an address that nobody knows"
     if back["state"] == "reached":
         says = f"{way.says}; it has dialed this machine at {at}"
         remedy = "" if way.ok else "one direction is enough"
-        return Finding(way.what, True, says, remedy, way.seconds)
+        return replace(way, ok=True, says=says, remedy=remedy)
     why = back.get("why", "it has not said how that went")
     says = f"{way.says}; it has not reached this machine at {at}: {why}"
     remedy = (
@@ -282,7 +282,7 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
         if way.ok
         else "neither reaches the other: open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
     )
-    return Finding(way.what, way.ok, says, remedy, way.seconds)
+    return replace(way, says=says, remedy=remedy)
 
 
 def _clock(first: Answer, last: Answer) -> Finding:
