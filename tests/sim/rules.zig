@@ -189,7 +189,8 @@ fn has_deviated(work: *const Work, epoch: u64) bool {
 }
 
 /// It waits where none of the members from before has called, and all of them wait for it
-/// elsewhere. Users that think for long may call in other orders, which looks like a mistake.
+/// elsewhere. Users that think for long may call in other orders, which looks like a mistake. A
+/// call of the last moment may be younger than the refusal, which has been on its way since.
 fn has_strayed(
     work: *const Work,
     epoch: u64,
@@ -206,15 +207,13 @@ fn has_strayed(
     for (world.checkers.records.values()) |record| {
         if (record.key.group != work.step.key.group or record.key.epoch != epoch) continue;
         const mine = &record.calls[work.node.digit()];
-        var callers: usize = 0;
         var waiting: usize = 0;
         for (0..elders.count()) |position| {
             const call = &record.calls[elders.at(position)];
-            callers += @intFromBool(call.state != .none);
             waiting += @intFromBool(has_waited(world, call));
         }
-        is_lonely = is_lonely or callers == 0 and has_waited(world, mine);
-        is_awaited = is_awaited or mine.state == .none and waiting == elders.count();
+        is_lonely = is_lonely or waiting == 0 and has_waited(world, mine);
+        is_awaited = is_awaited or !has_waited(world, mine) and waiting == elders.count();
     }
     return is_lonely and is_awaited;
 }
