@@ -18,6 +18,8 @@ takes part mpiexec starts the processes; MPI is told to use TCP, as if between m
                         the coordinator and gloo's store, which are in rank 0, count
     peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
                         processes that hold one library only, sizes ascending; of all_reduce
+    peak_memory_apart   the same in bytes, of ours with the result in another array, which does not
+                        count either; gloo's all_reduce is always in place
 
 There is a row for each baseline that is installed, with our value in each. The rows of tcp_ring are
 the ceiling: the same bytes over bare sockets, nothing reduced. Those of a codec have ours without
@@ -55,7 +57,13 @@ from harness.child import Child
 from pccl_py.measure_collectives import COLLECTIVES, TRAFFIC, encodes
 
 BENCH = "loopback"
-METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
+METRICS = (
+    "seconds",
+    "bus_bandwidth",
+    "cpu_seconds_per_gb",
+    "peak_memory_bytes",
+    "peak_memory_apart",
+)
 SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
 WORLD_SECONDS_MAX = 3600.0
@@ -300,7 +308,8 @@ def measure(
 ) -> Iterator[list[Row]]:
     """The rows of one world, size by size."""
     libraries = ["pccl", *baselines]
-    peaks = {name: measure_peaks(world, name, cases) for name in libraries}
+    peaks = {name: measure_peaks("memory", world, name, cases) for name in libraries}
+    apart = measure_peaks("memory_apart", world, "pccl", cases)
     others = [collective for collective in collectives if collective != COLLECTIVES[0]]
     with Processes("time", world, [*libraries, "tcp"], cases, codecs, others) as processes:
         processes.introduce()
@@ -313,12 +322,13 @@ def measure(
                 *peak_rows(
                     world, case, {name: peaks[name][index] for name in libraries}, baselines
                 ),
+                apart_row(world, case, apart[index]),
             ]
 
 
-def measure_peaks(world: int, library: str, cases: list[Case]) -> list[int]:
+def measure_peaks(purpose: str, world: int, library: str, cases: list[Case]) -> list[int]:
     """Peak memory of one library alone at each size: of the process that took most."""
-    with Processes("memory", world, [library], cases) as processes:
+    with Processes(purpose, world, [library], cases) as processes:
         processes.introduce()
         return [max(report["peak"] for report in processes.reports()) for _ in cases]
 
@@ -392,6 +402,12 @@ def peak_rows(world: int, case: Case, peaks: dict[str, int], baselines: list[str
     return rows_of(world, case, "peak_memory_bytes", "B", values, baselines, COLLECTIVES[0])
 
 
+def apart_row(world: int, case: Case, peak: int) -> Row:
+    """Peak memory of calls that are not in place."""
+    name = common.case_name(COLLECTIVES[0], "f32", "none", world, case.size)
+    return Row(BENCH, name, "peak_memory_apart", float(peak), "B")
+
+
 def rows_of(
     world: int,
     case: Case,
@@ -438,7 +454,7 @@ def table(rows: list[Row]) -> Table:
     )
     other = baseline or "baseline"
     headings = ["n", "size", "ms", other, "ratio", "GB/s", "TCP"]
-    headings += ["s/GB", other, "MiB", other]
+    headings += ["s/GB", other, "MiB", other, "apart"]
     for heading in headings:
         made.add_column(heading, justify="right", no_wrap=True)
     by_name = {(one.case, one.metric): one for one in rows}
@@ -446,7 +462,7 @@ def table(rows: list[Row]) -> Table:
         collective, *_, world, size = one.case.split("/")
         if collective != "all_reduce" or one.metric != "seconds":
             continue
-        rate, cpu, peak = (by_name[one.case, metric] for metric in METRICS[1:])
+        rate, cpu, peak, apart = (by_name[one.case, metric] for metric in METRICS[1:])
         ceiling = by_name[one.case.replace("all_reduce/f32", "tcp_ring/bytes"), "bus_bandwidth"]
         made.add_row(
             world.removeprefix("w"),
@@ -455,7 +471,10 @@ def table(rows: list[Row]) -> Table:
             significant(one.ratio),
             *(significant(value) for value in (rate.value, ceiling.value)),
             *(significant(value) for value in (cpu.value, cpu.baseline_value)),
-            *(significant(value, 1 / MIB) for value in (peak.value, peak.baseline_value)),
+            *(
+                significant(value, 1 / MIB)
+                for value in (peak.value, peak.baseline_value, apart.value)
+            ),
         )
     return made
 

@@ -37,7 +37,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """The task of one process. `purpose`: "time", or "memory" (then with one library alone).
+    """The task of one process. `purpose`: "time", or "memory" (then with one library alone), or
+    "memory_apart", with ours alone and results of all_reduce in another array.
 
     `port`: where the process that started this one listens. `cores`: how many it may use; 0: its
     share of them all.
@@ -52,6 +53,10 @@ class Job:
     codecs: list[str] = field(default_factory=list)
     collectives: list[str] = field(default_factory=lambda: COLLECTIVES[:1])
     cores: int = 0
+
+    def is_apart(self, collective: str) -> bool:
+        """Whether the result arrives in another array."""
+        return collective == "all_to_all" or self.purpose == "memory_apart"
 
     def to_json(self) -> str:
         """For the command line."""
@@ -104,9 +109,13 @@ class Pccl:
     ) -> Values | None:
         shard = shard_of(self._job, values)
         send = shard if collective in ("all_gather", "gather") else values
-        recv = {"reduce_scatter": shard, "scatter": shard, "all_to_all": other}
+        recv = shard if collective in ("reduce_scatter", "scatter") else values
         measure_collectives.call(
-            self._comm, collective, send, recv.get(collective, values), codec=codec
+            self._comm,
+            collective,
+            send,
+            other if self._job.is_apart(collective) else recv,
+            codec=codec,
         )
         return result_of(self._job, collective, values, other)
 
@@ -300,7 +309,7 @@ def result_of(job: Job, collective: str, values: Values, other: Values) -> Value
         return None
     if collective in ("reduce_scatter", "scatter"):
         return shard_of(job, values)
-    return other if collective == "all_to_all" else values
+    return other if job.is_apart(collective) else values
 
 
 LIBRARIES: dict[str, type[Pccl] | type[Gloo] | type[Mpi] | type[Tcp]] = {

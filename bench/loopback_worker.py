@@ -50,8 +50,9 @@ class Worker:
         self._libraries = libraries
         largest = max(case.size for case in job.cases)
         self._values = np.ones(largest // 4, np.float32)
-        # Where what is not done in place arrives; the peak of memory is that of all_reduce.
-        self._other = np.ones(largest // 4 if "all_to_all" in job.collectives else 0, np.float32)
+        # Where what is not done in place arrives.
+        is_needed = any(map(job.is_apart, job.collectives))
+        self._other = np.ones(largest // 4 if is_needed else 0, np.float32)
         # In [0.5, 1): the sum of a few dozen calls in place stays far from overflow and denormals.
         rng = np.random.default_rng(job.rank)
         self._fresh = rng.random(1 << 16, np.float32) / 2 + np.float32(0.5)
@@ -163,7 +164,7 @@ def work(job: Job, line: Line) -> None:
         library.barrier()
     idle_bytes = common.memory_bytes()
     for case in job.cases:
-        if job.purpose == "memory":
+        if job.purpose.startswith("memory"):
             (name,) = job.libraries
             line.tell({"library": name, "peak": worker.measure_memory(case, name, idle_bytes)})
             continue

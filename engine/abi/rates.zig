@@ -32,7 +32,15 @@ pub fn read(given: [*:0]const u8, called: []const u8) status.Error!Rates {
     );
     var rates: Rates = .{};
     var items = std.mem.splitScalar(u8, text, ',');
-    while (items.next()) |item| try read_item(&rates, std.mem.trim(u8, item, " "), called);
+    while (items.next()) |part| {
+        const item = std.mem.trim(u8, part, " ");
+        if (item.len == 0 and text.len > 0) return status.fail(
+            .invalid_argument,
+            "{s} has no rate before or behind one of its commas: \"{s}\"",
+            .{ called, text },
+        );
+        try read_item(&rates, item, called);
+    }
     return rates;
 }
 
@@ -147,7 +155,8 @@ test "a text that is none is refused, by its name and the part that is wrong" {
     const Case = struct { [*:0]const u8, []const u8 };
     for ([_]Case{
         .{ "", "8kbit to 10tbit" },
-        .{ "100mbit,", "8kbit to 10tbit" },
+        .{ "100mbit,", "one of its commas: \"100mbit,\"" },
+        .{ "100mbit,,eu-1=20mbit", "one of its commas" },
         .{ "100mbit,eu-1=fast", "not \"eu-1=fast\"" },
         .{ "100mbit,eu-1=", "not \"eu-1=\"" },
         .{ "100mbit,20mbit", "the second is \"20mbit\"" },

@@ -32,6 +32,8 @@ pub const Carrier = struct {
     /// How much of its bytes may leave.
     out: Outgoing = .{},
     before: Before = .{},
+    /// Both ends are on this machine; null: nobody has looked.
+    is_within: ?bool = null,
     /// Why the last address has come to nothing.
     why: wire.Dialed = .no_address,
 

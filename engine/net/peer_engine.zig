@@ -15,6 +15,7 @@ const kernels = @import("kernels");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const cores = @import("cores.zig");
 const descriptors = @import("descriptors.zig");
 const dial = @import("dial.zig");
 const greeting = @import("greeting.zig");
@@ -119,7 +120,11 @@ pub const PeerEngine = struct {
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .rates = options.rates,
             .probe_bytes_max = if (options.probes) base.limits.probe_bytes_max else 0,
-            .host = .{ .ctx = engine, .vtable = &peer_host.vtable },
+            .host = .{
+                .ctx = engine,
+                .vtable = &peer_host.vtable,
+                .cores = cores.of_machine(),
+            },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,
         });

@@ -63,7 +63,11 @@ fn lane_wake(context: *anyopaque, lane: *session.Lane) void {
 fn lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
     const engine = from(context);
     const carrier = carrier_of(engine, lane) orelse return null;
-    return engine.system.sample(carrier.connection.?.fd, carrier.out.taken);
+    const fd = carrier.connection.?.fd;
+    var sample = engine.system.sample(fd, carrier.out.taken) orelse return null;
+    sample.is_within = carrier.is_within orelse socket.is_within_machine(fd);
+    carrier.is_within = sample.is_within;
+    return sample;
 }
 
 fn lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {

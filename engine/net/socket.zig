@@ -184,22 +184,19 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     tune_within_machine(fd);
 }
 
-/// For SO_SNDBUF, which Linux doubles, because it counts headers, too. So what is under way on the
-/// few lanes of a link stays in the caches of two cores. By itself Linux lets over 2 MiB pile up on
-/// each lane, and both copies go through memory (docs/BENCHMARKS.md).
-const near_send_buffer = 512 * base.limits.KiB;
-
 /// Between two processes of one machine no packet is lost, no link is shared and no byte is long
 /// under way. So a congestion control that paces its packets (BBR) only spends the CPU's time on
-/// timers, and a large buffer only pushes bytes out of the caches. Elsewhere the choice is the
-/// administrator's.
+/// timers. Elsewhere the choice is the administrator's.
 fn tune_within_machine(fd: Fd) void {
-    if (!on_linux) return;
-    const local = local_address(fd) orelse return;
-    const remote = remote_address(fd) orelse return;
-    if (!local.same_host(&remote)) return;
-    _ = control_congestion(fd, "reno"); // every Linux has it and lets everybody use it
-    set_option(fd, c.SOL.SOCKET, c.SO.SNDBUF, near_send_buffer);
+    // Every Linux has it and lets everybody use it.
+    if (on_linux and is_within_machine(fd)) _ = control_congestion(fd, "reno");
+}
+
+/// Whether both ends of a connection have the same address.
+pub fn is_within_machine(fd: Fd) bool {
+    const local = local_address(fd) orelse return false;
+    const remote = remote_address(fd) orelse return false;
+    return local.same_host(&remote);
 }
 
 /// Whether the system has it and this process may use it.
@@ -371,17 +368,4 @@ test "a port where nothing listens refuses" {
     defer close(fd);
     try std.testing.expect(wait_for(fd, .write, 5000));
     try std.testing.expectError(error.Refused, connect_finish(fd));
-}
-
-test "within a machine little is under way" {
-    if (!on_linux) return;
-    const pair = try @import("test_pair.zig").Pair.init();
-    defer pair.deinit();
-    for ([_]Fd{ pair.client, pair.server }) |fd| {
-        var bytes: c_int = 0;
-        var length: c.socklen_t = @sizeOf(c_int);
-        const got = c.getsockopt(fd, c.SOL.SOCKET, c.SO.SNDBUF, &bytes, &length);
-        try std.testing.expectEqual(0, got);
-        try std.testing.expect(bytes <= 2 * near_send_buffer); // the administrator may allow less
-    }
 }

@@ -1,8 +1,8 @@
 //! tcp: what the system knows of a connection (TCP_INFO), and what it is told of it: how fast to
-//! send (SO_MAX_PACING_RATE) and how much it may hold without sending it (TCP_NOTSENT_LOWAT). None
-//! of it needs a right. Linux alone has all of it. Elsewhere a lane is known by the bytes that its
-//! socket took, and paced.zig holds it back. Which congestion control it has: congestion.zig. For
-//! what follows from samples, see session/measure.zig.
+//! send (SO_MAX_PACING_RATE), how much it may hold without sending it (TCP_NOTSENT_LOWAT), and in
+//! all (SO_SNDBUF). None of it needs a right. Linux alone has all of it. Elsewhere a lane is known
+//! by the bytes that its socket took, and paced.zig holds it back. Which congestion control it has:
+//! congestion.zig. For what follows from samples, see session/measure.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -101,6 +101,10 @@ pub const System = struct {
         const keeps = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
         const most: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
         _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &most, @sizeOf(c_int));
+        // Linux doubles it, because it counts headers, too. By itself it lets over 2 MiB pile up on
+        // each lane, and both copies go through memory (docs/BENCHMARKS.md).
+        const held: c_int = @intCast(wanted.held_max);
+        if (held > 0) _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.SNDBUF, &held, @sizeOf(c_int));
         return keeps == 0;
     }
 };
@@ -178,6 +182,13 @@ test "a connection that has moved bytes says so, and takes a pace" {
     const got = c.getsockopt(client, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, &length);
     try std.testing.expectEqual(0, got);
     try std.testing.expectEqual(1 << 30, rate);
+    const held: c_int = 96 << 10;
+    _ = system.pace(client, .{ .held_max = held });
+    var buffer: c_int = 0;
+    length = @sizeOf(c_int);
+    const said = c.getsockopt(client, c.SOL.SOCKET, c.SO.SNDBUF, &buffer, &length);
+    try std.testing.expectEqual(0, said);
+    try std.testing.expectEqual(2 * held, buffer);
     const bytes: [1000]u8 = @splat(1);
     try std.testing.expectEqual(1000, try socket.send(client, &.{&bytes}));
     try std.testing.expect(socket.wait_for(server, .read, 5000));

@@ -23,6 +23,8 @@ pub const Sample = struct {
     /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
     rtt_ns: u64 = 0,
     base_ns: u64 = 0,
+    /// Both ends are on this machine.
+    is_within: bool = false,
 };
 
 /// The system is to send on a lane like this.
@@ -31,6 +33,8 @@ pub const Pace = struct {
     rate: u64 = 0,
     /// Bytes that it may hold without having sent them; 0: as many as it likes.
     unsent_max: u32 = 0,
+    /// Bytes that it may hold in all, for a lane within the machine; 0: as many as it likes.
+    held_max: u32 = 0,
     /// Null: it stays as it is.
     control: ?Control = .system,
     /// Its congestion control begins anew, with what it has in the air. For bbr, which would
@@ -56,8 +60,14 @@ pub const Pace = struct {
 
     /// Small changes are not worth a system call.
     pub fn differs(one: Pace, other: Pace) bool {
-        return other.renews or one.control != other.control or
+        return other.renews or one.control != other.control or one.held_max != other.held_max or
             apart(one.rate, other.rate) or apart(one.unsent_max, other.unsent_max);
+    }
+
+    /// Within a machine what is under way is to stay in the caches of the cores that send and
+    /// receive it. Peers that share cores take turns, so more of it must wait for each.
+    pub fn held(is_alone: bool) u32 {
+        return if (is_alone) 256 * limits.KiB else 512 * limits.KiB;
     }
 
     /// For a lane that moves so much, over such a distance.
@@ -111,6 +121,8 @@ pub const Flow = struct {
     way_back: WayBack = .{},
     /// The shortest round trip of its lanes; 0 while it is not known.
     base_ns: u64 = 0,
+    /// The other peer is on this machine.
+    is_within: bool = false,
     /// Frames of some lanes are late (second.zig).
     has_late: bool = false,
     /// So long frames take until the other side has all of them, of late; 0: not known yet.

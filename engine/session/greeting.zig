@@ -192,7 +192,7 @@ fn opened(s: *Session, lane: *Lane) void {
     s.unreached.forget(link.peer);
     link.flow.told = Spread.near; // whoever is there now may have heard nothing yet
     labels.limit(s, link);
-    measure.opened(s.host, link, lane, measure.idle_part(s.links.items, s.rates.all));
+    measure.opened(s.host, s.links.items, link, lane, s.rates.all);
     s.host.vtable.lane_wake(s.host.ctx, lane);
     rounds.check_ready(s);
 }

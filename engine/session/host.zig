@@ -46,6 +46,8 @@ pub const FaultPoint = enum {
 pub const Host = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
+    /// Those of the machine, for all of its peers.
+    cores: u32 = 1,
 
     pub const VTable = struct {
         /// Start connecting; answer later with lane_opened or lane_closed.

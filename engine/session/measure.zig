@@ -24,18 +24,20 @@ const limits = base.limits;
 pub const every_ns = 100 * std.time.ns_per_ms;
 const late = 5;
 
-/// A lane is open: the distance is known from how long that took. `part`: that of the link, of the
-/// user's limit for all links.
-pub fn opened(host: Host, link: *Link, lane: *Lane, part: u64) void {
+/// A lane is open: the distance is known from how long that took. `all`: the user's limit for all
+/// links; 0: none.
+pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u64) void {
     const flow = &link.flow;
-    const ceiling = lesser(part, flow.ceiling);
+    const ceiling = lesser(idle_part(links, all), flow.ceiling);
     const sample = host.vtable.lane_sample(host.ctx, lane) orelse
         return tell(host, lane, .{ .rate = part_of(ceiling, flow.lanes()) });
     lane.sample = sample;
     flow.note_distance(if (sample.base_ns > 0) sample.base_ns else lane.connect_ns);
+    flow.is_within = sample.is_within;
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
         .unsent_max = if (flow.is_far() or ceiling > 0) Pace.unsent_first else 0,
+        .held_max = if (flow.is_within) held_max(host, links) else 0,
         .control = flow.control(.starting, false),
     });
 }
@@ -54,6 +56,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     }
     const idle = idle_part(links, ceiling);
     const part = busy_part(links, ceiling, busy);
+    const held = held_max(host, links);
     var moved: Moved = .{};
     for (links) |link| if (link.open_count > 0) look(host, link, ns, is_late, &moved);
     node.note(&moved, ns);
@@ -69,7 +72,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
     for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
-        pace_link(host, link, together, most);
+        pace_link(host, link, together, most, if (link.flow.is_within) held else 0);
     };
     begin(links);
     return moves or busy > 0;
@@ -88,7 +91,7 @@ fn busy_part(links: []const *Link, ceiling: u64, busy: u64) u64 {
 }
 
 /// The part of a link that was idle: all others may begin in the same moment.
-pub fn idle_part(links: []const *Link, ceiling: u64) u64 {
+fn idle_part(links: []const *Link, ceiling: u64) u64 {
     var open: u64 = 0;
     for (links) |link| open += @intFromBool(link.open_count > 0);
     return part_of(ceiling, open);
@@ -171,7 +174,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
 }
 
 /// How fast it is sent to until the next time, and over how many lanes.
-fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) void {
+fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, held: u32) void {
     const flow = &link.flow;
     if (flow.lanes_open == 0) return;
     const i = &flow.last;
@@ -210,6 +213,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64) v
         tell(host, lane, .{
             .rate = given,
             .unsent_max = @max(Pace.unsent(i.base_ns, lesser(given, each)), near),
+            .held_max = held,
             .control = flow.control(control, has_lost or has_grown),
             .renews = flow.renews(index),
         });
@@ -238,6 +242,13 @@ pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());
     return most;
+}
+
+/// Bytes that the system may hold of a lane within the machine.
+fn held_max(host: Host, links: []const *Link) u32 {
+    var peers: u32 = 1;
+    for (links) |link| peers += @intFromBool(link.flow.is_within and link.open_count > 0);
+    return Pace.held(peers <= host.cores);
 }
 
 /// Whether some other peer is far away.

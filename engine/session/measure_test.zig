@@ -24,11 +24,17 @@ const Pair = struct {
     acked: [2]u64 = @splat(0),
     retransmitted: u64 = 0,
     rtt_ns: u64 = 20 * ms,
+    is_within: bool = false,
     told: [2]Told = @splat(.{}),
     node: Node = .{},
 
     /// How often a lane was to begin anew, and to have another congestion control, and which.
-    const Told = struct { renewals: usize = 0, changes: usize = 0, control: ?Pace.Control = null };
+    const Told = struct {
+        renewals: usize = 0,
+        changes: usize = 0,
+        control: ?Pace.Control = null,
+        held_max: u32 = 0,
+    };
 
     fn init(pair: *Pair) void {
         pair.* = .{ .links = undefined, .lanes = undefined };
@@ -67,6 +73,7 @@ const Pair = struct {
             .retransmitted = pair.retransmitted,
             .rtt_ns = pair.rtt_ns,
             .base_ns = 20 * ms,
+            .is_within = pair.is_within,
         };
     }
 
@@ -74,6 +81,7 @@ const Pair = struct {
         const pair: *Pair = @ptrCast(@alignCast(ctx));
         const told = &pair.told[lane.driver];
         told.renewals += @intFromBool(given.renews);
+        told.held_max = given.held_max;
         if (given.control == null) return;
         told.changes += 1;
         told.control = given.control;
@@ -84,7 +92,7 @@ const Pair = struct {
         var vtable: Host.VTable = undefined; // it calls no more than these
         vtable.lane_sample = sample;
         vtable.lane_pace = pace;
-        const host: Host = .{ .ctx = pair, .vtable = &vtable };
+        const host: Host = .{ .ctx = pair, .vtable = &vtable, .cores = 2 };
         for (0..intervals) |_| {
             for (0..2) |index| {
                 pair.acked[index] += sent[index] / 10;
@@ -245,7 +253,7 @@ test "a lane begins, and goes on after a pause, with a control that grows until 
     vtable.lane_pace = Pair.pace;
     const host: Host = .{ .ctx = &pair, .vtable = &vtable };
     const told = &pair.told[0];
-    measure.opened(host, &pair.links[0], &pair.lanes[0], 0);
+    measure.opened(host, &.{&pair.links[0]}, &pair.links[0], &pair.lanes[0], 0);
     const both = [2]bool{ true, true };
     pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
     try expectEqual(Pair.Told{ .changes = 1, .control = .starting }, told.*);
@@ -343,4 +351,31 @@ test "arrivals gather for a small part of the shortest way, while all ways are l
     pair.links[1].open_count = 0; // it has no lane
     try expectEqual(ms, measure.patience_ns(&links));
     try expectEqual(0, measure.patience_ns(&.{}));
+}
+
+test "within a machine less is under way where each peer has a core" {
+    var pair: Pair = undefined;
+    pair.init();
+    defer pair.deinit();
+    var vtable: Host.VTable = undefined;
+    vtable.lane_sample = Pair.sample;
+    vtable.lane_pace = Pair.pace;
+    const host: Host = .{ .ctx = &pair, .vtable = &vtable, .cores = 2 };
+    const links = [_]*Link{ &pair.links[0], &pair.links[1] };
+    // The other one is elsewhere.
+    measure.opened(host, &links, links[1], &pair.lanes[1], 0);
+    try expectEqual(0, pair.told[1].held_max);
+    pair.is_within = true;
+    measure.opened(host, &links, links[0], &pair.lanes[0], 0);
+    try expectEqual(256 * limits.KiB, pair.told[0].held_max);
+    // It is here, and so three peers have two cores.
+    measure.opened(host, &links, links[1], &pair.lanes[1], 0);
+    try expectEqual(512 * limits.KiB, pair.told[1].held_max);
+    const nothing: [2]u64 = @splat(0);
+    pair.run(nothing, nothing, @splat(false), 1);
+    try expectEqual(512 * limits.KiB, pair.told[0].held_max);
+    // One has gone.
+    links[1].open_count = 0;
+    pair.run(nothing, nothing, @splat(false), 1);
+    try expectEqual(256 * limits.KiB, pair.told[0].held_max);
 }

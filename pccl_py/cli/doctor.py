@@ -36,7 +36,7 @@ FAR_SECONDS = 0.15
 FAR_SECONDS_MIN = 2e-3  # engine/session/spread.zig: far_ns
 FAST_BYTES_PER_SECOND = 25_000_000
 IN_FLIGHT_BYTES_WANTED = 16 << 20
-NEAR_BUFFER_BYTES = 512 << 10  # engine/net/socket.zig: near_send_buffer
+NEAR_BUFFER_BYTES = 512 << 10  # engine/session/flow.zig: Pace.held
 PACKET_BYTES = 1448
 FIRST_PACKETS = 10
 LOSS = 0.001
@@ -240,8 +240,10 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
     seen = [each["address"] for group in groups for each in group["pending"]]
     if not seen:
         error = peer.exception()
+        # A value of a variable, and nothing that the network did.
+        what = "settings" if isinstance(error, pccl_py.InvalidArgument) else "seen"
         return Finding(
-            "seen", False, "no peer of this machine got in" if error is None else str(error)
+            what, False, "no peer of this machine got in" if error is None else str(error)
         )
     if not seen[0]:
         remedy = (

@@ -98,6 +98,16 @@ def test_members_dial_the_port_that_peers_will_have(start: Any) -> None:
         assert f"wrong  seen: no port of {port}" in only.rest()
 
 
+def test_a_value_that_no_peer_takes_is_no_fault_of_the_way(start: Any) -> None:
+    with pccl.Coordinator() as coordinator:
+        rates = {"PCCL_TOKEN": coordinator.token, "PCCL_SEND_RATE": "100mbit,,eu-1=20mbit"}
+        program = start("doctor", "--json", module=CLI, **rates)
+        assert program.end() == 1
+        found = findings(program)
+        assert "seen" not in found and not found["settings"]["ok"]
+        assert found["settings"]["says"].startswith("PCCL_SEND_RATE has no rate before or behind")
+
+
 def test_members_dial_a_peer_of_a_run_whose_groups_take_two(start: Any) -> None:
     with pccl.LocalWorld(2, min_world_size=2) as world:
         program = start("doctor", "--json", module=CLI, PCCL_TOKEN=world.coordinator.token)
