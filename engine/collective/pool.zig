@@ -7,12 +7,15 @@ const Allocator = std.mem.Allocator;
 
 pub const Pool = struct {
     gpa: Allocator,
-    kept: [kept_max]Buffer = @splat(&.{}),
+    /// The oldest first.
+    kept: [kept_max]Buffer = undefined,
+    kept_count: usize = 0,
     kept_bytes: usize = 0,
 
     pub const Buffer = base.unfilled.Buffer(alignment);
     const alignment: std.mem.Alignment = .@"64";
-    const kept_max = 16;
+    /// Three or so for each of as many sizes as a model has layers of different shapes.
+    const kept_max = 128;
     /// The most that an idle peer holds on to.
     const kept_bytes_max = 1024 * base.limits.MiB;
 
@@ -21,39 +24,46 @@ pub const Pool = struct {
     }
 
     pub fn deinit(pool: *Pool) void {
-        for (&pool.kept) |*buffer| {
-            base.unfilled.free(pool.gpa, alignment, buffer.*);
-            buffer.* = &.{};
-        }
-        pool.kept_bytes = 0;
+        while (pool.kept_count > 0) pool.drop_oldest();
     }
 
     /// At least `bytes`, contents undefined.
     pub fn take(pool: *Pool, bytes: usize) Allocator.Error!Buffer {
         if (bytes == 0) return &.{};
-        var best: ?*Buffer = null;
-        for (&pool.kept) |*buffer| {
+        var best: ?usize = null;
+        for (pool.kept[0..pool.kept_count], 0..) |buffer, index| {
             // A buffer more than twice as large would starve the operation that needs it.
             if (buffer.len < bytes or buffer.len > bytes *| 2) continue;
-            if (best == null or buffer.len < best.?.len) best = buffer;
+            // Of equals the newest, which may still be in a cache.
+            if (best == null or buffer.len <= pool.kept[best.?].len) best = index;
         }
-        if (best) |buffer| {
-            defer buffer.* = &.{};
-            pool.kept_bytes -= buffer.len;
-            return buffer.*;
-        }
+        if (best) |index| return pool.remove(index);
         return base.unfilled.alloc(pool.gpa, alignment, bytes);
     }
 
+    /// It is kept, and those that nobody has taken for longest make room for it.
     pub fn give(pool: *Pool, buffer: Buffer) void {
         if (buffer.len == 0) return;
-        if (pool.kept_bytes + buffer.len <= kept_bytes_max) for (&pool.kept) |*place| {
-            if (place.len > 0) continue;
-            place.* = buffer;
-            pool.kept_bytes += buffer.len;
-            return;
-        };
-        base.unfilled.free(pool.gpa, alignment, buffer);
+        if (buffer.len > kept_bytes_max)
+            return base.unfilled.free(pool.gpa, alignment, buffer);
+        while (pool.kept_count == kept_max or pool.kept_bytes > kept_bytes_max - buffer.len)
+            pool.drop_oldest();
+        pool.kept[pool.kept_count] = buffer;
+        pool.kept_count += 1;
+        pool.kept_bytes += buffer.len;
+    }
+
+    fn drop_oldest(pool: *Pool) void {
+        base.unfilled.free(pool.gpa, alignment, pool.remove(0));
+    }
+
+    fn remove(pool: *Pool, index: usize) Buffer {
+        const buffer = pool.kept[index];
+        const later = pool.kept[index + 1 .. pool.kept_count];
+        @memmove(pool.kept[index..][0..later.len], later);
+        pool.kept_count -= 1;
+        pool.kept_bytes -= buffer.len;
+        return buffer;
     }
 };
 
@@ -65,4 +75,41 @@ test "a returned buffer is used again, and nothing leaks" {
     const b = try pool.take(900);
     try std.testing.expectEqual(a.ptr, b.ptr);
     pool.give(b);
+}
+
+test "a large buffer is kept, however many small ones were before it" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    var small: [Pool.kept_max + 8]Pool.Buffer = undefined;
+    for (&small) |*buffer| buffer.* = try pool.take(100);
+    for (small) |buffer| pool.give(buffer);
+    const large = try pool.take(1 << 20);
+    pool.give(large);
+    const again = try pool.take(1 << 20);
+    try std.testing.expectEqual(large.ptr, again.ptr);
+    pool.give(again);
+    try std.testing.expectEqual(Pool.kept_max, pool.kept_count);
+    const newest = try pool.take(100);
+    try std.testing.expectEqual(small[small.len - 1].ptr, newest.ptr);
+    pool.give(newest);
+}
+
+test "no more is kept than a peer may hold on to" {
+    var pool = Pool.init(std.testing.allocator);
+    defer pool.deinit();
+    const half = Pool.kept_bytes_max / 2;
+    // Nobody writes to them, so they take no memory.
+    const one = try pool.take(half);
+    const other = try pool.take(half);
+    const third = try pool.take(half);
+    for ([_]Pool.Buffer{ one, other, third }) |buffer| pool.give(buffer);
+    try std.testing.expectEqual(2 * half, pool.kept_bytes);
+    for ([_]Pool.Buffer{ third, other }) |buffer| {
+        const kept = try pool.take(half);
+        try std.testing.expectEqual(buffer.ptr, kept.ptr);
+    }
+    for ([_]Pool.Buffer{ third, other }) |buffer| pool.give(buffer);
+    const most = try pool.take(Pool.kept_bytes_max + 1);
+    pool.give(most);
+    try std.testing.expectEqual(2, pool.kept_count);
 }
