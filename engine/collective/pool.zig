@@ -34,7 +34,7 @@ pub const Pool = struct {
         for (pool.kept[0..pool.kept_count], 0..) |buffer, index| {
             // A buffer more than twice as large would starve the operation that needs it.
             if (buffer.len < bytes or buffer.len > bytes *| 2) continue;
-            // Of equals the newest, which may still be in a cache.
+            // The newest among equals may still be in a cache.
             if (best == null or buffer.len <= pool.kept[best.?].len) best = index;
         }
         if (best) |index| return pool.remove(index);
