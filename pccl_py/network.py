@@ -6,6 +6,7 @@ native library reads rates (engine/abi/rates.zig). Which congestion control: wor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -49,13 +50,25 @@ def _items(value: object, name: str) -> Iterator[str]:
         yield _rate(value, name)
         return
     for peer, rate in value.items():
+        said = _rate(rate, name)
+        # A comma would begin the rate of another.
+        if "," in said:
+            raise InvalidArgument(f"{name} has {said!r}, but each rate of a dict must be one")
         if peer is None:
-            yield _rate(rate, name)
+            yield said
         elif "," in words.text(peer, f"{name}: the name of a peer"):
             raise InvalidArgument(f"{name} names a peer by {peer!r}, but no name has a comma here")
         else:
-            yield f"{peer}={_rate(rate, name)}"
+            yield f"{peer}={said}"
 
 
 def _rate(value: Any, name: str) -> str:
-    return words.text(value, name) if isinstance(value, str) else str(words.index(value, name))
+    if isinstance(value, str):
+        return words.text(value, name)
+    try:
+        return str(operator.index(value))
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a text such as '200mbit', a whole number of bytes per second, or a "
+            f"dict of these by the names of peers, not {type(value).__name__}"
+        ) from None

@@ -25,11 +25,12 @@ fn parse(text: ?[*:0]const u8, name: ?[*:0]const u8, rate: ?*u64) status.Error!v
 
 /// `called`: its name for the user.
 pub fn read(given: [*:0]const u8, called: []const u8) status.Error!Rates {
-    const text = text_file.bounded(given, text_bytes_max) catch return status.fail(
+    const whole = text_file.bounded(given, text_bytes_max) catch return status.fail(
         .invalid_argument,
         "{s} has more than {d} bytes",
         .{ called, text_bytes_max },
     );
+    const text = std.mem.trim(u8, whole, " ");
     var rates: Rates = .{};
     var items = std.mem.splitScalar(u8, text, ',');
     while (items.next()) |part| {
@@ -155,6 +156,7 @@ test "a text that is none is refused, by its name and the part that is wrong" {
     const Case = struct { [*:0]const u8, []const u8 };
     for ([_]Case{
         .{ "", "8kbit to 10tbit" },
+        .{ " ", "8kbit to 10tbit" },
         .{ "100mbit,", "one of its commas: \"100mbit,\"" },
         .{ "100mbit,,eu-1=20mbit", "one of its commas" },
         .{ "100mbit,eu-1=fast", "not \"eu-1=fast\"" },
