@@ -76,7 +76,7 @@ class Library(Protocol):
     def connect(self, meeting: Meeting) -> None: ...
     def barrier(self) -> None: ...
     def call(self, collective: str, values: Values, other: Values) -> Values | None:
-        """In place in `values`, but for all_to_all, which arrives in `other`.
+        """In place in `values`, but for what arrives in `other` (Job.is_apart).
 
         Returns where the result of this rank is; None where it gets none.
         """

@@ -1,14 +1,18 @@
 """The ceiling of a ring: what bare TCP sockets move between these processes, without arithmetic.
 
 It owns one ring of connections, each process sending to the next and receiving from the one before
-at the same time, from one thread. It is no collective: nothing is reduced. Used by
-`loopback_worker.py`.
+at the same time, from one thread. It is no collective: nothing is reduced. Its sockets have what
+ours have within a machine (engine/session/flow.zig: Pace.held), because with BBR and the buffers of
+Linux they are slower. Used by `loopback_worker.py`.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+
+from bench.common import KIB
 
 PIECE_BYTES = 64 << 10  # small enough to stay in the cache between the two copies
 
@@ -29,6 +33,9 @@ class TcpRing:
         self._previous, _ = self._listener.accept()
         for peer in (self._next, self._previous):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+            held = 256 * KIB if world <= (os.cpu_count() or 1) else 512 * KIB
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, held)
             peer.setblocking(False)
 
     def exchange(self, size: int) -> None:

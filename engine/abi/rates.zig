@@ -37,7 +37,7 @@ pub fn read(given: [*:0]const u8, called: []const u8) status.Error!Rates {
         const item = std.mem.trim(u8, part, " ");
         if (item.len == 0 and text.len > 0) return status.fail(
             .invalid_argument,
-            "{s} has no rate before or behind one of its commas: \"{s}\"",
+            "{s} has no rate before or after one of its commas: \"{s}\"",
             .{ called, text },
         );
         try read_item(&rates, item, called);

@@ -14,7 +14,7 @@ pub const Pool = struct {
 
     pub const Buffer = base.unfilled.Buffer(alignment);
     const alignment: std.mem.Alignment = .@"64";
-    /// Three or so for each of as many sizes as a model has layers of different shapes.
+    /// An operation takes about three, and a model has layers of a few dozen sizes.
     const kept_max = 128;
     /// The most that an idle peer holds on to.
     const kept_bytes_max = 1024 * base.limits.MiB;
@@ -38,13 +38,22 @@ pub const Pool = struct {
             if (best == null or buffer.len <= pool.kept[best.?].len) best = index;
         }
         if (best) |index| return pool.remove(index);
-        return base.unfilled.alloc(pool.gpa, alignment, bytes);
+        while (true) {
+            return base.unfilled.alloc(pool.gpa, alignment, bytes) catch |err| {
+                // What nobody uses may be all that is missing.
+                if (pool.kept_count == 0) return err;
+                pool.drop_oldest();
+                continue;
+            };
+        }
     }
 
-    /// It is kept, and those that nobody has taken for longest make room for it.
+    /// A buffer that comes back is kept, and those that nobody has taken for longest make room for
+    /// it. Nothing makes room for one that takes more than half of all.
     pub fn give(pool: *Pool, buffer: Buffer) void {
         if (buffer.len == 0) return;
-        if (buffer.len > kept_bytes_max)
+        const room = kept_bytes_max - pool.kept_bytes;
+        if (buffer.len > kept_bytes_max / 2 and buffer.len > room)
             return base.unfilled.free(pool.gpa, alignment, buffer);
         while (pool.kept_count == kept_max or pool.kept_bytes > kept_bytes_max - buffer.len)
             pool.drop_oldest();
@@ -109,7 +118,21 @@ test "no more is kept than a peer may hold on to" {
         try std.testing.expectEqual(buffer.ptr, kept.ptr);
     }
     for ([_]Pool.Buffer{ third, other }) |buffer| pool.give(buffer);
-    const most = try pool.take(Pool.kept_bytes_max + 1);
-    pool.give(most);
-    try std.testing.expectEqual(2, pool.kept_count);
+    for ([_]usize{ half + 1, Pool.kept_bytes_max + 1 }) |bytes| {
+        const most = try pool.take(bytes);
+        pool.give(most);
+        try std.testing.expectEqual(2, pool.kept_count);
+    }
+}
+
+test "what is kept is given up where it is missing" {
+    var backing: [4096]u8 align(64) = undefined;
+    var little: std.heap.FixedBufferAllocator = .init(&backing);
+    var pool = Pool.init(little.allocator());
+    defer pool.deinit();
+    pool.give(try pool.take(1024));
+    const large = try pool.take(3584);
+    try std.testing.expectEqual(0, pool.kept_count);
+    try std.testing.expectError(error.OutOfMemory, pool.take(2048));
+    pool.give(large);
 }

@@ -244,6 +244,42 @@ test "on a system that keeps to no rate the engine does, and lanes that wait go 
     }
 }
 
+test "lanes within the machine hold as much as each peer with a core is to have" {
+    if (builtin.os.tag != .linux) return;
+    const coordinator = try start_coordinator(.default);
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            _ = try peer.admit();
+            var values: [8]u64 = @splat(1);
+            try peer.all_reduce(&values);
+            try expect_held(peer.engine, session.Pace.held(net.cores.of_machine() >= 2));
+            try peer.all_reduce(&values); // the other closes its lanes after it has looked, too
+        }
+
+        fn expect_held(engine: *PeerEngine, wanted: u32) !void {
+            const mode = engine.enter();
+            defer engine.leave(mode);
+            var lanes: usize = 0;
+            for (engine.connections.all.items) |connection| {
+                if (connection.owner == PeerEngine.control_owner) continue;
+                var bytes: c_int = 0;
+                var length: std.c.socklen_t = @sizeOf(c_int);
+                const sol = std.c.SOL.SOCKET;
+                const got = std.c.getsockopt(connection.fd, sol, std.c.SO.SNDBUF, &bytes, &length);
+                try std.testing.expectEqual(0, got);
+                // The administrator may allow less, and Linux doubles it.
+                try std.testing.expect(bytes == 2 * wanted or bytes < 512 * base.limits.KiB);
+                lanes += 1;
+            }
+            try std.testing.expect(lanes > 0);
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}
+
 test "sixteen tags at once, begun in another order on each peer" {
     const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();

@@ -79,6 +79,7 @@ pub const WayBack = struct {
     pub fn rest(way: *WayBack, ns: u64) void {
         way.grow_older(ns);
         way.waits_ns = null;
+        way.least = null;
     }
 
     fn grow_older(way: *WayBack, ns: u64) void {
@@ -119,6 +120,24 @@ test "what waits on its way back is not known without stamps, nor long after the
     try std.testing.expectEqual(30 * ms, way.step(100 * ms, s));
     try std.testing.expectEqual(20 * ms, way.step(100 * ms, 20 * ms));
     try std.testing.expectEqual(null, way.step(100 * ms, s));
+}
+
+test "pings of a pause say nothing of what waits after it" {
+    // The other clock is slower by 50 parts in a million, so what came at the beginning of a pause
+    // of ten minutes seems to have come 30 ms sooner.
+    var way: WayBack = .{};
+    const pause = 600 * s;
+    for (0..600) |second| {
+        const here_ns = second * s;
+        way.heard(WayBack.stamp(here_ns - second * 50 * us + s), here_ns + 50 * ms);
+    }
+    way.rest(pause);
+    for (1..50) |interval| {
+        const here_ns = pause + interval * 100 * ms;
+        way.heard(WayBack.stamp(here_ns - here_ns / 20_000 + s), here_ns + 50 * ms);
+        // Forty milliseconds of the way out.
+        try std.testing.expect(way.step(100 * ms, 40 * ms).? <= ms);
+    }
 }
 
 test "clocks may drift, stand still and leap, and a peer may say what it likes" {

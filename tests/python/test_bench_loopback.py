@@ -13,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import common, loopback
 from bench.common import Row
-from bench.loopback_libraries import Case
+from bench.loopback_libraries import Case, Job, result_of
 from bench.tcp_ring import TcpRing
 from pccl_py.measure_collectives import COLLECTIVES, encodes
 
@@ -88,6 +89,16 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
             moved = (share * (world - 1) / world or 1) * size
             seconds = by_name[case, "seconds", baseline]["value"]
             assert row["value"] == pytest.approx(moved / seconds / 1e9)
+
+
+def test_calls_that_are_not_in_place_have_another_array_for_their_result() -> None:
+    def job(purpose: str) -> Job:
+        return Job(purpose, 0, 2, ["pccl"], [Case(4096, 1, 1)], 1)
+
+    values, other = np.ones(4, np.float32), np.ones(4, np.float32)
+    assert result_of(job("memory"), "all_reduce", values, other) is values
+    assert result_of(job("memory_apart"), "all_reduce", values, other) is other
+    assert result_of(job("time"), "all_to_all", values, other) is other
 
 
 @linux_only

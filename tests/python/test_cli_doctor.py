@@ -105,7 +105,7 @@ def test_a_value_that_no_peer_takes_is_no_fault_of_the_way(start: Any) -> None:
         assert program.end() == 1
         found = findings(program)
         assert "seen" not in found and not found["settings"]["ok"]
-        assert found["settings"]["says"].startswith("PCCL_SEND_RATE has no rate before or behind")
+        assert found["settings"]["says"].startswith("PCCL_SEND_RATE has no rate before or after")
 
 
 def test_members_dial_a_peer_of_a_run_whose_groups_take_two(start: Any) -> None:
