@@ -40,7 +40,7 @@ pub const Pool = struct {
         if (best) |index| return pool.remove(index);
         while (true) {
             return base.unfilled.alloc(pool.gpa, alignment, bytes) catch |err| {
-                // What nobody uses may be all that is missing.
+                // The memory that is missing may be kept here, where nobody uses it.
                 if (pool.kept_count == 0) return err;
                 pool.drop_oldest();
                 continue;
