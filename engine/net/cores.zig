@@ -35,7 +35,7 @@ fn parse_list(text: []const u8) ?usize {
         const last = if (dash) |at| std.fmt.parseInt(u32, part[at + 1 ..], 10) catch return null //
         else first;
         if (last < first) return null;
-        count += last - first + 1;
+        count +|= @as(usize, last - first) + 1;
     }
     return count;
 }
