@@ -322,7 +322,7 @@ def measure(
                 *peak_rows(
                     world, case, {name: peaks[name][index] for name in libraries}, baselines
                 ),
-                apart_row(world, case, apart[index]),
+                *peak_rows(world, case, {"pccl": apart[index]}, [], "peak_memory_apart"),
             ]
 
 
@@ -396,16 +396,16 @@ def codec_rows(
     ]
 
 
-def peak_rows(world: int, case: Case, peaks: dict[str, int], baselines: list[str]) -> list[Row]:
+def peak_rows(
+    world: int,
+    case: Case,
+    peaks: dict[str, int],
+    baselines: list[str],
+    metric: str = "peak_memory_bytes",
+) -> list[Row]:
     """The rows of peak memory at one size."""
     values = {name: float(peak) for name, peak in peaks.items()}
-    return rows_of(world, case, "peak_memory_bytes", "B", values, baselines, COLLECTIVES[0])
-
-
-def apart_row(world: int, case: Case, peak: int) -> Row:
-    """Peak memory of calls that are not in place."""
-    name = common.case_name(COLLECTIVES[0], "f32", "none", world, case.size)
-    return Row(BENCH, name, "peak_memory_apart", float(peak), "B")
+    return rows_of(world, case, metric, "B", values, baselines, COLLECTIVES[0])
 
 
 def rows_of(

@@ -87,12 +87,19 @@ const Pair = struct {
         told.control = given.control;
     }
 
+    const vtable: Host.VTable = made: {
+        var those: Host.VTable = undefined; // it calls no more than these
+        those.lane_sample = sample;
+        those.lane_pace = pace;
+        break :made those;
+    };
+
+    fn host(pair: *Pair) Host {
+        return .{ .ctx = pair, .vtable = &vtable, .cores = 2 };
+    }
+
     /// Intervals in which so much moves each second on each link, and some have more to send.
     fn run(pair: *Pair, sent: [2]u64, received: [2]u64, busy: [2]bool, intervals: usize) void {
-        var vtable: Host.VTable = undefined; // it calls no more than these
-        vtable.lane_sample = sample;
-        vtable.lane_pace = pace;
-        const host: Host = .{ .ctx = pair, .vtable = &vtable, .cores = 2 };
         for (0..intervals) |_| {
             for (0..2) |index| {
                 pair.acked[index] += sent[index] / 10;
@@ -100,7 +107,7 @@ const Pair = struct {
                 pair.lanes[index].out_busy = busy[index];
             }
             const links = [_]*Link{ &pair.links[0], &pair.links[1] };
-            _ = measure.run(host, &links, &pair.node, measure.every_ns, 0);
+            _ = measure.run(pair.host(), &links, &pair.node, measure.every_ns, 0);
         }
     }
 };
@@ -248,12 +255,8 @@ test "a lane begins, and goes on after a pause, with a control that grows until 
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();
-    var vtable: Host.VTable = undefined;
-    vtable.lane_sample = Pair.sample;
-    vtable.lane_pace = Pair.pace;
-    const host: Host = .{ .ctx = &pair, .vtable = &vtable };
     const told = &pair.told[0];
-    measure.opened(host, &.{&pair.links[0]}, &pair.links[0], &pair.lanes[0], 0);
+    measure.opened(pair.host(), &.{&pair.links[0]}, &pair.links[0], &pair.lanes[0], 0);
     const both = [2]bool{ true, true };
     pair.run(.{ 8 * mbyte, 8 * mbyte }, .{ 0, 0 }, both, 5);
     try expectEqual(Pair.Told{ .changes = 1, .control = .starting }, told.*);
@@ -357,10 +360,7 @@ test "within a machine less is under way where each peer has a core" {
     var pair: Pair = undefined;
     pair.init();
     defer pair.deinit();
-    var vtable: Host.VTable = undefined;
-    vtable.lane_sample = Pair.sample;
-    vtable.lane_pace = Pair.pace;
-    const host: Host = .{ .ctx = &pair, .vtable = &vtable, .cores = 2 };
+    const host = pair.host();
     const links = [_]*Link{ &pair.links[0], &pair.links[1] };
     // The other one is elsewhere.
     measure.opened(host, &links, links[1], &pair.lanes[1], 0);
