@@ -80,8 +80,8 @@ def bytes_acknowledged(pid: int) -> int:
                 os.close(number)
                 continue
             with socket.socket(fileno=number) as found:
-                if found.family == socket.AF_UNIX:
-                    continue
+                if found.proto != socket.IPPROTO_TCP:
+                    continue  # the resolver's datagram socket, for example
                 info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 sent += int.from_bytes(info[acknowledged_at : acknowledged_at + 8], "little")
     finally:
