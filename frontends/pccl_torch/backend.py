@@ -676,7 +676,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> PcclWork:
-        """Collects a list of tensors of each member, as one operation: outputs[rank][number]."""
+        """Collects a list of tensors of each member, as one operation: `outputs[rank][number]`."""
         self.enter()
         self._check_each("the output list", outputs)
         lists = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
