@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -145,6 +146,26 @@ def platform_include(python: Interpreter, machine: str) -> Path | None:
     return folder
 
 
+def nanobind_sources(cache: Path) -> Path:
+    """A copy of nanobind in the build cache, at the same path in every environment.
+
+    Zig's cache counts the paths of a command. Pip installs nanobind anew for each build, in a
+    folder with a random name, so that nanobind and the bindings would be compiled each time.
+    """
+    copy = cache / f"nanobind-{nanobind.__version__}"
+    if not copy.exists():
+        cache.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            source = Path(folder) / "nanobind"
+            shutil.copytree(Path(nanobind.__file__).parent, source)
+            try:
+                source.rename(copy)
+            except OSError:  # not an error where another build has made the copy meanwhile
+                if not copy.exists():
+                    raise
+    return copy
+
+
 def build_native(prefix: Path) -> Plan:
     """Builds the extension, libpccl and its header into `prefix`/pccl_py."""
     python = Interpreter.of(os.environ.get("PCCL_WHEEL_PYTHON") or sys.executable)
@@ -158,7 +179,7 @@ def build_native(prefix: Path) -> Plan:
         *("--prefix", str(prefix)),
         f"-Dtarget={made.target}",
         *(f"-Dpython-include={folder}" for folder in includes),
-        f"-Dnanobind={Path(nanobind.__file__).parent}",
+        f"-Dnanobind={nanobind_sources(ROOT / '.zig-cache')}",
         f"-Dext-name={made.extension}",
         f"-Dabi3={str(made.stable_abi).lower()}",
         *shlex.split(os.environ.get("PCCL_ZIG_ARGS", "")),

@@ -104,6 +104,21 @@ def test_an_interpreter_tells_about_itself() -> None:
         hatch_build.check_headers(told._replace(include=Path("/nowhere")))
 
 
+def test_nanobind_is_at_one_path_in_all_environments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Goal: `pip install .` after `make build` compiles nothing again. Zig's cache counts paths,
+    and pip's environment for building has a new path each time."""
+    original = Path(hatch_build.nanobind.__file__)
+    there = hatch_build.nanobind_sources(tmp_path / "cache")
+    assert (there / "src" / "nb_combined.cpp").exists()
+    elsewhere = tmp_path / "environment" / "nanobind"
+    shutil.copytree(original.parent, elsewhere)
+    monkeypatch.setattr(hatch_build.nanobind, "__file__", str(elsewhere / original.name))
+    assert hatch_build.nanobind_sources(tmp_path / "cache") == there
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [there.name]
+
+
 def test_a_long_build_says_what_it_compiles_and_passes_errors_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
