@@ -12,6 +12,7 @@
 #   make mutants              hold hundreds of mistakes against tests, transcripts and seeds
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
+#   make flaky                each Python test ten times in random order on a busy machine
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
 #   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run
@@ -37,6 +38,7 @@ SECONDS ?= 600
 SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
+ROUNDS ?= 10
 # Python tests wait more than they work, so there are more workers than cores.
 WORKERS ?= 4
 # All but net and abi, which Windows lacks.
@@ -46,7 +48,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim
-.PHONY: soak test-torch fuzz mutants test-threads test-threads-python test-aarch64 test-windows
+.PHONY: soak test-torch fuzz flaky mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
@@ -130,6 +132,10 @@ fuzz: $(VENV)/.installed
 	$(ZIG) sim
 	zig-out/bin/pccl-sim fuzz --seconds $$(($(SECONDS) / 2)) --fresh
 	$(RUN) tests/fuzz/guided.py --seconds $$(($(SECONDS) / 2))
+
+# ONLY=tests/python/test_cli_run.py takes one file.
+flaky: build $(VENV)/.with-test
+	$(RUN) tests/flaky.py --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
 # Every mutation of tests/mutants must be caught, or be listed with its reason.
 mutants: $(VENV)/.installed

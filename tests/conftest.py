@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import queue
+import random
 import signal
 import sys
 import threading
@@ -54,6 +55,10 @@ LONG = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run in the order of this seed")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
@@ -61,7 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return len(LONG) + 1
         return LONG.index(item.path.name) if item.path.name in LONG else len(LONG)
 
-    items.sort(key=rank)
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        items.sort(key=rank)
+    else:
+        random.Random(seed).shuffle(items)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("alone"):
