@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("hatchling")
 
+import nanobind
+
 import hatch_build
 import hatch_readme
 
@@ -109,12 +111,12 @@ def test_nanobind_is_at_one_path_in_all_environments(
 ) -> None:
     """Goal: `pip install .` after `make build` compiles nothing again. Zig's cache counts paths,
     and pip's environment for building has a new path each time."""
-    original = Path(hatch_build.nanobind.__file__)
+    original = Path(nanobind.__file__)
     there = hatch_build.nanobind_sources(tmp_path / "cache")
     assert (there / "src" / "nb_combined.cpp").exists()
     elsewhere = tmp_path / "environment" / "nanobind"
     shutil.copytree(original.parent, elsewhere)
-    monkeypatch.setattr(hatch_build.nanobind, "__file__", str(elsewhere / original.name))
+    monkeypatch.setattr(nanobind, "__file__", str(elsewhere / original.name))
     assert hatch_build.nanobind_sources(tmp_path / "cache") == there
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [there.name]
 
