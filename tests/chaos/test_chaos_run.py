@@ -42,6 +42,7 @@ REPORT: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_minute_of_faults_breaks_no_promise(record_property: Any) -> None:
     report = run(plan.draw(SEED, SECONDS, slots=SLOTS))

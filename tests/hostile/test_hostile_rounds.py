@@ -42,6 +42,7 @@ def test_newcomers_that_read_nothing_and_go_cost_little(
         run.newcomer()
 
 
+@pytest.mark.long
 def test_newcomers_that_are_never_ready_keep_nobody_out(tmp_path: Path) -> None:
     """One a second, which opens no lane. Newcomers in the middle count: on a busy machine one of
     them may take long for other reasons."""

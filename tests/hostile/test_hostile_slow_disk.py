@@ -72,6 +72,7 @@ def two_at_work(
                 loop.exception(timeout=60)
 
 
+@pytest.mark.long
 def test_a_new_group_waits_for_the_disk_and_nobody_else_does(
     coordinator: pccl.Coordinator,
 ) -> None:

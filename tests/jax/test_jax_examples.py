@@ -40,6 +40,7 @@ def lines_of(*command: str) -> list[str]:
     return [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_OPTAX, reason="optax is not installed")
 def test_jax_data_parallel_loses_one_gains_one_and_ends_with_equal_digests() -> None:
     lines = lines_of(*RUN, "3", "--", sys.executable, "examples/jax_data_parallel.py")

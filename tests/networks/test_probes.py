@@ -93,6 +93,7 @@ class Peer:
         self._child.end()
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize("off", [None, 2])
 def test_links_that_nothing_has_used_are_probed(network: Network, off: int | None) -> None:

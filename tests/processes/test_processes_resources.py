@@ -276,6 +276,7 @@ with pccl.LocalWorld(3, heartbeat=0.2, silence=3, deadline=30) as world:
 """
 
 
+@pytest.mark.long
 def test_nothing_depends_on_the_wall_clock(tmp_path: Path) -> None:
     """Hours back and forth at every look: no loss, no early or late deadline."""
     source, shim = tmp_path / "jumping.c", tmp_path / "jumping.so"

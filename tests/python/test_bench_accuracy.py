@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench import accuracy
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_a_quick_run_gives_the_documented_errors(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "accuracy", "--quick", "--json"]
     done = subprocess.run(

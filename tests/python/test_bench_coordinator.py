@@ -30,6 +30,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return rows
 
 
+@pytest.mark.long
 def test_each_case_has_rows_for_each_number_of_peers_and_one_about_its_growth(rows: Rows) -> None:
     seen = {(row["case"], row["metric"]) for row in rows}
     each = ("ns_per_decision", "ns_per_message")
@@ -43,6 +44,7 @@ def test_each_case_has_rows_for_each_number_of_peers_and_one_about_its_growth(ro
             assert row["ratio"] == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_the_baseline_of_a_decision_is_that_of_the_fewest_peers_grown_by_n_log_n(
     rows: Rows,
 ) -> None:

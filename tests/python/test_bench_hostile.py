@@ -21,6 +21,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_the_attack_of_a_stranger_is_measured_beside_one_on_a_bystander(tmp_path: Path) -> None:
     done = bench("--quick", "--json", "--attack", "resets", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark pins cores")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 def test_a_quick_run_prints_rows_of_all_contenders(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "jax", "--json", "--quick", "--out", str(tmp_path)]

@@ -15,6 +15,7 @@ from pccl_py import measure
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_a_quick_run_gives_rows_and_writes_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "kernels", "int8", "--quick", "--json"]
     command += ["--size", "64KiB", "--out", str(tmp_path)]

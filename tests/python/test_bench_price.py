@@ -13,6 +13,7 @@ from bench.common import KIB
 from bench.price import BASELINE, CONTROL, OURS, Block
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="libraries are loaded the way of Linux")
 def test_a_quick_run_compares_two_libraries_call_by_call(tmp_path: Path) -> None:
     """Goal: the program runs and checks its results. Method: the installed library, twice."""

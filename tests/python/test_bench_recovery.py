@@ -25,6 +25,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @linux_only
 def test_a_small_run_prints_rows_for_every_case(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "baseline_value"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark pins cores")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_a_quick_run_prints_rows_of_both_and_of_the_overhead(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "torch", "--json", "--quick", "--case", "all_reduce"]

@@ -46,6 +46,7 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_quick_run_ends_with_right_results_and_leaves_nothing(tmp_path: Path) -> None:
     required()
@@ -74,6 +75,7 @@ def test_a_quick_run_ends_with_right_results_and_leaves_nothing(tmp_path: Path) 
     assert "10.88.0." not in subprocess.run(["ip", "route"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.long
 def test_a_network_ends_with_the_socket_of_its_emulator(tmp_path: Path) -> None:
     required()
     network = wan_network.Network(wan_network.build(), wan_topology.pair(10.0, 2.0, "reno"))

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_error_feedback_brings_the_loss_down() -> None:
     done = subprocess.run(
         [sys.executable, "examples/error_feedback.py"],

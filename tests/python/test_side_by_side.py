@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 MARKERS = "[pytest]\nmarkers =\n    alone: as here\n"
 
@@ -33,6 +35,7 @@ def test_not_alone(): assert not (HERE / "alone").exists()
 """
 
 
+@pytest.mark.long
 def test_a_file_has_one_worker_and_nothing_runs_beside_what_is_alone(tmp_path: Path) -> None:
     """Goal: what is marked `alone` sees no other test. Method: without the lock it would begin when
     the worker with the shortest tests is through with them."""

@@ -33,12 +33,10 @@ def lines_of(*command: str) -> list[str]:
     return [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
-    [
-        pytest.param([*RUN, "2", "--", sys.executable], marks=pytest.mark.long),
-        [*TORCHRUN, "2"],
-    ],
+    [[*RUN, "2", "--", sys.executable], [*TORCHRUN, "2"]],
     ids=["pccl run", "torchrun"],
 )
 def test_torch_ddp_ends_with_equal_parameters(command: list[str]) -> None:
