@@ -4,7 +4,7 @@
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/);
 #                             FRAMEWORK=torch: under DistributedDataParallel; =jax: jitted
 #   make test                 everything that must pass: style, unit tests, simulator, Python tests
-#   make test-long            what is long and rarely broken: emulators, demo, soak, docs, a wheel
+#   make test-long            what is long and rarely broken: threads, emulators, chaos, docs
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
@@ -48,8 +48,8 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim
-.PHONY: soak test-torch fuzz flaky mutants test-threads test-threads-python test-aarch64 test-windows
-.PHONY: test-avx512 test-portable wheels docs clean
+.PHONY: soak test-torch fuzz flaky mutants test-threads test-threads-python test-aarch64
+.PHONY: test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -86,7 +86,7 @@ simulator: $(VENV)/.tools
 python-test: build $(VENV)/.with-test
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
 
-# It takes longer with the simulator than `make test` does, and takes other seeds.
+# Runs the simulator for longer than `make test` does, with other seeds.
 test-long: build $(VENV)/.with-test $(VENV)/.with-release
 	$(MAKE) -j3 test-threads test-aarch64 test-windows $(VENV)/.with-docs
 	$(MAKE) docs
