@@ -219,7 +219,8 @@ typedef struct pccl_coordinator pccl_coordinator_t; /* opaque */
 
 typedef struct pccl_coordinator_options {
   size_t size;
-  const char *bind;            /* address to listen on, "host:port"; NULL: "127.0.0.1:0". Port 0 picks a free one */
+  const char *bind;            /* address to listen on, "host:port" or "host"; NULL: "127.0.0.1". Without a port, or with
+                                  port 0, any free one */
   const char *advertise;       /* address that goes into the token; NULL: the bound one ("host" or "host:port") */
   const uint8_t *run_id;       /* 16 bytes; NULL: random */
   uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */
@@ -250,8 +251,8 @@ typedef struct pccl_coordinator_options {
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
  * from there, and the token is the same. PCCL_INVALID_ARGUMENT if an option differs, or if the address in the token
- * would differ. PCCL_SYSTEM_ERROR if another coordinator uses the directory, or if its journal is damaged;
- * PCCL_VERSION_MISMATCH if another version wrote it. */
+ * would differ; both may differ until the first peer of the run comes. PCCL_SYSTEM_ERROR if another coordinator uses
+ * the directory, or if its journal is damaged; PCCL_VERSION_MISMATCH if another version wrote it. */
 PCCL_API pccl_status_t pccl_coordinator_create(const pccl_coordinator_options_t *options,
                                                pccl_coordinator_t **coordinator);
 /* The token peers join with. Valid until destroy. */
@@ -283,7 +284,7 @@ typedef struct pccl_comm pccl_comm_t; /* opaque */
 typedef struct pccl_comm_options {
   size_t size;
   const char *group;           /* name of the group, 1..256 bytes of UTF-8; NULL: "default" */
-  const char *bind;            /* address to listen on for other peers, "host:port"; NULL: port 0 on the interface
+  const char *bind;            /* address to listen on for other peers, "host:port" or "host"; NULL: the interface
                                   that leads to the coordinator, with advertise on all of them */
   const char *advertise;       /* address other peers dial, "host" or "host:port"; NULL: the local address of the
                                   connection to the coordinator, with the bound port; if the peer is not there, the

@@ -128,7 +128,7 @@ fn create(
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
         .label = try label.of_peer(given.label),
-        .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
+        .bind = if (bind) |where| net.address.Endpoint.parse_with_port(where, 0) catch
             return failure_coordinator.create(error.BadAddress, place) else null,
         .ports = ports,
         .reconnect_timeout_ns = switch (given.reconnect_timeout_ns) {

@@ -53,29 +53,30 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
     const out = coordinator orelse return status.is_null("coordinator");
     var given = sized.read(CoordinatorOptions, options) catch
         return status.bad_size("pccl_coordinator_options_t");
-    const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
+    const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
-    var place: failure_coordinator.Start = .{ .own = .{ .bind = bind, .advertise = advertise } };
-    var endpoint = net.address.Endpoint.parse(bind) catch
+    var place: failure_coordinator.Start = .{
+        .own = .{ .bind = bind orelse "127.0.0.1:0", .advertise = advertise },
+    };
+    // Without a port, any free one.
+    var endpoint = net.address.Endpoint.parse_with_port(place.own.bind, 0) catch
         return failure_coordinator.start_coordinator(error.BadAddress, &place);
     const state = try StateDir.open(given.state_dir);
     // The engine takes it over.
     var journal: ?*net.JournalFile = if (state) |*dir| dir.file else null;
     defer if (journal) |file| file.close();
+    var run_id = if (given.run_id) |id| id.* else net.random.array(16);
     if (state) |*dir| {
-        try dir.settle(&given, &endpoint);
         place.state = dir;
+        try dir.settle(&given, &run_id, &endpoint, &place.own);
     }
-    const run_id = if (place.settings()) |settings|
-        settings.run_id
-    else if (given.run_id) |id| id.* else net.random.array(16);
 
     const self = net.secret.allocator.create(Coordinator) catch return status.out_of_memory();
     errdefer net.secret.allocator.destroy(self); // it has the token
     self.pid = std.c.getpid();
     self.engine = net.CoordinatorEngine.create(gpa, .{
         .bind = endpoint,
-        .advertise = advertise,
+        .advertise = place.own.advertise,
         .journal = journal,
         .trouble = &place.trouble,
         .disk = net.fault.Disk.from_environment() catch return status.fail(

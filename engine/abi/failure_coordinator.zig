@@ -264,9 +264,9 @@ pub fn start_coordinator(err: net.CoordinatorEngine.Error, start: *const Start) 
         error.ThreadLimit => failure.thread_limit(),
         error.AddressInUse => if (start.settings()) |settings| fail(
             .system_error,
-            "port {d} is in use by another program, and the peers of the run in {s} look for " ++
-                "their coordinator there: end that program and start again",
-            .{ settings.port, start.state.?.path },
+            "the port of {s} is in use by another program, and the peers of the run in {s} look " ++
+                "for their coordinator there: end that program and start again",
+            .{ settings.bind.data, start.state.?.path },
         ) else listen(error.AddressInUse, own.bind),
         error.FamilyUnsupported,
         error.AddressNotAvailable,
@@ -277,12 +277,12 @@ pub fn start_coordinator(err: net.CoordinatorEngine.Error, start: *const Start) 
         error.JournalMoved => fail(
             .invalid_argument,
             "the peers of the run in {s} look for their coordinator at {s}, and this one would " ++
-                "be reached at {s}: give bind and advertise as at first, or advertise the old " ++
-                "address if it leads here",
+                "be reached at {s}: leave bind and advertise out, or give them as at first, or " ++
+                "advertise the old address if it leads here",
             .{
                 start.state.?.path,
                 start.settings().?.address.data,
-                start.trouble.moved.storage[0..start.trouble.moved.length],
+                start.trouble.moved.slice(),
             },
         ),
         error.JournalRefused => refused(start.state.?.path, &start.trouble),
@@ -362,10 +362,10 @@ fn refused(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
 
 /// Quotes the one that is not understood; null if both are.
 fn bad_address(own: Own) ?Error {
-    _ = net.address.Endpoint.parse(own.bind) catch return fail(
+    _ = net.address.Endpoint.parse_with_port(own.bind, 0) catch return fail(
         .invalid_argument,
         "bind is \"{s}\", which is not understood: it must be host:port, 1.2.3.4:port or " ++
-            "[v6]:port",
+            "[v6]:port, or one of them without port, which is then any free one",
         .{own.bind},
     );
     const advertise = own.advertise orelse return null;

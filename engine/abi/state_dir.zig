@@ -22,6 +22,8 @@ pub const StateDir = struct {
     file: *JournalFile,
     /// The settings of the run that is there already; they refer to bytes of the file.
     settings: ?Settings,
+    /// Peers were told the settings, so no option may differ from them.
+    is_used: bool,
 
     /// Null if the options name none.
     pub fn open(path: ?[*:0]const u8) status.Error!?StateDir {
@@ -29,18 +31,23 @@ pub const StateDir = struct {
         var trouble: net.journal_file.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
             return failure_coordinator.open_journal(err, dir, &trouble);
+        // `open` has read all records.
         return .{
             .path = dir,
             .file = file,
-            .settings = protocol.journal.settings_of(file.content()) catch unreachable, // open has
+            .settings = protocol.journal.settings_of(file.content()) catch unreachable,
+            .is_used = !(protocol.journal.is_unused(file.content()) catch unreachable),
         };
     }
 
-    /// Fills in what the caller left open, and refuses what differs.
+    /// Fills in what the caller left open, and refuses what differs, if a peer has been told
+    /// otherwise.
     pub fn settle(
         state: *const StateDir,
         given: *CoordinatorOptions,
+        run_id: *base.RunId,
         endpoint: *net.address.Endpoint,
+        own: *failure_coordinator.Own,
     ) status.Error!void {
         const settings = &(state.settings orelse return);
         inline for (.{
@@ -58,22 +65,31 @@ pub const StateDir = struct {
             const option = &@field(given, pair[0]);
             const decided = @field(settings, pair[1]);
             if (option.* == 0) option.* = decided;
-            if (option.* != decided) return state.differs(pair[0], option.*, decided);
+            if (state.is_used and option.* != decided) return state.differs(pair[0], option.*, decided);
         }
         const same = if (given.run_id) |id|
             std.crypto.timing_safe.eql(base.RunId, id.*, settings.run_id)
         else
             true;
         // Whoever knows the rest of an id can join.
-        if (!same) return status.fail(
+        if (state.is_used and !same) return status.fail(
             .invalid_argument,
             "run_id begins with {s}, but {s} holds the run {s}: leave run_id out to go on with " ++
                 "that run, or give another directory to begin a new one",
             .{ &base.short_run(given.run_id.?), state.path, &base.short_run(&settings.run_id) },
         );
-        if (endpoint.port == 0) endpoint.port = settings.port;
-        if (endpoint.port != settings.port)
-            return state.differs("the port of bind", endpoint.port, settings.port);
+        if (given.run_id == null) run_id.* = settings.run_id;
+        // A coordinator has written it.
+        const before = net.address.Endpoint.parse(settings.bind.data) catch return;
+        if (given.bind == null) {
+            endpoint.* = before;
+            own.bind = settings.bind.data;
+        }
+        if (endpoint.port == 0) endpoint.port = before.port;
+        if (state.is_used and endpoint.port != before.port)
+            return state.differs("the port of bind", endpoint.port, before.port);
+        const advertised = settings.advertise.data;
+        if (own.advertise == null and advertised.len > 0) own.advertise = advertised;
     }
 
     fn differs(

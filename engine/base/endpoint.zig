@@ -14,6 +14,25 @@ pub const Endpoint = struct {
 
     pub const ParseError = error{BadAddress};
 
+    /// An address, or a host alone, in memory of its own.
+    pub const Text = struct {
+        storage: [limits.address_bytes_max]u8 = undefined,
+        length: usize = 0,
+
+        /// The address must have at most `limits.address_bytes_max` bytes.
+        pub fn of(comptime form: []const u8, args: anytype) ParseError!Text {
+            var made: Text = .{};
+            const written = std.fmt.bufPrint(&made.storage, form, args) catch
+                return error.BadAddress;
+            made.length = written.len;
+            return made;
+        }
+
+        pub fn slice(it: *const Text) []const u8 {
+            return it.storage[0..it.length];
+        }
+    };
+
     /// A port must be there.
     pub fn parse(text: []const u8) ParseError!Endpoint {
         const split = try Split.of(text);
@@ -167,7 +186,12 @@ test "endpoints are read and written back" {
         var text: [limits.address_bytes_max]u8 = undefined;
         const again = try std.fmt.bufPrint(&text, "{f}", .{endpoint});
         try std.testing.expectEqualStrings(case[0], again);
+        const kept = try Endpoint.Text.of("{f}", .{endpoint});
+        try std.testing.expectEqualStrings(case[0], kept.slice());
     }
+    const too_long = "h" ** limits.address_bytes_max;
+    _ = try Endpoint.Text.of("{s}", .{too_long});
+    try std.testing.expectError(error.BadAddress, Endpoint.Text.of("{s}:1", .{too_long}));
     const bad = [_][]const u8{
         "",      "host",  "host:", "host:65536", "host:-1",  "host:+1",
         "[::1]", "[::1",  "[]:1",  "::1",        "[::1]x:1", "h\x00:1",

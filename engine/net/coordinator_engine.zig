@@ -40,8 +40,10 @@ pub const CoordinatorEngine = struct {
     stopping: bool = false,
     thread: std.Thread,
     port: u16,
-    address_storage: [base.limits.address_bytes_max]u8,
-    address_length: usize,
+    /// Where it listens, what it was told to advertise, and "host:port" of the token.
+    bind: address.Endpoint.Text,
+    advertise: address.Endpoint.Text,
+    reached: address.Endpoint.Text,
 
     pub const Options = struct {
         /// Where to listen. An empty host is every interface, port 0 a free one.
@@ -78,17 +80,19 @@ pub const CoordinatorEngine = struct {
             .finder = .{ .run_id = undefined },
             .thread = undefined,
             .port = undefined,
-            .address_storage = undefined,
-            .address_length = undefined,
+            .bind = undefined,
+            .advertise = undefined,
+            .reached = undefined,
         };
         errdefer engine.connections.deinit();
         const listener = try socket.listen(&try address.to_bind(options.bind));
         try engine.connections.listen(listener);
-        try engine.name_address(options.advertise, listener);
+        try engine.name_address(options.bind.host, options.advertise, listener);
 
         var protocol_options = options.protocol;
+        protocol_options.bind = engine.bind.slice();
+        protocol_options.advertise = engine.advertise.slice();
         protocol_options.address = engine.reached_at();
-        protocol_options.port = engine.port;
         if (options.journal) |file| {
             engine.writer = try .create(gpa, file, &engine.connections.poller.waker, options.disk);
             protocol_options.journal = engine.writer.?.seam();
@@ -136,11 +140,11 @@ pub const CoordinatorEngine = struct {
     ) JournalError!void {
         const content = file.content();
         const before = protocol.journal.settings_of(content) catch unreachable; // open has read it
-        if (before) |settings| if (!std.mem.eql(u8, settings.address.data, engine.reached_at())) {
-            if (trouble) |into| into.* = .{ .moved = .{
-                .storage = engine.address_storage,
-                .length = engine.address_length,
-            } };
+        const is_unused = protocol.journal.is_unused(content) catch unreachable;
+        if (before) |settings| if (!is_unused and
+            !std.mem.eql(u8, settings.address.data, engine.reached_at()))
+        {
+            if (trouble) |into| into.* = .{ .moved = engine.reached };
             return error.JournalMoved;
         };
         engine.coordinator.restore(clock.now(), content) catch |err| switch (err) {
@@ -159,16 +163,20 @@ pub const CoordinatorEngine = struct {
 
     /// "host:port", for the token.
     pub fn reached_at(engine: *const CoordinatorEngine) []const u8 {
-        return engine.address_storage[0..engine.address_length];
+        return engine.reached.slice();
     }
 
     fn name_address(
         engine: *CoordinatorEngine,
+        bind_host: []const u8,
         advertise: ?[]const u8,
         listener: socket.Fd,
     ) address.LookUpError!void {
         const bound = socket.local_address(listener) orelse return error.BadAddress;
         engine.port = bound.port();
+        const bind: address.Endpoint = .{ .host = bind_host, .port = engine.port };
+        engine.bind = try .of("{f}", .{bind});
+        engine.advertise = try .of("{s}", .{advertise orelse ""});
         var host_text: [address.Address.text_bytes_max]u8 = undefined;
         // Nobody can dial "every interface".
         const host = if (bound.is_any())
@@ -180,9 +188,7 @@ pub const CoordinatorEngine = struct {
         // Nobody who listens on every interface means this machine alone.
         if (bound.is_any() and advertise == null and endpoint.is_loopback()) log.put(.warning, //
             "this machine has no way to others, so the token says " ++ nowhere);
-        const text = std.fmt.bufPrint(&engine.address_storage, "{f}", .{endpoint}) catch
-            return error.BadAddress;
-        engine.address_length = text.len;
+        engine.reached = try .of("{f}", .{endpoint});
     }
 
     const nowhere = "127.0.0.1, which leads every other machine to itself: give the coordinator " ++
@@ -341,16 +347,38 @@ test "a coordinator begins again where its journal says, or not at all" {
         try std.testing.expectEqual(incarnation, engine.coordinator.run.incarnation);
         port = engine.port;
     }
+    // As long as no peer has come, the run may move.
+    const moved = try CoordinatorEngine.create(gpa, .{
+        .advertise = "elsewhere",
+        .journal = try JournalFile.open(gpa, state, &trouble),
+        .protocol = .{ .run_id = @splat(1) },
+    });
+    try std.testing.expect(std.mem.startsWith(u8, moved.reached_at(), "elsewhere:"));
+    moved.destroy();
+    var image: protocol.journal.Image = .{};
+    defer image.deinit(gpa);
+    try image.add(gpa, .{ .group = .{
+        .id = 0,
+        .name = .of("g"),
+        .initial_world_size = 1,
+        .last_epoch = 0,
+    } });
+    const begun = try JournalFile.open(gpa, state, &trouble);
+    try begun.append(image.bytes());
+    begun.close();
     const file = try JournalFile.open(gpa, state, &trouble);
     defer file.close(); // an engine that is not made does not take it
+    const content = file.content();
+    const settings = (try protocol.journal.settings_of(content)).?;
+    try std.testing.expectEqualStrings("elsewhere", settings.advertise.data);
+    try std.testing.expect(std.mem.startsWith(u8, settings.bind.data, "127.0.0.1:"));
     try std.testing.expectError(error.JournalMoved, CoordinatorEngine.create(gpa, .{
-        .advertise = "elsewhere",
+        .advertise = "nowhere",
         .journal = file,
         .trouble = &trouble,
         .protocol = .{ .run_id = @splat(1) },
     }));
-    const there = trouble.moved.storage[0..trouble.moved.length];
-    try std.testing.expect(std.mem.startsWith(u8, there, "elsewhere:"));
+    try std.testing.expect(std.mem.startsWith(u8, trouble.moved.slice(), "nowhere:"));
 }
 
 test "a stranger that says nothing loses its place, and descriptors do not run out for others" {

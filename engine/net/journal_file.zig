@@ -84,7 +84,7 @@ pub const Trouble = union(enum) {
     /// Another user could read it, change it, or has put it there.
     exposed: private.Exposure,
     /// Peers would not find the coordinator where it is now (coordinator_engine.zig).
-    moved: struct { storage: [base.limits.address_bytes_max]u8, length: usize },
+    moved: base.Endpoint.Text,
 
     pub const Error = error{ JournalFailed, JournalInUse, JournalRefused, JournalExposed };
 
@@ -573,7 +573,6 @@ fn sample(image: *journal.Image, starts: u32) !void {
     try image.add(gpa_of_tests, .{ .settings = .{
         .run_id = @splat(1),
         .seal_key = @splat(2),
-        .port = 1,
         .lanes = 1,
         .chunk_bytes = 1,
         .windows_bytes = 1,

@@ -20,8 +20,6 @@ pub const Settings = struct {
     run_id: base.RunId,
     /// The key of the seals of decisions.
     seal_key: seal.Key,
-    /// Where it listens, so that a restart is found where the first start was.
-    port: u16,
     lanes: u8,
     chunk_bytes: u32,
     /// The window of one operation follows from it.
@@ -34,11 +32,14 @@ pub const Settings = struct {
     stall_ns: u64,
     min_world_size: u32,
     initial_world_size: u32,
+    /// "host:port": the option bind, with the port that the coordinator listens on.
+    bind: Bytes = .{},
+    /// The option advertise; empty: none was given.
+    advertise: Bytes = .{},
     /// "host:port" as in the token.
     address: Bytes = .{},
 
     pub const bounds = .{
-        .port = .any,
         .lanes = limits.lanes_per_link_max,
         .chunk_bytes = limits.frame_payload_bytes_max,
         .windows_bytes = limits.windows_bytes_max,
@@ -49,6 +50,8 @@ pub const Settings = struct {
         .stall_ns = limits.interval_ns_max,
         .min_world_size = limits.peers_max,
         .initial_world_size = limits.peers_max,
+        .bind = limits.address_bytes_max,
+        .advertise = limits.address_bytes_max,
         .address = limits.address_bytes_max,
     };
 };
@@ -209,7 +212,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 3;
+pub const version: u32 = 4;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
@@ -230,14 +233,14 @@ const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf
 const refusal_bytes = 16 + 1 + 2 * @sizeOf(PeerId) + 2 * wire.control.descriptor_bytes + 8;
 const refusals_bytes_max = 2 + 2 * 8 + 4 + refusals_max * refusal_bytes;
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
-/// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: those
-/// with a name or an address are shorter, no two members have one id, no process is 0, and no
-/// decision has the number 0.
+/// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
+/// with a name are shorter, an address has no zero, no two members have one id, no process is 0, and
+/// no decision has the number 0.
 const sector_bytes = 512;
 
 comptime {
     std.debug.assert(@sizeOf(Settings) + limits.name_bytes_max < sector_bytes);
-    std.debug.assert(@sizeOf(Settings) + limits.address_bytes_max < sector_bytes);
+    std.debug.assert(@sizeOf(Settings) < sector_bytes);
     std.debug.assert(2 * refusal_bytes < sector_bytes);
     std.debug.assert(refusals_bytes_max <= activation_bytes_max);
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
@@ -401,6 +404,17 @@ pub fn settings_of(bytes: []const u8) Error!?Settings {
     return first.settings;
 }
 
+/// No peer has entered a group of the run, so nobody relies on its settings.
+pub fn is_unused(bytes: []const u8) Error!bool {
+    var replay: Replay = .init(bytes);
+    while (try replay.next()) |entry| switch (entry) {
+        .settings => {},
+        .start => |body| if (body.ended_epoch > 0) return false,
+        else => return false,
+    };
+    return true;
+}
+
 /// False: it was never written, or only its beginning.
 fn check_header(bytes: []const u8) Error!bool {
     if (bytes.len < header_bytes) {
@@ -495,7 +509,6 @@ const testing = std.testing;
 const test_settings: Settings = .{
     .run_id = @splat(7),
     .seal_key = @splat(8),
-    .port = 4711,
     .lanes = 2,
     .chunk_bytes = 1 << 18,
     .windows_bytes = 1 << 28,
@@ -506,6 +519,8 @@ const test_settings: Settings = .{
     .stall_ns = 120_000,
     .min_world_size = 1,
     .initial_world_size = 3,
+    .bind = .of("127.0.0.1:4711"),
+    .advertise = .of("localhost"),
     .address = .of("localhost:4711"),
 };
 
@@ -623,7 +638,8 @@ test "a journal is read back, and its settings are found" {
     try testing.expectEqual(0, it.cut_bytes());
     const settings = (try settings_of(sample.image.bytes())).?;
     try testing.expectEqualStrings("localhost:4711", settings.address.data);
-    try testing.expectEqual(4711, settings.port);
+    try testing.expectEqualStrings("127.0.0.1:4711", settings.bind.data);
+    try testing.expectEqualStrings("localhost", settings.advertise.data);
     try testing.expectEqual(null, try settings_of(""));
 }
 

@@ -201,7 +201,6 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
     try image.add(gpa, .{ .settings = .{
         .run_id = options.run_id,
         .seal_key = run.seal_key,
-        .port = options.port,
         .lanes = options.lanes,
         .chunk_bytes = options.chunk_bytes,
         .windows_bytes = options.windows_bytes,
@@ -212,6 +211,8 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
         .stall_ns = options.stall_ns,
         .min_world_size = options.min_world_size,
         .initial_world_size = options.initial_world_size,
+        .bind = .of(options.bind),
+        .advertise = .of(options.advertise),
         .address = .of(options.address),
     } });
     try image.add(gpa, .{ .start = .{

@@ -124,9 +124,11 @@ pub const Run = struct {
         stall_warning_ns: u64 = 10 * std.time.ns_per_s,
         /// And before it is let go; 0: it never is.
         stall_ns: u64 = 0,
-        /// Where it is reached, for the status and the journal.
+        /// Where it listens and what it advertises, for the journal; where it is reached, for the
+        /// status, too.
+        bind: []const u8 = "",
+        advertise: []const u8 = "",
         address: []const u8 = "",
-        port: u16 = 0,
         /// The bytes that all its queues may hold. Beyond, the longest goes.
         memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.

@@ -49,7 +49,7 @@ def _word(parse: Callable[[str], IntEnum]) -> Callable[[str], str]:
 
 Bind = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT to listen on; port 0 picks a free one. " + default("127.0.0.1:0")),
+    typer.Option(help="HOST:PORT to listen on, or HOST for a free port. " + default("127.0.0.1")),
 ]
 TokenFile = Annotated[
     Path | None,

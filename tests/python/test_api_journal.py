@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,36 @@ def begin(state: Path, **options: Any) -> str:
     """Begins a run and ends its coordinator. Returns the token."""
     with pccl.Coordinator(state=state, **options) as coordinator:
         return coordinator.token
+
+
+def use(state: Path, **options: Any) -> str:
+    """Begins a run, or goes on with it, and has as many peers in it as it needs."""
+    with pccl.Coordinator(state=state, **options) as coordinator:
+        token = coordinator.token
+        peers = max(1, *(options.get(f"{name}_world_size", 1) for name in ("min", "initial")))
+        with ThreadPoolExecutor(peers) as threads:
+            for comm in threads.map(lambda _: pccl.connect(token, bind="127.0.0.1"), range(peers)):
+                comm.close()
+        return token
+
+
+def settings_of(state: Path) -> bytes:
+    """The first record of the journal: docs/PROTOCOL.md."""
+    journal = (state / "journal").read_bytes()
+    return journal[16 : 16 + 11 + int.from_bytes(journal[19:23], "little") + 5]
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a run that has had an epoch, and since then a start without peers. Copy it."""
+    state = tmp_path_factory.mktemp("used") / "state"
+    with (
+        pccl.Coordinator(state=state) as coordinator,
+        pccl.connect(coordinator.token, initial_world_size=1, bind="127.0.0.1") as comm,
+    ):
+        comm.admit()
+    begin(state)
+    return state
 
 
 # ---- what is kept ----------------------------------------------------------------------------
@@ -77,51 +109,114 @@ def test_without_a_state_nothing_is_kept(coordinator: pccl.Coordinator) -> None:
 # ---- what differs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"min_world_size": 3}, ("min_world_size is 3", "begun with 1")),
-        ({"initial_world_size": 4}, ("initial_world_size is 4", "begun with 1")),
-        ({"lanes_per_link": 3}, ("lanes_per_link is 3", "begun with auto")),
-        ({"chunk_bytes": 1024}, ("chunk_bytes is 1024", "begun with 262144")),
-        ({"window_bytes": 65536}, ("window_bytes is 65536", "begun with 268435456")),
-        ({"heartbeat": 0.25}, ("heartbeat is 0.25 s", "begun with 0.5 s")),
-        ({"silence": 9}, ("silence is 9 s", "begun with 5 s")),
-        ({"prepare": 1}, ("prepare is 1 s", "begun with 10 s")),
-        ({"run_id": b"x" * 16}, ("run_id begins with " + "78" * 4 + ",", "holds the run")),
-        ({"bind": "127.0.0.1:1"}, ("port of bind is 1", "begun with ")),
-        ({"advertise": "elsewhere"}, ("reached at elsewhere:", "look for")),
-    ],
-)
+DIFFERENT: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"min_world_size": 3}, ("min_world_size is 3", "begun with 1")),
+    ({"initial_world_size": 4}, ("initial_world_size is 4", "begun with 1")),
+    ({"lanes_per_link": 3}, ("lanes_per_link is 3", "begun with auto")),
+    ({"chunk_bytes": 1024}, ("chunk_bytes is 1024", "begun with 262144")),
+    ({"window_bytes": 65536}, ("window_bytes is 65536", "begun with 268435456")),
+    ({"heartbeat": 0.25}, ("heartbeat is 0.25 s", "begun with 0.5 s")),
+    ({"silence": 9}, ("silence is 9 s", "begun with 5 s")),
+    ({"prepare": 1}, ("prepare is 1 s", "begun with 10 s")),
+    ({"run_id": b"x" * 16}, ("run_id begins with " + "78" * 4 + ",", "holds the run")),
+    ({"bind": "127.0.0.1:1"}, ("port of bind is 1", "begun with ")),
+    ({"stall_warning": 2}, ("stall_warning is 2 s", "begun with 10 s")),
+    ({"stall": 20}, ("stall is 20 s", "begun with 0 s")),
+    ({"advertise": "localhost"}, ("reached at localhost:", "look for")),
+    ({"bind": "127.0.0.2"}, ("reached at 127.0.0.2:", "look for")),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), DIFFERENT)
 def test_an_option_that_differs_is_refused_with_both_values(
-    tmp_path: Path, options: dict[str, Any], words: tuple[str, ...]
+    tmp_path: Path, used: Path, options: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    token = begin(tmp_path)
+    state = tmp_path / "state"
+    shutil.copytree(used, state)
+    before = (state / "journal").read_bytes()
     with pytest.raises(pccl.InvalidArgument) as caught:
-        pccl.Coordinator(state=tmp_path, **options)
-    for word in (*words, str(tmp_path)):
+        pccl.Coordinator(state=state, **options)
+    for word in (*words, str(state)):
         assert word in str(caught.value)
-    # Nothing has happened to the run.
-    with pccl.Coordinator(state=tmp_path) as again:
-        assert again.token == token
-        assert pccl.run_status(token)["incarnation"] == 2
+    assert (state / "journal").read_bytes() == before
 
 
-def test_an_address_that_would_move_is_refused(tmp_path: Path) -> None:
-    token = begin(tmp_path, bind="127.0.0.1:0", advertise="coordinator.example")
-    address = pccl.token_parse(token).address
-    with pytest.raises(pccl.InvalidArgument, match=re.escape(address)) as caught:
-        pccl.Coordinator(state=tmp_path)
-    assert "advertise" in str(caught.value)
-    with pccl.Coordinator(state=tmp_path, advertise="coordinator.example") as again:
-        assert again.token == token
+@pytest.mark.parametrize("options", [options for options, _ in DIFFERENT])
+def test_an_option_may_differ_as_long_as_no_peer_has_come(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """It is an option of the run from then on."""
+    if options.get("bind") == "127.0.0.1:1":  # nobody but root may have that port
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            options = {"bind": f"127.0.0.1:{free.getsockname()[1]}"}
+    first = pccl.token_parse(begin(tmp_path))
+    with pccl.Coordinator(state=tmp_path, **options) as mended:
+        token, port = mended.token, mended.port
+    found = pccl.token_parse(token)
+    host, _, at = found.address.rpartition(":")
+    same_port = first.address.endswith(f":{port}")
+    assert found.run_id == options.get("run_id", first.run_id)
+    assert int(at) == port and same_port == ("127.0.0.1:" not in options.get("bind", ""))
+    assert host == options.get("advertise", options.get("bind", "127.0.0.1").partition(":")[0])
+    mended_settings = settings_of(tmp_path)
+    assert use(tmp_path, **options) == token
+    assert begin(tmp_path) == token
+    assert settings_of(tmp_path) == mended_settings
+
+
+EVERY: dict[str, Any] = {
+    "bind": "0.0.0.0",
+    "advertise": "localhost",
+    "min_world_size": 2,
+    "initial_world_size": 3,
+    "lanes_per_link": 3,
+    "chunk_bytes": 2048,
+    "window_bytes": 1 << 20,
+    "heartbeat": 0.25,
+    "silence": 2.0,
+    "prepare": 3.0,
+    "stall_warning": 4.0,
+    "stall": 8.0,
+    "run_id": b"0123456789abcdef",
+}
+
+
+@pytest.mark.parametrize("given", [*([name] for name in EVERY), [], list(EVERY)])
+def test_every_option_that_is_left_out_comes_from_the_journal(
+    tmp_path: Path, every: tuple[Path, str], given: list[str]
+) -> None:
+    state = tmp_path / "state"
+    shutil.copytree(every[0], state)
+    with pccl.Coordinator(state=state, **{name: EVERY[name] for name in given}) as again:
+        assert again.token == every[1]
+        # It listens on every interface again.
+        socket.create_connection(("127.0.0.2", again.port)).close()
+    assert settings_of(state) == settings_of(every[0])
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The state of a run with these options, and its token. Copy it."""
+    state = tmp_path_factory.mktemp("every") / "state"
+    return state, use(state, **EVERY)
+
+
+def test_an_address_without_a_port_takes_a_free_one(tmp_path: Path) -> None:
+    with (
+        pccl.Coordinator(bind="127.0.0.1", state=tmp_path) as coordinator,
+        pccl.connect(coordinator.token, initial_world_size=1, bind="127.0.0.1") as comm,
+    ):
+        comm.admit()
+        port = coordinator.port
+    with pccl.Coordinator(bind="127.0.0.1", state=tmp_path) as again:
+        assert again.port == port
 
 
 def test_a_port_that_was_taken_meanwhile_is_named(tmp_path: Path) -> None:
     port = int(pccl.token_parse(begin(tmp_path)).address.rpartition(":")[2])
     with (
         pccl.Coordinator(bind=f"127.0.0.1:{port}"),
-        pytest.raises(pccl.SystemRefused, match=rf"port {port} is in use.*peers"),
+        pytest.raises(pccl.SystemRefused, match=rf"the port of \S+:{port} is in use.*peers"),
     ):
         pccl.Coordinator(state=tmp_path)
 
@@ -238,8 +333,8 @@ def test_a_child_of_a_dead_coordinator_does_not_keep_its_journal(
 def test_a_killed_coordinator_prints_the_same_token_again(start: Any, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     tokens = []
-    for _ in range(3):
-        program = start("coordinator", "--state", state, module=CLI)
+    for options in [("--bind", "0.0.0.0", "--advertise", "localhost"), (), ("--bind", "0.0.0.0")]:
+        program = start("coordinator", *options, "--state", state, module=CLI)
         tokens.append(program.line())
         program.interrupt(signal.SIGKILL)
         assert program.end() == -signal.SIGKILL
