@@ -19,18 +19,20 @@ from pccl_py.words import PeerId, Probe, ProbeName, nanoseconds, text
 
 
 class Coordinator(Closing):
-    """Decides membership and outcomes of a run. Runs until `close`.
+    """Decides membership and outcomes of a run. Runs until `close`, or until the process ends.
+
+    It also runs on when the program holds it no longer.
 
     Arguments that are not given come from the environment: PCCL_COORDINATOR_BIND and so on
     (docs/ENVIRONMENT.md); defaults are in parentheses.
 
-    `bind`: "host:port" to listen on; default: a free port on 127.0.0.1. `advertise`: address that
-    goes into the token, "host" or "host:port"; default: the bound one. `run_id`: 16 bytes, default
-    random. `min_world_size`: a group that falls below fails with TooFewPeers (1).
-    `initial_world_size`: peers the first epoch of a group waits for, unless they say (1).
-    `lanes_per_link`: TCP connections between two peers, 1 to 64, or "auto": as many as bring
-    something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk, 1 KiB to
-    256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums at each peer, at most,
+    `bind`: "host:port" to listen on, or "host" for a free port there; default: 127.0.0.1.
+    `advertise`: address that goes into the token, "host" or "host:port"; default: the bound one.
+    `run_id`: 16 bytes, default random. `min_world_size`: a group that falls below fails with
+    TooFewPeers (1). `initial_world_size`: peers the first epoch of a group waits for, unless they
+    say (1). `lanes_per_link`: TCP connections between two peers, 1 to 64, or "auto": as many as
+    bring something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk,
+    1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums at each peer, at most,
     1 GiB or less (256 MiB); 16 MiB of it for each operation, and more where more is in the air.
     `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent peer is lost (5;
     at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes
@@ -44,11 +46,12 @@ class Coordinator(Closing):
     else moves, "auto" or "off" ("auto").
 
     With a `state` that holds a run, it goes on with that run: run id, port and all options that are
-    None come from there, and the token is the same as before.
+    None come from there, and the token is the same as before. Options may differ from those of the
+    run until its first peer comes.
 
-    Raises InvalidArgument, also if an option differs from that of the run in `state`. Raises
-    SystemRefused if the port or `state` is in use, or the journal in it is damaged, and
-    VersionMismatch if another version wrote it.
+    Raises InvalidArgument, also if an option differs later. Raises SystemRefused if the port or
+    `state` is in use, or the journal in it is damaged, and VersionMismatch if another version wrote
+    it.
     """
 
     _exit_order = 1  # after the groups, so that they leave a coordinator that still answers
@@ -102,6 +105,7 @@ class Coordinator(Closing):
         with _lifecycle.opening():
             self._native = _pccl.Coordinator(**options)
         self._forked = False
+        _running.add(self)
         _lifecycle.register(self)
 
     @property
@@ -116,6 +120,7 @@ class Coordinator(Closing):
 
     def close(self) -> None:
         """Stops it: peers see CoordinatorUnreachable. Idempotent; nothing in a forked child."""
+        _running.discard(self)
         if not self._forked:
             self._native.close()
 
@@ -126,7 +131,12 @@ class Coordinator(Closing):
         """The peers of this process that leave need it to say so to."""
 
     def _fork(self) -> None:
+        _running.discard(self)
         self._forked = True
+
+
+# Peers rely on a coordinator, whether or not a variable of the program refers to it.
+_running: set[Coordinator] = set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from pccl_py import coordinator as coordinator_file
 from pccl_py import outcome as outcome_file
 
 LOOPBACK = "127.0.0.1:0"
@@ -47,6 +50,21 @@ def test_the_first_epoch_is_the_same_for_all(coordinator: pccl.Coordinator) -> N
         assert info.peer_id == comm.peer_id
     for comm in comms:
         comm.close()
+
+
+def test_a_coordinator_lives_until_it_is_closed_and_no_longer() -> None:
+    token = pccl.Coordinator().token
+    gc.collect()
+    with pccl.connect(token, bind="127.0.0.1:0", connect_timeout=10) as comm:
+        comm.admit()
+        (running,) = (one for one in coordinator_file._running if one.token == token)
+        running.close()
+        left = weakref.ref(running)
+        del running
+        gc.collect()
+        assert left() is None
+        with pytest.raises(pccl.CoordinatorUnreachable):
+            pccl.run_status(token, timeout=0.1)
 
 
 def test_a_safe_point_without_news_changes_nothing(coordinator: pccl.Coordinator) -> None:

@@ -179,7 +179,7 @@ def test_a_forked_child_is_refused_and_may_connect_itself(start: Any) -> None:
     program = start(
         BLOCKED
         + """
-import os
+import gc, os, weakref
 world = pccl.LocalWorld(2)
 a, b = world.comms
 arrays = [np.ones(10), np.ones(10)]
@@ -206,9 +206,12 @@ if child == 0:
     assert "of the parent process, rank 0 of 2 in epoch 1" in repr(a)
     a.close()
     token = world.coordinator.token
-    del work, a, b
+    coordinator = weakref.ref(world.coordinator)
+    del work, a, b, handle, call
     world.close()
     del world
+    gc.collect()
+    assert coordinator() is None  # it runs in the parent, whoever holds it there
     with pccl.connect(token, group="child", bind=LOOPBACK, initial_world_size=1) as own:
         own.admit()
         array = np.full(3, 2.0)
@@ -270,6 +273,14 @@ coordinator = pccl.Coordinator()
 comm = pccl.connect(coordinator.token, bind=LOOPBACK)
 comm.admit()
 coordinator.close()
+""",
+    "a coordinator that nothing refers to": """
+import gc
+token = pccl.Coordinator().token
+gc.collect()
+comm = pccl.connect(token, bind=LOOPBACK, connect_timeout=10)
+comm.admit()
+comm.all_reduce(np.ones(3))
 """,
     "an exception": """
 world = pccl.LocalWorld(2)
