@@ -45,8 +45,8 @@ pub const Dialed = enum(u8) {
 };
 
 /// The end of each such message.
-pub const remedy = "one of the two must be able to dial the other: open its port (PCCL_PORTS), " ++
-    "or name the address that leads to it (PCCL_ADVERTISE)";
+pub const remedy = "one of the two must be able to dial the other, or both must reach another " ++
+    "member: open a port (PCCL_PORTS), or name the address that leads to it (PCCL_ADVERTISE)";
 
 pub const why_bytes_max = blk: {
     var longest = 0;

@@ -48,6 +48,7 @@ ASK_SECONDS = 0.2
 CLOCK_SECONDS = 1.0
 CLOCK_APART_SECONDS_MAX = 1.0
 KERNEL = Path("/proc/sys/net")
+OPEN = "open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,13 @@ def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
             over.set()
         yield _seen(visit, answer, peer)
         back = {each["peer_id"]: each for each in answer.get("dial_back", {}).get("members", ())}
-        for member, way in ways.items():
-            yield _both(way.result(), bool(members[member]), back.get(member))
+        found = {
+            member: _both(way.result(), bool(members[member]), back.get(member))
+            for member, way in ways.items()
+        }
+        reached = {member for member, finding in found.items() if finding.ok}
+        for member, finding in found.items():
+            yield finding if finding.ok else _around(finding, member, reached, status)
 
 
 def _members(status: dict[str, Any]) -> dict[str, str]:
@@ -247,7 +253,8 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
         )
     if not seen[0]:
         remedy = (
-            "well as long as this machine can dial all others; else open PCCL_PORTS, PCCL_ADVERTISE"
+            "well as long as this machine can dial all others, or one that reaches all others; "
+            "else open PCCL_PORTS, PCCL_ADVERTISE"
         )
         return Finding("seen", True, "nobody can dial a peer of this machine", remedy)
     chosen = visit.ports or any(os.environ.get(name) for name in PORT_VARIABLES)
@@ -282,9 +289,40 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
     remedy = (
         "one direction is enough; for both, open PCCL_PORTS here, or PCCL_ADVERTISE what leads here"
         if way.ok
-        else "neither reaches the other: open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
+        else f"neither reaches the other: {OPEN}"
     )
     return replace(way, says=says, remedy=remedy)
+
+
+def _around(finding: Finding, member: str, reached: set[str], status: dict[str, Any]) -> Finding:
+    """The finding on a member that neither reaches this machine nor is reached by it.
+
+    They can be in one group if the data of the group finds a way around their link, as the
+    coordinator looks for it (engine/protocol/path_search.zig).
+    """
+    epochs = [group["epochs"][-1] for group in status["groups"] if group["epochs"]]
+    through = [
+        _ways(epoch, reached)
+        for epoch in epochs
+        if any(each["peer_id"] == member for each in epoch["members"])
+    ]
+    if not all(through):
+        return finding
+    remedy = (
+        f"neither reaches the other, and data goes through {' or '.join(through[0])}, without which"
+        f" one of the two loses its place: {OPEN}"
+    )
+    return replace(finding, ok=True, remedy=remedy)
+
+
+def _ways(epoch: dict[str, Any], reached: set[str]) -> list[str]:
+    """Through whom data goes between all members of an epoch and a newcomer that reaches these."""
+    by_rank = {each["rank"]: each["peer_id"] for each in epoch["members"]}
+    hubs = [by_rank[rank] for rank in epoch["hubs"] if by_rank[rank] in reached]
+    ring = [by_rank[rank] for rank in epoch["order"]] if epoch["has_ring"] else []
+    neighbours = zip(ring, [*ring[1:], *ring[:1]], strict=True)
+    fits_in = len(ring) > 2 and any({one, other} <= reached for one, other in neighbours)
+    return [f"member {hub[:8]}" for hub in hubs] or (["other members"] if fits_in else [])
 
 
 def _clock(first: Answer, last: Answer) -> Finding:

@@ -5,9 +5,12 @@ users.
 
 from __future__ import annotations
 
+import array
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import namespaces
 import networks
@@ -171,6 +174,58 @@ def test_the_doctor_dials_a_member_and_is_dialed_by_it(
     assert ("neither reaches the other: open PCCL_PORTS" in line) == (
         not reaches and not is_reached
     )
+
+
+def test_two_homes_behind_nat_and_a_machine_that_both_reach_work_together_through_it(
+    internet: Internet,
+) -> None:
+    """The doctor of the second home says so. The end of that machine costs a home its place."""
+    vm, homes = internet.public(), [internet.behind_nat() for _ in range(2)]
+
+    def join(machine: Machine, digit: str) -> pccl.Communicator:
+        def connect() -> pccl.Communicator:
+            return pccl.connect(coordinator.token, peer_id=digit * 32, deadline=60)
+
+        comm = stack.enter_context(machine.inside(connect))
+        comm.admit()
+        return comm
+
+    def admit_another(comm: pccl.Communicator) -> None:
+        while comm.world_size < 3:
+            comm.admit()
+
+    with (
+        internet.coordinator(vm, initial_world_size=2) as coordinator,
+        ThreadPoolExecutor(3) as threads,
+        ExitStack() as stack,
+    ):
+        there = list(threads.map(join, (vm, homes[0]), "a1"))
+        options = ("-m", "pccl_py.cli", "doctor", "--timeout", "1")
+        doctor = homes[1].start(*options, PCCL_TOKEN=coordinator.token)
+        ((out, errors),) = ends(doctor)
+        assert doctor.returncode == 0, (out, errors)
+        (line,) = [line for line in out.splitlines() if "member 11111111" in line]
+        assert line.startswith("ok  ") and "neither reaches the other" in line
+        assert "data goes through member aaaaaaaa, without which one of the two loses" in line
+
+        joining = threads.submit(join, homes[1], "2")
+        list(threads.map(admit_another, there))
+        there.append(joining.result())
+        arrays = [array.array("f", [1.0]) for _ in there]
+        list(threads.map(lambda comm, values: comm.all_reduce(values), there, arrays))
+        assert [values[0] for values in arrays] == [3.0] * 3
+        there[0].close()
+        ended = list(threads.map(outcome_of_a_call, there[1:]))
+        assert sorted(ended) == ["Expelled", "alone"], ended
+
+
+def outcome_of_a_call(comm: pccl.Communicator) -> str:
+    """The call waits until the coordinator has decided who stays."""
+    try:
+        comm.all_reduce(array.array("f", [1.0]))
+    except pccl.Expelled:
+        return "Expelled"
+    return "alone" if comm.info().alive == 1 else "with the other home"
 
 
 def test_a_coordinator_without_a_route_warns_that_its_token_leads_nowhere(

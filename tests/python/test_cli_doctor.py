@@ -171,6 +171,31 @@ def test_one_direction_is_enough(way_ok: bool, state: str, ok: bool, said: str) 
     assert doctor._both(way, False, None).ok
 
 
+@pytest.mark.parametrize(
+    ("hubs", "order", "reached", "said"),
+    [
+        ([0, 1, 2], [0, 1, 2], "a", "through member aaaaaaaa, without which"),
+        ([0, 1, 2], [0, 1, 2], "ab", "through member aaaaaaaa or member bbbbbbbb, without which"),
+        ([2], [0, 1, 2], "ab", "through other members, without which"),  # the ring goes by them
+        ([2], [0, 2, 1, 3], "ab", ""),  # they are no neighbours in the ring
+        ([2], [0, 1, 2], "a", ""),
+        ([2], [], "ab", ""),
+        ([0, 1], [0, 1], "", ""),
+    ],
+)
+def test_a_member_that_others_lead_to_is_not_wrong(
+    hubs: list[int], order: list[int], reached: str, said: str
+) -> None:
+    members = [{"rank": rank, "peer_id": digit * 32} for rank, digit in enumerate("abcd")]
+    epoch = {"hubs": hubs, "order": order, "has_ring": bool(order), "members": members}
+    status = {"groups": [{"epochs": []}, {"epochs": [{"members": []}, epoch]}]}
+    wrong = doctor.Finding("member cccccccc", False, "does not answer", "open a port")
+    found = doctor._around(wrong, "c" * 32, {digit * 32 for digit in reached}, status)
+    assert found.ok == bool(said) and said in found.remedy
+    if not said:
+        assert found == wrong
+
+
 def test_members_that_were_not_asked_are_counted() -> None:
     visit = doctor.Visit("", 1, "29500", pccl.PeerId("ab" * 16))
     group = {"name": visit.group, "pending": [{"address": "192.0.2.1:7"}]}
