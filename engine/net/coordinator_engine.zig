@@ -180,7 +180,7 @@ pub const CoordinatorEngine = struct {
         var host_text: [address.Address.text_bytes_max]u8 = undefined;
         // Nobody can dial "every interface".
         const host = if (bound.is_any())
-            socket.outward_address().host(&host_text)
+            socket.outward_address(bound.family()).host(&host_text)
         else
             bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host, .port = engine.port };

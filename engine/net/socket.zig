@@ -244,18 +244,24 @@ fn address_by(comptime ask: anytype, fd: Fd) ?Address {
 }
 
 /// The address of this machine on the way to the rest of the world, without a packet sent;
-/// loopback if there is no way.
-pub fn outward_address() Address {
-    const loopback: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
-    const far: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
+/// loopback if there is no way. A listener of the family IPv6 takes both kinds, and IPv4 goes first.
+pub fn outward_address(family: c_uint) Address {
+    const far_v4: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
+    const far_v6: Address = .v6_from(.{ 0x20, 0x01, 0x0d, 0xb8 } ++ .{0} ** 11 ++ .{1}, 9);
+    if (on_the_way_to(&far_v4)) |found| return found;
+    if (family == c.AF.INET6) if (on_the_way_to(&far_v6)) |found| return found;
+    return .v4_from(.{ 127, 0, 0, 1 }, 0);
+}
+
+fn on_the_way_to(far: *const Address) ?Address {
     forks.hold(); // connecting sends nothing and does not block
     defer forks.allow();
     const flags: c_uint = if (on_linux) c.SOCK.CLOEXEC else 0;
-    const fd = c.socket(c.AF.INET, c.SOCK.DGRAM | flags, 0);
-    if (fd < 0) return loopback;
+    const fd = c.socket(far.family(), c.SOCK.DGRAM | flags, 0);
+    if (fd < 0) return null;
     defer _ = c.close(fd);
-    if (c.connect(fd, &far.any, far.length()) != 0) return loopback;
-    return local_address(fd) orelse loopback;
+    if (c.connect(fd, &far.any, far.length()) != 0) return null;
+    return local_address(fd);
 }
 
 // ---- moving bytes

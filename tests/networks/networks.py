@@ -143,13 +143,22 @@ class Internet(Closing):
 
     def public(self) -> Machine:
         """At the bridge; it has a way to nothing else."""
+        return self._at_bridge("10.1.0.{}", "/24")
+
+    def public_v6(self) -> Machine:
+        """At the bridge, without IPv4, and with a way out."""
+        machine = self._at_bridge("fd00:1::{}", "/64 nodad")
+        namespaces.ip("-6", "-n", machine.namespace, "route", "add", "default", "dev", "eth0")
+        return machine
+
+    def _at_bridge(self, address: str, form: str) -> Machine:
         self._ports += 1
-        machine = self._add(f"10.1.0.{self._ports}")
+        machine = self._add(address.format(self._ports))
         port = f"port{self._ports}"
         end = f"eth0 netns {machine.namespace}"
         lines = [f"link add {port} type veth peer name {end}", f"link set {port} master switch up"]
         namespaces.ip("-n", self._hub, lines=lines)
-        lines = [f"address add {machine.address}/24 dev eth0", "link set eth0 up"]
+        lines = [f"address add {machine.address}{form} dev eth0", "link set eth0 up"]
         namespaces.ip("-n", machine.namespace, lines=lines)
         return machine
 

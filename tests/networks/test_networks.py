@@ -228,6 +228,18 @@ def outcome_of_a_call(comm: pccl.Communicator) -> str:
     return "alone" if comm.info().alive == 1 else "with the other home"
 
 
+@pytest.mark.parametrize("bind", ["[::]", "[::]:0", ":0"])
+def test_a_coordinator_on_a_host_without_ipv4_is_found_by_its_token(
+    internet: Internet, bind: str
+) -> None:
+    home = internet.public_v6()
+    with internet.coordinator(home, bind=bind) as coordinator:
+        address = pccl.token_parse(coordinator.token).address
+        assert address == f"[{home.address}]:{coordinator.port}"
+        peers = [internet.public_v6().peer(coordinator.token, number) for number in (1, 2)]
+        expect_sums(*ends(*peers))
+
+
 def test_a_coordinator_without_a_route_warns_that_its_token_leads_nowhere(
     internet: Internet,
 ) -> None:
