@@ -220,29 +220,29 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
             .aborted,
-            "{s} was aborted, because {f} was lost: call admit, as all members must, and then " ++
-                "name a rank of those that are left. Until then each call that names that one " ++
-                "fails. {s}",
+            "{s} was aborted, because {f} has left or was lost: call admit, as all members must, " ++
+                "and then name a rank that is still there. Until then each call that names that " ++
+                "one fails. {s}",
             .{ name, peer, kept(op) },
         ) else if (op.op.descriptor.recovery == .complete) fail(
             .aborted,
-            "{s} was aborted, because {f} is lost or has left and it needs every member " ++
+            "{s} was aborted, because {f} has left or was lost and it needs every member " ++
                 "(recovery \"complete\"): call admit, as all members must, and then repeat the " ++
                 "call. Until then each such call fails; one with recovery \"restart\" needs the " ++
                 "survivors alone. {s}",
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
-            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; if you " ++
-                "call it again, it runs among the survivors. {s}",
+            "{s} was aborted, because {f} has left or was lost, and its recovery is \"raise\"; " ++
+                "if you call it again, it runs among the other members. {s}",
             .{ name, peer, kept(op) },
         ),
         // The reporter may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, {f}, was lost{s}: call admit, as all members " ++
-                "must, and then name a root that is left. Until then each call with that one " ++
-                "fails. {s}",
+            "{s} was aborted, because its root, {f}, has left or was lost{s}: call admit, as all " ++
+                "members must, and then name a root that is still there. Until then each call " ++
+                "with that one fails. {s}",
             .{
                 name,
                 op.names.who(op.op.descriptor.root),

@@ -101,7 +101,7 @@ def _is_past(run: start.Run, group: ProcessGroupPccl) -> bool:
         group.bar(
             PeerLost(
                 f"group {group.pg_name!r} has not begun, and some of the {group.size()} members "
-                "that it was made for are lost: make it anew"
+                "that it was made for have left or were lost: make it anew"
             )
         )
     return group.is_barred

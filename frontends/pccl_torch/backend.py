@@ -284,7 +284,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         if missing:
             why = (
                 f"{missing} of the {len(self._peers)} members that group {self._named!r} was made "
-                "of were lost before it began: make it anew"
+                "of left or were lost before it began: make it anew"
             )
             self.bar(PeerLost(why))
 

@@ -121,8 +121,9 @@ class AverageHook:
             fresh, self._missed = lost - self._missed, lost
         for peer in sorted(fresh, key=members.index):
             log.info(
-                "average_hook goes on without %s, which is lost: a bucket is the average over %d "
-                "of %d members. The next pccl_torch.admit() goes on without it, too",
+                "average_hook goes on without %s, which has left or was lost: a bucket is the "
+                "average over %d of %d members. The next pccl_torch.admit() goes on without it, "
+                "too",
                 outcome.roster.named(peer),
                 len(everywhere),
                 len(members),

@@ -55,7 +55,8 @@ def _check(comm: Communicator, token: str, name: str, peers: Sequence[PeerId]) -
     if lost:
         raise Aborted(
             f"group {name!r} cannot begin without {_named(comm, comm.members, lost)} of the "
-            "default group, lost: call pccl_torch.admit() in all members, and make it again"
+            "default group, which left or were lost: call pccl_torch.admit() in all members, and "
+            "make it again"
         )
 
 

@@ -274,7 +274,7 @@ class Hsdp:
         world.all_gather_single(told, given).wait()
         words = [_Word(*row) for row in told.view(world.size(), -1).tolist()]
         if not all(word.shards for word in words):
-            raise PeerLost("a member was lost while places were dealt out")
+            raise PeerLost("a member left or was lost while places were dealt out")
         for rank, word in enumerate(words):
             if (word.replicas, word.shards) != self._size:
                 raise InvalidUsage(

@@ -271,7 +271,7 @@ def _members(epoch: dict[str, Any]) -> Table:
                 size(member["bytes_received"]),
             )
         else:
-            _add_row(table, *who, "lost", style="red")
+            _add_row(table, *who, "left or lost", style="red")
     return table
 
 

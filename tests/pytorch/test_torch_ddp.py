@@ -214,7 +214,7 @@ def test_the_hook_logs_once_that_it_goes_on_without_a_lost_member(
             list(pool.map(trained, wrappers_of[:2], (0, 1)))
     first, second = lines()
     assert first == second and f"without rank 2 ({name}" in first
-    assert "which is lost: a bucket is the average over 2 of 3 members" in first
+    assert "which has left or was lost: a bucket is the average over 2 of 3 members" in first
 
 
 def test_average_hook_itself_is_refused_as_a_hook(world: pccl.LocalWorld) -> None:

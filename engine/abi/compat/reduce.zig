@@ -261,7 +261,8 @@ fn finish(comm: *Comm, work: *Work) Error!Info {
     comm.lock.lock();
     comm.sizes.own = @min(comm.sizes.own, here);
     comm.lock.unlock();
-    if (here < 2) return words.refuse(lost, "all other peers of the peer group were lost", .{});
+    if (here < 2)
+        return words.refuse(lost, "all other peers of the group have left or were lost", .{});
     return .{
         .local_world_size = here,
         .tx_bytes = outcome.bytes_sent,

@@ -317,7 +317,8 @@ class Communicator:
             outcome = _outcome(work)
         info = self._count(outcome)
         if info.local_world_size < 2:
-            raise PCCLError(Result.RANK_CONNECTION_LOST, name, "all other peers were lost")
+            why = "all other peers have left or were lost"
+            raise PCCLError(Result.RANK_CONNECTION_LOST, name, why)
         return info
 
     def _count(self, outcome: pccl_py.Outcome) -> ReduceInfo:
