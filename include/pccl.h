@@ -219,8 +219,8 @@ typedef struct pccl_coordinator pccl_coordinator_t; /* opaque */
 
 typedef struct pccl_coordinator_options {
   size_t size;
-  const char *bind;            /* address to listen on, "host:port" or "host"; NULL: "127.0.0.1". Without a port, or with
-                                  port 0, any free one */
+  const char *bind;            /* address to listen on, "host:port" or "host"; NULL: "127.0.0.1". Without a port, or
+                                  with port 0, any free one */
   const char *advertise;       /* address that goes into the token; NULL: the bound one ("host" or "host:port") */
   const uint8_t *run_id;       /* 16 bytes; NULL: random */
   uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */

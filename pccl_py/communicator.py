@@ -524,8 +524,8 @@ def connect(
     coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" or "host" to listen on for
-    other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
-    coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
+    other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to
+    the coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one, or if the coordinator does not find this peer
     there, the host that it sees. Where a given one is not the host that the connection comes from,
     the coordinator must reach it. `ports`: the range from which the port to listen on is taken

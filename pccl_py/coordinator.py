@@ -31,13 +31,13 @@ class Coordinator(Closing):
     `run_id`: 16 bytes, default random. `min_world_size`: a group that falls below fails with
     TooFewPeers (1). `initial_world_size`: peers the first epoch of a group waits for, unless they
     say (1). `lanes_per_link`: TCP connections between two peers, 1 to 64, or "auto": as many as
-    bring something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk,
-    1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums at each peer, at most,
-    1 GiB or less (256 MiB); 16 MiB of it for each operation, and more where more is in the air.
-    `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent peer is lost (5;
-    at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes
-    (10). `stall_warning`: seconds after which a member that has not made a call which over half of
-    the members have made is named in the log, the status and DeadlineExceeded (10; at least a
+    bring something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk, 1
+    KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums at each peer, at
+    most, 1 GiB or less (256 MiB); 16 MiB of it for each operation, and more where more is in the
+    air. `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent peer is
+    lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes (10).
+    `stall_warning`: seconds after which a member that has not made a call which over half of the
+    members have made is named in the log, the status and DeadlineExceeded (10; at least a
     heartbeat). `stall`: seconds after which it is removed from the group (default: never; at least
     `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
     run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes that

@@ -103,7 +103,7 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["coordinator", "--bind", "nonsense"],
+        ["coordinator", "--bind", "no host"],
         ["coordinator", "--chunk-bytes", "1000"],
         ["coordinator", "--silence", "0.1", "--heartbeat", "0.1"],
         ["coordinator", "--stall", "5"],  # before anybody is named
