@@ -100,7 +100,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, with those that were lost since it began."""
+        """The members of the epoch in rank order, with those that have gone since it began."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:

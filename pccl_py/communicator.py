@@ -142,7 +142,7 @@ class Group(Objects):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, with those that were lost since it began.
+        """The members of the epoch in rank order, with those that left or were lost since it began.
 
         `info().alive` counts those that are still there; the next `admit().left` names the others.
         """
