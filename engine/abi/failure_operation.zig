@@ -220,9 +220,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
             .aborted,
-            "{s} was aborted, because {f} has left or was lost: call admit, as all members must, " ++
-                "and then name a rank that is still there. Until then each call that names that " ++
-                "one fails. {s}",
+            "{s} was aborted, because {f} has left or was lost: call admit, as all members " ++
+                "must, and then name a rank that is still there. Until then each call that " ++
+                "names that one fails. {s}",
             .{ name, peer, kept(op) },
         ) else if (op.op.descriptor.recovery == .complete) fail(
             .aborted,
@@ -240,9 +240,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         // The reporter may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, {f}, has left or was lost{s}: call admit, as all " ++
-                "members must, and then name a root that is still there. Until then each call " ++
-                "with that one fails. {s}",
+            "{s} was aborted, because its root, {f}, has left or was lost{s}: call admit, as " ++
+                "all members must, and then name a root that is still there. Until then each " ++
+                "call with that one fails. {s}",
             .{
                 name,
                 op.names.who(op.op.descriptor.root),

@@ -65,7 +65,8 @@ pub const StateDir = struct {
             const option = &@field(given, pair[0]);
             const decided = @field(settings, pair[1]);
             if (option.* == 0) option.* = decided;
-            if (state.is_used and option.* != decided) return state.differs(pair[0], option.*, decided);
+            if (state.is_used and option.* != decided)
+                return state.differs(pair[0], option.*, decided);
         }
         const same = if (given.run_id) |id|
             std.crypto.timing_safe.eql(base.RunId, id.*, settings.run_id)
@@ -79,8 +80,15 @@ pub const StateDir = struct {
             .{ &base.short_run(given.run_id.?), state.path, &base.short_run(&settings.run_id) },
         );
         if (given.run_id == null) run_id.* = settings.run_id;
-        // A coordinator has written it.
-        const before = net.address.Endpoint.parse(settings.bind.data) catch return;
+        const before = net.address.Endpoint.parse(settings.bind.data) catch {
+            const makes_no_sense: net.journal_file.Trouble =
+                .{ .refused = .{ .why = error.BadRecord, .offset = null } };
+            return failure_coordinator.open_journal(
+                error.JournalRefused,
+                state.path,
+                &makes_no_sense,
+            );
+        };
         if (given.bind == null) {
             endpoint.* = before;
             own.bind = settings.bind.data;

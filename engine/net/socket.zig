@@ -244,7 +244,8 @@ fn address_by(comptime ask: anytype, fd: Fd) ?Address {
 }
 
 /// The address of this machine on the way to the rest of the world, without a packet sent;
-/// loopback if there is no way. A listener of the family IPv6 takes both kinds, and IPv4 goes first.
+/// loopback if there is no way. A listener of the family IPv6 takes both kinds, and then the IPv4
+/// address is preferred.
 pub fn outward_address(family: c_uint) Address {
     const far_v4: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
     const far_v6: Address = .v6_from(.{ 0x20, 0x01, 0x0d, 0xb8 } ++ .{0} ** 11 ++ .{1}, 9);

@@ -234,8 +234,8 @@ const refusal_bytes = 16 + 1 + 2 * @sizeOf(PeerId) + 2 * wire.control.descriptor
 const refusals_bytes_max = 2 + 2 * 8 + 4 + refusals_max * refusal_bytes;
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
-/// with a name are shorter, an address has no zero, no two members have one id, no process is 0, and
-/// no decision has the number 0.
+/// with a name are shorter, an address has no zero, no two members have one id, no process is 0,
+/// and no decision has the number 0.
 const sector_bytes = 512;
 
 comptime {

@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,19 @@ def test_a_flipped_bit_is_refused_with_its_place(tmp_path: Path) -> None:
         assert pccl.run_status(again.token)["incarnation"] == 2
 
 
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Its sums are right: a program has written it, and no coordinator."""
+    begin(tmp_path)
+    journal = tmp_path / "journal"
+    whole, settings = journal.read_bytes(), settings_of(tmp_path)
+    body = settings[:-5].replace(b"127.0.0.1:", b"127.0.0.1 ", 1)
+    assert body != settings[:-5]
+    changed = body + zlib.crc32(body).to_bytes(4, "little") + settings[-1:]
+    journal.write_bytes(whole.replace(settings, changed))
+    with pytest.raises(pccl.SystemRefused, match="contradicts itself"):
+        pccl.Coordinator(state=tmp_path)
+
+
 def test_a_journal_that_ends_in_the_middle_of_a_record_goes_on(tmp_path: Path) -> None:
     """Every length: with settings the run goes on, without it is a new one."""
     token = begin(tmp_path / "whole")
@@ -273,8 +287,6 @@ def test_a_journal_that_ends_in_the_middle_of_a_record_goes_on(tmp_path: Path) -
 
 
 def test_a_journal_of_another_version_says_so(tmp_path: Path) -> None:
-    import zlib
-
     begin(tmp_path)
     journal = tmp_path / "journal"
     version = int.from_bytes(journal.read_bytes()[8:12], "little")
