@@ -643,6 +643,29 @@ test "a journal is read back, and its settings are found" {
     try testing.expectEqual(null, try settings_of(""));
 }
 
+test "a run is unused until it has a group, or has had an epoch" {
+    const starts = [_]Start{
+        .{ .incarnation = 1, .ended_epoch = 0 },
+        .{ .incarnation = 2, .ended_epoch = 1 },
+    };
+    const made: GroupMade = .{
+        .id = 0,
+        .name = .of("g"),
+        .initial_world_size = 1,
+        .last_epoch = 0,
+    };
+    for ([_]?Record{ null, .{ .start = starts[1] }, .{ .group = made } }) |more| {
+        var image: Image = .{};
+        defer image.deinit(testing.allocator);
+        try testing.expect(try is_unused(image.bytes()));
+        try image.begin_file(testing.allocator);
+        try image.add(testing.allocator, .{ .settings = test_settings });
+        try image.add(testing.allocator, .{ .start = starts[0] });
+        if (more) |record| try image.add(testing.allocator, record);
+        try testing.expectEqual(more == null, try is_unused(image.bytes()));
+    }
+}
+
 test "the largest activation fits" {
     var members: [limits.peers_max]PeerId = undefined;
     for (&members, 1..) |*id, index| id.* = .from_int(index);

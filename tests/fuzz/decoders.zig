@@ -140,6 +140,7 @@ pub fn journal(_: Allocator, bytes: []const u8) !void {
     }
     try expect(replay.good_bytes <= bytes.len);
     _ = protocol.journal.settings_of(bytes) catch {};
+    _ = protocol.journal.is_unused(bytes) catch {};
 }
 
 /// Records of any number and body whose sums are right (docs/PROTOCOL.md, the journal).
