@@ -134,7 +134,7 @@ def test_every_argument_of_the_coordinator_has_a_variable(
 @pytest.mark.parametrize(
     ("variable", "said", "words"),
     [
-        ("BIND", "nowhere", "nowhere"),
+        ("BIND", "no where", "no where"),
         ("RUN_ID", "abc", "PCCL_COORDINATOR_RUN_ID must be 32 hexadecimal digits"),
         ("LANES_PER_LINK", "many", "PCCL_COORDINATOR_LANES_PER_LINK.*'auto' or 1 to 64.*'many'"),
         ("LANES_PER_LINK", "0", "PCCL_COORDINATOR_LANES_PER_LINK.*'auto' or 1 to 64.*'0'"),
