@@ -306,7 +306,7 @@ def _around(finding: Finding, member: str, reached: set[str], status: dict[str, 
         for epoch in epochs
         if any(each["peer_id"] == member for each in epoch["members"])
     ]
-    if not all(through):
+    if not through or not all(through):
         return finding
     remedy = (
         f"neither reaches the other, and data goes through {' or '.join(through[0])}, without which"

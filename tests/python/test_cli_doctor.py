@@ -188,12 +188,15 @@ def test_a_member_that_others_lead_to_is_not_wrong(
 ) -> None:
     members = [{"rank": rank, "peer_id": digit * 32} for rank, digit in enumerate("abcd")]
     epoch = {"hubs": hubs, "order": order, "has_ring": bool(order), "members": members}
-    status = {"groups": [{"epochs": []}, {"epochs": [{"members": []}, epoch]}]}
+    status: dict[str, Any] = {"groups": [{"epochs": []}, {"epochs": [{"members": []}, epoch]}]}
     wrong = doctor.Finding("member cccccccc", False, "does not answer", "open a port")
     found = doctor._around(wrong, "c" * 32, {digit * 32 for digit in reached}, status)
     assert found.ok == bool(said) and said in found.remedy
     if not said:
         assert found == wrong
+    # A member of an epoch that is over alone.
+    status["groups"][1]["epochs"].reverse()
+    assert doctor._around(wrong, "c" * 32, {"a" * 32}, status) == wrong
 
 
 def test_members_that_were_not_asked_are_counted() -> None:
