@@ -85,7 +85,6 @@ pub const Election = struct {
     pub const Blame = union(enum) {
         structure,
         content,
-        strategy,
         /// The one that is expected.
         revision: u64,
     };

@@ -316,9 +316,6 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
         ),
         .content => overdue.say("it insists on its content of a shared state (send_only), and " ++
             "so does another member, on its own: at most one content can be sent", .{}),
-        .strategy => overdue.say("it gives its content of the shared state \"{s}\", and so " ++
-            "does another member; by the rule one_sender all but a member that sends " ++
-            "(send_only) must only receive (receive_only)", .{election.name.slice()}),
         .revision => |expected| overdue.say("the revision of its content of the shared state " ++
             "\"{s}\" is above {d}, the one that follows the last sync of the members; by the " ++
             "rule successive it goes up by one", .{ election.name.slice(), expected }),

@@ -92,12 +92,12 @@ fn elect(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
                 .peer = ids[ranks[0]],
                 .other = ids[ranks[1]],
             }, null),
-        .givers => |ranks| if (!misfit.blames(epoch, known, ranks, .strategy))
-            try decisions.abort(run, epoch, known.id, .{
-                .reason = .state_strategy,
-                .peer = ids[ranks[0]],
-                .other = ids[ranks[1]],
-            }, null),
+        // A strategy is chosen anew for each call, so all members hear of it and nobody is refused.
+        .givers => |ranks| try decisions.abort(run, epoch, known.id, .{
+            .reason = .state_strategy,
+            .peer = ids[ranks[0]],
+            .other = ids[ranks[1]],
+        }, null),
         .ahead => |*ahead| {
             election.misfits = ahead.ranks;
             election.blame = .{ .revision = ahead.expected };

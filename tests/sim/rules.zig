@@ -112,6 +112,8 @@ pub fn check_mismatch(work: *const Work) void {
     if (work.rules.refuse and op.failure.reason == .structure) check_tie(work, epoch, elders);
     if (op.op.id.sequence != 0 or work.step.pair != null or epoch.rank >= elders) return;
     if (op.failure.reason == .contradiction) return;
+    // All hear of two strategies that do not go together.
+    if (op.failure.reason == .state_strategy) return;
     // Nobody else can compare what two newcomers are to each other.
     const described = [_]?Descriptor{ op.failure.descriptor, op.failure.other_descriptor };
     const is_uneven = for (described) |maybe| {
@@ -123,8 +125,7 @@ pub fn check_mismatch(work: *const Work) void {
     for (epoch.ids[0..elders]) |id| {
         const digit = calls.digit_of(world, id) orelse return;
         const call = &work.record.calls[digit];
-        const insists = call.strategy == .send_only and
-            (op.failure.reason == .state_conflict or op.failure.reason == .state_strategy);
+        const insists = call.strategy == .send_only and op.failure.reason == .state_conflict;
         if (call.state != .none and (call.asked != work.call().asked or insists)) return;
     }
     const why = "p{d}: {f} is a mismatch, and only newcomers have called something else";

@@ -114,6 +114,7 @@ pub const all = .{
     "root_dies_as_ranks_shift",
     "root_without_a_result",
     "rules_of_a_state",
+    "sender_beside_a_newcomer",
     "sender_dies_in_a_frame",
     "statuses_keep_nobody_out",
     "sub_groups",
