@@ -12,9 +12,10 @@
  *   - Before pcclInit, calls on communicators answer pcclNotInitialized. Calls on masters need no pcclInit.
  *   - One thread makes the calls of a communicator. Others may reduce (pcclAllReduceAsync, pcclAwaitAsyncReduce) and
  *     read attributes beside it, but must not be in a call during pcclUpdateTopology and pcclDestroyCommunicator.
- *   - Calls that all peers make together block until all have made them, for 10 minutes at most: PCCL_DEADLINE, in
- *     seconds, in the environment changes that. Further variables are in docs/ENVIRONMENT.md; PCCL_TOKEN names the run
- *     instead of an address, so that programs run under `pccl run`.
+ *   - Calls that all peers make together block until all have made them, however long that takes. PCCL_DEADLINE in the
+ *     environment sets a limit in seconds. A call fails 5 seconds after the master is gone (PCCL_RECONNECT_TIMEOUT).
+ *     docs/ENVIRONMENT.md lists further variables. PCCL_TOKEN names the run instead of an address, so that programs run
+ *     under `pccl run`.
  *   - pcclMasterConnectionFailed: this peer has lost the master, or was removed; destroy the communicator, and connect
  *     with another one. After every other result the communicator may be used again.
  */
@@ -33,8 +34,13 @@
 /* It marks arguments that may be NULL. */
 #define PCCL_NULLABLE
 
-/* The port of a master where nothing else is said. Peers listen on the first free one above it (PCCL_PORTS). */
+/* The port of a master where nothing else is said. */
 #define CCOIP_PROTOCOL_PORT_MASTER 48148
+/* The ports of a peer in PCCL 1.0. A peer of this library listens on one port: the first free one from the lowest of
+ * these on (PCCL_PORTS). */
+#define CCOIP_PROTOCOL_PORT_SHARED_STATE 48149
+#define CCOIP_PROTOCOL_PORT_P2P 48150
+#define CCOIP_PROTOCOL_PORT_BANDWIDTH_BENCHMARK 48151
 
 #ifdef __cplusplus
 extern "C" {
@@ -52,12 +58,11 @@ typedef struct ccoip_ipv6_address_t {
   uint8_t data[16];
 } ccoip_ipv6_address_t;
 
+/* `protocol` says which of the two addresses counts. */
 typedef struct ccoip_inet_address_t {
   ccoip_inet_protocol_t protocol;
-  union {
-    ccoip_ipv4_address_t ipv4;
-    ccoip_ipv6_address_t ipv6;
-  };
+  ccoip_ipv4_address_t ipv4;
+  ccoip_ipv6_address_t ipv6;
 } ccoip_inet_address_t;
 
 typedef struct ccoip_socket_address_t {
@@ -83,22 +88,22 @@ typedef enum pcclResult_t {
   pcclTopologyOptimizationFailed = 12 /* never */
 } pcclResult_t;
 
-/* Type of one element. There are no elements of the first two. */
+/* Type of one element. The last two names are of headers after 1.0.0: there are no elements of these types. */
 typedef enum pcclDataType_t {
-  pcclUint2 = 0,
-  pcclUint4 = 1,
-  pcclUint8 = 2,
-  pcclInt8 = 3,
-  pcclInt16 = 4,
-  pcclUint16 = 5,
-  pcclUint32 = 6,
-  pcclInt32 = 7,
-  pcclUint64 = 8,
-  pcclInt64 = 9,
-  pcclFloat16 = 10,
-  pcclBFloat16 = 11,
-  pcclFloat = 12,
-  pcclDouble = 13
+  pcclUint8 = 0,
+  pcclInt8 = 1,
+  pcclInt16 = 2,
+  pcclUint16 = 3,
+  pcclUint32 = 4,
+  pcclInt32 = 5,
+  pcclUint64 = 6,
+  pcclInt64 = 7,
+  pcclFloat16 = 8,
+  pcclBFloat16 = 9,
+  pcclFloat = 10,
+  pcclDouble = 11,
+  pcclUint4 = 12,
+  pcclUint2 = 13
 } pcclDataType_t;
 
 /* Where memory is. The CPU alone is taken. */
@@ -120,14 +125,14 @@ typedef enum pcclSharedStateSyncStrategy_t {
   PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY = 2        /* all get that of this peer; the others receive only */
 } pcclSharedStateSyncStrategy_t;
 
-/* How elements are distributed; it changes nothing. The second names are those of earlier headers of PCCL 1.0. */
+/* How elements are distributed; it changes nothing. The second three names are of headers after 1.0.0. */
 typedef enum pcclDistributionHint_t {
-  pcclDistributionNone = 0,
-  pcclDistributionNormal = 1,
-  pcclDistributionUniform = 2,
   PCCL_DISTRIBUTION_HINT_NONE = 0,
   PCCL_NORMAL_DISTRIBUTION_HINT = 1,
-  PCCL_UNIFORM_DISTRIBUTION_HINT = 2
+  PCCL_UNIFORM_DISTRIBUTION_HINT = 2,
+  pcclDistributionNone = 0,
+  pcclDistributionNormal = 1,
+  pcclDistributionUniform = 2
 } pcclDistributionHint_t;
 
 /* How floats travel in a sum or an average. Both algorithms encode to pcclUint8. */
@@ -288,8 +293,9 @@ PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescri
 /* Makes the tensors equal in the peer group, whose peers all call it; revision becomes that of their content. The
  * highest revision wins, then the content of peers from before the last update, then that of most peers. Unless it
  * returns pcclSuccess tensors and revision are as they were. Tensors must not be used meanwhile. pcclInvalidArgument:
- * names, types or counts differ between peers, or a peer sends only beside one that does not receive only.
- * pcclPendingAsyncOps while reductions are in flight here. */
+ * names, types or counts differ between peers, or a peer sends only beside one that does not receive only; all peers
+ * get it. pcclMasterConnectionFailed: this peer is new, and its names, types or counts are not those of the others,
+ * which go on without it. pcclPendingAsyncOps while reductions are in flight here. */
 PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *communicator, pcclSharedState_t *shared_state,
                                                     pcclSharedStateSyncStrategy_t strategy,
                                                     pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);

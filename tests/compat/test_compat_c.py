@@ -7,6 +7,7 @@ package, so both agree about runs. Compiled programs: test_compat_c_programs.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -156,7 +157,7 @@ def reduce(peer: Any, array: np.ndarray, into: np.ndarray | None = None, **field
 # ---- arguments
 
 
-# Two have no arguments, and cffi passes no union by value.
+# Two have no arguments, and a cast makes no struct that is passed by value.
 ELSEWHERE = {"pcclInit", "pccl_last_error", "pcclCreateMaster"}
 
 
@@ -167,9 +168,69 @@ def test_zeros_for_all_arguments_are_an_answer_and_no_crash(name: str) -> None:
     assert "NULL" in refused(function(*zeros))
 
 
+# The enumerators of pccl.h and ccoip_inet.h 1.0.0, in the order of their numbers from 0 on.
+NUMBERS_1_0_0 = {
+    "pcclResult_t": "pcclSuccess pcclNotInitialized pcclInternalError pcclInvalidArgument "
+    "pcclInvalidUsage pcclTooFewPeers pcclMasterConnectionFailed pcclRankConnectionFailed "
+    "pcclRankConnectionLost pcclNoSharedStateAvailable pcclPendingAsyncOps "
+    "pcclUpdateTopologyFailed pcclTopologyOptimizationFailed",
+    "pcclDataType_t": "pcclUint8 pcclInt8 pcclInt16 pcclUint16 pcclUint32 pcclInt32 pcclUint64 "
+    "pcclInt64 pcclFloat16 pcclBFloat16 pcclFloat pcclDouble",
+    "pcclDeviceType_t": "pcclDeviceCpu pcclDeviceCuda",
+    "pcclRedOp_t": "pcclSum pcclAvg pcclProd pcclMax pcclMin",
+    "pcclAttribute_t": "- PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE "
+    "PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE",
+    "pcclSharedStateSyncStrategy_t": "PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR "
+    "PCCL_SHARED_STATE_SYNC_STRATEGY_RECEIVE_ONLY PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY",
+    "pcclDistributionHint_t": "PCCL_DISTRIBUTION_HINT_NONE PCCL_NORMAL_DISTRIBUTION_HINT "
+    "PCCL_UNIFORM_DISTRIBUTION_HINT",
+    "pcclQuantizationAlgorithm_t": "pcclQuantNone pcclQuantMinMax",
+    "ccoip_inet_protocol_t": "inetIPv4 inetIPv6",
+}
+# Names of headers after 1.0.0: they never take a number that 1.0.0 has for something else.
+LATER_NUMBERS = {
+    "pcclDataType_t": {"pcclUint4": 12, "pcclUint2": 13},
+    "pcclDeviceType_t": {"pcclDeviceHip": 2},
+    "pcclDistributionHint_t": {
+        "pcclDistributionNone": 0,
+        "pcclDistributionNormal": 1,
+        "pcclDistributionUniform": 2,
+    },
+    "pcclQuantizationAlgorithm_t": {"pcclQuantZeroPointScale": 2},
+}
+# The macros of ccoip.h 1.0.0.
+PORTS_1_0_0 = {"MASTER": 48148, "SHARED_STATE": 48149, "P2P": 48150, "BANDWIDTH_BENCHMARK": 48151}
+
+
+def test_every_enum_has_the_numbers_of_1_0_0() -> None:
+    kinds = {kind for kind in ffi.list_types()[0] if ffi.typeof(kind).kind == "enum"}
+    assert kinds == set(NUMBERS_1_0_0)
+    for kind, names in NUMBERS_1_0_0.items():
+        wanted = {name: number for number, name in enumerate(names.split()) if name != "-"}
+        found = dict(ffi.typeof(kind).relements)
+        assert found == {**wanted, **LATER_NUMBERS.get(kind, {})}, kind
+
+
+def test_every_macro_has_the_number_of_1_0_0() -> None:
+    ports = dict(re.findall(r"#define CCOIP_PROTOCOL_PORT_(\w+) (\d+)", COMPAT.read_text()))
+    assert {name: int(port) for name, port in ports.items()} == PORTS_1_0_0
+    for name, port in PORTS_1_0_0.items():
+        assert getattr(lib, f"CCOIP_PROTOCOL_PORT_{name}") == port
+
+
+def test_addresses_have_the_fields_of_1_0_0() -> None:
+    """Both addresses are there, beside each other."""
+    fields = [(name, field.offset) for name, field in ffi.typeof("ccoip_inet_address_t").fields]
+    assert fields == [("protocol", 0), ("ipv4", 4), ("ipv6", 8)]
+    assert ffi.sizeof("ccoip_socket_address_t") == 28
+
+
 def test_numbers_are_those_of_the_python_package() -> None:
     for enum, kind, prefix in (
         (words.Result, "pcclResult_t", "pccl"),
+        (words.DataType, "pcclDataType_t", "pccl"),
+        (words.DeviceType, "pcclDeviceType_t", "pcclDevice"),
+        (words.QuantizationAlgorithm, "pcclQuantizationAlgorithm_t", "pcclQuant"),
         (words.ReduceOp, "pcclRedOp_t", "pccl"),
         (words.DistributionHint, "pcclDistributionHint_t", "pcclDistribution"),
         (words.Attribute, "pcclAttribute_t", "PCCL_ATTRIBUTE_"),
@@ -187,7 +248,7 @@ def test_numbers_are_those_of_the_python_package() -> None:
         for word in enum:
             name = word.name.lower().replace("local", "peergroup").replace("_", "")
             assert numbers.pop(name) == word.value
-        assert not numbers
+        assert set(numbers) <= {"uint2", "hip"}
 
 
 def test_variables_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +303,7 @@ def test_bad_arguments_of_a_peer_that_is_connected(
         describe(op=5),
         describe(op=many),
         describe(datatype=lib.pcclUint4),
+        describe(datatype=lib.pcclUint2),
         describe(datatype=14),
         describe(quantization_options={"algorithm": 3}),
         describe(quantization_options={"algorithm": 1, "quantized_datatype": lib.pcclUint4}),
@@ -264,7 +326,7 @@ def test_bad_arguments_of_a_peer_that_is_connected(
     refused(lib.pcclConnect(one), lib.pcclInvalidUsage)
     handle.comm, handle.tag = one, 9
     refused(lib.pcclAwaitAsyncReduce(handle, ffi.NULL), lib.pcclInvalidUsage)
-    for fields in ({"device_type": 1}, {"datatype": 0}, {"name": ffi.NULL}, {"data": ffi.NULL}):
+    for fields in ({"device_type": 1}, {"datatype": 12}, {"name": ffi.NULL}, {"data": ffi.NULL}):
         state, kept = shared(array, **fields)
         refused(lib.pcclSynchronizeSharedState(one, state, POPULAR, ffi.NULL))
     state, kept = shared(array)
@@ -619,10 +681,12 @@ def test_strategies_and_revisions(
     leave(*peers)
 
 
+@pytest.mark.parametrize("sender", [0, 1])
+@pytest.mark.parametrize("have_synced", [False, True])
 def test_a_sender_beside_one_that_does_not_only_receive_is_refused(
-    master: pccl.MasterNode, pool: ThreadPoolExecutor
+    master: pccl.MasterNode, pool: ThreadPoolExecutor, sender: int, have_synced: bool
 ) -> None:
-    """By both, which have synced before: a newcomer would be the only one."""
+    """For both, whichever of them is a newcomer, and both work on."""
     peers = joined(master, pool, [0, 0])
     arrays = [np.full(SIZE, float(number)) for number in range(2)]
 
@@ -630,13 +694,41 @@ def test_a_sender_beside_one_that_does_not_only_receive_is_refused(
         state, _ = shared(arrays[number])
         return int(lib.pcclSynchronizeSharedState(peers[number], state, strategy, ffi.NULL))
 
-    assert together(pool, lambda: sync(0, POPULAR), lambda: sync(1, POPULAR)) == [0, 0]
-    arrays[0] += 5
-    before = arrays[0].copy()
-    results = together(pool, lambda: sync(0, SEND_ONLY), lambda: sync(1, POPULAR))
+    if have_synced:
+        assert together(pool, lambda: sync(0, POPULAR), lambda: sync(1, POPULAR)) == [0, 0]
+        arrays[0] += 5
+    before = [array.copy() for array in arrays]
+    strategies = [SEND_ONLY if number == sender else POPULAR for number in range(2)]
+    results = together(pool, lambda: sync(0, strategies[0]), lambda: sync(1, strategies[1]))
     assert results == [lib.pcclInvalidArgument] * 2
-    assert (arrays[0] == before).all() and (arrays[1] == before - 5).all()
+    assert all((array == old).all() for array, old in zip(arrays, before, strict=True))
+    assert together(pool, lambda: sync(0, POPULAR), lambda: sync(1, POPULAR)) == [0, 0]
     leave(*peers)
+
+
+def test_a_newcomer_with_another_state_is_out_and_told_so(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor
+) -> None:
+    """After any other result than this one a communicator works on."""
+    one, other = joined(master, pool, [0, 0])
+    arrays = np.zeros(SIZE), np.zeros(SIZE + 1)
+
+    def sync(peer: Any, array: np.ndarray, wanted: int) -> str:
+        state, _ = shared(array)
+        result = lib.pcclSynchronizeSharedState(peer, state, POPULAR, ffi.NULL)
+        assert result == wanted, said()
+        return said()
+
+    lost = lib.pcclMasterConnectionFailed
+    _, why = together(
+        pool,
+        lambda: sync(one, arrays[0], lib.pcclSuccess),
+        lambda: sync(other, arrays[1], lost),
+    )
+    assert "is not that of the members" in why
+    refused(lib.pcclUpdateTopology(other), lost)
+    update(one)
+    leave(one, other)
 
 
 def test_a_tensor_may_differ(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:

@@ -34,8 +34,9 @@ NUMBERS: dict[type[Enum], str] = {
     pccl.Attribute: "- GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS "
     "LARGEST_PEER_GROUP_WORLD_SIZE",
     pccl.SharedStateSyncStrategy: "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY",
-    pccl.DataType: "UINT4 UINT8 INT8 INT16 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 "
-    "FLOAT DOUBLE",
+    # UINT4 is of a release after 1.0.0, so it comes last.
+    pccl.DataType: "UINT8 INT8 INT16 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 "
+    "FLOAT DOUBLE UINT4",
     pccl.DeviceType: "CPU CUDA",
     pccl.DistributionHint: "NONE NORMAL UNIFORM",
     pccl.QuantizationAlgorithm: "NONE MIN_MAX ZERO_POINT_SCALE",
@@ -97,6 +98,7 @@ def test_all_names_are_listed() -> None:
     assert set(pccl.__all__) >= {name.split(".")[0] for name in SIGNATURES}
     assert set(pccl.__all__) >= {words.__name__ for words in NUMBERS}
     assert pccl.cuda.is_cuda_available is False
+    assert pccl.cuda.is_available() is False
 
 
 def test_dtypes_are_those_of_numpy() -> None:
@@ -162,7 +164,11 @@ def test_the_distribution_is_of_this_release_and_has_the_package(tmp_path: Path)
     subprocess.run(command, cwd=COMPAT, check=True, capture_output=True, env={**os.environ})
     (wheel,) = tmp_path.glob("*.whl")
     assert re.fullmatch(r"pccl_compat-[\d.]+-py3-none-any\.whl", wheel.name)
-    names = set(zipfile.ZipFile(wheel).namelist())
+    files = zipfile.ZipFile(wheel)
+    names = set(files.namelist())
+    (scripts,) = [files.read(name).decode() for name in names if name.endswith("entry_points.txt")]
+    for program in ("ccoip_master", "pccl_master"):
+        assert f"{program} = pccl.master:main\n" in scripts
     modules = {f"pccl/{file.name}" for file in (COMPAT / "pccl").glob("*.py")}
     assert names >= modules | {"pccl/py.typed"}
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"pccl"}

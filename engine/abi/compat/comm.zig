@@ -28,6 +28,8 @@ const gpa = std.heap.c_allocator;
 /// Where nothing else is said, peers listen where those of PCCL 1.0 do.
 const ports_default = "48149-49148";
 const connect_ns = std.time.ns_per_s;
+/// Without PCCL_RECONNECT_TIMEOUT: a master that is gone fails calls after this time.
+const reconnect_timeout_ns = 5 * std.time.ns_per_s;
 /// Tags that no program has.
 const split_tag = 1 << 62;
 const pending_tag = split_tag + 1;
@@ -177,20 +179,28 @@ fn connect(handle: ?*Comm) Error!void {
     const lost = error.MasterConnectionFailed;
     const comm = try usable(handle);
     if (comm.run != null) return words.refuse(error.InvalidUsage, "it is connected", .{});
-    var options = try environment.options(comm_file.CommOptions, "PCCL_");
+    var options = try options_of_environment();
     var label: [environment.label_bytes_max:0]u8 = undefined;
     if (options.label) |pattern| options.label = environment.filled_in(pattern, &label);
-    if (options.ports == null) options.ports = ports_default;
-    options.connect_ns = connect_ns;
     var run: *Group = undefined;
     try words.check(comm_file.pccl_comm_create(&comm.token, &options, &run), lost);
     errdefer comm_file.pccl_comm_destroy(run);
     // The members of the run may come to their safe point after any time.
     var got: status.Status = .deadline_exceeded;
     while (got == .deadline_exceeded) got = comm_file.pccl_comm_admit_together(run, 0, null);
-    try words.check(got, lost);
+    try check(run, got, lost);
     try split(comm, run, lost);
     comm.run = run;
+}
+
+fn options_of_environment() Error!comm_file.CommOptions {
+    var options = try environment.options(comm_file.CommOptions, "PCCL_");
+    if (options.ports == null) options.ports = ports_default;
+    options.connect_ns = connect_ns;
+    // In PCCL 1.0 peers may be as late as they like, and a master that is gone fails all calls.
+    if (options.deadline_ns == 0) options.deadline_ns = base.never;
+    if (options.reconnect_timeout_ns == 0) options.reconnect_timeout_ns = reconnect_timeout_ns;
+    return options;
 }
 
 pub const pcclUpdateTopology = words.C(update).call;
@@ -202,8 +212,18 @@ fn update(handle: ?*Comm) Error!void {
         return words.refuse(error.InvalidUsage, "call pcclConnect first", .{});
     try expect_rest(run, lost);
     if (comm.group) |group| try expect_rest(group, lost);
-    try words.check(comm_file.pccl_comm_admit_together(run, 0, null), lost);
+    try check(run, comm_file.pccl_comm_admit_together(run, 0, null), lost);
     try split(comm, run, lost);
+}
+
+/// The error of a status of a call that all members of the group make. A failure after which this
+/// peer is out of the group, such as the mismatch of a newcomer, is MasterConnectionFailed.
+pub fn check(group: *Group, got: status.Status, lost: Error) Error!void {
+    if (got == .ok) return;
+    var now = sized(comm_file.CommInfo);
+    // It succeeds on a group that is open, so the sentence of the failure stays.
+    try words.check(comm_file.pccl_comm_info(group, &now), lost);
+    return if (now.lost != .ok) error.MasterConnectionFailed else words.check(got, lost);
 }
 
 /// PendingAsyncOps unless nothing is in flight.
@@ -288,7 +308,7 @@ fn ask(run: *Group, own: *const Said, said: []Said, lost: Error) Error!work_file
     ), lost);
     const work = begun.?;
     defer work_file.pccl_work_destroy(work);
-    try words.check(reduce.end_of(work), lost);
+    try check(run, reduce.end_of(work), lost);
     var outcome = sized(work_file.Outcome);
     try words.check(work_file.pccl_work_outcome(work, &outcome), lost);
     for (0..outcome.range_count) |index| {
@@ -353,7 +373,7 @@ fn ask_pending(handle: ?*Comm, pending_out: ?*bool) Error!void {
         lost,
     );
     defer work_file.pccl_work_destroy(work);
-    try words.check(reduce.end_of(work.?), lost);
+    try check(run, reduce.end_of(work.?), lost);
     to.* = flag[0] != 0;
 }
 
@@ -393,13 +413,23 @@ test "sizes of peer groups, without those that are lost" {
     );
 }
 
+test "peers wait for each other without a limit, and for a master that is gone for 5 s" {
+    const options = try options_of_environment();
+    try std.testing.expectEqual(base.never, options.deadline_ns);
+    try std.testing.expectEqual(5 * std.time.ns_per_s, options.reconnect_timeout_ns);
+    try std.testing.expectEqual(std.time.ns_per_s, options.connect_ns);
+    try std.testing.expectEqualStrings("48149-49148", std.mem.span(options.ports.?));
+}
+
 test "before pcclInit and before pcclConnect calls are refused" {
     is_initialized.store(false, .release);
     const expect = std.testing.expectEqual;
     var made: *Comm = undefined;
     const params: CreateParams = .{
-        .master_address = .{ .inet = .{ .protocol = 0, .address = .{ 127, 0, 0, 1 } ++
-            @as([12]u8, @splat(0)) }, .port = 1 },
+        .master_address = .{
+            .inet = .{ .protocol = 0, .ipv4 = .{ 127, 0, 0, 1 }, .ipv6 = @splat(0) },
+            .port = 1,
+        },
         .peer_group = 0,
         .p2p_connection_pool_size = 0,
     };

@@ -20,14 +20,14 @@ pub const AddressText = [64:0]u8;
 
 /// ccoip_socket_address_t
 pub const SocketAddress = extern struct {
-    inet: extern struct { protocol: c_uint, address: [16]u8 },
+    inet: extern struct { protocol: c_uint, ipv4: [4]u8, ipv6: [16]u8 },
     port: u16,
 
     /// "1.2.3.4:48148" or "[2001:db8:0:0:0:0:0:1]:48148"
     pub fn write(from: SocketAddress, room: *AddressText) Error![*:0]const u8 {
         const ipv4 = 0;
         const ipv6 = 1;
-        const bytes = from.inet.address;
+        const bytes = &from.inet.ipv4;
         var writer: std.Io.Writer = .fixed(room);
         switch (from.inet.protocol) {
             ipv4 => writer.print(
@@ -37,7 +37,7 @@ pub const SocketAddress = extern struct {
             ipv6 => {
                 for (0..8) |index| writer.print("{c}{x}", .{
                     "[:"[@intFromBool(index > 0)],
-                    std.mem.readInt(u16, bytes[2 * index ..][0..2], .big),
+                    std.mem.readInt(u16, from.inet.ipv6[2 * index ..][0..2], .big),
                 }) catch unreachable;
                 writer.print("]:{d}", .{from.port}) catch unreachable;
             },
@@ -139,7 +139,8 @@ test "addresses as text" {
     var room: AddressText = undefined;
     var address = std.mem.zeroes(SocketAddress);
     address.port = 65535;
-    address.inet.address = @splat(255);
+    address.inet.ipv4 = @splat(255);
+    address.inet.ipv6 = @splat(255);
     const ipv4 = try address.write(&room);
     try std.testing.expectEqualStrings("255.255.255.255:65535", std.mem.span(ipv4));
     address.inet.protocol = 1;
@@ -154,7 +155,7 @@ test "a master runs once, until it is interrupted" {
     const expect = std.testing.expectEqual;
     var master: *Master = undefined;
     var address = std.mem.zeroes(SocketAddress);
-    address.inet.address[0..4].* = .{ 127, 0, 0, 1 };
+    address.inet.ipv4 = .{ 127, 0, 0, 1 };
     try expect(.success, pcclCreateMaster(address, &master));
     try expect(.invalid_usage, pcclInterruptMaster(master));
     try expect(.invalid_usage, pcclMasterAwaitTermination(master));

@@ -38,7 +38,7 @@ const Descriptor = extern struct {
 
     const min_max = 1;
     const zero_point_scale = 2;
-    const uint8 = 2;
+    const uint8 = 0;
 
     fn codec(descriptor: *const Descriptor) Error!base.codec.Kind {
         const is_byte = descriptor.quantized_datatype == uint8;
@@ -252,7 +252,7 @@ pub fn end_of(work: *Work) Status {
 fn finish(comm: *Comm, work: *Work) Error!Info {
     defer work_file.pccl_work_destroy(work);
     const lost = error.RankConnectionLost;
-    try words.check(end_of(work), lost);
+    try comm_file.check(comm.group.?, end_of(work), lost);
     var outcome = comm_file.sized(work_file.Outcome);
     try words.check(work_file.pccl_work_outcome(work, &outcome), lost);
     var range = comm_file.sized(work_file.OutcomeRange);
@@ -304,7 +304,7 @@ test "codecs of PCCL 1.0, and those that do not exist" {
     try std.testing.expectEqual(Kind.min_max_u8, try given.codec());
     given.algorithm = Descriptor.zero_point_scale;
     try std.testing.expectEqual(Kind.zero_point_u8, try given.codec());
-    given.quantized_datatype = 1;
+    given.quantized_datatype = 1; // pcclInt8
     try std.testing.expectError(error.InvalidArgument, given.codec());
     given = std.mem.zeroes(Descriptor);
     given.algorithm = 3;

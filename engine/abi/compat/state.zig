@@ -87,7 +87,8 @@ fn sync(
     how.revision = shared.revision;
     how.flags = state_file.SyncOptions.at_revision;
     var outcome = comm_file.sized(state_file.SyncOutcome);
-    try words.check(state_file.pccl_state_sync(state, &how, &outcome), lost);
+    const got = state_file.pccl_state_sync(state, &how, &outcome);
+    try comm_file.check(comm.group.?, got, lost);
     shared.revision = outcome.elected_revision;
     if (info_out) |to| to.* = .{
         .tx_bytes = outcome.bytes_sent,

@@ -92,9 +92,8 @@ pub fn out_of_memory() Error {
 }
 
 /// pcclDataType_t by number
-const dtypes = [_]?base.DType{
-    null, null, .u8,  .i8,  .i16,  .u16, .u32,
-    .i32, .u64, .i64, .f16, .bf16, .f32, .f64,
+const dtypes = [_]base.DType{
+    .u8, .i8, .i16, .u16, .u32, .i32, .u64, .i64, .f16, .bf16, .f32, .f64,
 };
 
 /// pcclRedOp_t by number
@@ -102,7 +101,7 @@ const ops = [_]base.ReduceOp{ .sum, .avg, .prod, .max, .min };
 
 /// A pcclDataType_t as a pccl_dtype_t.
 pub fn dtype_of(number: c_uint) Error!c_uint {
-    if (number < dtypes.len) if (dtypes[number]) |dtype| return @intFromEnum(dtype);
+    if (number < dtypes.len) return @intFromEnum(dtypes[number]);
     return refuse(error.InvalidArgument, "there are no elements of pcclDataType_t {d}", .{number});
 }
 
@@ -114,9 +113,9 @@ pub fn op_of(number: c_uint) Error!c_uint {
 
 test "types and operations are those of pccl.h, and other numbers are refused" {
     const expect = std.testing.expectEqual;
-    try expect(@as(c_uint, @intFromEnum(base.DType.f32)), try dtype_of(12));
+    try expect(@as(c_uint, @intFromEnum(base.DType.f32)), try dtype_of(10));
     try expect(@as(c_uint, @intFromEnum(base.ReduceOp.max)), try op_of(3));
-    for ([_]c_uint{ 0, 1, 14, std.math.maxInt(c_uint) }) |number| {
+    for ([_]c_uint{ 12, 13, std.math.maxInt(c_uint) }) |number| {
         try std.testing.expectError(error.InvalidArgument, dtype_of(number));
     }
     try std.testing.expectError(error.InvalidArgument, op_of(5));

@@ -1,6 +1,8 @@
-"""MasterNode: the coordinator of pccl_py, as PCCL 1.0 runs it; and its program, `ccoip_master`.
+"""MasterNode: the coordinator of pccl_py, as PCCL 1.0 runs it; and its program.
 
-    ccoip_master --listen-address 0.0.0.0:48148
+    pccl_master --listen-address 0.0.0.0:48148
+
+The program is called `ccoip_master` as well, as that of PCCL 1.0 in C is.
 
 A program of PCCL 1.0 calls `run`, which returns, and ends; what keeps its master alive is that
 `__del__` blocks until `interrupt`, which a signal handler may call.

@@ -110,21 +110,21 @@ class SharedStateSyncStrategy(Enum):
 
 
 class DataType(Enum):
-    """Type of one element."""
+    """Type of one element. UINT4, a name of releases after 1.0.0, is no type of elements."""
 
-    UINT4 = 0
-    UINT8 = 1
-    INT8 = 2
-    INT16 = 3
-    UINT16 = 4
-    UINT32 = 5
-    INT32 = 6
-    UINT64 = 7
-    INT64 = 8
-    FLOAT16 = 9
-    BFLOAT16 = 10
-    FLOAT = 11
-    DOUBLE = 12
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    UINT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    UINT64 = 6
+    INT64 = 7
+    FLOAT16 = 8
+    BFLOAT16 = 9
+    FLOAT = 10
+    DOUBLE = 11
+    UINT4 = 12
 
     @property
     def word(self) -> pccl_py.DType:
@@ -260,7 +260,8 @@ class ReduceOpDescriptor:
     def from_torch(
         cls, send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor
     ) -> ReduceOpDescriptor:
-        return cls._from(send, recv, reduce_descriptor)
+        """Describes tensors, which may need gradients: their data is reduced."""
+        return cls._from(send.detach(), recv.detach(), reduce_descriptor)
 
     @classmethod
     def from_numpy(
