@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pccl
 import pytest
 
 import pccl_py
@@ -121,6 +124,49 @@ def test_the_program_of_a_master(start: Start) -> None:
             assert program.process.running
         program.interrupt(number)
         assert program.end() == 0
+
+
+def test_a_master_that_is_killed_fails_all_calls_of_its_peers(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon, without a variable that says so, and later calls at once. Each peer waits in another.
+
+    The limit here is far above the 5 s of the default, and far below ten minutes.
+    """
+    monkeypatch.setenv("PCCL_BIND", "127.0.0.1:0")
+    program = start(MASTER, "127.0.0.1:0", PYTHONPATH=PATH)
+    port = int(program.line().removeprefix("listens on "))
+
+    def join() -> pccl.Communicator:
+        made = pccl.Communicator(f"127.0.0.1:{port}")
+        made.connect()
+        return made
+
+    def result_of(call: Callable[[], object]) -> pccl.Result:
+        with pytest.raises(pccl.PCCLError) as caught:
+            call()
+        return caught.value.result
+
+    lost = pccl.Result.MASTER_CONNECTION_FAILED
+    with ThreadPoolExecutor(3) as pool:
+        peers = [join()]
+        while len(peers) < 3:
+            entering = pool.submit(join)
+            while peers[0].get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == len(peers):
+                for updating in [pool.submit(peer.update_topology) for peer in peers]:
+                    updating.result(SECONDS_MAX)
+            peers.append(entering.result(SECONDS_MAX))
+        array = np.ones(3)
+        state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")])
+        calls: list[Callable[[], object]] = [
+            peers[0].update_topology,
+            lambda: peers[1].sync_shared_state(state),
+            lambda: peers[2].all_reduce(array, array, op=pccl.ReduceOp.SUM),
+        ]
+        waiting = [pool.submit(result_of, call) for call in calls]
+        program.kill()
+        assert [each.result(SECONDS_MAX / 2) for each in waiting] == [lost] * 3
+    assert [result_of(call) for call in calls] == [lost] * 3
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ import pytest
 from pccl import Attribute, Communicator, DataType, PCCLError, ReduceOp, Result
 from pccl.words import QuantizationAlgorithm
 
+import pccl_py
+
 STRATEGY = pccl.SharedStateSyncStrategy
 SIZE = 500
 SECONDS_MAX = 60.0
@@ -91,10 +93,9 @@ def refused(call: Callable[[], Any]) -> Result:
 def test_a_peer_alone_is_told_that_it_is(master: pccl.MasterNode) -> None:
     peer = join(master)
     array = np.ones(SIZE)
-    is_success, status, info = peer.all_reduce_async(array, array, op=ReduceOp.SUM).wait()
-    assert (is_success, status) == (False, Result.TOO_FEW_PEERS.value)
-    assert info.local_world_size == 0
-    assert refused(lambda: peer.all_reduce(array, array, op=ReduceOp.SUM)) is Result.TOO_FEW_PEERS
+    alone = Result.TOO_FEW_PEERS
+    assert refused(lambda: peer.all_reduce(array, array, op=ReduceOp.SUM)) is alone
+    assert refused(lambda: peer.all_reduce_async(array, array, op=ReduceOp.SUM)) is alone
     assert refused(peer.optimize_topology) is Result.INVALID_USAGE
     assert attributes(peer) == [1, 1, 1, 1]
     state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")])
@@ -109,8 +110,13 @@ def test_before_connect_and_without_a_master() -> None:
     peer = Communicator("127.0.0.1:1")
     assert refused(peer.update_topology) is Result.INVALID_USAGE
     assert refused(lambda: peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE)) is Result.INVALID_USAGE
-    with pytest.raises(Exception, match="Failed to connect to the master node"):
+    with pytest.raises(
+        Exception, match=r"Failed to connect to the master node: .*127\.0\.0\.1:1"
+    ) as caught:
         peer.connect(n_attempts=2)
+    why = caught.value.__cause__
+    assert isinstance(why, PCCLError) and why.result is Result.MASTER_CONNECTION_FAILED
+    assert isinstance(why.__cause__, pccl_py.CoordinatorUnreachable)
     with pytest.raises(AssertionError, match="expected format: ip:port"):
         Communicator("127.0.0.1")
 
@@ -134,7 +140,8 @@ def test_reductions_of_two(master: pccl.MasterNode, pool: ThreadPoolExecutor) ->
         for op, value in wanted.items():
             send, recv = np.full(SIZE, number + 1.0), np.zeros(SIZE)
             info = peer.all_reduce(send, recv, op=ReduceOp[op], tag=3)
-            assert info.local_world_size == 2 and info.tx_bytes > 0 and info.rx_bytes > 0
+            assert info.local_world_size == info.world_size == 2
+            assert info.tx_bytes > 0 and info.rx_bytes > 0
             assert (recv == value).all() and (send == number + 1).all()
         arrays = [np.full(SIZE, number + 1, np.float32) for _ in range(4)]
         handles = [
@@ -189,9 +196,12 @@ def test_several_reductions_with_operations_and_tags_of_their_own(
         given = [
             describe(a, op, 9 - tag) for tag, (a, op) in enumerate(zip(arrays, ops, strict=True))
         ]
-        info = peers[number].all_reduce_multiple_with_retry(given, max_in_flight=2)
-        assert (info.local_world_size, info.tx_bytes > 0) == (2, True)
-        assert [float(array[0]) for array in arrays] == [3, 1.5, 2, 2]
+        for in_flight in (128, 2):
+            for array in arrays:
+                array[:] = number + 1
+            info = peers[number].all_reduce_multiple_with_retry(given, max_in_flight=in_flight)
+            assert (info.local_world_size, info.tx_bytes > 0) == (2, True)
+            assert [float(array[0]) for array in arrays] == [3, 1.5, 2, 2]
 
     together(pool, lambda: program(0), lambda: program(1))
 
@@ -318,8 +328,8 @@ def test_the_last_one_is_told_that_all_others_are_lost(
     assert (is_success, status) == (False, Result.RANK_CONNECTION_LOST.value)
     assert (array == 3).all()
     assert attributes(one)[1] == 1
-    again = one.all_reduce_async(array, array, op=ReduceOp.SUM).wait()
-    assert again[:2] == (False, Result.TOO_FEW_PEERS.value)
+    again = refused(lambda: one.all_reduce_async(array, array, op=ReduceOp.SUM))
+    assert again is Result.TOO_FEW_PEERS
 
 
 # ---- peer groups
@@ -398,22 +408,16 @@ def test_strategies(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
     assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(0, 0)] * 3
 
 
+@pytest.mark.parametrize("sender", range(3))
 def test_one_that_sends_beside_one_that_does_not_only_receive(
-    master: pccl.MasterNode, pool: ThreadPoolExecutor
+    master: pccl.MasterNode, pool: ThreadPoolExecutor, sender: int
 ) -> None:
-    peers = joined(master, pool, [0, 0])
-    arrays = [np.full(3, 1.0), np.full(3, 2.0)]
+    """All hear of it, whichever of them entered last, and all work on."""
+    peers = joined(master, pool, [0, 0, 0])
+    arrays = [np.full(3, float(number)) for number in range(3)]
     states = [pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")]) for array in arrays]
-    together(
-        pool,
-        *[
-            lambda each=each: each[0].sync_shared_state(each[1])
-            for each in zip(peers, states, strict=True)
-        ],
-    )
-    before = arrays[0].copy()
-    arrays[1] += 1
-    strategies = STRATEGY.ENFORCE_POPULAR, STRATEGY.SEND_ONLY
+    strategies = [STRATEGY.ENFORCE_POPULAR] * 3
+    strategies[sender] = STRATEGY.SEND_ONLY
     results = together(
         pool,
         *[
@@ -421,10 +425,59 @@ def test_one_that_sends_beside_one_that_does_not_only_receive(
             for each in zip(peers, states, strategies, strict=True)
         ],
     )
-    assert results == [Result.INVALID_ARGUMENT] * 2
-    assert [state.revision for state in states] == [0, 0]
-    assert (arrays[0] == before).all()
-    assert (arrays[1] == before + 1).all()
+    assert results == [Result.INVALID_ARGUMENT] * 3
+    assert [state.revision for state in states] == [0] * 3
+    assert [float(array[0]) for array in arrays] == [0, 1, 2]
+    together(pool, *[peer.update_topology for peer in peers])
+    assert {tuple(attributes(peer)) for peer in peers} == {(3, 3, 1, 3)}
+
+
+@pytest.mark.parametrize("name", ["sync_shared_state", "all_reduce"])
+def test_a_newcomer_whose_first_call_differs_is_out_and_told_so(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor, name: str
+) -> None:
+    """After any other result than this one a communicator works on."""
+    peers = joined(master, pool, [0, 0, 0])
+
+    def call(peer: Communicator, count: int) -> None:
+        array = np.zeros(count)
+        if name == "all_reduce":
+            peer.all_reduce(array, array, op=ReduceOp.SUM)
+        else:
+            peer.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")]))
+
+    answer = pool.submit(refused, lambda: call(peers[2], SIZE + 1))
+    together(pool, lambda: call(peers[0], SIZE), lambda: call(peers[1], SIZE))
+    assert answer.result(SECONDS_MAX) is Result.MASTER_CONNECTION_FAILED
+    assert refused(peers[2].update_topology) is Result.MASTER_CONNECTION_FAILED
+    together(pool, peers[0].update_topology, peers[1].update_topology)
+    assert attributes(peers[0]) == attributes(peers[1]) == [2, 2, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["update_topology", "sync_shared_state", "all_reduce"])
+def test_a_peer_may_be_late_by_any_time(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The default deadline of pccl_py, here a tenth of a second, is not the one of this package."""
+    monkeypatch.delenv("PCCL_DEADLINE")
+    monkeypatch.setattr("pccl_py.communicator.DEADLINE_NS_DEFAULT", 10**8)
+    peers = joined(master, pool, [0, 0])
+    arrays = [np.ones(SIZE), np.ones(SIZE)]
+
+    def call(number: int) -> None:
+        array, peer = arrays[number], peers[number]
+        if name == "update_topology":
+            peer.update_topology()
+        elif name == "all_reduce":
+            peer.all_reduce(array, array, op=ReduceOp.SUM)
+        else:
+            peer.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")]))
+
+    early = pool.submit(call, 0)
+    with pytest.raises(TimeoutError):
+        early.result(0.5)
+    call(1)
+    early.result(SECONDS_MAX)
 
 
 def test_a_sync_in_which_nobody_gives(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
@@ -461,6 +514,17 @@ def test_tensors_of_torch_are_taken_without_their_gradients(
         tensor: Any = Tensor(data)
         peers[number].all_reduce(tensor, tensor, op=ReduceOp.SUM)
         assert (data == 3).all()
+        what = pccl.ReduceDescriptor(
+            SIZE,
+            ReduceOp.AVG,
+            0,
+            pccl.ReduceOperandDescriptor(DataType.FLOAT),
+            pccl.QuantizationOptions(DataType.FLOAT, QuantizationAlgorithm.NONE),
+        )
+        data[:] = number
+        given = pccl.ReduceOpDescriptor.from_torch(send=tensor, recv=tensor, reduce_descriptor=what)
+        peers[number].all_reduce_multiple_with_retry([given])
+        assert (data == 0.5).all()
         data[:] = number
         state = pccl.SharedState([pccl.TensorInfo.from_torch(tensor, "x")])
         state.revision = number

@@ -13,7 +13,8 @@ import array
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pccl_py
@@ -30,12 +31,16 @@ from pccl.words import (
     told,
 )
 from pccl_py.collectives import Part
+from pccl_py.many import IN_FLIGHT_MAX
+from pccl_py.words import SECONDS_MAX
 
 # Whoever knows the address of a master can join, as with PCCL 1.0: its runs have no secret.
 RUN_ID = b"pccl 1.0 has one"
 # Where nothing else is said, peers listen where those of PCCL 1.0 do.
 PORTS = "48149-49148"
 CONNECT_SECONDS = 1.0
+# Where PCCL_RECONNECT_TIMEOUT says nothing, a master that is gone fails calls after this time.
+RECONNECT_SECONDS = 5.0
 # For a decision about a call whose coordinator is away.
 DOUBT_SECONDS = 60.0
 # Tags that no program has: PCCL 1.0 numbers tensors.
@@ -53,6 +58,11 @@ class ReduceInfo:
         self.local_world_size = local_world_size
         self.tx_bytes = tx_bytes
         self.rx_bytes = rx_bytes
+
+    @property
+    def world_size(self) -> int:
+        """`local_world_size`, by the name that it had before 1.0.0."""
+        return self.local_world_size
 
 
 class SharedStateSyncInfo:
@@ -77,9 +87,9 @@ class SharedState:
 
 
 class AsyncReduceHandle:
-    """A reduction in flight; `work` is None where none could begin for want of peers."""
+    """A reduction in flight."""
 
-    def __init__(self, comm: Communicator, work: pccl_py.Work | None) -> None:
+    def __init__(self, comm: Communicator, work: pccl_py.Work) -> None:
         self._comm = comm
         self._work = work
         self._told: tuple[bool, int, ReduceInfo] | None = None
@@ -124,15 +134,18 @@ class Communicator:
         if self._run is not None:
             raise PCCLError(Result.INVALID_USAGE, "pcclConnect", "it is connected")
         _set_log_level()
+        last: PCCLError | None = None
         for attempt in range(1, n_attempts + 1):
             try:
                 with told("pcclConnect", Result.MASTER_CONNECTION_FAILED):
                     self._enter()
             except PCCLError as error:
                 _log.warning("no master (attempt %d of %d): %s", attempt, n_attempts, error)
+                last = error
             else:
                 return
-        raise Exception("Failed to connect to the master node")
+        why = "n_attempts is 0" if last is None else last
+        raise Exception(f"Failed to connect to the master node: {why}") from last
 
     def get_attribute(self, attribute: Attribute) -> int:
         """A number about the run, equal on all members: see `update_topology`."""
@@ -150,7 +163,7 @@ class Communicator:
         run = self._run
         if run is None:
             raise PCCLError(Result.INVALID_USAGE, "pcclUpdateTopology", "connect() comes first")
-        with told("pcclUpdateTopology", Result.UPDATE_TOPOLOGY_FAILED):
+        with self._told("pcclUpdateTopology", run, Result.UPDATE_TOPOLOGY_FAILED):
             if any(each.info().operations_in_flight for each in (run, self._group or run)):
                 why = "wait for the reductions first"
                 raise PCCLError(Result.PENDING_ASYNC_OPS, "pcclUpdateTopology", why)
@@ -163,7 +176,7 @@ class Communicator:
         A newcomer that waits is one, and a member that was lost: until then nobody enters.
         """
         run, _ = self._opened("pcclArePeersPending")
-        with told("pcclArePeersPending"):
+        with self._told("pcclArePeersPending", run):
             now = run.info()
             flag = bytearray([now.pending > 0 or now.alive < now.world_size])
             run.all_reduce(flag, op="max", tag=PENDING_TAG, recovery="restart")
@@ -187,7 +200,7 @@ class Communicator:
         own = [info.name for info in infos if info.allow_content_inequality]
         tensors = {info.name: info.buffer for info in infos}
         with (
-            told("pcclSynchronizeSharedState"),
+            self._told("pcclSynchronizeSharedState", group),
             group.shared_state(tensors, may_differ=own, rules=["one_sender"]) as state,
         ):
             outcome = state.sync(strategy.word, revision=shared_state.revision)
@@ -225,13 +238,13 @@ class Communicator:
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
     ) -> ReduceInfo:
-        """Reduces all of them, at most `max_in_flight` at once; repeats what was aborted."""
+        """Reduces all of them, at most `max_in_flight` and 64 at once; repeats what was aborted."""
         name = "pcclAllReduceMultipleWithRetry"
         _, group = self._opened(name)
         self._check_size(name)
-        with told(name):
+        with self._told(name, group):
             parts = [_part(each) for each in descriptors]
-            options = {"in_flight": max_in_flight, "recovery": "restart"}
+            options = {"in_flight": min(max_in_flight, IN_FLIGHT_MAX), "recovery": "restart"}
             outcomes: list[pccl_py.Outcome] = group._many(parts, options)
         infos = [self._count(outcome) for outcome in outcomes]
         self._check_size(name)
@@ -249,13 +262,33 @@ class Communicator:
 
     def _check_size(self, name: str) -> None:
         if self._sizes[self._peer_group] < 2:
-            raise PCCLError(Result.TOO_FEW_PEERS, name)
+            why = "this peer is alone in its peer group"
+            raise PCCLError(Result.TOO_FEW_PEERS, name, why)
+
+    @contextmanager
+    def _told(
+        self, name: str, group: pccl_py.Group, lost: Result = Result.RANK_CONNECTION_LOST
+    ) -> Iterator[None]:
+        """As `told`; a failure after which this peer is out of the group is a lost master."""
+        with told(name, lost):
+            try:
+                yield
+            except pccl_py.PcclError as error:
+                if group.info().lost is None:
+                    raise
+                result = Result.MASTER_CONNECTION_FAILED
+                raise PCCLError(result, name, str(error)) from error
 
     def _enter(self) -> None:
         run = pccl_py.connect(
             self._token,
             ports=os.environ.get("PCCL_PORTS") or PORTS,
             connect_timeout=CONNECT_SECONDS,
+            # In PCCL 1.0 peers may be as late as they like, and a master that is gone fails calls.
+            deadline=None if os.environ.get("PCCL_DEADLINE") else SECONDS_MAX,
+            reconnect_timeout=(
+                None if os.environ.get("PCCL_RECONNECT_TIMEOUT") else RECONNECT_SECONDS
+            ),
         )
         try:
             while not _admitted(run):
@@ -299,10 +332,9 @@ class Communicator:
         op: ReduceOp,
         tag: int,
         quantization: QuantizationOptions | None,
-    ) -> pccl_py.Work | None:
+    ) -> pccl_py.Work:
         _, group = self._opened(name)
-        if self._sizes[self._peer_group] < 2:
-            return None
+        self._check_size(name)
         options: Any = {"op": op.name.lower(), "tag": tag, "recovery": "restart", "async_op": True}
         if quantization is not None:
             options["codec"] = quantization.codec
@@ -310,10 +342,10 @@ class Communicator:
             work: pccl_py.Work = group.all_reduce(_data_of(send), _data_of(recv), **options)
         return work
 
-    def _finish(self, work: pccl_py.Work | None, name: str) -> ReduceInfo:
-        if work is None:
-            raise PCCLError(Result.TOO_FEW_PEERS, name)
-        with told(name):
+    def _finish(self, work: pccl_py.Work, name: str) -> ReduceInfo:
+        run, group = self._run, self._group
+        assert run is not None, "it is connected, as a reduction has begun"
+        with self._told(name, group or run):
             outcome = _outcome(work)
         info = self._count(outcome)
         if info.local_world_size < 2:
