@@ -788,8 +788,8 @@ typedef struct pccl_sync_outcome {
  * status but PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and
  * must not be read before it returns. One call per state at a time. options and outcome may be NULL.
  * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), two members insist on different contents, or
- * a rule of the state is broken. If only a newcomer differs, it alone gets that, and is not a member then; the others
- * succeed.
+ * a rule of the state is broken. If only the names, shapes, dtypes or the content of a newcomer differ, it alone gets
+ * that, and is not a member then; the others succeed.
  * PCCL_STATE_UNAVAILABLE: no member holds content that may be taken. After PCCL_IN_DOUBT, sync again.
  * `interrupted` of the communicator withdraws it. */
 PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,
