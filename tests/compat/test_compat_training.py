@@ -40,6 +40,7 @@ SECONDS_MAX = 60.0
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("PCCL_BIND", "127.0.0.1:0")
+    monkeypatch.setenv("PCCL_DEADLINE", "30")
     monkeypatch.setenv("PCCL_COORDINATOR_HEARTBEAT", "0.1")
     master = pccl.MasterNode(listen_address="127.0.0.1:0")
     master.run()
@@ -125,6 +126,7 @@ def test_data_parallel_training(address: str) -> None:
                 communicator.update_topology()
             if communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
                 continue
+            communicator.optimize_topology()
             sync_info = communicator.sync_shared_state(shared_state)
             num_syncs += 1
             if num_syncs > 1:
@@ -263,8 +265,26 @@ def test_diloco(address: str) -> None:
                 outer_p.grad = outer_p - local_p.data.to("cpu")
                 assert outer_p.grad.requires_grad
                 outer_grads.append(outer_p.grad)
-            info = all_reduce_multiple_with_retry(communicator, outer_grads, ReduceOp.AVG, 128)
-            assert info.tx_bytes > 0 and info.rx_bytes > 0
+            handles = [
+                communicator.all_reduce_async(
+                    tensor,
+                    tensor,
+                    operand_descriptor=ReduceOperandDescriptor(
+                        datatype=DataType.FLOAT, distribution_hint=DistributionHint.NORMAL
+                    ),
+                    quantization_options=QuantizationOptions(
+                        quantized_datatype=DataType.FLOAT, algorithm=QuantizationAlgorithm.NONE
+                    ),
+                    op=ReduceOp.AVG,
+                    tag=tag,
+                )
+                for tag, tensor in enumerate(outer_grads)
+            ]
+            for handle in handles:
+                is_success, status, info = handle.wait()
+                world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+                assert is_success and world_size == 2, status
+                assert info.tx_bytes > 0 and info.rx_bytes > 0
             outer.step()
             outer.zero_grad()
             with torch.no_grad():
@@ -280,35 +300,55 @@ def test_diloco(address: str) -> None:
 
 
 def test_asynchronous_diloco(address: str) -> None:
-    """A thread reduces the last pseudo-gradients beside the inner steps.
+    """A thread reduces the last pseudo-gradients beside the inner steps; a third peer comes late.
 
-    It tells nobody of its errors, so its averages are counted.
+    The thread tells nobody of its errors, so its averages are counted.
     """
+    begun = threading.Event()
+    turns_of_three = 4
 
     def program(number: int) -> tuple[float, list[int]]:
         model = model_of(start=0.0)
         inner = torch.optim.SGD(model.parameters(), lr=INNER_RATE)
         outer_params = [torch.nn.Parameter(p.detach().cpu().clone()) for p in model.parameters()]
         outer = torch.optim.SGD(outer_params, lr=OUTER_RATE)
+        if number == 2:
+            assert begun.wait(SECONDS_MAX)
         communicator = Communicator(address, 0)
         communicator.connect(n_attempts=15)
         iter_num = torch.tensor(0, dtype=torch.int64, device="cpu")
         shared_state = state_of({"outer": outer_params[0], "iter_num": iter_num})
         shared_state.revision = 0
-        local_iter_num = 0
+        world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+        local_iter_num = num_syncs = turns = 0
         averaged: list[int] = []
         last_pseudo_grads: list[Any] = []
         all_reduce_thread: threading.Thread | None = None
+
+        def run_shared_state_sync(late_joiner: bool = False) -> None:
+            nonlocal num_syncs
+            sync_info = communicator.sync_shared_state(shared_state)
+            shared_state.revision += 1
+            num_syncs += 1
+            assert num_syncs == 1 or late_joiner or sync_info.rx_bytes == 0
+            if num_syncs == 1:
+                with torch.no_grad():
+                    for inner_param, outer_p in zip(model.parameters(), outer_params, strict=True):
+                        inner_param.data.copy_(outer_p)
+
         while True:
             local_iter_num += 1
-            if local_iter_num > 1:
+            topology_updated = local_iter_num == 1
+            if (local_iter_num > 1 or world_size == 1) and communicator.are_peers_pending():
                 if all_reduce_thread is not None:
                     all_reduce_thread.join()
                 communicator.update_topology()
-            if communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
+                topology_updated = True
+            world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+            if world_size < 2:
                 continue
-            communicator.sync_shared_state(shared_state)
-            shared_state.revision += 1
+            if topology_updated:
+                run_shared_state_sync()
             for _ in range(INNER_STEPS):
                 backward(model, goal=float(number))
                 inner.step()
@@ -322,8 +362,11 @@ def test_asynchronous_diloco(address: str) -> None:
                 outer_p - local_p.data.to("cpu")
                 for local_p, outer_p in zip(model.parameters(), outer_params, strict=True)
             ]
+            assert all(grad.requires_grad for grad in outer_grads)
             if can_outer_step:
                 outer.step()
+            if topology_updated and iter_num > 0:
+                run_shared_state_sync(late_joiner=not can_outer_step)
             with torch.no_grad():
                 for local_p, outer_p in zip(model.parameters(), outer_params, strict=True):
                     local_p.copy_(outer_p, non_blocking=True)
@@ -332,19 +375,21 @@ def test_asynchronous_diloco(address: str) -> None:
                 nonlocal last_pseudo_grads
                 last_pseudo_grads = grads.copy()
                 info = all_reduce_multiple_with_retry(
-                    communicator, last_pseudo_grads, ReduceOp.AVG, 16
+                    communicator, last_pseudo_grads, ReduceOp.AVG, 128
                 )
                 averaged.append(info.local_world_size)
 
             all_reduce_thread = threading.Thread(target=reduce, name="ReduceThread")
             all_reduce_thread.start()
             iter_num += 1
-            if iter_num.item() > OUTER_STEPS:
+            if iter_num.item() == 2:
+                begun.set()
+            turns += world_size == 3
+            if turns == turns_of_three:
                 all_reduce_thread.join()
                 return float(outer_params[0].item()), averaged
 
-    (one, averaged), (other, averaged_too) = run(program, 2)
-    assert averaged == averaged_too == [2] * (OUTER_STEPS + 1)
-    assert one == other
-    # Alone, the first would stay at its goal, which is 0, and the second would come close to 1.
-    assert 0.2 < one < 0.5
+    (one, averaged), (other, too), (late, last) = run(program, 3)
+    assert one == other == late != 0
+    assert averaged == too and set(averaged) == {2, 3}
+    assert averaged[-turns_of_three:] == last == [3] * turns_of_three
