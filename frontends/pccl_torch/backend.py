@@ -39,6 +39,7 @@ from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch import sharded
 from pccl_torch.beside import Beside
 from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
+from pccl_torch.forms import accepting
 from pccl_torch.options import Options
 from pccl_torch.staging import Stager, staged, stages_for
 from pccl_torch.tensors import TORCH, check_written
@@ -79,7 +80,8 @@ _OPS_OF_BOOL: dict[Any, Any] = {
 }
 
 
-@staged  # its collectives take tensors of CUDA as well
+@accepting  # all forms of a call, of which a method has one
+@staged  # tensors of CUDA as well
 class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
@@ -527,7 +529,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     # ---- reductions
 
-    def allreduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> PcclWork:
         """Reduces the tensors over all members, in place, as one operation."""
         return self._reduce("all_reduce", tensors, opts)
 
@@ -535,7 +537,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """The same."""
         return self._reduce("all_reduce", tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> PcclWork:
         """Reduces a tensor over all members, in place on the root."""
         root = _root(opts)
         return self._reduce("reduce", tensors, opts, root=root)
@@ -589,7 +591,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             **options,
         )
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None
+    ) -> PcclWork:
         """Reduces a list of tensors over all members; each receives that of its rank."""
         self.enter()
         (output,), (parts,) = outputs, inputs
@@ -598,12 +602,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
         """Reduces `x` over all members; each receives the part of its rank."""
-        return self.reduce_scatter_single_coalesced([output], [x], opts)
+        return self._reduce_scatter_singles([output], [x], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PcclWork:
         """The same of several, as one operation."""
+        return self._reduce_scatter_singles(outputs, inputs, opts)
+
+    def _reduce_scatter_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
         self.enter()
         if self._places is None:
             sources = [self._source(x) for x in inputs]
@@ -649,7 +656,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     # ---- moves
 
-    def broadcast(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> PcclWork:
         """Copies the tensors of the root to all members, as one operation."""
         self.enter()
         root = _root(opts)
@@ -664,9 +671,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             deadline=_timeout(opts),
         )
 
-    def allgather(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
-    ) -> PcclWork:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member in a list, on all; they may differ in size."""
         self.enter()
         (parts,), (x,) = outputs, inputs
@@ -684,12 +689,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member, one behind the other, on all."""
-        return self.all_gather_single_coalesced([output], [x], opts)
+        return self._all_gather_singles([output], [x], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PcclWork:
         """The same of several, as one operation."""
+        return self._all_gather_singles(outputs, inputs, opts)
+
+    def _all_gather_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
         self.enter()
         if self._places is None:
             targets = [self._target(output) for output in outputs]
@@ -762,9 +770,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             **uneven,
         ).wait()
 
-    def gather(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
-    ) -> PcclWork:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member in a list, on the root."""
         self.enter()
         (x,), parts = inputs, None
@@ -814,9 +820,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             plan=self._plan,
         )
 
-    def scatter(
-        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, **_: Any
-    ) -> PcclWork:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> PcclWork:
         """Deals out a list of tensors of the root; each member receives that of its rank."""
         self.enter()
         root, (output,) = _root(opts), outputs
@@ -839,6 +843,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
         """Gives each member a tensor of a list, and receives a list of one from each."""
+        return self._all_to_all(outputs, inputs, opts)
+
+    def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
         self.enter()
         self._check_each("the input list", inputs)
         self._check_each("the output list", outputs)
@@ -864,7 +871,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self.enter()
         if output_splits or input_splits:
             rows = self._split(output, output_splits), self._split(x, input_splits)
-            return self.alltoall(*rows, opts)
+            return self._all_to_all(*rows, opts)
         whole = self._target(output)
         collected = _Parts(self._in_order(self._shares(whole)))
         source = _joined(self._in_order(self._shares(x)))
@@ -911,7 +918,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             **uneven,
         )
 
-    def barrier(self, opts: Any = None, **_: Any) -> PcclWork:
+    def barrier(self, opts: Any = None) -> PcclWork:
         """Returns when all members have called it."""
         return self._begin("barrier", outputs=[], deadline=_timeout(opts))
 

@@ -339,7 +339,7 @@ def await_others(coordinator: Coordinator) -> None:
     )
 
 
-def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def meet(url: str, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
     """The rendezvous "pccl://": the ranks are those of the run that PCCL_TOKEN names.
 
     Enters the group, so it waits until the run begins, or until its members pass a safe point.
