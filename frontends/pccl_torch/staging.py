@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from pccl_py import Group
+from pccl_torch import profiling
 from pccl_torch.tensors import check_dtype, check_written
 from pccl_torch.work import PcclWork
 
@@ -317,6 +318,20 @@ HOW: dict[str, tuple[str, ...]] = {
     "recv": ("w",),
     "barrier": (),
 }
+# How the names of methods begin, and the name of their events (profiling.py).
+_EVENTS = {
+    "allreduce": "all_reduce",
+    "average": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather": "all_gather",
+    "all_gather": "all_gather",
+    "_reduce_scatter": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "gather": "gather",
+}
 
 
 def staged(group: Class) -> Class:
@@ -327,18 +342,33 @@ def staged(group: Class) -> Class:
 
 
 def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
+    title = next((title for start, title in _EVENTS.items() if name.startswith(start)), name)
+
+    def begin(group: Any, x: Tensor | None, arguments: Any, options: dict[str, Any]) -> PcclWork:
+        if x is None or not is_accelerated(x):
+            return method(group, *arguments, **options)  # type: ignore[no-any-return]
+        stager: Stager = group._stager
+        plan = plan_of(stager.device(x.device), name, how, arguments, options)
+        operation: Any = stager.begin(plan, group, method)
+        return group._keep(PcclWork(group.comm, operation, plan.outputs))  # type: ignore[no-any-return]
+
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
-        stager: Stager = group._stager
         x = _first(arguments[: len(how)])
         other = None if x is None else group._beside.of(x)
         if other is not None:
             return getattr(other, name)(*arguments, **options)
-        if x is None or not is_accelerated(x):
-            return method(group, *arguments, **options)
-        plan = plan_of(stager.device(x.device), name, how, arguments, options)
-        operation: Any = stager.begin(plan, group, method)
-        return group._keep(PcclWork(group.comm, operation, plan.outputs))
+        if not profiling.is_on():
+            return begin(group, x, arguments, options)
+        read = [given for given, kind in zip(arguments, how, strict=False) if "r" in kind]
+        event = profiling.Event(f"pccl:{title}", list(_tensors(read or list(arguments[:1]))))
+        try:
+            work = begin(group, x, arguments, options)
+        except BaseException:
+            event.end()
+            raise
+        event.end_with(work)
+        return work
 
     return call
 

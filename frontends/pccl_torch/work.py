@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from pccl_py import Group, Outcome, PcclError, Work
 from pccl_torch.errors import torch_error
+from pccl_torch.profiling import Event
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -49,6 +50,8 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         self._source = source
         self._lock = threading.Lock()
         self._future: Any = None
+        # That of a profiler (profiling.py).
+        self._event: Event | None = None
         self._failed = failed
         if failed is not None:
             work.add_done_callback(lambda _: self.exception())
@@ -62,6 +65,9 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
             self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
         except PcclError as error:
             raise self._error(error) from None
+        finally:
+            if self._event is not None and self._work.done():
+                self._event.wait()
         return True
 
     def is_completed(self) -> bool:

@@ -46,6 +46,9 @@ def _case(like: str) -> Any:
     utilities: Any = importlib.import_module("torch.testing._internal.common_utils")
 
     distributed_test: Any = importlib.import_module(_MODULE)
+    # Whose collectives are events of the profiler, with shapes.
+    for backends in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
+        getattr(distributed_test, backends).append("pccl")
 
     class Own(
         distributed_test.TestDistBackend,  # type: ignore[misc]
