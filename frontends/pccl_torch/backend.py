@@ -64,8 +64,6 @@ _OPS: dict[Any, Any] = {
     # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
-# C++ (DDP) takes Works, and PyTorch before 2.13 may keep only the half of one that it knows.
-_CPP_KEEPS_WORKS = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 13]
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 # Between the name that a group was given and how often it was renamed.
@@ -135,8 +133,6 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._is_listed = group.epoch == 0
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
-        # Operations in flight that are held here, whoever drops their Works.
-        self._flying: list[PcclWork] = []
         # Why no call can be made in the group any more, or not yet.
         self._barred: PcclError | None = None
 
@@ -438,15 +434,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        if not _CPP_KEEPS_WORKS:
-            self._hold(work)
+        """The Work that a call returns. torchft.py looks at all of them."""
         return work
-
-    def _hold(self, work: PcclWork) -> None:
-        """Until it is done and another one is held."""
-        with self._lock:
-            self._flying[:] = [one for one in self._flying if not one.is_over()]
-            self._flying.append(work)
 
     def _place(self, rank: int) -> int:
         """The rank of pccl_py of one of PyTorch."""

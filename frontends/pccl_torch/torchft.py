@@ -83,6 +83,8 @@ class _Quorum(backend.ProcessGroupPccl):
         )
         self._participants = participants
         self._failure: Exception | None = None
+        # Operations in flight, whoever drops their Works.
+        self._flying: list[PcclWork] = []
 
     def errored(self) -> Exception | None:
         """The error of the first operation that is done and has failed."""
@@ -94,7 +96,9 @@ class _Quorum(backend.ProcessGroupPccl):
 
     def _keep(self, work: PcclWork) -> PcclWork:
         self.errored()  # those that are done are forgotten now
-        self._hold(work)
+        with self._lock:
+            self._flying[:] = [one for one in self._flying if not one.is_over()]
+            self._flying.append(work)
         return work
 
     def _begin(

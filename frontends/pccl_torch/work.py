@@ -2,6 +2,10 @@
 
 It wraps a `pccl_py.Work`, which waits and reports; here are the Future that DDP and functional
 collectives take, and errors in words and classes of PyTorch (errors.py). backend.py makes it.
+
+A Work that is written in Python has a half in C++, which can do nothing without it: where C++ keeps
+that half alone, its `wait` waits for ever. What C++ gets by calling a collective of ours it keeps
+whole. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ that has it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 
 import torch.distributed
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch.futures import Future
 
 from pccl_py import Group, Outcome, PcclError, Work
@@ -22,7 +27,8 @@ from pccl_torch.profiling import Event
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
-
+# Its types do not have all that there is.
+native: Any = _distributed_c10d
 
 _NEVER = timedelta(0)
 
@@ -118,6 +124,10 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     def _source_rank(self) -> int:
         return self._source
 
+    def boxed(self) -> Any:
+        """A ScriptObject of it, for operators of PyTorch."""
+        return kept(self).boxed()
+
     def get_future(self) -> Any:
         """A `torch.futures.Future` of the list of outputs."""
         with self._lock:
@@ -138,3 +148,36 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         if self._failed is not None and self._work.done():
             self._failed(made)
         return made
+
+
+class _Giver(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
+    """A process group whose only call returns a Work that there is already."""
+
+    def __init__(self, work: PcclWork) -> None:
+        super().__init__(0, 1)
+        self._work = work
+
+    def barrier(self, _: Any) -> PcclWork:
+        return self._work
+
+
+def kept(work: PcclWork) -> Any:
+    """A Work of C++ that keeps `work`, and waits and has a Future as it does."""
+    return dist.ProcessGroup.barrier(_Giver(work))
+
+
+def _keep_for_reducers() -> None:
+    """DDP.join hands the Work of an all_reduce to its Reducer in C++, and drops it.
+
+    No other function of PyTorch's keeps a Work without its half in Python; a test looks at all.
+    """
+    hand_over = native.Reducer._set_forward_pass_work_handle
+
+    def call(reducer: Any, work: Any, use_static_world_size: bool) -> None:
+        work = kept(work) if isinstance(work, PcclWork) else work
+        hand_over(reducer, work, use_static_world_size)
+
+    native.Reducer._set_forward_pass_work_handle = call
+
+
+_keep_for_reducers()

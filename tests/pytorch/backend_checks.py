@@ -779,7 +779,6 @@ def ten_thousand_works(rank: Rank) -> list[int]:
     after = _resources()
     assert after[0] <= before[0] and after[1] <= before[1] + 1, (before, after)
     assert after[2] - before[2] < 4096, (before, after)
-    assert len(dist.group.WORLD._flying) < 8
     return [late - early for late, early in zip(after, before, strict=True)]
 
 
