@@ -210,6 +210,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     _get_backend = get_backend
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors a collective takes; the first also carries objects."""
+        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
+        return [torch.device("cpu"), *cuda]
+
+    @property
     def bound_device_id(self) -> None:
         """None: no group is bound to a device."""
         return
