@@ -7,8 +7,11 @@ random_checks.py say what each does.
 from __future__ import annotations
 
 import random
+import re
+from typing import Any
 
 import pytest
+from torch._C import _distributed_c10d
 from world import World
 
 # On one worker, with one world of processes.
@@ -67,6 +70,16 @@ WRAPPERS = (
     "compiled",
     "ddp_whose_peer_leaves",
 )
+KEPT = (
+    "joined_ddp",
+    "hooks_of_cpp",
+    "functional_works",
+    "coalesced_works",
+    "distributed_tensors",
+    "pipeline",
+    "saved_in_the_background",
+    "states_of_rank_0",
+)
 STEPS = 200
 
 
@@ -83,6 +96,25 @@ def test_backend(ranks: World, name: str) -> None:
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_what_pytorch_builds_on_it(ranks: World, name: str) -> None:
     ranks.run(f"wrapper_checks:{name}")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_works_that_pytorch_keeps(ranks: World, name: str) -> None:
+    ranks.run(f"kept_checks:{name}")
+
+
+def test_no_other_function_of_pytorch_takes_a_work() -> None:
+    """A Reducer gets one that keeps its half in Python (work.py); the other function keeps it."""
+    takes = re.compile(r"(\w+)\((?:self: [\w.]*\.(\w+), )?.*\b(?:c10d::|_c10d\.)Work\b.*\) ->")
+    found = set()
+    for name in dir(_distributed_c10d):
+        member: Any = getattr(_distributed_c10d, name)
+        members = [member, *(getattr(member, each) for each in dir(member))]
+        for line in "\n".join(str(each.__doc__) for each in members).splitlines():
+            match = takes.match(line)
+            if match is not None and match[2] != "Work":
+                found.add((match[2], match[1]))
+    assert found == {("Reducer", "_set_forward_pass_work_handle"), (None, "_register_work")}
 
 
 def test_random_steps_on_three_groups_equal_a_model(ranks: World) -> None:
