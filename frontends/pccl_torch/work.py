@@ -11,6 +11,7 @@ whole. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ t
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -173,6 +174,7 @@ def _keep_for_reducers() -> None:
     """
     hand_over = native.Reducer._set_forward_pass_work_handle
 
+    @functools.wraps(hand_over)
     def call(reducer: Any, work: Any, use_static_world_size: bool) -> None:
         work = kept(work) if isinstance(work, PcclWork) else work
         hand_over(reducer, work, use_static_world_size)

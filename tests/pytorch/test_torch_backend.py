@@ -10,6 +10,7 @@ import random
 import re
 from typing import Any
 
+import pccl_torch.work  # noqa: F401  with what it puts in the place of one
 import pytest
 from torch._C import _distributed_c10d
 from world import World
