@@ -60,7 +60,7 @@ def _is_time(given: Any) -> bool:
     return given is None or isinstance(given, timedelta | float)
 
 
-# What an argument must be, by the word behind its name in FORMS. Options are of a class instead.
+# The checks of an argument, by the word behind its name in FORMS. Options are of a class instead.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": _is_tensor,
     "[Tensor]": _are_tensors,

@@ -344,13 +344,13 @@ def staged(group: Class) -> Class:
 def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
     title = next((title for start, title in _EVENTS.items() if name.startswith(start)), name)
 
-    def begin(group: Any, x: Tensor | None, arguments: Any, options: dict[str, Any]) -> PcclWork:
+    def begin(group: Any, x: Tensor | None, arguments: Any, options: dict[str, Any]) -> Any:
         if x is None or not is_accelerated(x):
-            return method(group, *arguments, **options)  # type: ignore[no-any-return]
+            return method(group, *arguments, **options)
         stager: Stager = group._stager
         plan = plan_of(stager.device(x.device), name, how, arguments, options)
         operation: Any = stager.begin(plan, group, method)
-        return group._keep(PcclWork(group.comm, operation, plan.outputs))  # type: ignore[no-any-return]
+        return group._keep(PcclWork(group.comm, operation, plan.outputs))
 
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **options: Any) -> Any:

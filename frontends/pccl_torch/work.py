@@ -4,8 +4,8 @@ It wraps a `pccl_py.Work`, which waits and reports; here are the Future that DDP
 collectives take, and errors in words and classes of PyTorch (errors.py). backend.py makes it.
 
 A Work that is written in Python has a half in C++, which can do nothing without it: where C++ keeps
-that half alone, its `wait` waits for ever. What C++ gets by calling a collective of ours it keeps
-whole. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ that has it.
+that half alone, its `wait` waits for ever. Where C++ itself calls a collective of ours, it keeps
+the whole Work. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ that has it.
 """
 
 from __future__ import annotations

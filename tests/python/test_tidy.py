@@ -7,6 +7,7 @@ what they are: docs/HACKING.md.
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -142,10 +143,30 @@ def is_for_must(path: Path, text: str) -> list[str]:
     ]
 
 
+def swallowed_keyword(path: Path, text: str) -> list[str]:
+    """A function of the library that takes `**names` uses them, or refuses every call."""
+    library = path.parts[0] in ("pccl_py", "frontends")
+    # Links of an optax.chain must take the arguments of the other links.
+    is_link = path.name == "optax.py"
+    if path.suffix != ".py" or not library or is_link or "**" not in text:
+        return []
+    complaints = []
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef) or function.args.kwarg is None:
+            continue
+        name = function.args.kwarg.arg
+        used = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
+        # A signature alone, for overloads and protocols, has no body; the other refuses.
+        is_form = ast.unparse(function.body[-1]) == "..."
+        if not used and not is_form and not isinstance(function.body[-1], ast.Raise):
+            complaints.append(f"{path}:{function.lineno}: **{name} is ignored: name what it takes")
+    return complaints
+
+
 Rule = Callable[[Path, str], list[str]]
 RULES: list[Rule] = [
     *(head_missing, line_too_long, whitespace, banned_call, machine_path),
-    *(sentence_without_subject, is_for_must),
+    *(sentence_without_subject, is_for_must, swallowed_keyword),
 ]
 
 BREACHES: list[tuple[Rule, str, str]] = [
@@ -175,6 +196,7 @@ BREACHES: list[tuple[Rule, str, str]] = [
     (sentence_without_subject, "engine/x.zig", "/// Keeps the input of\n/// who doubts.\n"),
     (is_for_must, "pccl_py/x.py", 'raise ValueError(f"{n} is at least 1, not {v}")\n'),
     (is_for_must, "pccl_py/x.py", 'raise TypeError("names are a list, not a str") from None\n'),
+    (swallowed_keyword, "frontends/x.py", "def f(x, **_):\n    return x\n"),
     (sentence_without_subject, "docs/X.md", "## Who may try what\n"),
     (sentence_without_subject, "tests/sim/x.txt", "# It dies.\n# What is left stays.\n"),
 ]

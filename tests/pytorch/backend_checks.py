@@ -595,6 +595,53 @@ def _refused(size: int) -> list[tuple[Callable[[], Any], type[Exception], str]]:
     ]
 
 
+# ---- profiler
+
+
+def profiled(rank: Rank) -> None:
+    """Each collective is one asynchronous event, by its kind, with the shapes of its inputs."""
+    world, size, this = dist.group.WORLD, rank.size, rank.rank
+    x, row, flat = torch.ones(2, 3), torch.ones(2), torch.ones(size)
+    rows = [torch.ones(2) for _ in range(size)]
+    calls: list[tuple[str, Callable[[], Any], list[list[int]]]] = [
+        ("all_reduce", lambda: dist.all_reduce(x), [[2, 3]]),
+        ("all_reduce", lambda: world.allreduce_coalesced([x, row]), [[2, 3], [2]]),
+        ("reduce", lambda: dist.reduce(x, 1), [[2, 3]]),
+        ("broadcast", lambda: dist.broadcast(x, 1), [[2, 3]]),
+        ("all_gather", lambda: dist.all_gather(rows, row), [[2]]),
+        ("all_gather", lambda: dist.all_gather_single(torch.ones(2 * size), row), [[2]]),
+        ("gather", lambda: dist.gather(row, rows if this == 0 else None), [[2]]),
+        ("scatter", lambda: dist.scatter(row, rows if this == 0 else None), [[2]] * size),
+        ("reduce_scatter", lambda: dist.reduce_scatter(row, rows), [[2]] * size),
+        ("reduce_scatter", lambda: dist.reduce_scatter_single(torch.ones(1), flat), [[size]]),
+        ("all_to_all", lambda: dist.all_to_all(rows, [row] * size), [[2]] * size),
+        ("all_to_all", lambda: dist.all_to_all_single(torch.ones(size), flat), [[size]]),
+        ("all_reduce", lambda: _average(x), [[2, 3]]),
+        ("barrier", dist.barrier, []),
+    ]
+    for name, call, shapes in calls:
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            done = call()
+            if isinstance(done, dist.Work):
+                done.wait()
+        events: Any = profiler.events()
+        of_ours = [event for event in events if event.name.startswith("pccl:")]
+        assert [event.name for event in of_ours] == [f"pccl:{name}"]
+        assert of_ours[0].is_async and of_ours[0].count == 1, name
+        if name != "scatter" or this == 0:
+            assert of_ours[0].input_shapes == shapes, name
+    with torch.profiler.profile() as profiler, pytest.raises(pccl.InvalidArgument):
+        dist.all_gather(rows[:1], row)
+    events = profiler.events()
+    assert [event.name for event in events if event.name == "pccl:all_gather"]
+    assert dist.all_reduce(x, async_op=True)._event is None
+
+
+def _average(x: Tensor) -> Any:
+    given = {"codec": None, "recovery": "complete", "form": 0, "feedback": None, "reword": str}
+    return dist.group.WORLD.average(x, **given)
+
+
 # ---- groups
 
 

@@ -199,7 +199,7 @@ def _case(
 
 
 def refusals(rank: Rank) -> None:
-    """What fits no form raises TypeError on one rank, and nothing is sent."""
+    """A call that fits no form raises TypeError, and nothing is sent."""
     group, x = dist.group.WORLD, torch.ones(3)
     for method in sorted({form.partition(".")[2].partition("(")[0] for form in forms()}):
         tensors, _ = _case(method, rank.rank, rank.size, 0, _sum)

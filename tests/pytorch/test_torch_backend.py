@@ -45,6 +45,7 @@ CHECKS = (
     "done_means_filled",
     "planned_sums",
     "refusals",
+    "profiled",
     "groups_of_some_ranks",
     "options_of_a_group",
     "wrong_options",

@@ -380,6 +380,29 @@ def arguments(name: str, rank: int, make: Any) -> tuple[tuple[Any, ...], list[to
     return ([parts], [one]), parts
 
 
+def test_a_form_by_name_is_staged_too_and_is_one_event_of_a_profiler(peers: list[Peer]) -> None:
+    def call(peer: Peer) -> list[Any]:
+        x = on_device(1.0 + peer.group.rank(), 0.0)
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            peer.group.allreduce(tensor=x, op=dist.ReduceOp.MAX).wait()
+        assert x.tolist() == [2.0, 0.0] and peer.device.events.count("copy") == 2
+        events: Any = profiler.events()
+        return [event.input_shapes for event in events if event.name == "pccl:all_reduce"]
+
+    # Only one of the threads is profiled.
+    first, second = peers
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.group.allreduce, [on_device(2.0, 0.0)], _maximum())
+        assert call(first) == [[[2]]]
+        other.result().wait()
+
+
+def _maximum() -> Any:
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    return options
+
+
 def test_tensors_of_a_device_that_cannot_be_sent_are_refused_before_any_copy(
     peers: list[Peer],
 ) -> None:
