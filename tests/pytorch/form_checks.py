@@ -6,6 +6,7 @@ least arguments, with all by position, and with all by name, and compares the va
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +34,7 @@ OTHERS = ("_end_coalescing", "recv_anysource")
 
 def forms() -> list[str]:
     """Each form: the class, the method, and `name: type`, with "?" where it may be left out."""
-    found = {}
+    found: dict[str, None] = {}
     for kind in (native.ProcessGroup, native.Backend):
         for name in dir(kind):
             for line in str(getattr(kind, name).__doc__).splitlines():
@@ -155,6 +156,7 @@ def _case(
     method: str, rank: int, size: int, root: int, reduce: Callable[[list[Tensor]], Tensor]
 ) -> tuple[list[Any], Any]:
     """The tensors of the form with options, and what the first argument is in the end, if known."""
+    outs: list[Any]
     x, every = _x(rank), [_x(r) for r in range(size)]
     mine = [_part(r, rank) for r in range(size)]
     if method in ("allreduce", "allreduce_coalesced"):
@@ -203,12 +205,10 @@ def refusals(rank: Rank) -> None:
     group, x = dist.group.WORLD, torch.ones(3)
     for method in sorted({form.partition(".")[2].partition("(")[0] for form in forms()}):
         tensors, _ = _case(method, rank.rank, rank.size, 0, _sum)
-        for call in (
-            lambda m=method, t=tensors: getattr(group, m)(*t, surprise=1),
-            lambda m=method, t=tensors: getattr(group, m)(*t, object()),
-            lambda m=method, t=tensors: getattr(group, m)(*t, *[None] * 9),
-        ):
-            _refused(call, method)
+        function = functools.partial(getattr(group, method), *tensors)
+        _refused(lambda f=function: f(surprise=1), method)  # type: ignore[misc]
+        _refused(lambda f=function: f(object()), method)  # type: ignore[misc]
+        _refused(lambda f=function: f(*[None] * 9), method)  # type: ignore[misc]
     for call in (
         lambda: group.allreduce([x], root=1),
         lambda: group.broadcast([x], root=1),

@@ -31,9 +31,9 @@ native: Any = _distributed_c10d
 
 def joined_ddp(rank: Rank) -> None:
     """DDP.join divides by the ranks that are left, which C++ waits for."""
-    for options in ({}, {"find_unused_parameters": True}):
+    for finds_unused in (False, True):
         layer = nn.Linear(1, 1, bias=False)
-        module = DistributedDataParallel(layer, **options)
+        module = DistributedDataParallel(layer, find_unused_parameters=finds_unused)
         gradients = []
         with module.join(divide_by_initial_world_size=False):
             for _ in range(1 + rank.rank):
