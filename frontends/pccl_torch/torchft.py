@@ -209,6 +209,8 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         """ "torchft-pccl"."""
         return "torchft-pccl"
 
+    _device_types = backend.ProcessGroupPccl._device_types
+
     @property
     def parent(self) -> backend.ProcessGroupPccl:
         """The group of the quorum. Raises InvalidUsage if there is none."""
