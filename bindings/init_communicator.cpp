@@ -108,6 +108,10 @@ std::unique_ptr<Comm> subgroup(Comm &comm, const std::string &group, nb::list fo
   return finish_create(status, native);
 }
 
+void set_deadline(Comm &comm, uint64_t deadline_ns) {
+  check(pccl_comm_set_deadline(comm.handle->native, deadline_ns));
+}
+
 void close(Comm &comm) {
   pccl_status_t status;
   {
@@ -200,6 +204,7 @@ void init_communicator(nb::module_ &module) {
       .def("subgroup", &subgroup, nb::arg("group"), nb::arg("founders"), nb::arg("deadline_ns"),
            nb::sig("def subgroup(self, group: str, founders: list[bytes], deadline_ns: int) -> "
                    "Comm"))
+      .def("set_deadline", &set_deadline, nb::arg("deadline_ns"))
       .def("close", &close)
       .def("admit", &admit, nb::arg("deadline_ns"), nb::arg("together"),
            nb::sig("def admit(self, deadline_ns: int, together: bool) -> "

@@ -341,6 +341,9 @@ PCCL_API pccl_status_t pccl_comm_join(pccl_comm_t *comm, const pccl_comm_options
  * 64 groups are in a run and 8 around a peer at a time. */
 PCCL_API pccl_status_t pccl_comm_subgroup(pccl_comm_t *comm, const pccl_peer_id_t *founders, uint32_t count,
     const pccl_comm_options_t *options, pccl_comm_t **subgroup);
+/* The default deadline of later calls on comm, instead of deadline_ns of its options, which also limits how long its
+ * making may take. 0: 10 min. Any thread may set it at any time. */
+PCCL_API pccl_status_t pccl_comm_set_deadline(pccl_comm_t *comm, uint64_t deadline_ns);
 /* Leaves the group gracefully: the others go on without this peer. Operations in flight here end with
  * PCCL_CANCELLED. The last communicator of a peer also closes its connections. Idempotent; every later
  * call answers PCCL_INVALID_USAGE. */

@@ -105,6 +105,8 @@ class Group(Objects):
         self._closed = False
         self._forked = False
         super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
+        # A sub-group's is what was left of the time for its making.
+        native.set_deadline(deadline_ns)
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
 
@@ -161,6 +163,20 @@ class Group(Objects):
     def labels(self) -> tuple[str, ...]:
         """The labels of `members`, in rank order."""
         return tuple(self.label(peer) for peer in self.members)
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that a call may take which names no `deadline`; may be set, for later calls.
+
+        At first those of `connect` or `Communicator.group`; a sub-group has those of its parent.
+        """
+        return self._deadline_ns / 1e9
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        native = self._open()
+        self._deadline_ns = nanoseconds(seconds, "deadline") or DEADLINE_NS_DEFAULT
+        native.set_deadline(self._deadline_ns)
 
     @property
     def handle(self) -> int:

@@ -73,12 +73,14 @@ pub const CommInfo = extern struct {
 /// pccl_comm_t
 pub const Comm = struct {
     membership: *net.Membership,
-    deadline_ns: u64,
+    /// Of calls that name none; any thread may set it.
+    deadline_ns: std.atomic.Value(u64),
     interrupt: net.reach.Interrupt,
 
     /// A relative deadline of a call, 0 for that of the communicator.
     pub fn deadline(comm: *const Comm, deadline_ns: u64) base.Instant {
-        return net.clock.after(if (deadline_ns == 0) comm.deadline_ns else deadline_ns);
+        const default_ns = comm.deadline_ns.load(.monotonic);
+        return net.clock.after(if (deadline_ns == 0) default_ns else deadline_ns);
     }
 
     /// Null: this peer is a member, or has closed the communicator itself.
@@ -272,7 +274,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
     }, &details) catch |err| return failure.join(err, &details, how.group);
     comm.* = .{
         .membership = membership,
-        .deadline_ns = how.deadline_ns,
+        .deadline_ns = .init(how.deadline_ns),
         .interrupt = how.interrupt,
     };
     return comm;
@@ -302,7 +304,10 @@ fn join_beside(
     return join_engine(parent.membership.engine, &given, .{
         .group = try group_name(&given),
         .interrupt = if (given.interrupted == null) parent.interrupt else own,
-        .deadline_ns = if (given.deadline_ns == 0) parent.deadline_ns else given.deadline_ns,
+        .deadline_ns = switch (given.deadline_ns) {
+            0 => parent.deadline_ns.load(.monotonic),
+            else => |ns| ns,
+        },
         .founders = founders,
     });
 }
@@ -330,6 +335,14 @@ fn make_subgroup(
         .parent = parent.membership,
         .ids = ids[0..count],
     });
+}
+
+pub const pccl_comm_set_deadline = status.C(set_deadline).call;
+
+fn set_deadline(handle: ?*Comm, deadline_ns: u64) status.Error!void {
+    const comm = try usable(handle);
+    const ns = if (deadline_ns == 0) deadline_ns_default else deadline_ns;
+    comm.deadline_ns.store(ns, .monotonic);
 }
 
 // ---- leaving

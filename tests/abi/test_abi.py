@@ -144,6 +144,7 @@ def null_calls() -> dict[str, Any]:
         "admit_together comm": lambda c: lib.pccl_comm_admit_together(null, 0, null),
         "pending_agreed comm": lambda c: lib.pccl_comm_pending_agreed(null, 0, null),
         "pending_agreed pending": lambda c: lib.pccl_comm_pending_agreed(c, 0, null),
+        "set_deadline comm": lambda c: lib.pccl_comm_set_deadline(null, 0),
         "info comm": lambda c: lib.pccl_comm_info(null, options("comm_info")),
         "info info": lambda c: lib.pccl_comm_info(c, null),
         "all_reduce comm": lambda c: lib.pccl_all_reduce(null, data, data, 4, 0, null, null),
@@ -768,6 +769,7 @@ def test_membership_from_create_to_destroy() -> None:
         pending = ffi.new("uint32_t *", 7)
         check(lib.pccl_comm_pending_agreed(comm, 0, pending))
         assert pending[0] == 0
+        check(lib.pccl_comm_set_deadline(comm, 5 * SECOND))
         check(lib.pccl_comm_admit_together(comm, 5 * SECOND, admission))
         assert (admission.epoch, admission.changed) == (1, 0)
         while lib.pccl_comm_not_entered(comm, ids, 2) != 0:

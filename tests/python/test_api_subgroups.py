@@ -210,6 +210,25 @@ def test_a_founder_that_does_not_come_is_named_when_the_others_give_up(
     assert world.run(lambda comm: total(comm, 1.0)) == [4.0] * 4
 
 
+def test_sub_groups_have_the_deadline_of_their_parent_whatever_their_making_may_take(
+    world: pccl.LocalWorld,
+) -> None:
+    """By what their calls raise, too: the deadline is also that of native code."""
+
+    def make(comm: pccl.Communicator) -> list[pccl.Group | None]:
+        halves = comm.split(comm.rank % 2, deadline=9.0)
+        return [halves, comm.subgroup([3, 2, 1, 0], name="all", deadline=9.0)]
+
+    groups = [group for made in world.run(make) for group in made if group is not None]
+    assert [group.deadline for group in groups] == [60.0] * 8
+    first = groups[1]
+    first.deadline = 0.05
+    with pytest.raises((pccl.DeadlineExceeded, pccl.InDoubt), match=r"waiting for \d\d+ ms for"):
+        first.all_reduce(np.ones(1))
+    with pytest.raises(pccl.InvalidArgument, match="deadline must be"):
+        first.deadline = 0.0
+
+
 def test_arguments_are_checked_before_anybody_is_asked(world: pccl.LocalWorld) -> None:
     comm = world.comms[1]
     with pytest.raises(pccl.InvalidUsage, match="first split"):
