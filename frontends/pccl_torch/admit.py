@@ -12,9 +12,10 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
+import pccl_py
 from pccl_torch import ddp, start
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.errors import PeerLost
+from pccl_torch.errors import PeerLost, was_told_of_loss
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -43,7 +44,8 @@ def admit(deadline: float | None = None) -> Admission:
     All members must call it equally often, between the same collectives; nothing may be in flight
     that others have not called. With nothing pending it costs no network round trip. The first call
     of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that. DistributedDataParallel over a group that has changed goes by its new members.
+    answers for that, and tells of losses since then. DistributedDataParallel over a group that has
+    changed goes by its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
     InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
@@ -52,10 +54,11 @@ def admit(deadline: float | None = None) -> Admission:
     world = run.world
     if run.answered is None:
         run.answered = world.peers
+    told = was_told_of_loss()
     try:
         for group in list(run.groups):
             if not group.of_mesh and not _is_past(run, group):
-                _pass(run, group, deadline)
+                _pass_all(run, group, deadline, told)
     finally:
         if run.has_changed:
             tell_torch(run.groups)
@@ -73,6 +76,28 @@ def admit(deadline: float | None = None) -> Admission:
     return answer
 
 
+def _pass_all(run: start.Run, group: ProcessGroupPccl, deadline: float | None, told: bool) -> None:
+    """The safe points of one group that this call of the program stands for.
+
+    A newcomer has entered at one of them, for which the others have called `admit`; but if it was
+    `told` of a loss since then, all call `admit` for that. Founders have entered together without
+    a call of `admit`, so that all of them pass one more now.
+    """
+    entry = group.take_entry()
+    if entry is not None:
+        _note(run, group, entry)
+    if entry is None or group.is_founder or told:
+        _pass(run, group, deadline)
+    if group.is_founder:
+        _pass(run, group, deadline)
+
+
+def _note(run: start.Run, group: ProcessGroupPccl, admission: pccl_py.Admission) -> None:
+    run.has_changed |= admission.changed
+    if group is run.world:
+        run.joined.update(admission.joined)
+
+
 def _pass(run: start.Run, group: ProcessGroupPccl, deadline: float | None) -> None:
     """The safe point of one group, and what follows from it, also if another one fails later."""
     epoch, joined = group.comm.epoch, True
@@ -82,10 +107,8 @@ def _pass(run: start.Run, group: ProcessGroupPccl, deadline: float | None) -> No
             run.has_changed |= changed
         else:
             admission = group.pass_safe_point(deadline)
-        run.has_changed |= admission.changed
+        _note(run, group, admission)
         joined = bool(admission.joined)
-        if group is run.world:
-            run.joined.update(admission.joined)
     finally:
         run.has_changed |= group.comm.epoch != epoch
         if epoch not in (0, group.comm.epoch):

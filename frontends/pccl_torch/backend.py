@@ -23,6 +23,7 @@ from pccl_py import (
     Admission,
     Codec,
     CodecKind,
+    DeadlineExceeded,
     ErrorFeedback,
     Group,
     InvalidUsage,
@@ -38,8 +39,9 @@ from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch import sharded
 from pccl_torch.beside import Beside
-from pccl_torch.errors import PeerLost, remembered, torch_error, was_told_of_loss
+from pccl_torch.errors import PeerLost, remembered, torch_error
 from pccl_torch.forms import accepting
+from pccl_torch.founding import Missing
 from pccl_torch.options import Options
 from pccl_torch.staging import Stager, staged, stages_for
 from pccl_torch.tensors import TORCH, check_written
@@ -93,6 +95,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     needs_founders = False
     """Whether it is over if it begins without one of those that it was made of (start.py)."""
 
+    token = ""
+    """Of the run, for a group that begins with its first call (start.py)."""
+
     def __init__(
         self,
         group: Group,
@@ -115,7 +120,6 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._recovery = parse_recovery(options.recovery)
         self._codec = parse_codec(options.codec)
         self._plan = parse_plan(options.plan)
-        self._deadline = options.deadline
         self._store = store
         self._leave = leave
         self._stager = Stager(leave)
@@ -129,6 +133,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
+        self.is_founder = self._entry is not None and _is_founding(self._entry)
+        """Whether the epoch began with all its members, and no safe point was passed since."""
         # Whether ranks follow the list that the group was made of, or the epoch.
         self._is_listed = group.epoch == 0
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
@@ -225,8 +231,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of later calls that name none."""
-        self._deadline = timeout.total_seconds()
+        """The deadline of later calls that name none, also of those in `comm`."""
+        self.comm.deadline = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -235,11 +241,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     # ---- beginning and ending
 
-    def enter(self) -> None:
+    def enter(self, call: str, timeout: timedelta | None = None) -> None:
         """Enters the group, if this process has not yet. Waits for those who belong to it.
 
         Each call begins here, so that it comes after those before it whose tensors are still copied
-        (staging.py).
+        (staging.py). `call`: its name, for the error after `timeout` (that of the group if None).
         Raises PeerLost in a group that cannot go on with the members that it has.
         """
         self._stager.drain()
@@ -247,35 +253,43 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             return
         with self._lock:
             if self._barred is None and self.comm.epoch == 0:
-                self._entry = self._admit(None)
+                self._entry = self._enter_first(call, timeout)
             if self._barred is not None:
                 raise remembered(type(self._barred)(*self._barred.args))
             self._is_entered = True
 
-    def pass_safe_point(self, deadline: float | None) -> Admission:
-        """The safe point of this group alone: pccl_torch.admit passes those of all.
+    def _enter_first(self, call: str, timeout: timedelta | None) -> Admission:
+        seconds = _seconds(timeout) or self.comm.deadline
+        with Missing(self.comm, self.token, self.comm.name, self._peers, seconds) as missing:
+            try:
+                return self.pass_safe_point(seconds)
+            except DeadlineExceeded:
+                if missing.has_begun:
+                    raise
+        error = DeadlineExceeded(
+            f"{call}, the first call in group {self._named!r}, timed out: the timeout of "
+            f"{seconds:g} s passed, waiting for {missing} to make theirs. A group begins when all "
+            "its members have made their first call in it"
+        )
+        raise torch_error(error, self.comm)
 
-        The one at which this process has entered is answered once, if a call has passed it; but
-        not after a PeerLost, which all members get of the same call, and for which they ask now.
-        """
+    def take_entry(self) -> Admission | None:
+        """The safe point at which a call has entered the group, once; or None."""
+        entry, self._entry = self._entry, None
+        return entry
+
+    def pass_safe_point(self, deadline: float | None) -> Admission:
+        """The safe point of this group alone: pccl_torch.admit passes those of all."""
         self._stager.drain()
         with self._lock:
-            entry, self._entry = self._entry, None
-            if entry is not None and not was_told_of_loss(self.comm):
-                return entry
-            return self._admit(deadline)
-
-    def _admit(self, deadline: float | None) -> Admission:
-        """The safe point, whatever `_entry` still has to answer."""
-        with self._lock:
             try:
-                admission = self.comm.admit(self._deadline if deadline is None else deadline)
+                admission = self.comm.admit(deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
             if admission.joined and len(admission.joined) < admission.world_size:
                 self._is_listed = False
-            begins = admission.changed and len(admission.joined) == admission.world_size
-            if begins and self.needs_founders:
+            self.is_founder = _is_founding(admission)
+            if self.is_founder and self.needs_founders:
                 self._bar_if_short(self.comm.members)
             if admission.changed and self._options.whole:
                 self._bar_if_changed(self.comm.members)
@@ -378,7 +392,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         `feedback`: the losses of the codec in the call before, which go into this one.
         """
-        self.enter()
+        self.enter(call, deadline)
         options.setdefault("recovery", self._recovery)
         with self._lock:
             comm, tag = self.comm, self._tag
@@ -405,9 +419,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         options: dict[str, Any],
     ) -> Work[Any] | PcclError:
         """With the lock, under which an error cannot be raised (_refused). It never waits."""
-        seconds = self._deadline
-        if deadline is not None and (asked := deadline.total_seconds()) > 0:
-            seconds = asked
+        seconds = _seconds(deadline)
         finish = None if fill is None else _finisher(fill)
         begin: Any = getattr(self.comm, call)
         try:
@@ -568,7 +580,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
-        self.enter()
+        self.enter(call, _timeout(opts))
         writes = root is None or root == self._rank
         used = self._places_of(tensors) if writes else [self._source(x) for x in tensors]
         options = self._reduction(opts, used)
@@ -590,7 +602,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None
     ) -> PcclWork:
         """Reduces a list of tensors over all members; each receives that of its rank."""
-        self.enter()
+        self.enter("reduce_scatter", _timeout(opts))
         (output,), (parts,) = outputs, inputs
         self._check_each("the input list", parts)
         return self._reduce_scatter([output], [list(parts)], opts)
@@ -606,7 +618,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._reduce_scatter_singles(outputs, inputs, opts)
 
     def _reduce_scatter_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
-        self.enter()
+        self.enter("reduce_scatter", _timeout(opts))
         if self._places is None:
             sources = [self._source(x) for x in inputs]
             targets = [self._target(output) for output in outputs]
@@ -653,7 +665,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> PcclWork:
         """Copies the tensors of the root to all members, as one operation."""
-        self.enter()
+        self.enter("broadcast", _timeout(opts))
         root = _root(opts)
         take = self._source if root == self._rank else self._target
         used = [take(tensor) for tensor in tensors]
@@ -668,7 +680,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member in a list, on all; they may differ in size."""
-        self.enter()
+        self.enter("all_gather", _timeout(opts))
         (parts,), (x,) = outputs, inputs
         self._check_each("the output list", parts)
         return self._all_gather([parts], [x], parts, opts)
@@ -677,7 +689,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> PcclWork:
         """Collects a list of tensors of each member, as one operation: `outputs[rank][number]`."""
-        self.enter()
+        self.enter("all_gather", _timeout(opts))
         self._check_each("the output list", outputs)
         lists = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
         return self._all_gather(lists, inputs, [t for ts in outputs for t in ts], opts)
@@ -693,7 +705,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._all_gather_singles(outputs, inputs, opts)
 
     def _all_gather_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
-        self.enter()
+        self.enter("all_gather", _timeout(opts))
         if self._places is None:
             targets = [self._target(output) for output in outputs]
             return self._gather_all(inputs, targets, outputs, _writer(outputs, targets), opts)
@@ -767,7 +779,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member in a list, on the root."""
-        self.enter()
+        self.enter("gather", _timeout(opts))
         (x,), parts = inputs, None
         if _root(opts) == self._rank:
             (parts,) = outputs
@@ -776,7 +788,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member, one behind the other, on the root."""
-        self.enter()
+        self.enter("gather", _timeout(opts))
         if _root(opts) != self._rank:
             return self._gather(None, x, [], opts)
         whole = self._target(output)
@@ -817,7 +829,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> PcclWork:
         """Deals out a list of tensors of the root; each member receives that of its rank."""
-        self.enter()
+        self.enter("scatter", _timeout(opts))
         root, (output,) = _root(opts), outputs
         source = None
         if root == self._rank:
@@ -841,7 +853,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._all_to_all(outputs, inputs, opts)
 
     def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
-        self.enter()
+        self.enter("all_to_all", _timeout(opts))
         self._check_each("the input list", inputs)
         self._check_each("the output list", outputs)
         collected = _Parts(self._in_order(outputs))
@@ -863,7 +875,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         With no splits at all, everybody has as many.
         """
-        self.enter()
+        self.enter("all_to_all", _timeout(opts))
         if output_splits or input_splits:
             rows = self._split(output, output_splits), self._split(x, input_splits)
             return self._all_to_all(*rows, opts)
@@ -955,7 +967,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> PcclWork:
         if not 0 <= tag < _TAGS:
             raise InvalidArgument(f"the tag of a message must be from 0 to {_TAGS - 1}, not {tag}")
-        self.enter()
+        self.enter(call)
         place, memory = self._place(other), TORCH.memory(x)
         with self._lock:
             comm = self.comm
@@ -1064,9 +1076,19 @@ def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callabl
     return fill
 
 
+def _is_founding(admission: Admission) -> bool:
+    return admission.changed and len(admission.joined) == admission.world_size
+
+
 def _root(opts: Any) -> int:
     return 0 if opts is None else int(opts.rootRank)
 
 
 def _timeout(opts: Any) -> timedelta | None:
     return getattr(opts, "timeout", None)
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """None, for the deadline of the group, also where C++ has its mark for no timeout."""
+    seconds = 0.0 if timeout is None else timeout.total_seconds()
+    return seconds if seconds > 0 else None

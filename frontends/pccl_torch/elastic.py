@@ -293,7 +293,7 @@ class ElasticState:
                 "ElasticState needs a process group of pccl: call "
                 f'dist.init_process_group("pccl") first, or pass group= (not {group!r})'
             )
-        group.enter()
+        group.enter("ElasticState")
         return group
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

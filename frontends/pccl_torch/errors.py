@@ -24,15 +24,21 @@ class PeerLost(Aborted, DistBackendError):
     """
 
 
-# The library's words for the remedy; of the sub-groups of a communicator it says more.
-_ADMIT = re.compile(r"\bcall admit\b(?! on )")
+# The library's words, and those of PyTorch's programs, which look for "timed out" and " timeout ".
+# Of the sub-groups of a communicator it says more than `call admit`.
+_WORDS = (
+    (re.compile(r"\bcall admit\b(?! on )"), "call pccl_torch.admit()"),
+    (re.compile(r"\bthe deadline passed\b"), "timed out, as the timeout passed"),
+    (re.compile(r"\bthe deadline of (.*?) passed\b"), r"it timed out: the timeout of \1 passed"),
+    (re.compile(r"\bbefore the deadline\b"), "before it timed out"),
+)
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
 # The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
 # tensors of the call.
 _last: tuple[weakref.ref[PcclError], PcclError] | None = None
-# Groups in which a call has raised PeerLost since their last safe points.
-_losses: weakref.WeakSet[Group] = weakref.WeakSet()
+# Whether a call has raised PeerLost since the last safe point.
+_is_told = False
 
 
 def torch_error(error: PcclError, group: Group | None) -> PcclError:
@@ -45,30 +51,33 @@ def torch_error(error: PcclError, group: Group | None) -> PcclError:
     if isinstance(error, DistBackendError):
         return error
     made: PcclError
-    args = [_ADMIT.sub("call pccl_torch.admit()", each) for each in map(str, error.args)]
+    args = [_in_words_of_torch(str(each)) for each in error.args]
     if kind is Aborted and (group is None or is_whole(group)):
         made = _class_of(Aborted, "Aborted")(*args)
     else:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*args)
     made.__dict__.update(error.__dict__)
     made.__cause__ = error.__cause__
-    if isinstance(made, PeerLost) and group is not None:
-        with _lock:
-            _losses.add(group)
     return remembered(made)
 
 
-def was_told_of_loss(group: Group) -> bool:
-    """Whether a call in the group has raised PeerLost since this was asked."""
+def _in_words_of_torch(text: str) -> str:
+    for ours, theirs in _WORDS:
+        text = ours.sub(theirs, text)
+    return text
+
+
+def was_told_of_loss() -> bool:
+    """Whether a call in any group of this process has raised PeerLost since this was asked."""
+    global _is_told
     with _lock:
-        told = group in _losses
-        _losses.discard(group)
+        told, _is_told = _is_told, False
     return told
 
 
 def remembered(error: PcclError) -> PcclError:
     """The error, which is what `last_error` answers now."""
-    global _last
+    global _last, _is_told
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     if not isinstance(error, InDoubt):  # whose Work still has something to tell
@@ -76,6 +85,7 @@ def remembered(error: PcclError) -> PcclError:
             copy.__dict__.pop(name, None)
     with _lock:
         _last = weakref.ref(error), copy
+        _is_told |= isinstance(error, PeerLost)
     return error
 
 

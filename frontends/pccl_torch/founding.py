@@ -1,21 +1,83 @@
-"""Waiting for the members of a new group, as `dist.new_group` does (start.py).
+"""Waiting for the members of a new group: in `dist.new_group` (start.py), and in its first call.
 
-A group begins when all that it is made of have asked for it. One of them may be lost, before that
-or meanwhile: then it never begins, and all the others are told so, with who it is.
+A group begins when all that it is made of have asked for it, and then made their first call in it
+(backend.py). One of them may be lost, before that or meanwhile: then it never begins, and all the
+others are told so, with who it is.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
 
 import pccl_py as pccl
-from pccl_py import Aborted, Communicator, DeadlineExceeded, Group, PeerId
+from pccl_py import Aborted, Communicator, DeadlineExceeded, Group, PcclError, PeerId
+
+log = logging.getLogger("pccl.torch")
 
 # How long members are waited for, at first and at most, before it is asked who is lost.
 _ASK_SECONDS_MIN = 1.0
 _ASK_SECONDS_MAX = 16.0
+# How long before its deadline it is asked who is missing, unless half of the time is less; and how
+# long the coordinator may take to answer.
+_MISSING_SECONDS = 0.5
+
+
+class Missing:
+    """While a process waits in a `with` block: who is missing from a group that has not begun.
+
+    The coordinator is asked shortly before the deadline: it does not know of waits that are over.
+    """
+
+    def __init__(
+        self, comm: Group, token: str, name: str, peers: Sequence[PeerId], seconds: float
+    ) -> None:
+        self._comm = comm
+        self._token = token
+        self._name = name
+        self._peers = peers
+        self._missing: list[PeerId] = []
+        self._labels: dict[PeerId, str] = {}
+        self.has_begun = False
+        """Whether the group had members, for whom a newcomer waits."""
+        late = max(seconds - _MISSING_SECONDS, seconds / 2)
+        self._timer = threading.Timer(min(late, threading.TIMEOUT_MAX), self._ask)
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def _ask(self) -> None:
+        try:
+            told: list[dict[str, Any]] = pccl.run_status(self._token, _MISSING_SECONDS)["groups"]
+        except PcclError as error:
+            log.info("group %r: it cannot be said who is missing: %s", self._name, error)
+            return
+        for group in told:
+            if group["name"] == self._name:
+                self.has_begun = bool(group["epochs"])
+                self._labels = {PeerId(each["peer_id"]): each["label"] for each in group["pending"]}
+                awaited = {PeerId(each) for each in group["awaited"]}
+                there = {self._comm.peer_id, *(self._labels.keys() - awaited)}
+                self._missing = [peer for peer in self._peers if peer not in there]
+
+    def __str__(self) -> str:
+        if not self._missing:
+            return "other members"
+        return _named(self._comm, self._peers, self._missing, self._labels)
 
 
 def found(
@@ -23,25 +85,30 @@ def found(
 ) -> Group:
     """A group of these members of the default group `comm`, once all have asked for it.
 
-    Raises Aborted if one of them is lost, DeadlineExceeded after `seconds`, and the errors of
-    `pccl_py.Communicator.group`.
+    `seconds` are also the deadline of its calls. Raises Aborted if a member is lost,
+    DeadlineExceeded after `seconds`, and the errors of `pccl_py.Communicator.group`.
     """
     until = time.monotonic() + seconds
     asks = _ASK_SECONDS_MIN
     while True:
         _check(comm, token, name, peers)
         left = max(1e-3, until - time.monotonic())
-        try:
-            return comm.group(name, initial_world_size=len(peers), deadline=min(asks, left))
-        except DeadlineExceeded as error:
-            if left > asks:
-                asks = min(2 * asks, _ASK_SECONDS_MAX)
-                continue
-            _check(comm, token, name, peers)
-            raise DeadlineExceeded(
-                f"{error}. It is made of {_named(comm, peers, peers)}: all of them must ask for "
-                "it, and as many groups before it"
-            ) from None
+        waits = min(asks, left)
+        with Missing(comm, token, name, peers, waits) as missing:
+            try:
+                group = comm.group(name, initial_world_size=len(peers), deadline=waits)
+                group.deadline = seconds
+                return group
+            except DeadlineExceeded:
+                if left > asks:
+                    asks = min(2 * asks, _ASK_SECONDS_MAX)
+                    continue
+        _check(comm, token, name, peers)
+        raise DeadlineExceeded(
+            f"new_group timed out: the timeout of {seconds:g} s passed, waiting for {missing} to "
+            f"ask for group {name!r}. It is made of {_named(comm, peers, peers)}: all of them must "
+            "ask for it, and as many groups before it"
+        )
 
 
 def _check(comm: Communicator, token: str, name: str, peers: Sequence[PeerId]) -> None:
@@ -67,5 +134,14 @@ def _alive(token: str, name: str) -> set[PeerId]:
     return {PeerId(each["peer_id"]) for each in members if each["alive"]}
 
 
-def _named(comm: Communicator, ranked: Sequence[PeerId], peers: Sequence[PeerId]) -> str:
-    return " and ".join(f"rank {list(ranked).index(peer)} ({comm.label(peer)})" for peer in peers)
+def _named(
+    comm: Group,
+    ranked: Sequence[PeerId],
+    peers: Sequence[PeerId],
+    labels: Mapping[PeerId, str] = MappingProxyType({}),
+) -> str:
+    """`labels`: of peers that this process may not have met."""
+    return " and ".join(
+        f"rank {list(ranked).index(peer)} ({labels.get(peer) or comm.label(peer)})"
+        for peer in peers
+    )

@@ -106,6 +106,7 @@ class _PlaceGroup(ProcessGroupPccl):
     def renew(self, group: Group) -> None:
         """The members of the group are these now."""
         with self._lock:
+            group.deadline = self.comm.deadline
             self.comm = group
             stages_for(self._stager, group)
             self._take_up(group.members)
@@ -159,10 +160,10 @@ class Hsdp:
             self._run.mesh._give_up()
         self._run.mesh = self
         try:
-            self._run.world.enter()
+            self._run.world.enter("Hsdp")
             self._settle(None)
             while not self._whole:
-                self._pass(None)
+                self.pass_safe_point(None)
                 tell_torch(self._run.groups)
             self.mesh = self._make_mesh()
             """For `fully_shard`: a DeviceMesh of the dimensions "replicate" and "shard"."""
@@ -232,19 +233,15 @@ class Hsdp:
     # ---- the safe point
 
     def pass_safe_point(self, deadline: float | None) -> tuple[Admission, bool]:
-        """Called by `pccl_torch.admit`: that of the default group, then of the mesh."""
-        world = self._run.world
-        if world._entry is not None:
-            return world.pass_safe_point(deadline), False
-        return self._pass(deadline)
+        """That of the default group, then of the mesh, for `pccl_torch.admit`.
 
-    def _pass(self, deadline: float | None) -> tuple[Admission, bool]:
-        """All wait for each other here: those whose replica lacks a shard have no step to make."""
+        All wait for each other here: those whose replica lacks a shard have no step to make.
+        """
         world = self._run.world
         asks = torch.tensor([self._asks], dtype=torch.uint8, device="cpu")
         memory = TORCH.memory(asks)
         world._begin("all_reduce", memory, outputs=[asks], op="max", recovery="resume").wait()
-        admission = world._admit(deadline)
+        admission = world.pass_safe_point(deadline)
         if asks.item():
             self._epoch = 0
         return admission, self._settle(deadline)
@@ -259,7 +256,7 @@ class Hsdp:
             try:
                 words = self._words()
             except PeerLost:  # on all of them
-                world._admit(deadline)
+                world.pass_safe_point(deadline)
                 continue
             self._arrange(words, deadline)
             self._epoch = world.comm.epoch

@@ -55,7 +55,6 @@ def _left(until: float, name: str) -> float:
     left = until - time.monotonic()
     if left <= 0:
         raise DeadlineExceeded(
-            f"the timeout passed before group {name!r} was made: probably one of its members is "
-            "gone"
+            f"the making of group {name!r} timed out: probably one of its members is gone"
         )
     return left

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d
@@ -48,6 +49,8 @@ class Memberless:
 
     epoch = 0
     _admission = None
+    deadline = 0.0
+    """That of the groups to come."""
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -85,8 +88,8 @@ class ReconfigurableGroup(ProcessGroupPccl):
             asked.store,
             lambda: self._run().leave(self),
         )
-        if options.deadline is None:
-            self.set_timeout(asked.timeout)
+        seconds = options.deadline
+        self.set_timeout(asked.timeout if seconds is None else timedelta(seconds=seconds))
         self._found = found
         self._nonce = secrets.token_hex(8)
         self._token = ""
@@ -128,7 +131,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         with self._reconfiguring:
             run = self._run()
             self._check_use(opts.uuid)
-            seconds = self._deadline if opts.timeout is None else opts.timeout.total_seconds()
+            seconds = self.comm.deadline if opts.timeout is None else opts.timeout.total_seconds()
             self._part(_MEMBERLESS)
             name = f"torch/{opts.uuid}/{_digest(handles)}"
             try:
@@ -137,7 +140,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
                     name,
                     rank,
                     len(handles),
-                    time.monotonic() + float(seconds or 0),
+                    time.monotonic() + seconds,
                     coordinator_stays=bool(os.environ.get("PCCL_TOKEN", "").strip()),
                 )
             except PcclError as error:
@@ -211,6 +214,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         with self._lock:
             joined = not set(handles) <= set(self._handles)
             self._handles = handles
+            comm.deadline = self.comm.deadline
             self.comm = run.comm = comm
             run.token = handles[0].split(":", 2)[2]
             self._is_listed = True

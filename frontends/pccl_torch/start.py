@@ -227,6 +227,9 @@ def _add(
         lambda: run.leave(made),
     )
     made.needs_founders = bool(run.groups)
+    made.token = run.token
+    if options.deadline is not None:
+        made.set_timeout(timedelta(seconds=options.deadline))
     run.groups.append(made)
     return made
 

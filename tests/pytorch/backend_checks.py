@@ -20,9 +20,11 @@ import torch
 import torch.distributed
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional
-from rank_program import Rank
+from pccl_torch import founding
+from rank_program import GROUP_SECONDS, Rank
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing import assert_close
 
 import pccl_py as pccl
@@ -770,6 +772,90 @@ def timeouts(rank: Rank) -> None:
     if rank.rank == 0:
         with pytest.raises(TOO_LATE, match="rank [12]"):
             group.monitored_barrier(timedelta(milliseconds=200))
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def deadlines_of_groups(rank: Rank) -> None:
+    """Groups of every kind have the timeout that was asked, and PyTorch's where none was."""
+    usual = c10d.default_pg_timeout.total_seconds()
+    pairs = [[0, 1], [2]]
+    made: list[tuple[Any, float]] = [
+        (dist.group.WORLD, GROUP_SECONDS),
+        (dist.new_group(timeout=timedelta(seconds=20)), 20.0),
+        (dist.new_group([rank.rank], use_local_synchronization=True), usual),
+        (dist.new_subgroups(3, timeout=timedelta(seconds=21))[0], 21.0),
+        (dist.new_subgroups_by_enumeration(pairs, timeout=timedelta(seconds=22))[0], 22.0),
+        (dist.new_group(pg_options=pccl_torch.Options(deadline=0.3)), 0.3),
+    ]
+    for group, seconds in made:
+        assert group.comm.deadline == seconds
+        group.set_timeout(timedelta(seconds=23))
+        assert group.comm.deadline == 23
+    dist.group.WORLD.set_timeout(timedelta(seconds=GROUP_SECONDS))
+    for group, _ in made[1:]:
+        dist.destroy_process_group(group)
+    # As for TP beside DP, and for HSDP. A row of all is the default group.
+    mesh: Any = init_device_mesh("cpu", (1, rank.size), mesh_dim_names=("replicate", "shard"))
+    assert mesh.get_group("replicate").comm.deadline == usual
+    assert mesh.get_group("shard").comm.deadline == GROUP_SECONDS
+    dist.destroy_process_group(mesh.get_group("replicate"))
+    dist.barrier()
+
+
+def a_call_that_takes_long(rank: Rank) -> None:
+    """Longer than members wait at first, before they ask who of a new group is lost."""
+    group = dist.new_group(timeout=timedelta(seconds=GROUP_SECONDS))
+    dist.barrier(group=group)
+    x = torch.ones(1)
+    if rank.rank == 1:
+        dist.recv(torch.empty(1), 0)
+        dist.all_reduce(x, group=group)
+    else:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        with pytest.raises(TimeoutError):
+            work.wait(timedelta(seconds=1.2 * founding._ASK_SECONDS_MIN))
+        if rank.rank == 0:
+            dist.send(torch.ones(1), 1)
+        work.wait()
+    assert x.item() == 3
+    dist.destroy_process_group(group)
+
+
+def first_calls_that_time_out(rank: Rank) -> None:
+    """The first call in a group has the deadline of any other, and an error that says as much."""
+    group = dist.new_group()
+    if rank.rank == 0:
+        late = pytest.raises(pccl.DeadlineExceeded, match="timed out")
+        with late as caught:
+            dist.barrier(group=group, timeout=timedelta(milliseconds=400))
+        text = str(caught.value)
+        assert text.startswith("barrier, the first call in group") and "admit" not in text
+        assert "the timeout of 0.4 s passed, waiting for rank 1 (" in text and "rank 2 (" in text
+        group.set_timeout(timedelta(milliseconds=400))
+        with late as caught:
+            dist.all_gather([torch.ones(1)] * rank.size, torch.ones(1), group=group)
+        assert str(caught.value).startswith("all_gather, the first call in group")
+        group.set_timeout(timedelta(seconds=GROUP_SECONDS))
+    dist.barrier()
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    assert x.item() == 3
+    if rank.rank == 0:
+        with pytest.raises(TOO_LATE, match="timed out, as the timeout passed .*rank 1"):
+            dist.barrier(group=group, timeout=timedelta(milliseconds=200))
+    dist.barrier()
+    # The others do not ask for it yet.
+    if rank.rank == 0:
+        with late as caught:
+            founding.found(
+                dist.group.WORLD.comm,
+                dist.group.WORLD.token,
+                "nobody else",
+                dist.group.WORLD.peers,
+                0.4,
+            )
+        assert "waiting for rank 1 (" in str(caught.value) and "new_group" in str(caught.value)
     dist.barrier()
     dist.destroy_process_group(group)
 

@@ -77,6 +77,8 @@ class Process:
                 types.SimpleNamespace(uuid=uuid, handles=given, timeout=timeout, hints={})
             )
         assert work.wait() and work.is_completed()
+        # That of the group, whatever its making may take.
+        assert dist.group.WORLD.comm.deadline == 30
         assert c10d._world.pg_group_ranks[dist.group.WORLD] == {
             rank: rank for rank in range(dist.get_world_size())
         }

@@ -129,6 +129,24 @@ def test_a_newcomer_fetches_what_does_not_change_before_the_safe_point(
         all_of(members, "wrap")
 
 
+def test_a_loss_that_only_another_group_has_told_of_counts_at_the_first_safe_point(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    """No call was made in the default group, whose entry the program has not asked about."""
+    first, second, victim = members = pool.take(3)
+    begin(members, coordinator)
+    all_of(members, "groups_of", listed=[[0, 1, 2]])
+    assert all_of(members, "from_the_last") == [[[[0, 1, 2], 2.0]]] * 3
+    victim.signal(signal.SIGKILL)
+    victim.killed()
+    for (kinds,) in all_of([first, second], "from_the_last"):
+        assert "PeerLost" in kinds
+    for admitted in all_of([first, second], "admit"):
+        assert admitted["changed"] and admitted["size"] == 2
+        assert admitted["joined"] == [0, 1] and len(admitted["left"]) == 1
+    assert all_of([first, second], "from_the_last") == [[[[0, 1], 1.0]]] * 2
+
+
 def test_a_rank_that_returns_fetches_ahead_as_well(
     pool: Pool, coordinator: pccl.Coordinator, store: int
 ) -> None:

@@ -145,6 +145,7 @@ def test_each_quorum_has_a_group_with_its_ranks(replicas: Callable[..., Replicas
             assert (group.rank(), group.size()) == (rank, len(quorum))
             assert group.getBackendName() == "torchft-pccl"
             assert torch.device("cpu") in group._device_types
+            assert group.parent.comm.deadline == SECONDS.total_seconds()
         sums = three.sum(quorum, lambda number: torch.tensor([1.0 + number]))
         assert [tensor.item() for tensor in sums] == [float(sum(quorum) + len(quorum))] * len(sums)
     # Tens of milliseconds on a machine that does nothing else; nothing in it waits for a deadline.
