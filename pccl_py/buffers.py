@@ -34,7 +34,7 @@ _KIND_OF_FORMAT = {
 _COMPLEX = {DType.F16: "complex32", DType.F32: "complex64", DType.F64: "complex128"}
 _DTYPES = {"f": _FLOATS, "i": _SIGNED, "u": _UNSIGNED}
 # One byte each, known to no kernel; by their names in ml_dtypes.
-_OPAQUE = re.compile(r"float8_\w+")
+OPAQUE = re.compile(r"float[468]_\w+|u?int[124]")
 
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
@@ -236,7 +236,7 @@ def _from_array_interface(array: Any) -> Buffer:
     # The types of ml_dtypes call themselves opaque bytes; only the dtype's name tells.
     name = str(getattr(getattr(array, "dtype", None), "name", None))
     opaque = "bool" if kind == "b" and size == 1 else None
-    if size == 1 and _OPAQUE.fullmatch(name):
+    if size == 1 and OPAQUE.fullmatch(name):
         opaque = name
     known = DType.U8 if opaque else _DTYPES.get(kind, {}).get(size)
     if name == "bfloat16" and size == 2:

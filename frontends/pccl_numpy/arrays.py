@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl_py import InvalidArgument
-from pccl_py.buffers import check_array
+from pccl_py.buffers import OPAQUE, check_array
 from pccl_py.kit import Frontend
 
 Array = NDArray[Any]
@@ -90,7 +90,7 @@ NUMPY = NumPy()
 def check_dtype(x: Array, *, adds: bool) -> None:
     """Raises TypeError for a dtype without collectives, or without any that add elements up."""
     # By name, as ml_dtypes has more types that call themselves floats.
-    moves = x.dtype == np.bool_ or (x.dtype.itemsize == 1 and x.dtype.name.startswith("float8"))
+    moves = x.dtype == np.bool_ or OPAQUE.fullmatch(x.dtype.name) is not None
     if x.dtype.name in _SUPPORTED or (moves and not adds):
         return
     name = x.dtype.name
@@ -103,5 +103,5 @@ def check_dtype(x: Array, *, adds: bool) -> None:
     raise TypeError(
         f"dtype {name} is not supported; supported are float16, float32, float64, bfloat16 "
         "(ml_dtypes) and the integers of 8 to 64 bits; and where nothing is added up, bool and the "
-        f"float8 types of ml_dtypes{trees if name == 'object' else ''}"
+        f"types of ml_dtypes of 8 bits or less{trees if name == 'object' else ''}"
     )

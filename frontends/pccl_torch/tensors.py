@@ -53,7 +53,7 @@ PAIRS: dict[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128:
 
 OPAQUE: dict[torch.dtype, str] = {
     getattr(torch, name): name
-    for name in ("bool", *(name for name in dir(torch) if name.startswith("float8_")))
+    for name in ("bool", *(name for name in dir(torch) if name.startswith(("float8_", "float4_"))))
 }
 """Dtypes of one byte that only move, by their names, which are those of ml_dtypes."""
 
@@ -203,7 +203,7 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
     raise TypeError(
         f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "
         "bfloat16, complex64, complex128 and the integers of 8 to 64 bits; and where nothing is "
-        "added up, bool and the float8 types"
+        "added up, bool and the float8 and float4 types"
     )
 
 

@@ -24,6 +24,8 @@ MOVING_DTYPES: dict[str, Any] = {
     "bool": np.bool_,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float4_e2m1fn": ml_dtypes.float4_e2m1fn,
+    **{name: getattr(ml_dtypes, name) for name in ("int2", "uint2", "int4", "uint4")},
 }
 ALL_DTYPES = {**DTYPES, **MOVING_DTYPES}
 
@@ -61,7 +63,7 @@ class NumpyAdapter(Adapter):
 
     def read(self, array: Any) -> list[float]:
         # As Python's numbers: those of ml_dtypes are none.
-        foreign = array.dtype.name.startswith(("bfloat", "float8"))
+        foreign = array.dtype.kind == "V"
         exact = array.astype(np.float64) if foreign else array
         numbers: list[float] = exact.ravel().tolist()
         return numbers

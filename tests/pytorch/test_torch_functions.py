@@ -513,16 +513,18 @@ def test_a_buffer_of_complex_numbers_is_pairs_of_floats() -> None:
             pccl.Buffer(64, count, dtype, paired=True)  # type: ignore[arg-type]
 
 
-def test_every_float8_of_pytorch_moves(world: pccl.LocalWorld) -> None:
-    assert len(pt.tensors.OPAQUE) > 4
+def test_every_small_float_of_pytorch_moves(world: pccl.LocalWorld) -> None:
+    assert {torch.float4_e2m1fn_x2, torch.float8_e4m3fn} <= pt.tensors.OPAQUE.keys()
 
     def program(comm: pccl.Communicator) -> None:
         for dtype in pt.tensors.OPAQUE:
-            x = torch.tensor([1.0, 0.5 * comm.rank]).to(dtype)
+            kind = torch.bool if dtype == torch.bool else torch.uint8
+            x = torch.tensor([1, comm.rank], dtype=kind).view(dtype)
             whole = pt.all_gather(comm, x)
             assert whole.dtype == dtype
-            wanted = torch.tensor([1.0, 0.0, 1.0, 0.5]).to(dtype)
-            assert torch.equal(whole.view(torch.uint8), wanted.view(torch.uint8))
+            assert whole.view(torch.uint8).tolist() == [1, 0, 1, 1]
+            with pytest.raises(TypeError, match="is not added up"):
+                pt.all_reduce(comm, x, op="sum")
 
     world.run(program)
 
