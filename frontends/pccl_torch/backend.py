@@ -933,6 +933,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """A barrier whose error names who is missing, whatever the second argument is."""
+        if timeout is not None:  # none at all is a timeout, too
+            timeout = max(timeout, timedelta(milliseconds=1))
         self._begin("barrier", outputs=[], deadline=timeout).wait()
 
     # ---- messages

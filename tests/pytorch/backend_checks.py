@@ -772,6 +772,8 @@ def timeouts(rank: Rank) -> None:
     if rank.rank == 0:
         with pytest.raises(TOO_LATE, match="rank [12]"):
             group.monitored_barrier(timedelta(milliseconds=200))
+        with pytest.raises(TOO_LATE, match="timed out"):
+            group.monitored_barrier(timedelta(0))
     dist.barrier()
     dist.destroy_process_group(group)
 
