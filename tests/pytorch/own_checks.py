@@ -13,6 +13,7 @@ import os
 import sys
 import types
 import unittest
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,13 +30,35 @@ c10d: Any = distributed_c10d
 # tests are for MPI alone, as gloo once had no all_to_all.
 _LIKE, _ELSE = "gloo", "mpi"
 _FOR_ELSE = "Only MPI supports"
+# The longest deadline in a test is 5 s.
+_MEETING = timedelta(seconds=20)
 _MODULE = "torch.testing._internal.distributed.distributed_test"
+
+
+# The backend of the default group, where tests are to look for everything that gloo has.
+_COUNTED = os.environ.get("BACKEND_OF_WORLD", "")
+
+
+class _Counted(str):
+    """The name of a backend that is counted as gloo wherever a test asks for its name."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == _LIKE or super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(_LIKE)  # in sets of names
 
 
 @functools.cache
 def _case(like: str) -> Any:
     """The class with the tests, which is made for the backend that the environment names."""
-    os.environ.update(BACKEND=like, INIT_METHOD="env://")
+    first = f"file://{os.environ['TEMP_DIR']}/init_dir/{like}"
+    os.environ.update(BACKEND=like, INIT_METHOD=first if _COUNTED else "env://")
     sys.modules.pop(_MODULE, None)
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         # torch.testing takes its test case from there, for expectations that are written into a
@@ -55,8 +78,16 @@ def _case(like: str) -> Any:
         distributed_test.DistributedTest._DistTestBase,  # type: ignore[misc]
     ):
         def _barrier(self, *_: Any, **__: Any) -> None:
-            dist.barrier()
+            self.meeting.meet()
 
+    if _COUNTED and like == _LIKE:
+        distributed_test.BACKEND = _Counted(_COUNTED)
+        for known in (
+            distributed_test.PROFILING_SUPPORTED_BACKENDS,
+            distributed_test.CUDA_PROFILING_SUPPORTED_BACKENDS,
+            distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS,
+        ):
+            known.append(_COUNTED)
     utilities.instantiate_parametrized_tests(Own)
     Own.module = distributed_test
     return Own
@@ -72,7 +103,7 @@ def run(rank: Rank, name: str, folder: str) -> str:
     """Runs a test. The answer is "", or why it was skipped."""
     os.environ["TEMP_DIR"] = folder
     method = _method(rank, name, _LIKE)
-    if _why_skipped(method).startswith(_FOR_ELSE):
+    if not _COUNTED and _why_skipped(method).startswith(_FOR_ELSE):
         method = _method(rank, name, _ELSE)
     if why := _why_skipped(method):
         return why
@@ -85,14 +116,44 @@ def run(rank: Rank, name: str, folder: str) -> str:
         return str(skipped)
     except SystemExit as end:
         return _reasons()[end.code]
+    except Exception:
+        method.__self__.meeting.let_others_go()
+        raise
+    else:
+        # Another rank may still wait for a deadline in its groups.
+        method.__self__.meeting.meet()
+        return ""
     finally:
-        _drop_groups(rank)
-    dist.barrier()
-    return ""
+        if _COUNTED:
+            rank.leave()  # as in processes of its own: what it has broken is not the next one's
+        else:
+            _drop_groups(rank)
+
+
+class _Meeting:
+    """Barriers of a test, which hold whatever has become of its groups."""
+
+    def __init__(self, rank: Rank, test: str) -> None:
+        self._store = dist.PrefixStore(f"{rank.begun}/{test}", rank.store)
+        self._size = rank.size
+        self._count = 0
+
+    def meet(self) -> None:
+        """Returns when all ranks have called it."""
+        self._count += 1
+        if self._store.add(f"{self._count}", 1) == self._size:
+            self._store.set(f"{self._count} over", "")
+        self._store.wait([f"{self._count} over"], _MEETING)
+
+    def let_others_go(self) -> None:
+        """This rank has failed, and will not come to any of those that are left."""
+        for later in range(1, 9):
+            self._store.set(f"{self._count + later} over", "")
 
 
 def _method(rank: Rank, name: str, like: str) -> Any:
     case = _case(like)(name)
+    case.meeting = _Meeting(rank, name)
     # Objects that it pickles are of its own module, of which there are two.
     sys.modules[_MODULE] = case.module
     case.rank = rank.rank

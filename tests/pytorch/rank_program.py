@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ import torch.distributed
 dist: Any = torch.distributed
 
 GROUP_SECONDS = 30.0
+# Gloo's is the control of PyTorch's own tests (test_torch_suite.py).
+BACKEND = os.environ.get("BACKEND_OF_WORLD", "pccl")
 
 
 class Rank:
@@ -36,6 +39,8 @@ class Rank:
         self.size = int(os.environ["WORLD_SIZE"])
         self.gloo: Any = None
         """A group of all, of gloo, to compare with."""
+        self.begun = ""
+        """Another text for each default group."""
         self._run: int | None = None
         self._begun = 0
 
@@ -55,18 +60,23 @@ class Rank:
         if run == self._run and dist.is_initialized():
             return
         self.leave()
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         seconds = timedelta(seconds=GROUP_SECONDS)
         # Gloo has addresses of the last run in the store, and checks may end one.
         self._begun = self._begun + 1 if run == self._run else 0
-        store = dist.PrefixStore(
-            f"{run}/{self._begun}", dist.TCPStore(address, port, timeout=seconds)
-        )
+        self.begun = f"{run}/{self._begun}"
+        store = dist.PrefixStore(self.begun, self.store)
         dist.init_process_group(
-            "pccl", store=store, rank=self.rank, world_size=self.size, timeout=seconds
+            BACKEND, store=store, rank=self.rank, world_size=self.size, timeout=seconds
         )
-        self.gloo = dist.new_group(backend="gloo", timeout=seconds)
+        if "BACKEND_OF_WORLD" not in os.environ:
+            self.gloo = dist.new_group(backend="gloo", timeout=seconds)
         self._run = run
+
+    @functools.cached_property
+    def store(self) -> Any:
+        """That of the test. Making one may ask the resolver for names, which takes seconds."""
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return dist.TCPStore(address, port, timeout=timedelta(seconds=GROUP_SECONDS))
 
     def leave(self) -> None:
         """Leaves the run, if it is in one."""

@@ -1,14 +1,11 @@
 """PyTorch's own tests of backends, on three ranks of ours: own_checks.py runs them.
 
-RUNS is all of `torch.testing._internal.distributed.distributed_test` that a backend of CPU tensors
-can run on three ranks. NOT_OURS says why some others are not run. The rest skip themselves: they
-need CUDA, NCCL or four ranks, or are switched off by PyTorch. `make test-torch`, with
-PCCL_TORCH_ALL=1, proves that nothing else is left.
+RUNS is what passes of `torch.testing._internal.distributed.distributed_test` on three ranks.
+test_torch_suite.py runs all of it, on four, beside gloo.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -131,25 +128,6 @@ RUNS = (
     "static_graph_api_cpu",
 )
 
-_WORDS = "it looks for gloo's words; ours name who is missing: backend_checks.py, timeouts"
-_SOURCE = "no source is chosen under losses (docs/ERRORS.md); backend_checks.py, refusals"
-_BARRIER = "dist.monitored_barrier takes gloo alone; the group's own: backend_checks.py, timeouts"
-NOT_OURS = {
-    "barrier_timeout_full_group": _WORDS,
-    "barrier_timeout_global": _WORDS,
-    "barrier_timeout_group": _WORDS,
-    "get_backend": "it expects the name gloo; backend_checks.py, names",
-    "sparse_all_reduce_sum": "sparse tensors are refused; backend_checks.py, refusals",
-    "send_recv_any_source": _SOURCE,
-    "send_recv_any_source_autograd_profiler": _SOURCE,
-    "send_recv_any_source_torch_profiler": _SOURCE,
-    "monitored_barrier_gloo": _BARRIER,
-    "monitored_barrier_gloo_subgroup": _BARRIER,
-    "monitored_barrier_gloo_rank_0_timeout": _BARRIER,
-    "monitored_barrier_failure_order": _BARRIER,
-    "monitored_barrier_wait_all_ranks": _BARRIER,
-}
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -164,12 +142,3 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_of_pytorch(ranks: World, folder: str, name: str) -> None:
     skipped = ranks.run("own_checks:run", name=f"test_{name}", folder=folder)
     assert skipped == [""] * ranks.size
-
-
-@pytest.mark.skipif(not os.environ.get("PCCL_TORCH_ALL"), reason="make test-torch runs it")
-def test_all_others_of_pytorch_cannot_run_here(ranks: World, folder: str) -> None:
-    known = {f"test_{name}" for name in (*RUNS, *NOT_OURS)}
-    for name in ranks.run("own_checks:names", folder=folder)[0]:
-        if name not in known:
-            reasons = ranks.run("own_checks:run", name=name, folder=folder)
-            assert all(reasons), f"{name} runs on some rank: {reasons}"
