@@ -121,6 +121,39 @@ test "a crowd that opens no lanes keeps nobody from elsewhere, who came later, o
     try expectEqual(first + 2, court.round);
 }
 
+test "a crowd of as many networks costs a newcomer 2 s for each 32 that came before it" {
+    // Method: a newcomer that has a round alone, then fifty-nine newcomers of fifty-nine networks,
+    // and the honest newcomer. None of the crowd opens a lane.
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const last = places_max - 1;
+    try court.connect(3);
+    try court.next_round();
+    const began = court.now;
+    for (4..last + 1) |place| {
+        court.source = @splat(@intCast(100 + place));
+        try court.connect(place);
+    }
+    while (court.prepares[last] == 0) {
+        try court.pass(100 * ms);
+        try court.listen();
+    }
+    // The round under way, and the first 32 of those before it.
+    try expect(court.now - began > 2 * 2000 * ms - 200 * ms);
+    try expect(court.now - began <= 2 * 2000 * ms + 200 * ms);
+    const own = court.round;
+    // Its own round goes on without the others after 2 s, and those have failed: nobody new waits
+    // behind them again.
+    for (0..peers_max) |member| try court.prepare(member, own, true);
+    try court.prepare(last, own, true);
+    try court.pass(2000 * ms);
+    try court.listen();
+    try expect(court.round > own);
+    try expectEqual(2, court.prepares[last]);
+    try expect(court.now - began <= 3 * 2000 * ms + 400 * ms);
+}
+
 test "whoever comes while nobody can enter is in a round within 2 s" {
     var court: Court = undefined;
     try form(&court);
