@@ -28,7 +28,7 @@ std::unique_ptr<Comm> finish_create(pccl_status_t status, pccl_comm_t *native) {
   return std::make_unique<Comm>(native);
 }
 
-std::unique_ptr<Comm> connect(const std::string &token, const std::string &group,
+std::unique_ptr<Comm> connect(const char *token, const std::string &group,
                               std::optional<std::string> bind,
                               std::optional<std::string> advertise,
                               std::optional<std::string> ports, uint32_t initial_world_size,
@@ -56,7 +56,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
   pccl_status_t status;
   {
     Unlocked unlocked;
-    status = pccl_comm_create(token.c_str(), &options, &native);
+    status = pccl_comm_create(token, &options, &native);
   }
   return finish_create(status, native);
 }

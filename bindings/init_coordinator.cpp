@@ -14,7 +14,7 @@ namespace {
 
 struct Coordinator {
   pccl_coordinator_t *native = nullptr;
-  std::string token;
+  nb::str token;  // the only copy beside the library's own
   uint16_t port = 0;
 
   Coordinator() = default;
@@ -64,7 +64,7 @@ void create(Coordinator *place, std::optional<std::string> bind,
   check(status);
   new (place) Coordinator();
   place->native = native;
-  place->token = pccl_coordinator_token(native);
+  place->token = nb::str(pccl_coordinator_token(native));
   place->port = pccl_coordinator_port(native);
 }
 

@@ -13,21 +13,31 @@ namespace pccl_binding {
 
 namespace {
 
-std::string token_create(const std::string &address, std::optional<nb::bytes> run_id) {
+// No core file shall have it: what lies on the stack stays there until something else comes.
+void clear(void *bytes, size_t count) {
+  volatile uint8_t *to = static_cast<uint8_t *>(bytes);
+  for (size_t index = 0; index < count; index++) to[index] = 0;
+}
+
+nb::str token_create(const std::string &address, std::optional<nb::bytes> run_id) {
   char token[PCCL_TOKEN_BYTES_MAX];
   const uint8_t *id = run_id ? reinterpret_cast<const uint8_t *>(run_id->c_str()) : nullptr;
   check(pccl_token_create(address.c_str(), id, token, sizeof token));
-  return token;
+  nb::str made(token);
+  clear(token, sizeof token);
+  return made;
 }
 
-nb::tuple token_parse(const std::string &token) {
+nb::tuple token_parse(const char *token) {
   pccl_token_info_t info = PCCL_TOKEN_INFO_INIT;
-  check(pccl_token_parse(token.c_str(), &info));
-  return nb::make_tuple(nb::str(info.address),
-                        nb::bytes(reinterpret_cast<const char *>(info.run_id), sizeof info.run_id));
+  check(pccl_token_parse(token, &info));
+  nb::str address(info.address);
+  nb::bytes run_id(reinterpret_cast<const char *>(info.run_id), sizeof info.run_id);
+  clear(&info, sizeof info);
+  return nb::make_tuple(address, run_id);
 }
 
-std::string run_status(const std::string &token, uint64_t timeout_ns,
+std::string run_status(const char *token, uint64_t timeout_ns,
                        const std::optional<nb::bytes> &dial_back) {
   pccl_peer_id_t peer = {};
   if (dial_back && dial_back->size() != sizeof peer.bytes)
@@ -39,9 +49,9 @@ std::string run_status(const std::string &token, uint64_t timeout_ns,
   pccl_status_t status;
   {
     Unlocked unlocked;
-    status = dial_back ? pccl_run_dial_back(token.c_str(), &peer, timeout_ns, json.data(),
+    status = dial_back ? pccl_run_dial_back(token, &peer, timeout_ns, json.data(),
                                             json.size(), &length)
-                       : pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(),
+                       : pccl_run_status(token, timeout_ns, json.data(), json.size(),
                                          &length);
   }
   check(status);

@@ -99,9 +99,9 @@ pub fn usable(handle: ?*Comm) status.Error!*Comm {
 
 // ---- create and join
 
-pub const pccl_comm_create = status.C(create).call;
+pub const pccl_comm_create = status.Secret(create).call;
 
-fn create(
+noinline fn create(
     token_text: ?[*:0]const u8,
     options: ?*const CommOptions,
     comm: ?**Comm,

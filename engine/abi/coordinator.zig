@@ -47,9 +47,12 @@ pub const Coordinator = struct {
     const token_bytes_max = 512;
 };
 
-pub const pccl_coordinator_create = status.C(create).call;
+pub const pccl_coordinator_create = status.Secret(create).call;
 
-fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) status.Error!void {
+noinline fn create(
+    options: ?*const CoordinatorOptions,
+    coordinator: ?**Coordinator,
+) status.Error!void {
     const out = coordinator orelse return status.is_null("coordinator");
     var given = sized.read(CoordinatorOptions, options) catch
         return status.bad_size("pccl_coordinator_options_t");
@@ -229,7 +232,7 @@ pub fn pccl_run_status(
     capacity: usize,
     length: ?*usize,
 ) callconv(.c) Status {
-    return status.code(ask(token_text, .none, timeout_ns, json, capacity, length));
+    return status.cleared(ask(token_text, .none, timeout_ns, json, capacity, length));
 }
 
 pub fn pccl_run_dial_back(
@@ -241,10 +244,10 @@ pub fn pccl_run_dial_back(
     length: ?*usize,
 ) callconv(.c) Status {
     const id = peer orelse return status.code(status.fail(.invalid_argument, "peer is NULL", .{}));
-    return status.code(ask(token_text, .{ .bytes = id.* }, timeout_ns, json, capacity, length));
+    return status.cleared(ask(token_text, .{ .bytes = id.* }, timeout_ns, json, capacity, length));
 }
 
-fn ask(
+noinline fn ask(
     token_text: ?[*:0]const u8,
     dial_back: base.PeerId,
     timeout_ns: u64,

@@ -79,6 +79,16 @@ pub fn C(comptime function: anytype) type {
     return exported.Function(code, function);
 }
 
+/// The same for a `noinline` function that gets or gives a token: no copy stays on the stack.
+pub fn Secret(comptime function: anytype) type {
+    return exported.Function(cleared, function);
+}
+
+pub fn cleared(result: Error!void) Status {
+    net.secret.clear_stack();
+    return code(result);
+}
+
 pub fn out_of_memory() Error {
     return fail(.out_of_memory, "there is not enough memory for this call; nothing was sent", .{});
 }

@@ -14,9 +14,9 @@ pub const TokenInfo = extern struct {
     run_id: [16]u8,
 };
 
-pub const pccl_token_create = status.C(create).call;
+pub const pccl_token_create = status.Secret(create).call;
 
-fn create(
+noinline fn create(
     address: ?[*:0]const u8,
     run_id: ?*const [16]u8,
     token: ?[*]u8,
@@ -51,9 +51,9 @@ fn bad_address(address: []const u8) status.Error {
     );
 }
 
-pub const pccl_token_parse = status.C(parse).call;
+pub const pccl_token_parse = status.Secret(parse).call;
 
-fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
+noinline fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
     const to = info orelse return status.is_null("info");
     const value = try read(token);
     var filled = std.mem.zeroes(TokenInfo);

@@ -1,7 +1,8 @@
 //! secret: memory for secrets that must not leave the process: the run id, which a token carries,
 //! and the key of the seals. It is on pages of its own, which no core file has, and it is zeroed
 //! before it is given back. It is for the few secrets that live long; bytes that pass through a
-//! socket's queue, and the caller's own copy, are elsewhere.
+//! socket's queue, and the caller's own copy, are elsewhere. A function that reads or makes a token
+//! leaves copies in the frames of what it has called, and `clear_stack` zeroes these.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -35,7 +36,32 @@ fn free(_: *anyopaque, bytes: []u8, alignment: Alignment, at: usize) void {
     pages.rawFree(bytes, alignment, at);
 }
 
+/// Frames below a function of the C ABI that gets or gives a token have fewer bytes than this.
+const stack_bytes = 32 * 1024;
+
+/// Zeroes the stack below the caller's frame, where functions that have returned had theirs.
+pub noinline fn clear_stack() void {
+    var below: [stack_bytes]u8 = undefined;
+    std.crypto.secureZero(u8, &below);
+}
+
 const testing = std.testing;
+
+test "what functions that have returned left on the stack is zeroed" {
+    const Deep = struct {
+        noinline fn leave() usize {
+            var left: [1024]u8 = undefined;
+            for (&left, 0..) |*byte, index| @as(*volatile u8, byte).* = @truncate(index);
+            return @intFromPtr(&left);
+        }
+    };
+    const at = Deep.leave();
+    clear_stack();
+    const left: *const volatile [1024]u8 = @ptrFromInt(at);
+    var zeros: usize = 0;
+    for (left) |*byte| zeros += @intFromBool(byte.* == 0);
+    try testing.expect(zeros > 900); // the frames of this loop may be there, and nothing else
+}
 
 test "what is secret is in no core file, and what is not is" {
     if (builtin.os.tag != .linux) return error.SkipZigTest;

@@ -100,6 +100,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     lane.link = link;
     lane.number = hello.lane;
     link.put(lane);
+    std.crypto.secureZero(u8, &lane.head); // the run id is in the hello
     lane.out_busy = true;
     lane.put_head(&wire.hello.encode_answer(.welcome));
     opened(s, lane);
@@ -177,6 +178,7 @@ pub fn answered(s: *Session, lane: *Lane) bool {
         links.fail(s, lane, @tagName(verdict));
         return false;
     }
+    std.crypto.secureZero(u8, &lane.out_head); // the run id is in the hello, which has left
     opened(s, lane);
     return true;
 }

@@ -1,7 +1,7 @@
 """No token and no run id in anything that a run prints: what goes well, and what fails.
 
 Where a token may come from, and that arguments and environment have it nowhere else, is
-tests/python/test_cli_secrets.py; that memory with it is in no core file, engine/net/secret.zig.
+tests/python/test_cli_secrets.py. A test reads all that a core file would hold of a process.
 """
 
 from __future__ import annotations
@@ -184,3 +184,67 @@ def flags_of_mapping(address: int) -> list[str]:
             begin, end = (int(part, 16) for part in head.split("-"))
             found = begin <= address < end
     raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+MEMBER = """
+import sys
+import numpy as np
+import pccl_py as pccl
+token = sys.stdin.readline().strip()
+pccl.run_status(token)
+with pccl.connect(token, bind="127.0.0.1:0", initial_world_size=2) as comm:
+    comm.admit()
+    comm.all_reduce(np.ones(9))
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="looks the way of Linux")
+def test_no_stack_has_the_run_id_or_the_token_and_no_memory_but_pythons_has_them(
+    start: Any,
+) -> None:
+    """A coordinator and two peers that have talked to each other. Python keeps the token, which is
+    a string of its own, on its heap; the bytes of the run id are nowhere."""
+    at_once = {"LD_BIND_NOW": "1"}  # the linker saves no registers of a Python that prints
+    program = start("coordinator", "--run-id-file", "-", module="pccl_py.cli", **at_once)
+    program.say(RUN_ID.hex())
+    token = program.line()
+    members = [start(MEMBER, **at_once) for _ in range(2)]
+    for member in members:
+        member.say(token)
+    for member in members:
+        assert member.line() == "done"
+    for process in (program, *members):
+        stack = dumped(process.process.pid, "[stack]")
+        assert stack.strip(b"\0"), "the stack was not read"
+        for secret in (RUN_ID, RUN_ID.hex().encode(), token[6:30].encode()):
+            assert secret not in stack
+        assert RUN_ID not in dumped(process.process.pid)
+    for member in members:
+        member.say("")
+        assert member.end() == 0, member.errors
+
+
+def dumped(pid: int, name: str | None = None) -> bytes:
+    """All memory that a core file of the process has, or the mappings of this name."""
+    kept: list[tuple[int, int]] = []
+    begin, end, rights, named = 0, 0, "", ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if words[0] == "VmFlags:":
+            leaves_out = {"dd", "io"} & set(words[1:]) or named in ("[vvar]", "[vsyscall]")
+            if "r" in rights and not leaves_out and name in (None, named):
+                kept.append((begin, end))
+        elif not words[0].endswith(":"):
+            begin, end = (int(part, 16) for part in words[0].split("-"))
+            rights, named = words[1], words[5] if len(words) > 5 else ""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        parts = []
+        for begin, end in kept:
+            memory.seek(begin)
+            part = b""
+            while len(part) < end - begin and (more := memory.read(end - begin - len(part))):
+                part += more
+            parts.append(part)
+    return b"\0".join(parts)
