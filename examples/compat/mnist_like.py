@@ -48,6 +48,7 @@ def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("--master", default="127.0.0.1:48148")
     asked.add_argument("--steps", type=int, default=400)
+    asked.add_argument("--peers", type=int, default=2, help="goes on until so many are there")
     asked.add_argument("--kill", default="", help="RANK@STEP")
     options = asked.parse_args()
     victim, _, at = options.kill.partition("@")
@@ -76,7 +77,7 @@ def main() -> None:
             sizes.add(world_size)
             print(f"[{RANK}] {world_size} peers at revision {shared_state.revision}", flush=True)
         communicator.sync_shared_state(shared_state)
-        if shared_state.revision >= options.steps:
+        if shared_state.revision >= options.steps and world_size >= options.peers:
             break
         if dies and shared_state.revision == int(at):
             os.kill(os.getpid(), signal.SIGKILL)
