@@ -734,18 +734,22 @@ typedef struct pccl_state_options {
  * REFUSE: a member that does not fit is refused (PCCL_MISMATCH there alone; it is no member then), and the others go
  *   on: one whose names, shapes or dtypes are not those that most judges have, and by SUCCESSIVE one that would give
  *   content of a higher revision than the expected one. Where no structure has most judges, all get PCCL_MISMATCH.
- * ONE_SENDER: beside a member that passes PCCL_SEND_ONLY all others pass PCCL_RECEIVE_ONLY; else PCCL_MISMATCH. */
+ * ONE_SENDER: beside a member that passes PCCL_SEND_ONLY all others pass PCCL_RECEIVE_ONLY; else PCCL_MISMATCH.
+ * HIGHEST_REVISION: the content of the highest revision is elected, also that of a newcomer; of equal revisions,
+ *   members of the epoch before outvote newcomers. Without it a newcomer's content never replaces that of members. */
 #define PCCL_STATE_SUCCESSIVE 2
 #define PCCL_STATE_REFUSE 4
 #define PCCL_STATE_ONE_SENDER 8
+#define PCCL_STATE_HIGHEST_REVISION 16
 
 /* Names, shapes and the array of tensors are copied; only the tensors' memory stays the caller's. Nothing is sent. A
  * state must be destroyed before its communicator. */
 PCCL_API pccl_status_t pccl_state_create(pccl_comm_t *comm, const pccl_state_options_t *options, pccl_state_t **state);
 
 typedef enum pccl_strategy {
-  PCCL_POPULAR = 0,      /* the elected content wins: that of the highest revision, then that of members of the epoch
-                            before, then that of most members, then that of the smallest peer id */
+  PCCL_POPULAR = 0,      /* the elected content wins: that of members of the epoch before, of these the members that have
+                            committed a sync of this state, then that of the highest revision, then that of most
+                            members, then that of the smallest peer id */
   PCCL_SEND_ONLY = 1,    /* all members get the content of this peer. Two with different contents: PCCL_MISMATCH */
   PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */
 } pccl_strategy_t;

@@ -386,7 +386,9 @@ class Group(Objects):
 
         `tensors`: writable C-contiguous arrays, 1 to 65,536, which are kept until the state is
         closed; names, shapes and dtypes must be the same on every peer, their order may differ.
-        `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
+        `name`: each state of a group has its own. `revision`: how many syncs the content has seen:
+        the `revision` of the state that was saved with a checkpoint. It decides among members that
+        start together; content of a newcomer never replaces that of members (`StateRule`).
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
         read the arrays at any time, while this peer trains, so that at their first sync only later
         changes move; a newcomer that makes its state between `connect` and its first `admit`

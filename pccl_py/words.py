@@ -130,9 +130,10 @@ class Recovery(IntEnum):
 class Strategy(IntEnum):
     """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
-    POPULAR: the elected content wins: that of the highest revision, then that of members of the
-    epoch before, then that of most members, then that of the smallest peer id. SEND_ONLY: all
-    members get the content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
+    POPULAR: the elected content wins: that of members of the epoch before, of these the members
+    that have committed a sync of this state, then that of the highest revision, then that of most
+    members, then that of the smallest peer id. SEND_ONLY: all members get the content of this peer.
+    RECEIVE_ONLY: the content of this peer is never taken.
     """
 
     POPULAR = 0
@@ -150,11 +151,14 @@ class StateRule(IntEnum):
     dtypes are not those that most judges have, and with SUCCESSIVE one that would give content of a
     higher revision than the expected one. Where no structure has most judges, all get `Mismatch`.
     ONE_SENDER: beside a member that passes "send_only" all others must pass "receive_only".
+    HIGHEST_REVISION: content of the highest revision is elected, also that of a newcomer. Without
+    this rule a newcomer's content never replaces that of members.
     """
 
     SUCCESSIVE = 2
     REFUSE = 4
     ONE_SENDER = 8
+    HIGHEST_REVISION = 16
 
 
 class Plan(IntEnum):
@@ -200,7 +204,7 @@ class Probe(IntEnum):
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
-StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
+StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender", "highest_revision"]
 # One rule, or several.
 StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRuleName]
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]

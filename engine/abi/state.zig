@@ -42,7 +42,8 @@ pub const StateOptions = extern struct {
     const successive: u32 = 2;
     const refuse: u32 = 4;
     pub const one_sender: u32 = 8;
-    const known = prefetch | successive | refuse | one_sender;
+    const highest_revision: u32 = 16;
+    const known = prefetch | successive | refuse | one_sender | highest_revision;
 };
 
 pub const SyncOptions = extern struct {
@@ -126,6 +127,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
             .successive = given.flags & StateOptions.successive != 0,
             .refuse = given.flags & StateOptions.refuse != 0,
             .one_sender = given.flags & StateOptions.one_sender != 0,
+            .highest_revision = given.flags & StateOptions.highest_revision != 0,
         },
         .prefetch = given.flags & StateOptions.prefetch != 0,
     }, &at) catch |err| {

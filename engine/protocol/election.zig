@@ -5,14 +5,18 @@
 //! 1. Structures must be equal, and all members that insist (send_only) must hold the same content.
 //! 2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
 //! of a member that is gone. 3. Otherwise the content of send_only members is elected. Without any,
-//! members of strategy popular are compared: the highest revision wins, then members of the epoch
-//! before newcomers, then the content that most of them hold, then the smallest peer id. So fresh
-//! weights of three newcomers never outvote one incumbent. 4. If all hold the elected content at
-//! its revision, and nobody only receives, the offers are votes, and nothing moves.
+//! members of strategy popular are compared: members from before win against newcomers, and of the
+//! members from before those win that have committed a sync of the state (standing); then the
+//! highest revision wins, then the content that most of them hold, then the smallest peer id. So
+//! newcomers never outvote an incumbent, whatever their number and their revision. 4. If all hold
+//! the elected content at its revision, and nobody only receives, the offers are votes, and nothing
+//! moves.
 //!
 //! A state may have further rules (wire.control.StateRules). For two of them the word of the judges
 //! counts: that of the members from before, or of all where none of those is left.
 //!
+//! highest_revision  The highest revision wins, also that of a newcomer; of equal ones, members
+//! from before outvote newcomers.
 //! successive  Only content of the revision that is expected is elected: one more than the last one
 //! that a judge has committed. Before the first commit any may be. refuse      Where more judges
 //! have one structure than any other, members of another one are refused. So are members that would
@@ -351,11 +355,20 @@ pub const Election = struct {
         const b = before.rank;
         const mine = election.at(a);
         const theirs = election.at(b);
+        const ours = .{ election.standing(&members, a), election.standing(&members, b) };
+        const is_level = ours[0] == ours[1];
+        if (!is_level and !members.rules.highest_revision) return ours[0] > ours[1];
         if (mine.revision != theirs.revision) return mine.revision > theirs.revision;
-        const incumbents = .{ a < members.incumbents, b < members.incumbents };
-        if (incumbents[0] != incumbents[1]) return incumbents[0];
+        if (!is_level) return ours[0] > ours[1];
         if (candidate.followers != before.followers) return candidate.followers > before.followers;
         return members.ids[a].less_than(members.ids[b]);
+    }
+
+    /// 0: a newcomer. 1: a member from before, which may have come a moment earlier. 2: a member
+    /// from before that has committed a sync of this state.
+    fn standing(election: *const Election, members: *const Members, rank: u16) u2 {
+        if (rank >= members.incumbents) return 0;
+        return if (election.at(rank).expected > 0) 2 else 1;
     }
 };
 
@@ -450,13 +463,58 @@ test "three newcomers with fresh weights never outvote one incumbent" {
     try case.expect(1, 0, &.{0});
 }
 
-test "a higher revision outranks incumbents, and they outrank numbers" {
+test "incumbents outvote newcomers of a higher revision, unless the rule says otherwise" {
     var case = try Case.init(4);
     defer case.election.destroy();
     case.incumbents = 3;
     for (0..3) |rank| try case.offer(@intCast(rank), 1, 5, .popular);
-    try case.offer(3, 2, 6, .popular); // a newcomer with a later checkpoint
+    try case.offer(3, 2, 5000, .popular); // a latecomer that takes its step for a revision
+    try case.expect(1, 5, &.{ 0, 1, 2 });
+
+    // One of one.
+    case.election.reset();
+    case.incumbents = 1;
+    try case.offer(0, 1, 0, .popular);
+    for (1..4) |rank| try case.offer(@intCast(rank), 2, 6, .popular);
+    try case.expect(1, 0, &.{0});
+
+    // Without any from before, as when a run starts again, the latest checkpoint is taken.
+    case.election.reset();
+    case.incumbents = 0;
+    for (0..3) |rank| try case.offer(@intCast(rank), 1, 5, .popular);
+    try case.offer(3, 2, 6, .popular);
     try case.expect(2, 6, &.{3});
+
+    // Nor where those from before only receive.
+    case.election.reset();
+    case.incumbents = 3;
+    for (0..3) |rank| try case.offer(@intCast(rank), 1, 7, .receive_only);
+    try case.offer(3, 2, 6, .popular);
+    try case.expect(2, 6, &.{3});
+
+    case.election.reset();
+    case.rules.highest_revision = true;
+    for (0..3) |rank| try case.offer_after(@intCast(rank), 1, 5, 4);
+    try case.offer(3, 2, 6, .popular);
+    try case.expect(2, 6, &.{3});
+
+    // Of equal revisions that of the members from before is taken.
+    case.election.reset();
+    case.incumbents = 1;
+    try case.offer_after(0, 1, 6, 5);
+    for (1..4) |rank| try case.offer(@intCast(rank), 2, 6, .popular);
+    try case.expect(1, 6, &.{0});
+}
+
+test "a newcomer that has not synced before the next epoch outvotes nobody who has" {
+    var case = try Case.init(4);
+    defer case.election.destroy();
+    case.incumbents = 3;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 2, 12, 10); // the highest of those who have
+    try case.offer(2, 3, 5000, .popular); // came an epoch ago
+    try case.offer_after(3, 4, 6000, 5999); // a newcomer's word is none
+    try case.expect(2, 12, &.{1});
 }
 
 test "among equals most members win, then the smallest id" {

@@ -90,7 +90,7 @@ fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
         is_back = frames.set_aside(s, operation);
     } else {
         frames.stop(s, operation);
-        if (operation.sync() != null) syncing.over(operation, operation.status == .ok) //
+        if (operation.sync() != null) syncing.over(s, operation, operation.status == .ok) //
         else if (operation.status != .ok) is_back = operation.work.movement.restore();
         const key: Early.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
         for (s.links.items) |link| link.early.forget(key);

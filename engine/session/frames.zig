@@ -150,7 +150,7 @@ pub fn set_aside(s: *Session, operation: *Operation) bool {
             if (resend.is_cut_short(neighbour.link, operation)) links.cut_short(s, neighbour.link);
         return is_aside;
     }
-    syncing.over(operation, false);
+    syncing.over(s, operation, false);
     return true;
 }
 

@@ -263,6 +263,23 @@ test "a sync that waits for another member is in the log by the name of its stat
     for (case.all()) |*held| try held.end(.ok);
 }
 
+test "a sync that replaces what a member has says in its log what came, and from whom" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    try case.sync_all();
+    const said = case.world.said[0..case.world.said_bytes];
+    const what = "shared state \"model\": content of revision 3 replaces that of this peer; ";
+    try expect(std.mem.startsWith(u8, said, what ++ "it came from peer "));
+    try expect(std.mem.endsWith(u8, said, " (n0) and 1 more"));
+    for (case.all()) |*held| try held.end(.ok);
+    // Nobody's content changes: nothing is said.
+    const lines = case.world.log_lines;
+    try case.sync_all();
+    try expectEqual(lines, case.world.log_lines);
+    for (case.all()) |*held| try held.end(.ok);
+}
+
 test "equal contents of different revisions move nothing, and agree on the highest" {
     var case: Case = undefined;
     try case.init(&.{ 7, 7 }, &.{ 4, 9 });
@@ -765,7 +782,7 @@ test "a sync in doubt, whose state is the caller's again, gives up a source like
     while (!t.has_said_all(0)) try expect(try case.world.step());
     try expect(t.fetch.owes(0));
     const s = late.node.s;
-    syncing.over(operation, false);
+    syncing.over(case.world.nodes[0].s, operation, false);
     syncing.start(s, operation);
     s.now += 2 * s.settings.silence_ns;
     syncing.tick(s, operation, false);

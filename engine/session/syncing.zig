@@ -24,6 +24,7 @@ const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const Requests = @import("requests.zig").Requests;
 const Sent = @import("unacked.zig").Sent;
+const State = @import("state.zig").State;
 const Sync = @import("sync.zig").Sync;
 const Place = transfers.Place;
 const Transfer = transfers.Transfer;
@@ -117,7 +118,7 @@ fn offer(s: *Session, operation: *Operation) void {
 
 /// The call returns, committed or not: the caller has its memory back. An attempt that is under way
 /// goes on without.
-pub fn over(operation: *Operation, committed: bool) void {
+pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     const sync = operation.work.sync;
     const is_under_way = sync.is_under_way();
     stop(operation);
@@ -129,8 +130,28 @@ pub fn over(operation: *Operation, committed: bool) void {
     state.revision = sync.revision_after();
     state.is_synced = true;
     // The difference is complete in `wanted` and `staged`; the caller applies it.
-    if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
+    if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
+    s.log(.info, "{f}", .{Replaced{ .s = s, .operation = operation, .state = state }});
 }
+
+/// A sync replaces what this peer had.
+const Replaced = struct {
+    s: *const Session,
+    operation: *const Operation,
+    state: *const State,
+
+    pub fn format(it: Replaced, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const sync = it.operation.work.sync;
+        const given = if (sync.sources.is_empty()) &sync.holders else &sync.sources;
+        const text = "shared state \"{s}\": content of revision {d} replaces that of this peer";
+        try writer.print(text, .{ it.state.name, sync.revision });
+        if (given.is_empty()) return;
+        const first = it.operation.ids[given.at(0)];
+        try writer.print("; it came from peer {f}", .{labels.named(it.s, first)});
+        const others = given.count() - 1;
+        if (others > 0) try writer.print(" and {d} more", .{others});
+    }
+};
 
 /// Offers differ, and this was elected.
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {

@@ -195,7 +195,7 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 3 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 4 + 8;
 
 /// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
 /// times its number, from 1 on.
@@ -324,6 +324,8 @@ pub const StateRules = struct {
     refuse: bool = false,
     /// Beside a member that sends (send_only), all others only receive.
     one_sender: bool = false,
+    /// The highest revision is elected, also that of a newcomer.
+    highest_revision: bool = false,
 };
 
 /// One tensor of a structure.

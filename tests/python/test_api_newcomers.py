@@ -5,6 +5,7 @@ Whose word counts, and every order of events: engine/protocol/misfit_test.zig an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -232,4 +233,42 @@ def test_lost_shards_that_adjoin_are_one_range(coordinator: pccl.Coordinator) ->
             (24, 32, (comms[3].peer_id,)),
         ]
     for comm in left:
+        comm.close()
+
+
+@pytest.mark.parametrize("rules", [(), ("highest_revision",)], ids=["default", "highest"])
+def test_a_newcomer_of_a_high_revision_receives_unless_a_rule_lets_it_give(
+    coordinator: pccl.Coordinator,
+    rules: tuple[pccl.StateRuleName, ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And whose content is replaced says in its log what it has now, and from whom."""
+    caplog.set_level("INFO", logger="pccl")
+    with ThreadPoolExecutor(2) as pool:
+        members = list(pool.map(lambda _: join(coordinator, 2), range(2)))
+    each(members, admit)
+    values = {comm: np.full(1, 50.0) for comm in members}
+    states = {comm: comm.shared_state({"x": values[comm]}, rules=rules) for comm in members}
+    for _ in range(3):
+        each(members, lambda comm: states[comm].sync())
+        for value in values.values():
+            value += 1
+    newcomer = join(coordinator)
+    each([newcomer, *members], admit)
+    values[newcomer] = np.full(1, 7.0)
+    states[newcomer] = newcomer.shared_state({"x": values[newcomer]}, revision=5000, rules=rules)
+    everybody = [*members, newcomer]
+    each(everybody, lambda comm: states[comm].sync())
+    wanted, revision = (7, 5000) if rules else (53, 3)
+    assert [float(value[0]) for value in values.values()] == [wanted] * 3
+    assert {state.revision for state in states.values()} == {revision + 1}
+
+    givers = [newcomer] if rules else members
+    said = f"content of revision {revision} replaces that of this peer; it came from peer "
+    lines = [said + giver.peer_id.short for giver in givers]
+    limit = time.monotonic() + 20
+    while not any(line in caplog.text for line in lines):  # the log has a thread of its own
+        assert time.monotonic() < limit, caplog.text
+    for comm in everybody:
+        states[comm].close()
         comm.close()

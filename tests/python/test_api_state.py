@@ -219,7 +219,7 @@ def test_one_sender_alone_gives(world: pccl.LocalWorld) -> None:
 
 def test_rules_are_words_and_the_same_on_all(world: pccl.LocalWorld) -> None:
     array = np.zeros(3)
-    with pytest.raises(pccl.InvalidArgument, match="'successive', 'refuse', 'one_sender'"):
+    with pytest.raises(pccl.InvalidArgument, match="'one_sender', 'highest_revision'"):
         world.comms[0].shared_state({"x": array}, rules=["best"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="rules"):
         world.comms[0].shared_state({"x": array}, rules=None)  # type: ignore[arg-type]

@@ -392,8 +392,10 @@ fn expected(candidates: []const Candidate, incumbents: usize, rules: StateRules)
     return of_old orelse of_all;
 }
 
-/// A member that insists wins; else the highest revision, then incumbents, then what most hold,
-/// then the smallest id (docs/PROTOCOL.md). Revisions out of rule are as if nobody had them.
+/// A member that insists wins; else incumbents, of these the members that have committed a sync of
+/// the state, then the highest revision, then what most hold, then the smallest id
+/// (docs/ALGORITHMS.md). By the rule highest_revision, revisions come first. Revisions out of the
+/// rule successive are as if nobody had them.
 fn elect(everybody: []const Candidate, incumbents: usize, rules: StateRules) ?*const Call {
     var buffer: [base.limits.peers_max]Candidate = undefined;
     var allowed: std.ArrayList(Candidate) = .initBuffer(&buffer);
@@ -409,7 +411,7 @@ fn elect(everybody: []const Candidate, incumbents: usize, rules: StateRules) ?*c
     var winner: ?*const Candidate = null;
     for (candidates) |*one| {
         if (one.call.strategy != .popular) continue;
-        if (winner == null or outvotes(candidates, incumbents, one, winner.?)) winner = one;
+        if (winner == null or outvotes(candidates, incumbents, rules, one, winner.?)) winner = one;
     }
     return if (winner) |one| one.call else null;
 }
@@ -417,15 +419,24 @@ fn elect(everybody: []const Candidate, incumbents: usize, rules: StateRules) ?*c
 fn outvotes(
     candidates: []const Candidate,
     incumbents: usize,
+    rules: StateRules,
     a: *const Candidate,
     b: *const Candidate,
 ) bool {
-    if (a.call.revision != b.call.revision) return a.call.revision > b.call.revision;
-    const old = .{ a.rank < incumbents, b.rank < incumbents };
-    if (old[0] != old[1]) return old[0];
+    const standing = .{ standing_of(a, incumbents), standing_of(b, incumbents) };
+    const is_equal = a.call.revision == b.call.revision;
+    if (standing[0] != standing[1] and (is_equal or !rules.highest_revision))
+        return standing[0] > standing[1];
+    if (!is_equal) return a.call.revision > b.call.revision;
     const votes = .{ holders(candidates, a), holders(candidates, b) };
     if (votes[0] != votes[1]) return votes[0] > votes[1];
     return a.id.less_than(b.id);
+}
+
+/// A newcomer, a member from before, or one that has committed a sync of the state.
+fn standing_of(one: *const Candidate, incumbents: usize) u2 {
+    if (one.rank >= incumbents) return 0;
+    return if (one.call.expected > 0) 2 else 1;
 }
 
 fn holders(candidates: []const Candidate, of: *const Candidate) usize {
@@ -437,7 +448,7 @@ fn holders(candidates: []const Candidate, of: *const Candidate) usize {
     return count;
 }
 
-test "who insists wins, then revisions, incumbents, numbers and ids" {
+test "who insists wins, then incumbents, revisions, numbers and ids" {
     const expectEqual = std.testing.expectEqual;
     var offers: [4]Call = @splat(.{ .state = .ok });
     var candidates: [4]Candidate = undefined;
@@ -451,7 +462,14 @@ test "who insists wins, then revisions, incumbents, numbers and ids" {
     try expectEqual(&offers[1], elect(&candidates, 4, .{}));
     try expectEqual(&offers[2], elect(candidates[2..], 3, .{})); // the only incumbent
     offers[3].revision = 1;
-    try expectEqual(&offers[3], elect(&candidates, 1, .{}));
+    try expectEqual(&offers[3], elect(&candidates, 0, .{}));
+    try expectEqual(&offers[3], elect(&candidates, 4, .{}));
+    try expectEqual(&offers[1], elect(&candidates, 3, .{}));
+    offers[2].expected = 1;
+    try expectEqual(&offers[2], elect(&candidates, 3, .{}));
+    try expectEqual(&offers[2], elect(&candidates, 4, .{}));
+    try expectEqual(&offers[3], elect(&candidates, 1, .{ .highest_revision = true }));
+    offers[2].expected = 0;
     offers[0].strategy = .send_only;
     try expectEqual(&offers[0], elect(&candidates, 1, .{}));
     for (&offers) |*call| call.strategy = .receive_only;

@@ -115,6 +115,7 @@ pub const all = .{
     "root_without_a_result",
     "rules_of_a_state",
     "sender_beside_a_newcomer",
+    "a_latecomer_of_a_high_revision",
     "sender_dies_in_a_frame",
     "statuses_keep_nobody_out",
     "sub_groups",
@@ -1302,6 +1303,12 @@ fn expect_of(script: *Script, work: *calls.Work, wanted: []const u8, words: *Wor
         return;
     }
     if (std.mem.eql(u8, wanted, "ranges")) return expect_ranges(script, work, words);
+    if (std.mem.eql(u8, wanted, "revision")) {
+        const revision = try number(script, words);
+        const found = work.user.content.revision;
+        if (found == revision) return;
+        return script.fail("p{d}: its content has revision {d}", .{ index, found });
+    }
     const status = std.meta.stringToEnum(
         protocol.Status,
         wanted,

@@ -243,6 +243,7 @@ pub const Config = struct {
             .successive = state_rules.chance(2),
             .refuse = !is_special and state_rules.chance(2),
             .one_sender = state_rules.chance(4),
+            .highest_revision = state_rules.chance(3),
         };
         var in_flight = stream(seed, "in_flight");
         if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));

@@ -221,12 +221,13 @@ pub fn draw_strategy(user: *User) Strategy {
     return if (world.faults.stream(.strategy).chance(2)) .receive_only else .send_only;
 }
 
-/// Another revision than that of its content: a little less or more.
+/// Another revision than that of its content: a little less or more, or more than anybody has.
 pub fn draw_revision(user: *User) ?u64 {
     const world = user.world();
     if (!faults.chance(world, .strategy, 4)) return null;
     world.statistics.fault(.strategy);
-    return user.content.revision -| 2 + world.faults.stream(.strategy).below(5);
+    const step = world.faults.stream(.strategy).below(6);
+    return if (step == 5) user.content.revision + 1000 else user.content.revision -| 2 + step;
 }
 
 /// Its call has shown it that it does not fit: it comes again as one that has nothing.
@@ -305,7 +306,11 @@ pub fn check(work: *Work) void {
     );
     const mine = work.call();
     if (work.rules.successive) return; // what may be taken follows from more: rules.zig
-    if (mine.strategy == .popular and mine.revision >= revision and !insists)
+    const epoch = work.group.member.epoch_of(work.op.?.op.epoch) orelse return;
+    // Nobody's standing is above that of a member from before that has committed a sync.
+    const stands = epoch.rank < epoch.ids.len - epoch.joined and mine.expected > 0;
+    const counts = stands or work.rules.highest_revision;
+    if (counts and mine.strategy == .popular and mine.revision >= revision and !insists)
         return world.checkers.fail(
             .election,
             "p{d} offered revision {d}, and {f} elected {d}",
