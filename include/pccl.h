@@ -747,8 +747,8 @@ typedef struct pccl_state_options {
 PCCL_API pccl_status_t pccl_state_create(pccl_comm_t *comm, const pccl_state_options_t *options, pccl_state_t **state);
 
 typedef enum pccl_strategy {
-  PCCL_POPULAR = 0,      /* the elected content wins: that of members of the epoch before, of these the members that have
-                            committed a sync of this state, then that of the highest revision, then that of most
+  PCCL_POPULAR = 0,      /* the elected content wins: that of members of the epoch before, of these the members that
+                            have committed a sync of this state, then that of the highest revision, then that of most
                             members, then that of the smallest peer id */
   PCCL_SEND_ONLY = 1,    /* all members get the content of this peer. Two with different contents: PCCL_MISMATCH */
   PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */

@@ -126,6 +126,8 @@ const Call = struct {
     piece: Piece,
     sources: Sources,
     factor: f32,
+    /// By what own elements are multiplied before they are added.
+    own_factor: f32,
     key: u64,
     signs: table.Signs,
     /// Own elements as f32, with their residual.
@@ -148,7 +150,9 @@ const Call = struct {
         call.kernels = dispatch.table();
         call.piece = piece;
         call.sources = sources;
-        call.factor = 1 / @as(f32, @floatFromInt(sources.divisor));
+        const alone = sources.inputs.len == 0;
+        call.factor = if (alone) piece.down() else piece.factor(sources.divisor);
+        call.own_factor = if (alone) 1 else piece.down();
         call.key = scalar.noise_key(piece.seed, piece.operation, piece.origin);
         if (!piece.codec.rotate) return;
         call.signs = signs_of(piece.codec.block, piece.seed, piece.operation);
@@ -217,7 +221,8 @@ const Call = struct {
         const head = out[0..base.codec.range_bytes];
         const head_first = sources.inputs.len == 0 or sources.residual != null;
         if (family == .range and head_first) head.* = @bitCast(steps.head);
-        const direct = piece.dtype == .f32 and sources.residual == null;
+        const direct =
+            piece.dtype == .f32 and sources.residual == null and call.own_factor == 1;
         const whole = direct and (family != .range or sources.inputs.len == 0);
         var begin: usize = 0;
         while (begin < piece.count) {
@@ -251,6 +256,11 @@ const Call = struct {
         }
         if (call.sources.residual) |residual| {
             call.add_f32(own, at, residual.in + part.begin * 4, part.count);
+            at = own;
+        }
+        if (call.own_factor != 1) {
+            if (at != own) @memcpy(own[0 .. part.count * 4], at);
+            multiply(call.own[0..part.padded], call.own_factor);
             at = own;
         }
         return at;
@@ -316,7 +326,9 @@ const Call = struct {
                 so_far = next;
             } else if (is_last and call.sources.divisor > 1) {
                 const kernel = call.kernels.accumulate_avg[@intFromEnum(base.DType.f32)];
-                kernel(out, so_far, next, call.sources.divisor, part.count);
+                const divisor = call.piece.divisor_of(call.sources.divisor);
+                const how: table.Mean = .{ .up = 1, .down = 1, .divisor = divisor };
+                kernel(out, so_far, next, &how, part.count);
             } else {
                 call.add_f32(if (is_last) out else values, so_far, next, part.count);
                 so_far = values;
@@ -352,12 +364,13 @@ const Call = struct {
             call.add_f32(own, own, got, part.count);
         }
         call.decode_tile(part, got, out);
-        if (call.sources.divisor > 1) {
-            const scale: f32 = @floatFromInt(call.sources.divisor);
-            for (call.others[0..part.count]) |*value| value.* *= scale;
-        }
+        const up = call.piece.up();
+        const is_sum = call.sources.inputs.len > 0;
+        const others = call.others[0..part.count];
+        multiply(others, if (is_sum) call.piece.divisor_of(call.sources.divisor) else up);
         const vectors = std.math.divCeil(usize, part.count, 16) catch unreachable;
         call.kernels.lost(got, bytes_of(&call.own), got, vectors);
+        if (is_sum) multiply(others, up);
         @memcpy(to[0 .. part.count * 4], got);
     }
 
@@ -506,6 +519,17 @@ pub fn signs_of(block: base.codec.Block, seed: u64, operation: u64) table.Signs 
         }
     }
     return signs;
+}
+
+fn multiply(values: []f32, factor: f32) void {
+    if (factor == 1) return;
+    const V = @Vector(16, f32);
+    var left = values;
+    while (left.len >= 16) : (left = left[16..]) {
+        const wide: *align(4) V = @ptrCast(left.ptr);
+        wide.* *= @splat(factor);
+    }
+    for (left) |*value| value.* *= factor;
 }
 
 fn bytes_of(floats: *Floats) [*]u8 {

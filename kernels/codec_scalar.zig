@@ -16,11 +16,14 @@
 //!          infinity or a magnitude of 2^127 or more, all elements decode to NaN.
 //!
 //! A sum is divided (avg) by multiplying what it is scaled by with 1/divisor rounded to f32, and
-//! one that is not encoded again by a true division.
+//! one that is not encoded again by a true division. Contributions to an average are multiplied by
+//! a power of two (`shift`) before they are encoded or added, so that no sum is greater than the
+//! greatest of them, and the division takes that out again: scales have room for both.
 
 const std = @import("std");
 const base = @import("base");
 const scalar = @import("scalar.zig");
+const Mean = @import("mean.zig").Mean;
 const assert = std.debug.assert;
 
 const Codec = base.Codec;
@@ -40,9 +43,31 @@ pub const Piece = struct {
     origin: u32 = 0,
     /// Index of the first element in the whole array, a multiple of the codec's granule.
     first: u64 = 0,
+    /// A contribution to an average, and a sum of these, is 2^-shift of what it is without codec.
+    shift: u6 = 0,
 
     pub fn bytes(piece: Piece) usize {
         return piece.codec.encoded_bytes(piece.count);
+    }
+
+    /// 2^-shift
+    pub fn down(piece: Piece) f32 {
+        return 1 / piece.up();
+    }
+
+    /// 2^shift
+    pub fn up(piece: Piece) f32 {
+        return @floatFromInt(@as(u64, 1) << piece.shift);
+    }
+
+    /// By what a sum of contributions is multiplied when it is encoded: 1 on its way.
+    pub fn factor(piece: Piece, divisor: u32) f32 {
+        return if (divisor > 1) 1 / @as(f32, @floatFromInt(divisor)) * piece.up() else 1;
+    }
+
+    /// By what a sum of contributions is divided.
+    pub fn divisor_of(piece: Piece, divisor: u32) f32 {
+        return if (divisor > 1) @as(f32, @floatFromInt(divisor)) * piece.down() else 1;
     }
 };
 
@@ -68,12 +93,12 @@ pub fn encode(piece: Piece, out: [*]u8, input: [*]const u8, residual: ?Residual)
             values.put(place, wanted.get(place));
         }
         rotate(piece, &values);
-        write(piece, span, out, &values, 1);
+        write(piece, span, out, &values, piece.down());
         const rest = residual orelse continue;
         read(piece, span, out, &values);
         rotate_back(piece, &values);
         for (span.begin..span.end, 0..) |index, place| {
-            const lost = wanted.get(place) - values.get(place);
+            const lost = wanted.get(place) - values.get(place) * piece.up();
             put_f32(rest.out, index, if (std.math.isFinite(lost)) lost else 0);
         }
     }
@@ -123,7 +148,8 @@ pub fn reduce_encode(
         const span = spans.at(number);
         var mine: Values = .{};
         for (span.begin..span.end, 0..) |index, place| {
-            mine.put(place, f32_at(piece.dtype, own, index) + residual_at(residual, index));
+            const value = f32_at(piece.dtype, own, index) + residual_at(residual, index);
+            mine.put(place, value * piece.down());
         }
         var wanted = mine;
         rotate(piece, &mine);
@@ -137,7 +163,7 @@ pub fn reduce_encode(
                 sum.put(place, if (turn == 0) value else sum.get(place) + value);
             }
         }
-        write(piece, span, out, &sum, divisor);
+        write(piece, span, out, &sum, piece.factor(divisor));
         const rest = residual orelse continue;
         // The loss is counted in elements: own, then the inputs in their order, each decoded.
         for (inputs) |input| {
@@ -151,9 +177,9 @@ pub fn reduce_encode(
         var got: Values = .{};
         read(piece, span, out, &got);
         rotate_back(piece, &got);
-        const scale: f32 = @floatFromInt(divisor);
+        const scale = piece.divisor_of(divisor);
         for (span.begin..span.end, 0..) |index, place| {
-            const lost = wanted.get(place) - got.get(place) * scale;
+            const lost = (wanted.get(place) - got.get(place) * scale) * piece.up();
             put_f32(rest.out, index, if (std.math.isFinite(lost)) lost else 0);
         }
     }
@@ -174,28 +200,34 @@ pub fn reduce_decode(
 ) void {
     assert(position <= inputs.len and inputs.len > 0);
     const place_of_own = if (piece.codec.rotate) inputs.len else position;
-    const scale: f32 = @floatFromInt(divisor);
+    const how: Mean = .{ .up = 1, .down = 1, .divisor = piece.divisor_of(divisor) };
     const spans = Spans.of(piece);
     for (0..spans.number) |number| {
         const span = spans.at(number);
         var mine: Values = .{};
         for (span.begin..span.end, 0..) |index, place| {
-            mine.put(place, f32_at(piece.dtype, own, index) + residual_at(residual, index));
+            const value = f32_at(piece.dtype, own, index) + residual_at(residual, index);
+            mine.put(place, value * piece.down());
         }
         var sum: Values = .{};
+        var last: Values = .{};
         for (0..inputs.len + 1) |turn| {
             var next = mine;
             if (turn < place_of_own) read(piece, span, inputs[turn], &next);
             if (turn > place_of_own) read(piece, span, inputs[turn - 1], &next);
             if (turn == place_of_own) rotate_back(piece, &sum);
-            for (0..span.padded) |place| {
+            if (turn == inputs.len) last = next else for (0..span.padded) |place| {
                 const value = next.get(place);
                 sum.put(place, if (turn == 0) value else sum.get(place) + value);
             }
         }
         for (span.begin..span.end, 0..) |index, place| {
-            const value = sum.get(place);
-            put_element(piece.dtype, out, index, if (divisor > 1) value / scale else value);
+            const all = .{ sum.get(place), last.get(place) };
+            const value = if (divisor > 1)
+                scalar.mean(.f32, f32, true, all[0], all[1], &how)
+            else
+                all[0] + all[1];
+            put_element(piece.dtype, out, index, value);
             if (residual) |rest| put_f32(rest.out, index, 0);
         }
     }
@@ -279,16 +311,15 @@ fn put_f32(bytes: [*]u8, index: usize, value: f32) void {
     scalar.put(.f32, bytes, index).* = value;
 }
 
-fn write(piece: Piece, span: Span, out: [*]u8, values: *const Values, divisor: u32) void {
+fn write(piece: Piece, span: Span, out: [*]u8, values: *const Values, factor: f32) void {
     switch (piece.codec.kind.family()) {
         .none => unreachable,
         .half => for (span.begin..span.end, 0..) |index, place| {
-            const factor = 1 / @as(f32, @floatFromInt(divisor));
             const half = half_from(piece, index, values.get(place) * factor);
             scalar.put(.u16, out, index).* = half;
         },
-        .block => write_block(piece, span, out, values, divisor),
-        .range => write_range(piece, span, out, values, divisor),
+        .block => write_block(piece, span, out, values, factor),
+        .range => write_range(piece, span, out, values, factor),
     }
 }
 
@@ -368,14 +399,13 @@ fn scale_max_bits(kind: Kind) u16 {
     return scalar.bf16_from_f32(0x1p127 / code_max(kind));
 }
 
-fn write_block(piece: Piece, span: Span, out: [*]u8, values: *const Values, divisor: u32) void {
+fn write_block(piece: Piece, span: Span, out: [*]u8, values: *const Values, factor: f32) void {
     const codec = piece.codec;
     const block = codec.block.elements();
     var greatest: u32 = 0;
     for (values.items[0..block]) |value| {
         greatest = @max(greatest, @as(u32, @bitCast(value)) & 0x7fff_ffff);
     }
-    const factor = 1 / @as(f32, @floatFromInt(divisor));
     var scale: u16 = scale_nan;
     var inverse: f32 = 0;
     if (greatest < escape_bits) {
@@ -577,7 +607,7 @@ fn signs(piece: Piece, values: *Values) void {
 
 // ---- Ranges -----------------------------------------------------------------------------------
 
-fn write_range(piece: Piece, span: Span, out: [*]u8, values: *const Values, divisor: u32) void {
+fn write_range(piece: Piece, span: Span, out: [*]u8, values: *const Values, factor: f32) void {
     const zero_point = piece.codec.kind == .zero_point_u8;
     const items = values.items[0..span.end];
     var least: f32 = if (zero_point or items.len == 0) 0 else items[0];
@@ -591,7 +621,6 @@ fn write_range(piece: Piece, span: Span, out: [*]u8, values: *const Values, divi
     least += 0.0; // -0 is 0
     greatest += 0.0;
     const nan = std.math.nan(f32);
-    const factor = 1 / @as(f32, @floatFromInt(divisor));
     const step = (greatest - least) / 255;
     const inverse = if (escaped or step < range_min) 0 else 1 / step;
     const zero: f32 = @floatFromInt(fixed_point(-least * inverse, 0));

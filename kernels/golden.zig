@@ -147,7 +147,7 @@ const Memory = struct {
     inputs: [inputs_max][8 * count]u8,
     encoded: [inputs_max][encoded_max]u8,
     out: [8 * count]u8,
-    other: [8 * count]u8,
+    other: [16 * count]u8,
     chain: u128,
 
     fn digest(memory: *Memory, case: Case) u128 {
@@ -208,7 +208,7 @@ const Memory = struct {
         const size = dtype.size() * count;
         const partial_size = base.dtype.partial_size(op, dtype) * count;
         kernels.first(op, dtype, &memory.other, &in[0], count);
-        kernels.accumulate(op, dtype, &memory.other, &memory.other, &in[1], count);
+        kernels.accumulate(op, dtype, &memory.other, &memory.other, &in[1], 2, count);
         memory.add(memory.other[0..partial_size]);
         kernels.accumulate_last(op, dtype, &memory.other, &memory.other, &in[2], 3, count);
         memory.add(memory.other[0..size]);

@@ -30,7 +30,9 @@ const kernels: table.Table = blk: {
         const d: DType = @enumFromInt(number);
         t.widen[number] = if (dtypes.partial_dtype(.avg, d) != d) reduce.widen(d) else null;
         t.canonical[number] = if (d.is_float()) reduce.canonical(d) else null;
-        t.accumulate_avg[number] = reduce.accumulate_avg(d);
+        t.accumulate_mean[number] = if (d.is_float()) reduce.mean(d, false) else null;
+        t.accumulate_avg[number] =
+            if (d.is_float()) reduce.mean(d, true) else reduce.accumulate_avg(d);
         for (0..table.op_count) |op_number| {
             const op: ReduceOp = @enumFromInt(op_number);
             t.accumulate[op_number][number] = null;

@@ -225,7 +225,7 @@ pub const Bench = struct {
         for (&inputs, 1..) |*input, number| input.* = bench.stream(number);
         switch (bench.case.work) {
             // As a user's in-place sum is.
-            .sum => |d| kernels.accumulate(.sum, d, a, a, b, count),
+            .sum => |d| kernels.accumulate(.sum, d, a, a, b, 2, count),
             .sum_of => |k| kernels.reduce_k(.sum, .f32, out, inputs[0..k], 1, count),
             .widen => |d| kernels.to_f32(d, out, a, count),
             .narrow => |d| kernels.from_f32(d, out, a, count),

@@ -40,12 +40,145 @@ pub fn accumulate_avg(comptime d: DType) table.AccumulateAvg {
             out: [*]u8,
             a: [*]const u8,
             b: [*]const u8,
-            contributors: u32,
+            how: *const table.Mean,
             count: usize,
         ) callconv(.c) void {
+            const contributors: u32 = @intFromFloat(how.divisor);
             hop(.avg, d, d, C, out, a, b, count, Divisor(C).init(contributors));
         }
     }.run;
+}
+
+/// out := the partial, or the average, of a and b (scalar.zig: mean).
+pub fn mean(comptime d: DType, comptime is_last: bool) table.AccumulateAvg {
+    const C = Compute(.avg, d);
+    return struct {
+        fn run(
+            out: [*]u8,
+            a: [*]const u8,
+            b: [*]const u8,
+            how: *const table.Mean,
+            count: usize,
+        ) callconv(.c) void {
+            const n = 2 * vector.lanes(C);
+            const size = comptime d.size();
+            const factors: Factors(d, C, is_last) = .init(how);
+            var index: usize = 0;
+
+            // Main loop, and the pairs that are left.
+            inline for (.{ unroll, 1 }) |width| {
+                while (count - index >= width * n) : (index += width * n) {
+                    const at = index * size;
+                    factors.pairs(width, out + at, a + at, b + at);
+                }
+            }
+
+            // Tail: one padded pair.
+            const left = (count - index) * size;
+            if (left == 0) return;
+            var a_block: [n * size]u8 = @splat(0);
+            var b_block: [n * size]u8 = @splat(0);
+            var out_block: [n * size]u8 = undefined;
+            @memcpy(a_block[0..left], a + index * size);
+            @memcpy(b_block[0..left], b + index * size);
+            factors.pairs(1, &out_block, &a_block, &b_block);
+            @memcpy(out + index * size, out_block[0..left]);
+        }
+    }.run;
+}
+
+/// The numbers of a Mean in vectors.
+fn Factors(comptime d: DType, comptime C: type, comptime is_last: bool) type {
+    return struct {
+        const V = Vector(C);
+        const pair_bytes = 2 * vector.lanes(C) * d.size();
+
+        up: V,
+        down: V,
+        divisor: V,
+
+        inline fn init(how: *const table.Mean) @This() {
+            return .{
+                .up = @splat(@floatCast(how.up)),
+                .down = @splat(@floatCast(how.down)),
+                .divisor = @splat(@floatCast(how.divisor)),
+            };
+        }
+
+        inline fn pairs(
+            self: *const @This(),
+            comptime width: usize,
+            out: [*]u8,
+            a: [*]const u8,
+            b: [*]const u8,
+        ) void {
+            var x: [width][2]V = undefined;
+            var y: [width][2]V = undefined;
+            var means: [width][2]V = undefined;
+            var is_good: @Vector(vector.lanes(C), bool) = @splat(true);
+            inline for (0..width) |v| {
+                x[v] = load_pair(d, C, a + v * pair_bytes);
+                y[v] = load_pair(d, C, b + v * pair_bytes);
+                inline for (&means[v], x[v], y[v]) |*value, p, q| {
+                    const sum = p * self.up + q;
+                    value.* = if (is_last) sum / self.divisor else sum * self.down;
+                    is_good &= fits(d, C, value.*);
+                }
+            }
+            if (!@reduce(.And, is_good)) {
+                @branchHint(.unlikely);
+                inline for (&means, x, y) |*pair, ps, qs| {
+                    inline for (pair, ps, qs) |*value, p, q|
+                        value.* = self.smaller(value.*, p, q);
+                }
+            }
+            inline for (means, 0..) |pair, v| store_pair(d, C, out + v * pair_bytes, pair);
+        }
+
+        /// `plain` where that is a number of the dtype.
+        inline fn smaller(self: *const @This(), plain: V, p: V, q: V) V {
+            const small = p * (self.up * self.down) + q * self.down;
+            const value = if (is_last) small / (self.divisor * self.down) else small;
+            const finite = is_finite(C, p) & is_finite(C, q);
+            return chosen(d, C, plain, value, finite);
+        }
+    };
+}
+
+inline fn fits(comptime d: DType, comptime C: type, value: Vector(C)) Lanes(C) {
+    return @abs(value) <= @as(Vector(C), @splat(greatest(d, C)));
+}
+
+inline fn is_finite(comptime C: type, value: Vector(C)) Lanes(C) {
+    return @abs(value) <= @as(Vector(C), @splat(std.math.floatMax(C)));
+}
+
+/// `plain` where it fits; else `value`, at most the greatest number where all inputs are finite.
+inline fn chosen(
+    comptime d: DType,
+    comptime C: type,
+    plain: Vector(C),
+    value: Vector(C),
+    finite: Lanes(C),
+) Vector(C) {
+    const most: Vector(C) = @splat(greatest(d, C));
+    const least = -most;
+    const upper = @select(C, value > most, most, value);
+    const within = @select(C, upper < least, least, upper);
+    return @select(C, fits(d, C, plain), plain, @select(C, finite, within, value));
+}
+
+fn Lanes(comptime C: type) type {
+    return @Vector(vector.lanes(C), bool);
+}
+
+/// The greatest finite number of `d`.
+fn greatest(comptime d: DType, comptime C: type) C {
+    return switch (d) {
+        .bf16 => @as(f32, @bitCast(@as(u32, 0x7f7f_0000))),
+        .f16 => std.math.floatMax(f16),
+        else => std.math.floatMax(C),
+    };
 }
 
 /// out(`to`) := finish(a (+) b). `finish` is a Divisor, or nothing.
@@ -139,6 +272,10 @@ inline fn reduce_all(
             inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
         }
         inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
+        if (op == .avg and comptime d.is_float()) if (!both_fit(d, C, pair)) {
+            @branchHint(.unlikely);
+            pair = smaller_mean(d, C, pair, inputs, index * size, n * size, finish.divisor);
+        };
         store_pair(d, C, out + index * size, pair);
     }
 
@@ -154,8 +291,45 @@ inline fn reduce_all(
         inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
     }
     inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
+    if (op == .avg and comptime d.is_float()) if (!both_fit(d, C, pair)) {
+        @branchHint(.unlikely);
+        pair = smaller_mean(d, C, pair, inputs, index * size, left * size, finish.divisor);
+    };
     store_pair(d, C, &block, pair);
     @memcpy(out + index * size, block[0 .. left * size]);
+}
+
+inline fn both_fit(comptime d: DType, comptime C: type, pair: [2]Vector(C)) bool {
+    return @reduce(.And, fits(d, C, pair[0]) & fits(d, C, pair[1]));
+}
+
+/// `plain` where that is a number of the dtype; else the average of so many bytes of the inputs,
+/// all made smaller before they are added.
+noinline fn smaller_mean(
+    comptime d: DType,
+    comptime C: type,
+    plain: [2]Vector(C),
+    inputs: []const [*]const u8,
+    at: usize,
+    bytes: usize,
+    divisor: Vector(C),
+) [2]Vector(C) {
+    const how: table.Mean = .of(@intCast(inputs.len));
+    const down: Vector(C) = @splat(@floatCast(how.down));
+    var block: [2 * vector.lanes(C) * d.size()]u8 = @splat(0);
+    var sums: [2]Vector(C) = @splat(@splat(-0.0)); // changes nothing that is added to it
+    var finite: [2]Lanes(C) = @splat(@splat(true));
+    for (inputs) |input| {
+        @memcpy(block[0..bytes], input + at);
+        inline for (&sums, &finite, load_pair(d, C, &block)) |*sum, *all, q| {
+            sum.* += q * down;
+            all.* &= is_finite(C, q);
+        }
+    }
+    var result: [2]Vector(C) = undefined;
+    inline for (&result, plain, sums, finite) |*value, first, sum, all|
+        value.* = chosen(d, C, first, sum / (divisor * down), all);
+    return result;
 }
 
 /// Input to partial for avg of narrow integers: the same numbers in 64 bits.

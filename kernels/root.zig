@@ -12,6 +12,8 @@ const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
 const dispatch = @import("dispatch.zig");
+const wide = @import("wide.zig");
+const is_wide = scalar.is_wide;
 const assert = std.debug.assert;
 
 const DType = base.DType;
@@ -30,10 +32,11 @@ pub const supported = dispatch.supported;
 pub const tested = dispatch.tested;
 
 /// Inputs that one pass of `reduce_k` can take.
-pub const reduce_inputs_max = 32;
+pub const reduce_inputs_max = scalar.reduce_inputs_max;
 
 /// Whether the level in use can combine elements, as it must where the op takes the dtype.
 pub fn has_kernel(op: ReduceOp, dtype: DType) bool {
+    if (is_wide(op, dtype)) return true;
     const table = dispatch.table();
     const accumulates = table.accumulate[@intFromEnum(op)][@intFromEnum(dtype)] != null;
     const reduces = table.reduce_k[@intFromEnum(op)][@intFromEnum(dtype)] != null;
@@ -41,24 +44,33 @@ pub fn has_kernel(op: ReduceOp, dtype: DType) bool {
     return accumulates;
 }
 
-/// out := the partial of one contribution: a copy, widened for avg of narrow integers. A NaN keeps
-/// its bits. `out` and `input` do not overlap.
+/// out := the partial of one contribution: a copy, widened for avg of integers. A NaN keeps its
+/// bits. `out` and `input` do not overlap.
 pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    if (is_wide(op, dtype)) return wide.first(dtype, out, input, count);
     if (op == .avg) {
         if (dispatch.table().widen[@intFromEnum(dtype)]) |widen| return widen(out, input, count);
     }
     @memcpy(out[0 .. count * dtype.size()], input);
 }
 
-/// out := a (+) b, where `a` and `out` are partials and `b` is an input. `out` may be exactly `a`.
+/// out := a (+) b, where `a` and `out` are partials and `b` is an input: the last of so many
+/// contributors. `out` may be exactly `a`.
 pub fn accumulate(
     op: ReduceOp,
     dtype: DType,
     out: [*]u8,
     a: [*]const u8,
     b: [*]const u8,
+    contributors: u32,
     count: usize,
 ) void {
+    if (is_wide(op, dtype)) return wide.accumulate(dtype, out, a, b, count);
+    if (op == .avg) {
+        const means = &dispatch.table().accumulate_mean;
+        if (means[@intFromEnum(dtype)]) |kernel|
+            return kernel(out, a, b, &.of(contributors), count);
+    }
     const kernel = dispatch.table().accumulate[@intFromEnum(op)][@intFromEnum(dtype)];
     kernel.?(out, a, b, count);
 }
@@ -74,9 +86,11 @@ pub fn accumulate_last(
     contributors: u32,
     count: usize,
 ) void {
-    assert(contributors > 0);
-    if (op != .avg) return accumulate(op, dtype, out, a, b, count);
-    dispatch.table().accumulate_avg[@intFromEnum(dtype)](out, a, b, contributors, count);
+    assert(contributors > 1);
+    if (op != .avg) return accumulate(op, dtype, out, a, b, contributors, count);
+    if (is_wide(op, dtype)) return wide.accumulate_last(dtype, out, a, b, contributors, count);
+    const kernel = dispatch.table().accumulate_avg[@intFromEnum(dtype)];
+    kernel(out, a, b, &.of(contributors), count);
 }
 
 /// out := the result of a single contribution: the input, NaNs made canonical. `out` may be
@@ -101,6 +115,7 @@ pub fn reduce_k(
 ) void {
     assert(inputs.len >= 2 and inputs.len <= reduce_inputs_max);
     assert(contributors > 0);
+    if (is_wide(op, dtype)) return wide.reduce_k(dtype, out, inputs, contributors, count);
     const kernel = dispatch.table().reduce_k[@intFromEnum(op)][@intFromEnum(dtype)];
     kernel.?(out, inputs.ptr, inputs.len, contributors, count);
 }
@@ -186,6 +201,7 @@ pub fn blake3(bytes: []const u8) [32]u8 {
 
 test {
     _ = @import("tests.zig");
+    _ = @import("wide.zig");
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");
     _ = @import("fp8_test.zig");

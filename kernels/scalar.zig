@@ -3,24 +3,31 @@
 //! never on a hot path. The digest is specified in xxh3.zig.
 //!
 //! Words: an *input* is one peer's contribution, of the caller's dtype. A *partial* is a
-//! reduction on its way (`partial_dtype`: the dtype itself, or 64 bits for avg of narrow
-//! integers). A *result* is of the caller's dtype again. Between load and store, values are of
-//! the compute type.
+//! reduction on its way (`partial_dtype`: the dtype itself, 64 bits for avg of narrow integers,
+//! 128 bits for avg of wide ones, wide.zig). A *result* is of the caller's dtype again. Between
+//! load and store, values are of the compute type.
 //!
 //!   floats    f16 and bf16 compute in f32 and are rounded once, to nearest even, when stored.
 //!             Whatever is stored by an addition, product, minimum or maximum is canonical: any NaN
 //!             is the positive quiet NaN. Subnormals are kept. Nothing is contracted to an FMA.
-//!   integers  sum and prod wrap. avg adds in 64 bits (which wrap) and truncates the quotient
-//!             toward zero. band, bor and bxor are of the bits; floats have none of these.
-//!   avg       divides once, at the last hop, by the number of contributors.
+//!   integers  sum and prod wrap. avg adds in 64 or 128 bits and truncates the quotient toward
+//!             zero. band, bor and bxor are of the bits; floats have none of these.
+//!   avg       divides once, at the last hop, by the number of contributors. The partial of c
+//!             floats is their sum over the least power of two that is c or more, so no partial is
+//!             greater than the greatest input (Mean).
 //!   min, max  IEEE 754-2019 minimum and maximum: NaN wins, -0 < +0.
 
 const std = @import("std");
 const dtypes = @import("base").dtype;
+const Mean = @import("mean.zig").Mean;
+const wide = @import("wide.zig");
 const assert = std.debug.assert;
 
 const DType = dtypes.DType;
 const ReduceOp = dtypes.ReduceOp;
+
+/// Inputs of one `reduce_k`.
+pub const reduce_inputs_max = 32;
 
 /// How an element of `d` lies in memory. bf16 is kept as its bits: Zig has no such type.
 pub fn Stored(comptime d: DType) type {
@@ -48,8 +55,51 @@ pub fn Compute(comptime op: ReduceOp, comptime d: DType) type {
     };
 }
 
+/// An average of 64-bit integers is added up in 128 bits (wide.zig).
+pub fn is_wide(op: ReduceOp, dtype: DType) bool {
+    return op == .avg and (dtype == .i64 or dtype == .u64);
+}
+
+/// The greatest finite number of `d`.
+pub fn greatest(comptime d: DType, comptime C: type) C {
+    return switch (d) {
+        .bf16 => @as(f32, @bitCast(@as(u32, 0x7f7f_0000))),
+        .f16 => std.math.floatMax(f16),
+        else => std.math.floatMax(C),
+    };
+}
+
+/// The partial, or the average, of `a` and `b` (Mean). Where the sum, or what follows from it, is
+/// no number of `d`, both are made smaller before they are added. A result of finite inputs is at
+/// most the greatest number, also if it was rounded up beyond that.
+pub fn mean(
+    comptime d: DType,
+    comptime C: type,
+    comptime is_last: bool,
+    a: C,
+    b: C,
+    how: *const Mean,
+) C {
+    const up: C = @floatCast(how.up);
+    const down: C = @floatCast(how.down);
+    const divisor: C = @floatCast(how.divisor);
+    const sum = a * up + b;
+    const plain = if (is_last) sum / divisor else sum * down;
+    if (@abs(plain) <= greatest(d, C)) return plain;
+    const small = a * (up * down) + b * down;
+    return within(d, C, if (is_last) small / (divisor * down) else small, &.{ a, b });
+}
+
+/// `value`, but at most the greatest number of `d` if all inputs are finite.
+fn within(comptime d: DType, comptime C: type, value: C, inputs: []const C) C {
+    for (inputs) |input| if (!std.math.isFinite(input)) return value;
+    const most = greatest(d, C);
+    return @min(@max(value, -most), most);
+}
+
 /// out := the partial of one contribution, unchanged but for its type (a NaN keeps its bits).
 pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    if (is_wide(op, dtype)) return wide.first(dtype, out, input, count);
     switch (op) {
         inline else => |o| switch (dtype) {
             inline else => |d| for (0..count) |index| {
@@ -61,22 +111,29 @@ pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: 
     }
 }
 
-/// out := a (+) b, where `a` and `out` are partials and `b` is an input.
+/// out := a (+) b, where `a` and `out` are partials and `b` is an input: the last of so many
+/// contributors.
 pub fn accumulate(
     op: ReduceOp,
     dtype: DType,
     out: [*]u8,
     a: [*]const u8,
     b: [*]const u8,
+    contributors: u32,
     count: usize,
 ) void {
+    if (is_wide(op, dtype)) return wide.accumulate(dtype, out, a, b, count);
     switch (op) {
         inline else => |o| switch (dtype) {
             inline else => |d| for (0..count) |index| {
                 const C = Compute(o, d);
                 const partial = comptime dtypes.partial_dtype(o, d);
-                const sum = combine(o, C, load(partial, C, a, index), load(d, C, b, index));
-                store(partial, C, out, index, sum);
+                const x = load(partial, C, a, index);
+                const y = load(d, C, b, index);
+                store(partial, C, out, index, if (o == .avg and comptime d.is_float())
+                    mean(d, C, false, x, y, &.of(contributors))
+                else
+                    combine(o, C, x, y));
             },
         },
     }
@@ -92,13 +149,18 @@ pub fn accumulate_last(
     contributors: u32,
     count: usize,
 ) void {
+    if (is_wide(op, dtype)) return wide.accumulate_last(dtype, out, a, b, contributors, count);
     switch (op) {
         inline else => |o| switch (dtype) {
             inline else => |d| for (0..count) |index| {
                 const C = Compute(o, d);
                 const partial = comptime dtypes.partial_dtype(o, d);
-                const sum = combine(o, C, load(partial, C, a, index), load(d, C, b, index));
-                store(d, C, out, index, finish(o, C, sum, contributors));
+                const x = load(partial, C, a, index);
+                const y = load(d, C, b, index);
+                store(d, C, out, index, if (o == .avg and comptime d.is_float())
+                    mean(d, C, true, x, y, &.of(contributors))
+                else
+                    finish(o, C, combine(o, C, x, y), contributors));
             },
         },
     }
@@ -125,16 +187,37 @@ pub fn reduce_k(
     contributors: u32,
     count: usize,
 ) void {
+    if (is_wide(op, dtype)) return wide.reduce_k(dtype, out, inputs, contributors, count);
     switch (op) {
         inline else => |o| switch (dtype) {
             inline else => |d| for (0..count) |index| {
                 const C = Compute(o, d);
-                var sum = load(d, C, inputs[0], index);
-                for (inputs[1..]) |input| sum = combine(o, C, sum, load(d, C, input, index));
-                store(d, C, out, index, finish(o, C, sum, contributors));
+                var values: [reduce_inputs_max]C = undefined;
+                for (values[0..inputs.len], inputs) |*value, input|
+                    value.* = load(d, C, input, index);
+                store(d, C, out, index, total(o, d, C, values[0..inputs.len], contributors));
             },
         },
     }
+}
+
+fn total(
+    comptime op: ReduceOp,
+    comptime d: DType,
+    comptime C: type,
+    values: []const C,
+    contributors: u32,
+) C {
+    var sum = values[0];
+    for (values[1..]) |value| sum = combine(op, C, sum, value);
+    const plain = finish(op, C, sum, contributors);
+    if (op != .avg or comptime !d.is_float()) return plain;
+    if (@abs(plain) <= greatest(d, C)) return plain;
+    const down: C = @floatCast(Mean.of(@intCast(values.len)).down);
+    sum = values[0] * down;
+    for (values[1..]) |value| sum += value * down;
+    const divisor: C = @floatFromInt(contributors);
+    return within(d, C, sum / (divisor * down), values);
 }
 
 /// values := the k elements of `input` (f32) with the greatest magnitudes, in their order in

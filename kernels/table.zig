@@ -14,7 +14,10 @@ comptime {
 
 pub const Widen = *const fn ([*]u8, [*]const u8, usize) callconv(.c) void;
 pub const Accumulate = *const fn ([*]u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
-pub const AccumulateAvg = *const fn ([*]u8, [*]const u8, [*]const u8, u32, usize) callconv(.c) void;
+/// scalar.zig.
+pub const Mean = @import("mean.zig").Mean;
+pub const AccumulateAvg =
+    *const fn ([*]u8, [*]const u8, [*]const u8, *const Mean, usize) callconv(.c) void;
 pub const ReduceK =
     *const fn ([*]u8, [*]const [*]const u8, usize, u32, usize) callconv(.c) void;
 pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) void;
@@ -91,6 +94,8 @@ pub const Table = extern struct {
     /// out := a (+) b. But for avg it is also the last hop, since the partial type is the dtype.
     /// Null where the op does not take the dtype.
     accumulate: [op_count][dtype_count]?Accumulate,
+    /// The same for avg of floats; null for integers.
+    accumulate_mean: [dtype_count]?AccumulateAvg,
     /// out := (a (+) b) / contributors: the last hop of avg.
     accumulate_avg: [dtype_count]AccumulateAvg,
     /// Null where the op does not take the dtype.

@@ -88,7 +88,8 @@ pub const ReduceOp = enum(u8) {
 
 /// The dtype in which a partial result of `op` over elements of `d` is kept and travels. It is `d`
 /// itself, but for avg of narrow integers: their sum is carried in 64 bits, so that it cannot
-/// overflow before the division.
+/// overflow before the division. For avg of 64-bit integers, which are carried in 128 bits, there
+/// is no such dtype (kernels/wide.zig).
 pub fn partial_dtype(op: ReduceOp, d: DType) DType {
     if (op != .avg) return d;
     return switch (d) {
@@ -98,8 +99,10 @@ pub fn partial_dtype(op: ReduceOp, d: DType) DType {
     };
 }
 
-/// Bytes per element of a partial result: 8 for avg of 8 to 32 bit integers, else the size of `d`.
+/// Bytes per element of a partial result: 8 for avg of 8 to 32 bit integers, 16 for avg of 64-bit
+/// integers, else the size of `d`.
 pub fn partial_size(op: ReduceOp, d: DType) usize {
+    if (op == .avg and (d == .i64 or d == .u64)) return 16;
     return partial_dtype(op, d).size();
 }
 
@@ -132,11 +135,12 @@ test "integers have all operations, and floats all but those of bits" {
     };
 }
 
-test "only avg of narrow integers travels wider than it is" {
+test "only avg of integers travels wider than it is" {
     for (std.enums.values(ReduceOp)) |op| {
         for (std.enums.values(DType)) |d| {
             const wide = op == .avg and !d.is_float();
-            try std.testing.expectEqual(if (wide) 8 else d.size(), partial_size(op, d));
+            const narrow: usize = if (d.size() < 8) 8 else 16;
+            try std.testing.expectEqual(if (wide) narrow else d.size(), partial_size(op, d));
             const partial = partial_dtype(op, d);
             try std.testing.expectEqual(d.is_signed(), partial.is_signed());
             try std.testing.expectEqual(d.is_float(), partial.is_float());

@@ -419,7 +419,18 @@ pub const Board = struct {
             .piece = piece,
             .members = b.members,
             .position = b.position,
+            .shift = b.shift(),
         };
+    }
+
+    /// Contributions to an average become so much smaller with a codec that their sum is not
+    /// greater than the greatest of them. An owner that adds up all contributions in f32 has room
+    /// for those that travel as f16, whose least numbers would be lost.
+    fn shift(b: *const Board) u6 {
+        const codec = b.ledger.partition.codec.kind;
+        if (b.ledger.descriptor.op != .avg or codec == .none) return 0;
+        if (codec == .f16 and b.schedule == .direct) return 0;
+        return std.math.log2_int_ceil(u16, @max(1, b.members)); // nobody, before it begins
     }
 
     pub fn is_under_way(b: *const Board, piece: usize) bool {

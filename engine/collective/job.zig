@@ -53,6 +53,10 @@ pub const Job = struct {
     members: u16 = 1,
     /// This peer's contribution is added after so many of the others'.
     position: u16 = 0,
+    /// Contributions that are in the sum that has come in.
+    before: u16 = 0,
+    /// Contributions to an average are encoded as 2^-shift of what they are (kernels.Piece).
+    shift: u6 = 0,
     /// The neighbour that a contribution is for.
     to: u16 = nobody,
     /// The attempt in which final bytes that came in were reduced.

@@ -345,6 +345,13 @@ pub const Memory = struct {
         };
     }
 
+    /// The same for a contribution to a sum, or for a sum.
+    fn encoding_in(m: *const Memory, job: *const Job, stage: Stage) kernels.Piece {
+        var what = m.encoding(job.piece, stage);
+        what.shift = job.shift;
+        return what;
+    }
+
     /// The encoded result of a piece is there: decoded, everybody has the same.
     fn decode(m: *const Memory, piece: usize) void {
         const out = m.target_piece(piece).ptr;
@@ -391,8 +398,8 @@ const Own = struct {
         const into = m.slot(job.slot).ptr;
         if (m.encodes()) {
             const residual = m.residual_of(piece);
-            kernels.encode(m.encoding(piece, .contribution), into, mine.ptr(piece), residual);
-            return;
+            const what = m.encoding_in(job, .contribution);
+            return kernels.encode(what, into, mine.ptr(piece), residual);
         }
         const count = m.partition.elements(piece);
         kernels.first(m.op, m.dtype_of(piece), into, mine.ptr(piece), count);
@@ -405,9 +412,11 @@ const Own = struct {
         const own = mine.ptr(piece);
         if (!m.encodes()) {
             const count = m.partition.elements(piece);
-            return kernels.accumulate(m.op, m.dtype_of(piece), sum.ptr, sum.ptr, own, count);
+            const dtype = m.dtype_of(piece);
+            const all = job.before + 1;
+            return kernels.accumulate(m.op, dtype, sum.ptr, sum.ptr, own, all, count);
         }
-        const what = m.encoding(piece, .contribution);
+        const what = m.encoding_in(job, .contribution);
         const residual = m.residual_of(piece) orelse
             return kernels.accumulate_encode(what, sum.ptr, sum.ptr, own, null, 1);
         // Losses are found in the end from the inputs, so these must still be there then.
@@ -454,7 +463,7 @@ const Own = struct {
     fn reduce_encoded(mine: Own, job: *const Job, out: [*]u8, inputs: []const [*]const u8) void {
         const m = mine.memory;
         const piece = job.piece;
-        const what = m.encoding(piece, .result);
+        const what = m.encoding_in(job, .result);
         const rest = m.residual_of(piece);
         const own = mine.ptr(piece);
         const at = job.position;

@@ -172,6 +172,7 @@ pub const Ring = struct {
         job.slot = slot;
         // The last part of the sum is added to it, whatever the order of positions is.
         job.position = 1;
+        job.before = @intCast((@as(u32, b.position) + b.members - 1 - owner(b, piece)) % b.members);
         return job;
     }
 

@@ -28,7 +28,7 @@ const Add = struct {
         const add: *Add = @fieldParentPtr("job", job);
         if (add.into.len == 0) return;
         const into: [*]u8 = @ptrCast(add.into);
-        kernels.accumulate(.sum, .f32, into, into, @ptrCast(add.from), add.into.len);
+        kernels.accumulate(.sum, .f32, into, into, @ptrCast(add.from), 2, add.into.len);
     }
 };
 

@@ -498,7 +498,7 @@ test "incumbents outvote newcomers of a higher revision, unless the rule says ot
     try case.offer(3, 2, 6, .popular);
     try case.expect(2, 6, &.{3});
 
-    // Of equal revisions that of the members from before is taken.
+    // Where revisions are equal, that of the members from before is taken.
     case.election.reset();
     case.incumbents = 1;
     try case.offer_after(0, 1, 6, 5);

@@ -108,9 +108,14 @@ def _whole(
     missing = tuple(each for each in names if each not in jax.typeof(padded).mat.varying)
     if missing and jax.typeof(lane).mat.varying:
         padded = lax.pcast(padded, missing, to="varying")
-    part = lax.psum_scatter(padded, names, tiled=True)
     if op is ReduceOp.AVG:
-        part = part / np.array(count, part.dtype)
+        # Smaller by a power of two, so that no sum is greater than the greatest element.
+        wide = jnp.promote_types(array.dtype, jnp.float32)
+        down = 0.5 ** math.ceil(math.log2(count))
+        part = lax.psum_scatter(padded.astype(wide) * np.array(down, wide), names, tiled=True)
+        part = (part / np.array(count * down, wide)).astype(array.dtype)
+    else:
+        part = lax.psum_scatter(padded, names, tiled=True)
     (part,) = _part.bind(handle, lane, part, call=call)
     return lax.all_gather(part, names, tiled=True, to="invarying")[: flat.size].reshape(array.shape)
 

@@ -20,12 +20,21 @@ FLOATS = ("f32", "f64", "f16", "bf16")
 
 
 def partial_type(op: str, dtype: str) -> type:
-    """The type in which sums are made: f32 for 16-bit floats, 64 bits for avg of integers."""
+    """The type in which sums are made: f32 for 16-bit floats, more bits for avg of integers."""
     if dtype in ("f16", "bf16"):
         return np.float32
+    if op == "avg" and dtype in ("i64", "u64"):
+        return object  # 128 bits, which NumPy has not: integers of Python
     if op == "avg" and dtype not in FLOATS:
         return np.int64 if dtype.startswith("i") else np.uint64
     return STORED[dtype]
+
+
+def partial_bytes(op: str, dtype: str) -> int:
+    """The size of an element of a partial sum as it travels."""
+    if op == "avg" and dtype not in FLOATS:
+        return 16 if dtype in ("i64", "u64") else 8
+    return np.dtype(STORED[dtype]).itemsize
 
 
 def chunks(
@@ -55,7 +64,7 @@ def all_reduce(
 ) -> np.ndarray:
     """The array that every peer must hold, from what they contribute in rank order."""
     n, count = len(inputs), len(inputs[0])
-    bytes_each = np.dtype(STORED[dtype] if _is_narrow(dtype) else partial_type(op, dtype)).itemsize
+    bytes_each = partial_bytes(op, dtype)
     cut = enumerate(chunks(count, bytes_each, n, chunk_bytes, window_bytes))
     return _owned(op, dtype, inputs, plan, ((index % n, where) for index, where in cut))
 
@@ -93,11 +102,17 @@ def _owned(
     n = len(inputs)
     compute, narrow, combine = partial_type(op, dtype), _is_narrow(dtype), COMBINE[op]
     result = np.empty_like(inputs[0])
+    is_mean = op == "avg" and dtype in FLOATS and n > 1
     travels = plan == "ring"
     with np.errstate(all="ignore"):
         for owner, where in parts:
             first = owner + 1 if travels else 0
             order = [(first + step) % n for step in range(n)]
+            if is_mean:
+                parts_of = [load(dtype, compute, inputs[rank][where]) for rank in order]
+                mean = mean_of_hops if travels else mean_of_all
+                result[where] = store(dtype, mean(dtype, parts_of))
+                continue
             total = load(dtype, compute, inputs[order[0]][where])
             for step, rank in enumerate(order[1:], start=2):
                 total = combine(total, load(dtype, compute, inputs[rank][where]))
@@ -107,6 +122,54 @@ def _owned(
                 total = divide(total, n)
             result[where] = store(dtype, total)
     return result
+
+
+def greatest(dtype: str) -> float:
+    """The greatest finite number."""
+    if dtype == "bf16":
+        return float(np.uint32(0x7F7F0000).view(np.float32))
+    return float(np.finfo(STORED[dtype]).max)
+
+
+def power(contributors: int) -> int:
+    """The least power of two that is this number or more."""
+    return 1 << (contributors - 1).bit_length()
+
+
+def fitting(
+    dtype: str, plain: np.ndarray, smaller: np.ndarray, inputs: Sequence[np.ndarray]
+) -> np.ndarray:
+    """`plain` where that is a number of the dtype, else `smaller`, at most the greatest number."""
+    most = plain.dtype.type(greatest(dtype))
+    finite = np.logical_and.reduce([np.isfinite(each) for each in inputs])
+    within = np.where(finite, np.clip(smaller, -most, most), smaller)
+    return np.where(np.abs(plain) <= most, plain, within)
+
+
+def mean_of_hops(dtype: str, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Round the ring: what travels is the sum so far over a power of two."""
+    n, of = len(inputs), inputs[0].dtype.type
+    partial = inputs[0]
+    for count, own in enumerate(inputs[1:], start=2):
+        up, down = of(power(count - 1)), of(1 / power(count))
+        total = partial * up + own
+        small = partial * (up * down) + own * down
+        if count < n:
+            partial = fitting(dtype, total * down, small, (partial, own))
+            partial = load(dtype, inputs[0].dtype.type, store(dtype, partial))
+            continue
+        partial = fitting(dtype, total / of(n), small / (of(n) * down), (partial, own))
+    return partial
+
+
+def mean_of_all(dtype: str, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """At an owner that has all contributions."""
+    n, of = len(inputs), inputs[0].dtype.type
+    down = of(1 / power(n))
+    total, small = inputs[0], inputs[0] * down
+    for own in inputs[1:]:
+        total, small = total + own, small + own * down
+    return fitting(dtype, total / of(n), small / (of(n) * down), inputs)
 
 
 def load(dtype: str, compute: type, stored: np.ndarray) -> np.ndarray:
@@ -131,6 +194,8 @@ def divide(total: np.ndarray, n: int) -> np.ndarray:
     """Floats: a true division. Integers: the quotient is truncated toward zero."""
     if total.dtype.kind == "f":
         return total / total.dtype.type(n)
+    if total.dtype == object:
+        return np.array([abs(x) // n * (1 if x >= 0 else -1) for x in total.tolist()], object)
     divisor = total.dtype.type(n)
     quotient = total // divisor
     if total.dtype.kind == "i":

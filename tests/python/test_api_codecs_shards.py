@@ -55,9 +55,12 @@ def reduced(
 ) -> Array:
     """The sum of what all have, as its owner alone gets it."""
     n = len(inputs)
-    wide = [array.astype(np.float32) for array in inputs]
     if n == 1:
         return inputs[0]
+    # No sum on the way to an average is too great; f32 has room for all that travels as f16.
+    is_smaller = op == "avg" and (plan == "ring" or codec.name != "f16")
+    down = np.float32(0.5 ** (n - 1).bit_length() if is_smaller else 1)
+    wide = [array.astype(np.float32) * down for array in inputs]
     if plan == "ring":
         total = through(wide[(owner + 1) % n], codec)
         for distance in range(2, n):
@@ -69,7 +72,7 @@ def reduced(
         for part in parts[1:]:
             total = total + part
     if op == "avg":
-        total = total / np.float32(n)
+        return (total / (np.float32(n) * down)).astype(inputs[0].dtype)
     return total.astype(inputs[0].dtype)
 
 

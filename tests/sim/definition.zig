@@ -193,6 +193,11 @@ pub const Definition = struct {
         return if (d.op == .avg) @intCast(contributors) else 1;
     }
 
+    /// Contributions to an average are encoded as 2^-shift of what they are.
+    fn shift(d: *const Definition, contributors: usize) u6 {
+        return if (d.op == .avg) std.math.log2_int_ceil(u32, @intCast(contributors)) else 0;
+    }
+
     fn slot(d: *const Definition, index: usize) [*]u8 {
         return d.travelling.ptr + index * room(&d.partition);
     }
@@ -248,7 +253,8 @@ pub const Definition = struct {
                 if (distance == 1) {
                     kernels.first(d.op, d.dtype, partial, mine, span.count);
                 } else if (!is_last) {
-                    kernels.accumulate(d.op, d.dtype, partial, partial, mine, span.count);
+                    const all: u32 = @intCast(distance);
+                    kernels.accumulate(d.op, d.dtype, partial, partial, mine, all, span.count);
                 } else kernels.accumulate_last(
                     d.op,
                     d.dtype,
@@ -260,7 +266,8 @@ pub const Definition = struct {
                 );
                 continue;
             }
-            const encoding = d.encoding_of(span, who.rank, is_last);
+            var encoding = d.encoding_of(span, who.rank, is_last);
+            encoding.shift = d.shift(n);
             const residuals = who.residuals(span);
             const by = if (is_last) d.divisor(n) else 1;
             if (is_last and way.keeps) {
@@ -303,17 +310,21 @@ pub const Definition = struct {
             const out = d.result(span);
             return kernels.reduce_k(d.op, d.dtype, out, inputs[0..n], @intCast(n), span.count);
         }
+        // In f32 there is room for all that travels as f16.
+        const smaller: u6 = if (d.partition.codec.kind == .f16) 0 else d.shift(n);
         var count: usize = 0;
         for (contributors, 0..) |*who, position| {
             if (position == owner) continue;
-            const encoding = d.encoding_of(span, who.rank, false);
+            var encoding = d.encoding_of(span, who.rank, false);
+            encoding.shift = smaller;
             const encoded = d.slot(count);
             kernels.encode(encoding, encoded, who.own(span, d.dtype), who.residuals(span));
             inputs[count] = encoded;
             count += 1;
         }
         const who = &contributors[owner];
-        const encoding = d.encoding_of(span, who.rank, true);
+        var encoding = d.encoding_of(span, who.rank, true);
+        encoding.shift = smaller;
         const mine = who.own(span, d.dtype);
         const rest = who.residuals(span);
         const by = d.divisor(n);
