@@ -88,7 +88,7 @@ pub const System = struct {
         if (!system.was_said) log.put(.info, bare);
         system.was_said = true;
         const acked = taken -| (unsent(fd) orelse return null);
-        return .{ .acked = acked, .in_order = acked };
+        return .{ .acked = acked };
     }
 
     const bare = "this system does not say how connections carry bytes (TCP_INFO): links are " ++
@@ -146,7 +146,6 @@ fn told(info: *const Info, length: usize) ?Sample {
         // Packets after a gap have arrived as well. Without them one that is lost would look like
         // a pause and then a burst.
         .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
-        .in_order = info.bytes_acked,
         .retransmitted = again,
         .unsent = info.notsent_bytes,
         .rtt_ns = @as(u64, info.rtt_us) * std.time.ns_per_us,
@@ -220,7 +219,7 @@ test "where the system says nothing, a connection is known by what the other sid
     try std.testing.expectEqual(1, try socket.send(pair.server, &.{"x"})); // acknowledges as well
     try std.testing.expect(socket.wait_for(pair.client, .read, 5000));
     const known = system.sample(pair.client, 1000).?;
-    try std.testing.expectEqual(Sample{ .acked = 1000, .in_order = 1000 }, known);
+    try std.testing.expectEqual(Sample{ .acked = 1000 }, known);
     // More than a connection takes: what it holds does not count.
     var taken: u64 = 1000;
     const much: [64 << 10]u8 = @splat(1);
@@ -245,7 +244,6 @@ test "an older kernel says less" {
     const older = told(&info, @offsetOf(Info, "delivery_rate")).?;
     try std.testing.expectEqual(3 * 1448, older.retransmitted);
     try std.testing.expectEqual(7000 + 2 * 1448, older.acked);
-    try std.testing.expectEqual(7000, older.in_order);
     try std.testing.expectEqual(older.rtt_ns, older.base_ns);
     try std.testing.expectEqual(5000, told(&info, @sizeOf(Info)).?.retransmitted);
 }

@@ -34,7 +34,7 @@ pub fn next(
     const fragment: Fragment = .next(cut.done, bytes_for(s, lane, neighbour.link), piece.len);
     const is_last = fragment.end() == Fragment.most;
     neighbour.cut = if (is_last) null else .{ .move = cut.move, .done = fragment.end() };
-    operation.put_data(lane, s.now, .{
+    operation.put_data(lane, .{
         .operation = operation,
         .move = cut.move,
         .fragment = fragment,

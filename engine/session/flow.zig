@@ -15,8 +15,6 @@ const limits = base.limits;
 pub const Sample = struct {
     /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
     acked: u64,
-    /// Those that it has without a gap before them.
-    in_order: u64 = std.math.maxInt(u64),
     retransmitted: u64 = 0,
     /// Bytes that the system has not sent yet; null: it does not say.
     unsent: ?u64 = null,
@@ -123,10 +121,6 @@ pub const Flow = struct {
     base_ns: u64 = 0,
     /// The other peer is on this machine.
     is_within: bool = false,
-    /// Frames of some lanes are late (second.zig).
-    has_late: bool = false,
-    /// So long frames take until the other side has all of them, of late; 0: not known yet.
-    takes_ns: u64 = 0,
     /// The lane of this place among the open ones is renewed in this interval, or all, or none.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,

@@ -80,7 +80,6 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.reach(now);
     s.bytes_sent += count;
     if (lane.link) |link| link.sent += count;
-    lane.left += count;
     lane.spoke_at = now;
     if (lane.out_payload.len > 0) begin_measuring(s);
     if (lane.sent(count)) outgoing.sent(s, lane);

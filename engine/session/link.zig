@@ -242,8 +242,6 @@ pub const Lane = struct {
     out_payload: []const u8 = "",
     out_owner: ?Owner = null,
     unacked: Unacked = .{},
-    /// Bytes that have left since it was connected.
-    left: u64 = 0,
     /// A frame is under way.
     out_busy: bool = false,
     /// It has had its turn, and lets the other lanes have theirs (cutting.zig).
@@ -449,11 +447,6 @@ pub const Lane = struct {
     pub fn detach(lane: *Lane, owner: Owner) void {
         if (lane.brings(owner)) lane.drop_into();
         if (is_same(lane.out_owner, owner)) lane.bounce_out();
-    }
-
-    /// Bytes that will have left when the frame under way is out.
-    pub fn end_of_frame(lane: *const Lane) u64 {
-        return lane.left + lane.out_head_left.len + lane.out_payload.len;
     }
 
     /// The count that the other side is told with each frame.

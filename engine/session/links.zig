@@ -14,7 +14,6 @@ const measure = @import("measure.zig");
 const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
 const probing = @import("probing.zig");
-const second = @import("second.zig");
 const resend = @import("resend.zig");
 const rounds = @import("rounds.zig");
 const surplus = @import("surplus.zig");
@@ -135,8 +134,7 @@ pub fn measure_all(s: *Session) void {
     s.measured_at = s.now;
     for (s.links.items) |link| labels.limit(s, link);
     const moves = measure.run(s.host, s.links.items, &s.node, ns, s.rates.all);
-    const is_any_out = second.look(s);
-    s.measure_at = if (moves or is_any_out) s.now +| measure.every_ns else base.never;
+    s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
     // The coordinator hears at once that there is a moment for a probe.
     if (probing.may_begin(s)) s.heartbeat_at = @min(s.heartbeat_at, s.now);
     for (s.links.items) |link| if (link.flow.is_news()) {

@@ -135,9 +135,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
         const lane = place orelse continue;
         if (lane.state != .open) continue;
         if (!link.serves(lane)) {
-            // Its frames may still be on their way (second.zig).
-            const is_waiting = lane.unacked.count > 0;
-            lane.sample = if (is_waiting) host.vtable.lane_sample(host.ctx, lane) else null;
+            lane.sample = null;
             lane.was_busy = false;
             continue;
         }

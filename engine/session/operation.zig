@@ -210,7 +210,6 @@ pub const Operation = struct {
     pub fn put_data(
         operation: *Operation,
         lane: *Lane,
-        now: base.Instant,
         what: Sent,
         piece: []const u8,
     ) void {
@@ -229,10 +228,6 @@ pub const Operation = struct {
             .fragment = what.fragment,
         }, "");
         lane.put_payload(piece[bytes.first..bytes.end], operation.owner());
-        const sent = lane.unacked.newest();
-        sent.put_at = now;
-        sent.has_arrived = false;
-        sent.end = lane.end_of_frame();
     }
 
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {

@@ -19,7 +19,6 @@ const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const probing = @import("probing.zig");
 const resend = @import("resend.zig");
-const second = @import("second.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -40,10 +39,9 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (!link.serves(lane)) return if (says) put_ping(s, lane, link);
     lane.is_kept = link.keeps(lane, s.now);
     if (cutting.gives_way(s, lane, link)) return;
-    if (resend.next(s, lane, link)) return;
+    if (resend.next(lane, link)) return;
     if (next_of_all(s, lane, link)) return;
     if (!lane.is_kept and prefetch.next(s, lane, link)) return;
-    if (!lane.is_kept and second.next(s, lane, link)) return;
     if (says) return put_ping(s, lane, link);
     probing.next(s, lane, link);
 }
@@ -192,7 +190,6 @@ pub fn sent(s: *Session, lane: *Lane) void {
     const frame = lane.unacked.newest();
     if (frame.is_counted) return;
     frame.is_counted = true;
-    second.counted(lane.link.?, frame);
     operation.work.movement.sent(frame.fragment);
     if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
     // It may have been waiting for this to leave.

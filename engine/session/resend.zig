@@ -7,12 +7,11 @@
 //!
 //! A frame may come twice: its lane broke after it had been delivered. The second is thrown away.
 //! It may also come while another is still coming in: the one that was sent later gets the place,
-//! because its sender knows that the lane of the other is broken, or late (second.zig). Lanes have
-//! no order among each other, so each frame says how often it was sent before.
+//! because its sender knows that the lane of the other is broken. Lanes have no order among each
+//! other, so each frame says how often it was sent before.
 
 const std = @import("std");
 const operations = @import("operations.zig");
-const second = @import("second.zig");
 const syncing = @import("syncing.zig");
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -43,7 +42,7 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
-        if (sent.request != null or second.passes_slot(lane.link.?, &sent)) continue;
+        if (sent.request != null) continue;
         delivered(s, operation, &sent);
     }
     const has_room_again = was_full and lane.unacked.has_room();
@@ -68,7 +67,7 @@ pub fn forget(link: *Link, operation: *const Operation) void {
 }
 
 /// Puts the next frame that goes again on a lane that is idle, if there is one.
-pub fn next(s: *const Session, lane: *Lane, link: *Link) bool {
+pub fn next(lane: *Lane, link: *Link) bool {
     if (link.again.items.len == 0 or !lane.unacked.has_room()) return false;
     for (link.again.items, 0..) |sent, index| {
         const operation = operation_of(&sent).?;
@@ -76,7 +75,7 @@ pub fn next(s: *const Session, lane: *Lane, link: *Link) bool {
         // Else its memory is its caller's again, or will be: a new attempt comes.
         if (x.ending != null or !x.is_repeatable(&sent.move)) continue;
         _ = link.again.orderedRemove(index);
-        operation.put_data(lane, s.now, sent, x.payload(&sent.move));
+        operation.put_data(lane, sent, x.payload(&sent.move));
         return true;
     }
     return false;
@@ -92,11 +91,6 @@ pub fn lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     for (0..lane.unacked.count) |index| {
         const sent = lane.unacked.at(@intCast(index));
         const operation = operation_of(sent) orelse continue;
-        if (sent.twin == .delivered) {
-            delivered(s, operation, sent);
-            continue;
-        }
-        if (second.is_done_by_twin(link, sent)) continue;
         const is_kept = if (sent.request) |*request|
             syncing.say_again(operation, link, request)
         else

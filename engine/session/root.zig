@@ -61,7 +61,6 @@ test {
     _ = @import("link.zig");
     _ = @import("cutting_test.zig");
     _ = @import("leaves_test.zig");
-    _ = @import("second_test.zig");
     _ = @import("dial_back_test.zig");
     _ = @import("founding_test.zig");
     _ = @import("measure_test.zig");

@@ -5,7 +5,6 @@
 //! prefetch.zig, and emptied by resend.zig.
 
 const std = @import("std");
-const base = @import("base");
 const collective = @import("collective");
 const wire = @import("wire");
 const Count = wire.frame.Header.Count;
@@ -23,29 +22,12 @@ pub const Sent = struct {
     is_counted: bool = false,
     /// How often it was sent before.
     again: u8 = 0,
-    /// It goes on two lanes (second.zig).
-    twin: Twin = .none,
-    /// When it was put on its lane, and how many bytes that lane has sent when all of it is out.
-    put_at: base.Instant = 0,
-    end: u64 = 0,
-    /// The other side's system was seen to have all of it.
-    has_arrived: bool = false,
-
-    /// Which of the two this is. `delivered`: an earlier one, and the other side has the later.
-    pub const Twin = enum { none, earlier, later, delivered };
 
     pub const Request = struct {
         item: Requests.Item,
         /// This peer has given it; else it has asked for it.
         is_answer: bool,
     };
-
-    /// The same bytes of the same move.
-    pub fn is_same(sent: *const Sent, other: *const Sent) bool {
-        if (sent.operation != other.operation or sent.request != null) return false;
-        return std.meta.eql(sent.fragment, other.fragment) and
-            std.meta.eql(sent.move, other.move);
-    }
 };
 
 pub const Unacked = struct {

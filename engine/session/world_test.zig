@@ -365,11 +365,8 @@ pub const World = struct {
     fn lane_wake(ctx: *anyopaque, _: *Lane) void {
         node_from(ctx).wakes += 1;
     }
-    /// Whatever has left is there.
-    fn lane_sample(ctx: *anyopaque, lane: *Lane) ?session.Sample {
-        var told = node_from(ctx).world.sample orelse return null;
-        told.in_order = lane.left;
-        return told;
+    fn lane_sample(ctx: *anyopaque, _: *Lane) ?session.Sample {
+        return node_from(ctx).world.sample;
     }
     fn lane_pace(_: *anyopaque, _: *Lane, _: session.Pace) void {}
     fn control_dial(ctx: *anyopaque) void {

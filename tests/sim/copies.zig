@@ -1,7 +1,7 @@
-//! Copies: frames that go again because their lane broke, or a second time because it holds them
-//! for too long (session/resend.zig, second.zig). Here they are counted for the statistics: how
-//! many go, how many copies the receiver throws away, and how many of these come when their attempt
-//! is over. It reads the lanes of both ends, draws nothing and changes nothing. Used by world.zig.
+//! Copies: frames that go again because their lane broke (session/resend.zig). Here they are
+//! counted for the statistics: how many go, how many copies the receiver throws away, and how many
+//! of these come when their attempt is over. It reads the lanes of both ends, draws nothing and
+//! changes nothing. Used by world.zig.
 
 const std = @import("std");
 const session_layer = @import("session");
@@ -17,8 +17,6 @@ pub const Count = enum {
     /// Data of a broken lane has gone again on another, and answers of shared states have.
     resent,
     resent_states,
-    /// Data has gone a second time, beside a lane that holds it for too long.
-    twins,
     /// Data that had gone again by then, the first frame or a later one, was thrown away.
     thrown_away,
     /// Data that was thrown away, as above, and whose attempt was over.
@@ -74,28 +72,9 @@ pub fn leaves(world: *World, lane: *Lane, from: NodeIndex, to: NodeIndex) void {
     }
     if (sent.again == 0) return;
     const header = lane.outgoing();
-    const why: Count = if (is_twin(lane)) .twins else .resent;
-    count(world, why);
-    world.note("p{d} sends p{d} {t} {d} once more ({t})", .{
-        from, to, header.kind, header.index, why,
-    });
+    count(world, .resent);
+    world.note("p{d} sends p{d} {t} {d} once more", .{ from, to, header.kind, header.index });
     world.copies.gone.put(world.gpa, .of(&header, from, to), {}) catch @panic("out of memory");
-}
-
-/// Another lane still has the frame of which the newest is the copy. A later one whose lane broke
-/// goes again, too, and has been sent more often.
-fn is_twin(lane: *Lane) bool {
-    const copy = lane.unacked.newest();
-    if (copy.twin != .later) return false;
-    for (lane.link.?.lanes) |place| {
-        const other = place orelse continue;
-        for (0..other.unacked.count) |index| {
-            const sent = other.unacked.at(@intCast(index));
-            if (sent.twin != .earlier or !sent.is_same(copy)) continue;
-            return sent.again + 1 == copy.again;
-        }
-    }
-    return false;
 }
 
 /// The last of a payload comes in that the peer `to` throws away. Payloads that were kept ahead of

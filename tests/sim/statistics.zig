@@ -158,11 +158,10 @@ pub const Statistics = struct {
 
     fn print_copies(statistics: *const Statistics) void {
         const format = "  frames that went again: {d} of broken lanes and {d} of shared " ++
-            "states; {d} beside late lanes; {d} copies thrown away, {d} of passed attempts\n";
+            "states; {d} copies thrown away, {d} of passed attempts\n";
         std.debug.print(format, .{
             statistics.copies.get(.resent),
             statistics.copies.get(.resent_states),
-            statistics.copies.get(.twins),
             statistics.copies.get(.thrown_away),
             statistics.copies.get(.crossed),
         });
