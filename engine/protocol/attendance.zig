@@ -15,9 +15,8 @@ pub const Count = struct {
     emptied: bool,
 };
 
-/// Null: enough have come, or the group has members, who wait for nobody.
+/// Null: enough have come, as they have where the group has members, who wait for nobody.
 pub fn of(run: *const Run, group: *const Group) ?Count {
-    if (group.current()) |epoch| if (!epoch.alive.is_empty()) return null;
     if (group.founding != null) return null; // it waits for these peers by name (awaited.zig)
     const needed = group.least();
     var here: usize = group.newcomers.items.len;
