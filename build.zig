@@ -292,8 +292,8 @@ const Layers = struct {
     }
 };
 
-/// The layers that have no socket and no clock, copied with every mutation of tests/mutants in
-/// them, behind switches (tests/mutants/generate.zig).
+/// The layers in which tests/mutants has mutations, copied with all of them behind switches
+/// (tests/mutants/generate.zig).
 const Mutated = struct {
     tree: std.Build.LazyPath,
     switches: *std.Build.Module,
@@ -304,6 +304,7 @@ const Mutated = struct {
         "engine/protocol",
         "engine/collective",
         "engine/session",
+        "engine/net",
     };
 
     fn init(b: *std.Build) Mutated {
@@ -757,7 +758,7 @@ fn add_simulator(
 }
 
 /// The programs that tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit
-/// tests of three layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
+/// tests of four layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
 fn add_mutants(b: *std.Build, simulated: Simulated) void {
     const step = b.step("mutants", "Build what `make mutants` runs, zig-out/mutants");
     const folder: std.Build.Step.InstallArtifact.Options = .{
@@ -767,7 +768,8 @@ fn add_mutants(b: *std.Build, simulated: Simulated) void {
     b.step("mutated-sim", "Build the one of `make test`, zig-out/mutants/pccl-sim")
         .dependOn(&install.step);
     step.dependOn(&install.step);
-    for ([_][]const u8{ "protocol", "collective", "session" }) |name| {
+    const check = b.step("check-mutants", "Compile the mutated copies, link nothing");
+    for ([_][]const u8{ "protocol", "collective", "session", "net" }) |name| {
         const unit_test = b.addTest(.{
             .name = b.fmt("test-{s}", .{name}),
             .root_module = simulated.mutated_layers.get(name),
@@ -779,8 +781,13 @@ fn add_mutants(b: *std.Build, simulated: Simulated) void {
         .name = "check-mutants",
         .root_module = simulated.mutated,
     });
-    b.step("check-mutants", "Compile the mutated copies, link nothing")
-        .dependOn(&compile_only.step);
+    check.dependOn(&compile_only.step);
+    const net_only = b.addTest(.{
+        .name = "check-mutants-net",
+        .root_module = simulated.mutated_layers.get("net"),
+        .test_runner = .{ .path = b.path("tests/mutants/test_runner.zig"), .mode = .simple },
+    });
+    check.dependOn(&net_only.step);
 }
 
 /// The nanobind extension with the library beside it, in <prefix>/pccl_py. hatch_build.py passes

@@ -177,6 +177,8 @@ test "numeric addresses need no lookup, and names are told apart" {
     try std.testing.expect((try to_bind(.{ .host = "", .port = 1 })).slice()[0].is_any());
     const plain = numeric(.{ .host = "10.1.2.3", .port = 2 }).?;
     try std.testing.expect(mapped.slice()[0].same_host(&plain.slice()[0]));
+    try std.testing.expect(plain.slice()[0].same_host(&mapped.slice()[0]));
+    try std.testing.expect(numeric(.{ .host = "::ffff:0.0.0.0", .port = 1 }).?.slice()[0].is_any());
     const other = numeric(.{ .host = "10.1.2.4", .port = 1 }).?;
     try std.testing.expect(!mapped.slice()[0].same_host(&other.slice()[0]));
     // One host is one source, whichever socket it comes through.

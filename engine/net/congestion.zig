@@ -139,6 +139,22 @@ test "the library chooses for a lane, unless its user has chosen" {
     try std.testing.expectEqualStrings("reno", tcp.congestion_of(client, &room).?);
 }
 
+test "a lane goes back to what it had before the first change, if the library may change it" {
+    if (@import("builtin").os.tag != .linux) return;
+    const pair = try Pair.init();
+    defer pair.deinit();
+    var room: tcp.ControlName = undefined;
+    if (!socket.control_congestion(pair.client, "cubic")) return error.SkipZigTest;
+    var before: Before = .{};
+    for (0..2) |_| before.replace(pair.client, "reno");
+    const user: Choice = .{ .congestion = .system };
+    user.change(pair.client, .system, &before);
+    try std.testing.expectEqualStrings("reno", tcp.congestion_of(pair.client, &room).?);
+    const library: Choice = .{};
+    library.change(pair.client, .system, &before);
+    try std.testing.expectEqualStrings("cubic", tcp.congestion_of(pair.client, &room).?);
+}
+
 test "it is known what a process may choose" {
     if (@import("builtin").os.tag != .linux) return;
     try std.testing.expect(socket.may_control_congestion("reno"));

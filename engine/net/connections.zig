@@ -278,6 +278,64 @@ test "a connection that is closed while its event is on the way is left alone" {
     }
 }
 
+test "the end of a connection is read though it came with the last bytes" {
+    const c = std.c;
+    for (std.enums.values(poller.Backend)) |backend| {
+        if (backend == .epoll and poller.Backend.default != .epoll) continue;
+        var connections = try Connections.init(std.testing.allocator, backend);
+        defer connections.deinit();
+        var fds: [2]Fd = undefined;
+        try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
+        const connection = try connections.add(forks.adopt(fds[0]), 1);
+        try std.testing.expectEqual(1, c.write(fds[1], "x", 1));
+        try std.testing.expectEqual(0, c.close(fds[1]));
+        try connections.poller.prepare();
+        connections.note(connections.poller.wait(base.never));
+        try std.testing.expectEqual(connection, connections.next_ready().?);
+        var room: [8]u8 = undefined;
+        try std.testing.expectEqual(1, try connection.receive(&.{&room}));
+        // Nothing more happens to the socket, so no later event says that it has ended.
+        try std.testing.expect(connection.readable);
+        try std.testing.expectEqual(0, try connection.receive(&.{&room}));
+    }
+}
+
+test "a connection has one turn, keeps what events said of it, and ends for who reads it" {
+    const c = std.c;
+    var connections = try Connections.init(std.testing.allocator, .default);
+    defer connections.deinit();
+    var fds: [2]Fd = undefined;
+    const flags = c.SOCK.STREAM | c.SOCK.NONBLOCK;
+    try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, flags, 0, &fds));
+    const connection = try connections.add(forks.adopt(fds[0]), 1);
+    try std.testing.expectEqual(1, c.write(fds[1], "x", 1));
+    const context = @intFromPtr(connection);
+    connections.note(&.{
+        .{ .context = context, .readable = true, .writable = false, .hangup = false },
+        .{ .context = context, .readable = false, .writable = true, .hangup = false },
+    });
+    try std.testing.expect(connection.readable and connection.writable);
+    try std.testing.expectEqual(1, connections.ready_count);
+    try std.testing.expect(!connections.accepting);
+    connections.note(&.{.{
+        .context = Connections.listener_context,
+        .readable = true,
+        .writable = false,
+        .hangup = false,
+    }});
+    try std.testing.expect(connections.accepting);
+    // A short read has emptied the socket.
+    var stream: wire.Stream = .init(std.testing.allocator);
+    defer stream.deinit();
+    try std.testing.expectEqual(1, try connection.receive_stream(&stream));
+    try std.testing.expect(!connection.readable);
+    try std.testing.expectEqual(0, try connection.receive_stream(&stream));
+    try std.testing.expectEqual(0, c.close(fds[1]));
+    try std.testing.expectError(error.Ended, connection.receive_stream(&stream));
+    connections.close(connection);
+    try std.testing.expectEqual(null, connections.next_ready());
+}
+
 test "a full socket blocks, and says when it takes bytes again" {
     const c = std.c;
     for (std.enums.values(poller.Backend)) |backend| {
@@ -294,7 +352,11 @@ test "a full socket blocks, and says when it takes bytes again" {
         try std.testing.expect(connection.writable);
         const bytes: [64 * 1024]u8 = @splat(7);
         var total: usize = 0;
-        while (connection.writable) total += connection.send(&connections, &.{&bytes}) catch 0;
+        while (connection.writable) {
+            const count = connection.send(&connections, &.{&bytes}) catch 0;
+            try std.testing.expectEqual(count == bytes.len, connection.writable);
+            total += count;
+        }
         try connections.poller.prepare();
         connections.note(connections.poller.wait(0));
         try std.testing.expect(!connection.writable);

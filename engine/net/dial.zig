@@ -14,6 +14,7 @@ const Before = @import("congestion.zig").Before;
 const Connection = @import("connections.zig").Connection;
 const Connections = @import("connections.zig").Connections;
 const Outgoing = @import("paced.zig").Outgoing;
+const HeldPort = @import("held_port.zig").HeldPort;
 const Instant = base.Instant;
 
 /// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
@@ -152,3 +153,44 @@ pub const Carrier = struct {
         carrier.lookup = null;
     }
 };
+
+test "each address has its time, one after the other, and one that is open has no end" {
+    var connections = try Connections.init(std.testing.allocator, .default);
+    defer connections.deinit();
+    const held = try HeldPort.init();
+    defer held.deinit();
+    try held.listen();
+    var carrier: Carrier = .{ .lane = null, .state = .resolving };
+    defer carrier.end(&connections);
+    carrier.addresses = .{ .count = 2 };
+    for (carrier.addresses.items[0..2]) |*item| item.* = held.at;
+    for (0..2) |tried| {
+        try std.testing.expectEqual(.pending, carrier.connect_next(100, &connections));
+        try std.testing.expectEqual(tried + 1, carrier.tried);
+        try std.testing.expectEqual(100 + base.limits.dial_ns_max, carrier.deadline);
+    }
+    const connection = carrier.connection.?;
+    while (!connection.writable) {
+        try connections.poller.prepare();
+        connections.note(connections.poller.wait(base.never));
+        connections.bury();
+    }
+    try std.testing.expectEqual(.open, carrier.connected(200, &connections));
+    try std.testing.expectEqual(base.never, carrier.deadline);
+    // One that has waited for its bucket gets a turn, once.
+    while (connections.next_ready()) |_| {}
+    carrier.out.waits = true;
+    for (0..2) |_| Carrier.go_on_paced(&connections);
+    try std.testing.expectEqual(connection, connections.next_ready().?);
+    try std.testing.expectEqual(null, connections.next_ready());
+    try std.testing.expectEqual(.failed, carrier.connect_next(300, &connections));
+}
+
+test "the name of a peer is looked up by nobody" {
+    var connections = try Connections.init(std.testing.allocator, .default);
+    defer connections.deinit();
+    var lane: session.Lane = undefined;
+    var carrier: Carrier = .{ .lane = &lane, .state = .resolving };
+    try std.testing.expectEqual(.failed, carrier.start(0, &connections, "localhost:1"));
+    try std.testing.expectEqual(null, carrier.lookup);
+}

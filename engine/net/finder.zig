@@ -459,6 +459,25 @@ test "there are at most four searches, two for one network, and the last for one
     try finder.start(&try question_of(5, "127.0.0.1:1", "127.0.0.4:1"), -1);
 }
 
+test "a question that is answered as late is answered once, and has its place until its end" {
+    var finder: Finder = .{ .run_id = &test_run };
+    defer finder.deinit();
+    const held: HeldPort = try .init();
+    try held.listen(); // and never answers
+    var room: [64]u8 = undefined;
+    const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
+    try finder.start(&try question_of(7, text, "127.0.0.2:1"), -1);
+    const late = finder.next(base.never - 1).?;
+    try testing.expectEqual(7, late.number);
+    try testing.expectEqual(wire.Dialed.no_answer_soon, late.answer.not_found);
+    try testing.expect(finder.searches[Finder.searches_max - 1] != null);
+    held.deinit(); // which resets the connection
+    while (finder.searches[Finder.searches_max - 1] != null) {
+        try testing.expect(finder.next(base.never - 1) == null);
+        std.Thread.yield() catch {};
+    }
+}
+
 test "those from where somebody was not found lately have two places, and others the rest" {
     var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();

@@ -691,7 +691,7 @@ test "what does not check out is refused with the place, and left as it is" {
 
 test "after a failed write nothing more is appended, and replacing heals it" {
     // Method: a device that is always full; memory at an address that nothing is mapped to, which
-    // is an input or output error; a read-only descriptor.
+    // is an input or output error; a read-only descriptor; a device that syncs nothing.
     if (builtin.os.tag != .linux) return error.SkipZigTest;
     var bench: Bench = undefined;
     try bench.init();
@@ -700,11 +700,17 @@ test "after a failed write nothing more is appended, and replacing heals it" {
     defer image.deinit(gpa_of_tests);
     try sample(&image, 2);
     try bench.plant(image.bytes());
-    const Case = struct { path: [:0]const u8, mode: std.posix.ACCMODE, code: c.E };
+    const Case = struct {
+        path: [:0]const u8,
+        mode: std.posix.ACCMODE,
+        step: Step = .write,
+        code: c.E,
+    };
     for ([_]Case{
         .{ .path = "/dev/full", .mode = .WRONLY, .code = .NOSPC },
         .{ .path = "/proc/self/mem", .mode = .RDWR, .code = .IO },
         .{ .path = "/dev/null", .mode = .RDONLY, .code = .BADF },
+        .{ .path = "/dev/null", .mode = .WRONLY, .step = .sync, .code = .INVAL },
     }) |case| {
         const file = try bench.open();
         defer file.close();
@@ -713,7 +719,7 @@ test "after a failed write nothing more is appended, and replacing heals it" {
         try testing.expect(bad >= 0);
         file.file = bad;
         try testing.expectError(error.JournalFailed, file.append("record"));
-        try testing.expectEqual(Failure{ .step = .write, .code = case.code }, file.failure.?);
+        try testing.expectEqual(Failure{ .step = case.step, .code = case.code }, file.failure.?);
         // Though it could be written to again.
         socket.close(bad);
         file.file = good;

@@ -295,6 +295,7 @@ test "what is given while the disk takes its time is written together, and at th
         const seam = writer.seam();
         try seam.append(1, try desk.add(1));
         try testing.expectEqual(1, (try desk.hear(writer)).written);
+        try testing.expectEqual(0, writer.take().written); // it was told
         for (2..6) |number| try seam.append(number, try desk.add(@intCast(number)));
         var last: u64 = 0;
         while (last < 5) {
@@ -308,6 +309,30 @@ test "what is given while the disk takes its time is written together, and at th
         try seam.append(7, try desk.add(7));
     }
     try desk.expect_content();
+}
+
+test "what waits for the disk is replaced as a whole, grows behind that, and has a bound" {
+    // Method: the thread has not begun.
+    var desk: Desk = undefined;
+    try desk.init();
+    defer desk.deinit();
+    const writer = try JournalWriter.create(testing.allocator, desk.file, &desk.waker, .{});
+    defer writer.destroy();
+    const seam = writer.seam();
+    try seam.append(1, "a");
+    try seam.append(2, "b");
+    try testing.expectEqualStrings("ab", writer.given.bytes.items);
+    try testing.expect(!writer.given.replaces);
+    try seam.replace(3, "cd");
+    try seam.append(4, "e");
+    try testing.expectEqualStrings("cde", writer.given.bytes.items);
+    try testing.expect(writer.given.replaces);
+    try testing.expectEqual(4, writer.given.number);
+    const much = try testing.allocator.alloc(u8, JournalWriter.given_bytes_max);
+    defer testing.allocator.free(much);
+    try testing.expectError(error.JournalFailed, seam.append(5, much));
+    try seam.append(5, much[3..]);
+    try testing.expectEqual(5, writer.given.number);
 }
 
 test "a write that fails is told with the reason, and all that is given until all is written anew" {

@@ -238,7 +238,13 @@ test "the lock excludes, and every thread gets its turn" {
     };
     var shared: Shared = .{};
     var threads: [4]std.Thread = undefined;
+    shared.lock.lock();
+    try std.testing.expect(!shared.lock.contended());
     for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.work, .{&shared});
+    // All wait from the beginning, most of them asleep: a lost wake hangs.
+    while (shared.lock.tickets.load(.seq_cst) < 1 + threads.len) std.Thread.yield() catch {};
+    try std.testing.expect(shared.lock.contended());
+    shared.lock.unlock();
     for (threads) |thread| thread.join();
     try std.testing.expectEqual(8000, shared.total);
 }
@@ -310,6 +316,31 @@ test "a mutex excludes, and a condition passes every item on" {
     for (threads[2..]) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.take, .{&shared});
     for (threads) |thread| thread.join();
     try std.testing.expectEqual(Shared.total * (Shared.total + 1) / 2, shared.sum);
+}
+
+test "a mutex that several threads sleep for wakes one after the other" {
+    const Shared = struct {
+        mutex: Mutex = .{},
+        come: Word = .init(0),
+
+        fn work(shared: *@This()) void {
+            for (0..200) |_| {
+                _ = shared.come.fetchAdd(1, .seq_cst);
+                shared.mutex.lock();
+                // The others fall asleep meanwhile.
+                for (0..3) |_| std.Thread.yield() catch {};
+                shared.mutex.unlock();
+            }
+        }
+    };
+    var shared: Shared = .{};
+    var threads: [3]std.Thread = undefined;
+    shared.mutex.lock();
+    for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.work, .{&shared});
+    while (shared.come.load(.seq_cst) < threads.len) std.Thread.yield() catch {};
+    shared.mutex.unlock();
+    for (threads) |thread| thread.join();
+    try std.testing.expectEqual(3 * 200, shared.come.load(.seq_cst));
 }
 
 test "sleeping with pthread wakes and times out like the futex" {

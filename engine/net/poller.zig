@@ -354,3 +354,20 @@ test "what is not to be read is not reported by poll, until it is" {
         try std.testing.expectEqual(@intFromBool(wanted), poller.wait(0).len);
     }
 }
+
+test "where more is ready than there is room for, poll() goes on behind what it told last" {
+    var table: PollTable = .{ .gpa = std.testing.allocator };
+    defer table.deinit();
+    var fds: [2]Fd = undefined;
+    try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
+    defer for (fds) |fd| socket.close(fd);
+    for (fds, 1..) |fd, context| try table.add(fd, context, true);
+    try table.prepare();
+    var contexts: usize = 0;
+    for (0..2) |_| {
+        var events: [1]Event = undefined;
+        try std.testing.expectEqual(1, table.wait(0, &events));
+        contexts += events[0].context;
+    }
+    try std.testing.expectEqual(1 + 2, contexts);
+}

@@ -180,4 +180,10 @@ test "whoever waits may withdraw" {
         .interrupt = .{ .function = Ask.now },
     });
     try std.testing.expectError(error.Interrupted, result);
+    // It is asked long before the wait would end.
+    const interrupt: Interrupt = .{ .function = Ask.now };
+    const far = clock.after(20 * std.time.ns_per_s);
+    var nobody: lock.Signal = .{};
+    try std.testing.expectError(error.Interrupted, interrupt.wait(&nobody, far));
+    try std.testing.expect(clock.now() < far);
 }

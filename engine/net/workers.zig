@@ -353,6 +353,26 @@ test "jobs begin in the order of their posts, and each is told once" {
     }
 }
 
+test "a thread that waits for a job takes the next one, and no other is started" {
+    var bench: Bench = undefined;
+    try bench.init(2);
+    defer bench.deinit();
+    const w = &bench.workers;
+    var item: Bench.Item = undefined;
+    const owner: u8 = 0;
+    for (0..3) |_| {
+        bench.post(&item, &owner, false);
+        _ = try bench.take();
+        // The thread of the job is on its way back.
+        while (true) : (std.Thread.yield() catch {}) {
+            w.mutex.lock();
+            defer w.mutex.unlock();
+            if (w.idle > 0) break;
+        }
+    }
+    try std.testing.expectEqual(1, w.started);
+}
+
 test "a fence waits for what runs, does what waits, and forgets what is done" {
     var bench: Bench = undefined;
     try bench.init(2);
@@ -408,6 +428,40 @@ test "a fence takes back what the engine has taken in but not told yet" {
     try std.testing.expectEqual(null, bench.workers.take());
 }
 
+test "an engine sleeps only when it has told every job, and wakes when one ends" {
+    var bench: Bench = undefined;
+    try bench.init(1);
+    defer bench.deinit();
+    const w = &bench.workers;
+    const owner: u8 = 0;
+    var items: [2]Bench.Item = undefined;
+    // The job ends while the engine sleeps, and then when it has risen.
+    for ([_]bool{ true, false }) |sleeps| {
+        bench.post(&items[0], &owner, true);
+        try std.testing.expect(items[0].entered.wait(base.never));
+        try std.testing.expect(w.rest());
+        if (!sleeps) w.rise();
+        bench.gate.set();
+        if (sleeps) {
+            try std.testing.expect(socket.wait_for(bench.waker.read_fd, .read, 60_000));
+            bench.waker.drain();
+            w.rise();
+        }
+        w.fence(&owner);
+        try std.testing.expect(!socket.wait_for(bench.waker.read_fd, .read, 0));
+        bench.gate.clear();
+    }
+    // Both jobs end after the engine has looked for jobs and before it sleeps.
+    try std.testing.expectEqual(null, w.take());
+    for (&items) |*item| bench.post(item, &owner, false);
+    w.stop();
+    try std.testing.expect(!w.rest());
+    for (0..2) |index| {
+        try std.testing.expectEqual(&items[index].job, w.take().?);
+        try std.testing.expectEqual(index == 1, w.rest());
+    }
+}
+
 test "many owners, fenced and told at random, by few and by many threads" {
     // Goal: no job is lost, run twice or told after a fence. Method: the engine's side posts, takes
     // and fences by a seed.
@@ -443,6 +497,7 @@ test "many owners, fenced and told at random, by few and by many threads" {
         }
         for (&owners) |*owner| bench.workers.fence(owner);
         try std.testing.expectEqual(null, bench.workers.take());
+        try std.testing.expectEqual(0, bench.workers.waiting_count);
     }
 }
 

@@ -358,6 +358,11 @@ const ListReader = struct {
         const is_statement = ends_statement(r.original.items);
         if (!is_statement and r.replacement.items.len == 0)
             return report(r.edit_at, "{s}: an expression becomes nothing", .{mutant.name});
+        for ([_][]const u8{ "defer ", "errdefer " }) |begin| {
+            // Within the block of a switch it would run at once.
+            if (std.mem.startsWith(u8, r.original.items, begin))
+                return report(r.edit_at, "{s}: quote what is deferred alone", .{mutant.name});
+        }
         mutant.edits += 1;
         try r.g.edits.append(r.g.gpa, .{
             .mutant = @intCast(r.g.mutants.items.len),
