@@ -88,3 +88,34 @@ pub const Posts = struct {
         posts.runner.?.fence(owner);
     }
 };
+
+test "a job is given away where it is large and there is a place, which is free once it is done" {
+    const Idle = struct {
+        fn post(_: *anyopaque, _: *base.Job) void {}
+        fn fence(_: *anyopaque, _: *const anyopaque) void {}
+    };
+    var nothing: u8 = 0;
+    const runner: base.Runner = .{
+        .ctx = &nothing,
+        .vtable = &.{ .post = Idle.post, .fence = Idle.fence },
+        .bytes_min = 100,
+    };
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    var posts: Posts = try .init(arena.allocator(), &runner, 100, 2);
+    posts.open();
+    try std.testing.expect(!posts.takes(99));
+    var memory: Memory = undefined;
+    for (0..2) |_| {
+        try std.testing.expect(posts.takes(100));
+        posts.give(&nothing, &memory, &.{ .kind = .clear, .piece = 0 }, .{});
+    }
+    try std.testing.expect(!posts.takes(100));
+    // The one that was given last comes back last.
+    const first, const second = .{ posts.all[1], posts.all[0] };
+    posts.take_back(first);
+    try std.testing.expect(posts.takes(100));
+    posts.give(&nothing, &memory, &.{ .kind = .clear, .piece = 1 }, .{});
+    try std.testing.expectEqual(1, first.job.piece);
+    try std.testing.expectEqual(0, second.job.piece);
+}

@@ -163,3 +163,11 @@ test "what a rank of three sends and receives" {
     try expectEqual(1 + 2 + 3 + 4, pairs.total(&roles));
     try expectEqual(9 * 4, each.total(&roles));
 }
+
+test "what others exchange has no elements here" {
+    const counts: Elements = .{ .exchanged = .{ .send = &.{ 1, 2, 3 }, .recv = &.{ 4, 2, 5 } } };
+    const roles: Roles = .{ .kind = .all_to_all, .world_size = 3, .rank = 1 };
+    // From each to each.
+    for ([_]u64{ 0, 4, 0, 1, 2, 3, 0, 5, 0 }, 0..) |elements, part|
+        try std.testing.expectEqual(elements, counts.of(&roles, part));
+}

@@ -34,6 +34,8 @@ test {
     _ = @import("figures_test.zig");
     _ = @import("movement_test.zig");
     _ = @import("pool.zig");
+    _ = @import("posts.zig");
     _ = @import("roles.zig");
     _ = @import("fetch_test.zig");
+    _ = @import("volume.zig");
 }

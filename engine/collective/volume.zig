@@ -100,3 +100,24 @@ pub const Volume = struct {
         return bytes;
     }
 };
+
+test "parts of members that are lost, and what a member keeps, are not moved" {
+    const alive = bit(0) | bit(1);
+    const Part = struct { source: ?u16, audience: ?u16, moves: bool };
+    for ([_]Part{
+        .{ .source = 0, .audience = 1, .moves = true },
+        .{ .source = 0, .audience = 0, .moves = false },
+        .{ .source = 0, .audience = 2, .moves = false },
+        .{ .source = 2, .audience = 1, .moves = false },
+        .{ .source = 2, .audience = null, .moves = false },
+        .{ .source = null, .audience = 2, .moves = false },
+        .{ .source = null, .audience = 1, .moves = true },
+    }) |part| {
+        var volume: Volume = .{};
+        volume.add(10, part.source, part.audience, alive);
+        try std.testing.expectEqual(part.moves, volume.total(alive) > 0);
+        var bytes: f64 = 0;
+        for (volume.from, volume.to) |from, to| bytes += from + to;
+        try std.testing.expectEqual(part.moves, bytes > 0 or volume.has_pairs);
+    }
+}

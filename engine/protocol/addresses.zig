@@ -137,3 +137,36 @@ const NotFound = struct {
 
 /// For an address in numbers.
 pub const Room = [base.source.text_bytes_max]u8;
+
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+test "a connection that is gone leaves of a claim only where the peer was found" {
+    const gpa = std.testing.allocator;
+    for ([_]Claim.State{ .unknown, .queued, .asked, .known, .nowhere }) |state| {
+        var claim: Claim = .{ .state = state };
+        defer claim.deinit(gpa);
+        try claim.waiting.append(gpa, .{ .group = 3, .initial_world_size = 0 });
+        claim.disconnected();
+        try expectEqual(0, claim.waiting.items.len);
+        try expectEqual(if (state == .known) .known else Claim.State.unknown, claim.state);
+    }
+}
+
+test "the network that was not found longest ago makes room, and each has one place" {
+    var lost: NotFound = .{};
+    const most = NotFound.places_max;
+    for (0..most) |index| lost.add(test_network(index), index);
+    // The second lies back furthest then: others were not found again.
+    for ([_]usize{ 0, 2 }) |index| lost.add(test_network(index), most);
+    for (0..most) |index| try expect(lost.has(test_network(index), most));
+    lost.add(test_network(most), most + 1);
+    for (0..most + 1) |index| try expectEqual(index != 1, lost.has(test_network(index), most + 1));
+}
+
+fn test_network(index: usize) base.Source {
+    var source: base.Source = @splat(0);
+    source[0] = 0x20;
+    source[1] = @intCast(index);
+    return source;
+}

@@ -6,6 +6,7 @@
 //! lanes and safe points of a round (rounds.zig), and about the decisions that the member has seen
 //! (decisions.zig).
 
+const std = @import("std");
 const base = @import("base");
 const Peer = @import("peer.zig").Peer;
 const Instant = base.Instant;
@@ -65,3 +66,22 @@ pub const Asked = struct {
         if (!asked.has_left) asked.since = now;
     }
 };
+
+test "a question that does not leave is overdue after twelve silence limits, asked anew or not" {
+    const silence_ns = 1000;
+    var peer: Peer = .{ .id = .from_int(1), .connection = null, .instance = 0, .last_heard = 0 };
+    var asked: Asked = .{};
+    asked.ask(&peer, 500);
+    for (1..12) |count| {
+        asked.ask(&peer, 500 + count * silence_ns);
+        try std.testing.expect(!asked.is_overdue(
+            &peer,
+            500 + count * silence_ns,
+            silence_ns,
+            false,
+        ));
+    }
+    const last = 500 + silences_max * silence_ns;
+    try std.testing.expect(!asked.is_overdue(&peer, last - 1, silence_ns, false));
+    try std.testing.expect(asked.is_overdue(&peer, last, silence_ns, false));
+}

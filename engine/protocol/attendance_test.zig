@@ -80,3 +80,12 @@ test "a group that all have left says so to who comes, and how many it waits for
         "have ended; all that were in it are gone; group g");
     try expect_status(&court, "\"here\":1,\"needed\":3,\"emptied\":true");
 }
+
+test "a newcomer whose address is being looked for is here" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    court.reply = .later;
+    try court.connect(0);
+    try expect_status(&court, "\"here\":1,\"needed\":3,\"emptied\":false");
+}

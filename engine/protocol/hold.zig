@@ -207,3 +207,17 @@ test "what waits leaves in the order of its group, and nothing overtakes what it
     try std.testing.expectEqualStrings("y", middle.refused.why.data);
     try std.testing.expect(!try hold.release(9, &stream));
 }
+
+test "what leaves in bulk is bulk in the stream, and not in the hold any more" {
+    var hold: Hold = .{};
+    defer hold.deinit(gpa_of_tests);
+    var stream: wire.Stream = .init(gpa_of_tests);
+    defer stream.deinit();
+    const message: control.Message = .{ .resume_all = .{ .group = 1, .epoch = 7, .attempt = 1 } };
+    const length = (try hold.keep(&stream, 0, 5, &message, .bulk, null)).bytes.len;
+    _ = try hold.keep(&stream, 0, 5, &message, .usual, null);
+    try std.testing.expectEqual([_]usize{ 2 * length, length }, [_]usize{ hold.bytes, hold.bulk });
+    try std.testing.expect(try hold.release(5, &stream));
+    try std.testing.expectEqual([_]usize{ 0, 0 }, [_]usize{ hold.bytes, hold.bulk });
+    try std.testing.expectEqual(length, stream.out_bulk);
+}

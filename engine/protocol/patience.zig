@@ -70,6 +70,20 @@ test "who fails waits twice as long each time, up to a minute, until it gets in"
     try expectEqual(0, patience.until(id));
 }
 
+test "a peer that has waited is remembered for a minute, so that it waits longer the next time" {
+    const gpa = std.testing.allocator;
+    const second = std.time.ns_per_s;
+    var patience: Patience = .{};
+    defer patience.deinit(gpa);
+    const id: PeerId = .from_int(7);
+    patience.lose(gpa, id, 0);
+    for ([_]u64{ 60, 180 }, [_]u64{ 2, 1 }) |after, waits| {
+        patience.lose(gpa, .from_int(8), after * second);
+        patience.lose(gpa, id, after * second);
+        try std.testing.expectEqual((after + waits) * second, patience.until(id));
+    }
+}
+
 test "of very many who have failed, those that failed last are remembered" {
     const gpa = std.testing.allocator;
     var patience: Patience = .{};

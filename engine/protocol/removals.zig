@@ -70,3 +70,12 @@ test "the last reason of each of the last peers that were removed is known, and 
         removals.why_of(.from_int(most + 1)).?,
     );
 }
+
+test "a peer that is removed again has one place and the last reason" {
+    var removals: Removals = .{};
+    removals.note(.from_int(1), "it was silent");
+    removals.note(.from_int(2), "it was silent");
+    removals.note(.from_int(1), "it left");
+    try std.testing.expectEqual(2, removals.count);
+    try std.testing.expectEqualStrings("it left", removals.why_of(.from_int(1)).?);
+}

@@ -359,6 +359,24 @@ test "who does not call is let go with the true reason, and the others' operatio
     for (0..2) |index| try expectEqual(1, court.commits[index]);
 }
 
+test "a member that is away is not let go because it has not called" {
+    // Method: the connection of the third ends just before the others have waited for long enough.
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(19 * second);
+    court.hang_up(2);
+    try court.pass(3 * second);
+    try expectEqual(0b111, court.members_alive());
+    // It comes back, and has no time left.
+    try court.come_back(2, court.attempt);
+    try court.report_end(2);
+    try court.say(2, .{ .join_end = .{} });
+    try court.pass(second);
+    try expectEqual(0b011, court.members_alive());
+}
+
 test "one that stays away or begins attempts gains no time by it" {
     // Method: two have called; the third never does, and breaks a lane every few seconds.
     var court: Court = undefined;
@@ -392,6 +410,39 @@ test "whose turn it was is judged anew when one of those who are missing has bee
     try expectEqual(2, court.group().current().?.alive.count());
 }
 
+test "a member that waited for one that was let go has its time anew" {
+    // Method: the fourth has called what the fifth has not, and the other way round.
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.grow(2);
+    court.c.run.options.stall_ns = 20 * second;
+    for ([_]usize{ 0, 1, 2, 3 }) |index| try court.called(index, tag);
+    for ([_]usize{ 0, 1, 2, 4 }) |index| try court.called(index, tag + 1);
+    try court.pass(21 * second);
+    const epoch = court.group().current().?;
+    try expectEqual(4, epoch.alive.count());
+    for (epoch.records.items) |known| if (known.id.tag == tag + 1)
+        try expect(court.now -| known.stall.since <= 2 * second);
+}
+
+test "nobody is let go for a call while members report" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(19 * second);
+    try court.stumble();
+    try court.pass(2 * second);
+    try expectEqual(0b111, court.members_alive());
+    for (0..peers_max) |index| {
+        if (index < 2) try court.report(index, tag, 1);
+        try court.report_end(index);
+    }
+    try court.pass(second);
+    try expectEqual(0b011, court.members_alive());
+}
+
 test "in a group of two nobody is let go on the word of the other" {
     var court: Court = undefined;
     try form(&court, 20 * second);
@@ -410,6 +461,54 @@ test "in a group of two nobody is let go on the word of the other" {
     try court.pass(60 * second);
     try expectEqual(0b010, waited_for(&court));
     try expectEqual(0b011, court.members_alive());
+}
+
+test "what is said of a passed attempt makes no record, and of one to come ends the connection" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.stumble();
+    for (0..peers_max) |index| try court.report_end(index);
+    const newest = court.attempt;
+    court.attempt = newest - 1;
+    try court.called(0, tag);
+    try expectEqual(0, court.group().epochs.items[0].records.items.len);
+    try expectEqual(0b111, court.members_alive());
+    court.attempt = newest + 1;
+    try court.called(2, tag);
+    try expectEqual(0b011, court.members_alive());
+}
+
+test "of the deadlines of those that wait the first counts" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for ([_]u64{ 8 * second, 4 * second, 90 * second }, 0..) |left_ns, index| {
+        const said = court.running(tag, 1);
+        try court.say(index, .{ .called = .{
+            .group = 0,
+            .epoch = said.epoch,
+            .attempt = said.attempt,
+            .op = said.op,
+            .descriptor = said.descriptor,
+            .left_ns = left_ns,
+        } });
+    }
+    const record = court.group().epochs.items[0].records.items[0];
+    try expectEqual(court.now + 4 * second, record.stall.until);
+}
+
+test "what is said of a call that is decided makes no record" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    const records = &court.group().epochs.items[0].records.items;
+    for (0..peers_max) |index| try court.done(index, tag, 0);
+    try court.listen();
+    try expectEqual(1, court.commits[0]);
+    // It has crossed the decision on its way.
+    for (0..peers_max) |index| try court.called(index, tag);
+    try expectEqual(0, records.len);
 }
 
 // ---- what a member says

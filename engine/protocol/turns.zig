@@ -48,4 +48,14 @@ test "networks take turns, and those who have failed come last" {
     for ([_]u32{ 1, 5, 2, 4, 0, 3 }, candidates) |index, candidate| {
         try std.testing.expectEqual(index, candidate.index);
     }
+    // One of the crowd that has failed takes no turn of another one.
+    var few = [_]Candidate{
+        .{ .index = 0, .source = crowd, .has_failed = true },
+        .{ .index = 1, .source = crowd, .has_failed = false },
+        .{ .index = 2, .source = other, .has_failed = false },
+    };
+    order(&few);
+    for ([_]u32{ 1, 2, 0 }, few) |index, candidate| {
+        try std.testing.expectEqual(index, candidate.index);
+    }
 }

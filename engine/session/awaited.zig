@@ -70,3 +70,15 @@ pub const Awaited = struct {
         });
     }
 };
+
+test "a peer is away by the coordinator's word alone, also where that has not named it" {
+    const expect = std.testing.expect;
+    var awaited: Awaited = .{ .why = .away, .count = 1, .named_count = 1 };
+    awaited.named[0] = .{ .id = .from_int(1), .label = .{}, .rank = 0 };
+    try expect(awaited.is_away(.from_int(1)));
+    try expect(!awaited.is_away(.from_int(2)));
+    awaited.count = 2;
+    try expect(awaited.is_away(.from_int(2)));
+    awaited.why = .begin;
+    for (1..3) |id| try expect(!awaited.is_away(.from_int(id)));
+}

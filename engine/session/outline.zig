@@ -265,6 +265,16 @@ test "two arrays in each other's place are found, and several that differ are no
     try std.testing.expectEqual(null, search(&.{ a, a, a }, &.{ more, a, more }, 1));
     try std.testing.expectEqual(null, search(&.{ a, b, c }, &.{ b, c, a }, 1));
     try std.testing.expectEqual(null, search(&.{ a, b }, &.{ b, c }, 1));
+    // Two that differ by as much as one that would be behind the end of the list.
+    const less: Item = .{ .count = 9, .dtype = .f32 };
+    const greater: Item = .{ .count = 12, .dtype = .f32 };
+    try std.testing.expectEqual(null, search(&.{ a, a }, &.{ less, greater }, 1));
+    // Other neighbours would move the sums by as much as those that have changed places.
+    const d: Item = .{ .count = 30, .dtype = .f32 };
+    const e: Item = .{ .count = 40, .dtype = .f32 };
+    const last = search(&.{ a, b, d, e }, &.{ a, b, e, d }, 1).?;
+    try std.testing.expectEqual(2, last.change.index);
+    try std.testing.expectEqual(3, last.swapped.?);
 }
 
 test "calls whose arrays are alike and called otherwise differ in form, and in nothing else" {

@@ -267,6 +267,27 @@ test "the deadline of a call that waits runs from the call, and its number is us
     }
 }
 
+test "each call that waits ends at its own deadline" {
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const first = &two.callers[0];
+    try first.call_all(0, at_once);
+    for ([_]u64{ 6, 2, 4 }, 0..) |seconds, index| {
+        first.deadline = w.now + seconds * std.time.ns_per_s;
+        try first.call(at_once + index);
+    }
+    for ([_][3]bool{ .{ false, true, false }, .{ false, true, true }, @splat(true) }) |ended| {
+        try w.pass(2 * std.time.ns_per_s + std.time.ns_per_s / 4);
+        for (ended, first.operations[at_once..][0..3]) |is_ended, operation|
+            try expectEqual(is_ended, operation.finished);
+    }
+    try two.callers[1].call_all(0, at_once + 3);
+    try w.settle();
+    for (&two.callers) |*caller| caller.release();
+}
+
 test "a call that waits ends at once when another member gives it up" {
     var two: Two = .{};
     try two.form();

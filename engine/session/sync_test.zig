@@ -1264,19 +1264,66 @@ test "a newcomer whose round goes on without it fetches on" {
     defer case.deinit();
     for (0..8) |_| try expect(try case.world.step());
     for (case.all()) |*held| {
-        for (&held.node.group.member.epochs) |slot| if (slot) |epoch| {
-            if (epoch.entered) continue;
-            for (epoch.ids) |*id| if (id.eql(late.node.s.self)) {
-                id.* = .from_int(99); // as if others had entered instead
-            };
-        };
-        held.node.group.round_members.clearRetainingCapacity();
+        forget_newcomer(held.node.group, late);
         if (held == late) continue;
         try expect(!held.node.group.knows(late.node.s.self));
     }
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
     for (late.state.staged) |place| try expectEqual(1, place.?[0]);
+}
+
+test "a state is given to newcomers of a round, by members that have opted in, of what they have" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    try case.world.settle();
+    const held = &case.held[0];
+    const s = held.node.s;
+    const group = held.node.group;
+    const link = hostile_test.link_to(held.node, late.node);
+    const Lack = enum { nothing, opting_in, membership, structure, leaf, round };
+    for (std.enums.values(Lack)) |lack| {
+        var want = std.mem.zeroInit(wire.frame.Header, .{
+            .kind = .want,
+            .group = group.id.?,
+            .tag = held.state.tag,
+            .attempt = 99,
+            .class = @import("requests.zig").class_leaf,
+            .fingerprint = std.mem.readInt(u32, held.state.structure()[0..4], .little),
+        });
+        const current = group.member.current;
+        switch (lack) {
+            .nothing => {},
+            .opting_in => held.state.serves = false,
+            .membership => group.member.current = null,
+            .structure => want.fingerprint ^= 1,
+            .leaf => want.index = held.state.leaf_count(),
+            .round => {
+                forget_newcomer(group, late);
+                link.asks_in = null;
+            },
+        }
+        try prefetch.on_want(s, link, &want);
+        const lane = link.lanes[0].?;
+        try expect(prefetch.next(s, lane, link));
+        const kind: wire.frame.Kind = if (lack == .nothing) .leaf else .lack;
+        try expectEqual(kind, lane.outgoing().kind);
+        group.member.current = current;
+        held.state.serves = true;
+        try case.world.settle();
+    }
+}
+
+/// As if others had entered in its place.
+fn forget_newcomer(group: *session.Group, late: *const Held) void {
+    for (&group.member.epochs) |slot| if (slot) |epoch| {
+        if (epoch.entered) continue;
+        for (epoch.ids) |*id| if (id.eql(late.node.s.self)) {
+            id.* = .from_int(99);
+        };
+    };
+    group.round_members.clearRetainingCapacity();
 }
 
 test "a newcomer whose round is over finds its sources while it fetches, and then wants no links" {
@@ -1313,6 +1360,21 @@ test "a source that dies, closes its state or has not opted in is done without" 
         for (late.state.staged) |place| try expectEqual(1, place.?[0]);
         if (how == 1) try calls.state_add(source.node.s, source.node.group, source.state);
     }
+}
+
+test "a fetch is over as soon as the last lane to its last source is gone" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    for (0..8) |_| try expect(try case.world.step());
+    for (case.held[0..2], 0..) |*held, index| {
+        try expect(late.node.group.is_fetching());
+        const link = hostile_test.link_to(late.node, held.node);
+        for (link.lanes) |place| if (place) |lane|
+            @import("links.zig").fail(late.node.s, lane, "test");
+        try expectEqual(index == 0, late.node.group.is_fetching());
+    }
+    try case.world.settle();
 }
 
 test "a newcomer whose members share nothing enters at once, and its fetch ends with its state" {

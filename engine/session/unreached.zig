@@ -153,3 +153,18 @@ test "what could not be dialed is told once, until it is another reason or long 
     try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);
     try std.testing.expectEqualStrings("", u.text(40 + Unreached.fresh_ns, &buffer));
 }
+
+test "the dial that failed longest ago makes room" {
+    var u: Unreached = .{};
+    const nowhere: base.Source = @splat(0);
+    const most = Unreached.entries_max;
+    // The first has failed again, after all others.
+    for (0..most + 1) |at| {
+        const peer: base.Named = .{ .id = .from_int(1 + at % most), .label = .{} };
+        _ = u.note(at, .of(peer, false, .refused, nowhere, ""));
+    }
+    const newest: base.Named = .{ .id = .from_int(most + 1), .label = .{} };
+    try std.testing.expect(u.note(most + 1, .of(newest, false, .refused, nowhere, "")));
+    try std.testing.expectEqual(most, u.count);
+    for (u.entries) |entry| try std.testing.expect(!entry.peer.eql(.from_int(2)));
+}

@@ -3,6 +3,8 @@
 
 const std = @import("std");
 const base = @import("base");
+const protocol = @import("protocol");
+const wire = @import("wire");
 const session = @import("root.zig");
 const groups = @import("groups.zig");
 const world = @import("world_test.zig");
@@ -208,4 +210,71 @@ test "a call whose deadline is near names those who have not called when it pass
         try std.testing.expect(failure.missing.has(3));
     }
     for (w.nodes[0..3], operations[0..3]) |*node, operation| calls.release(node.s, operation.?);
+}
+
+fn awaited(peers: []const wire.control.AwaitedEntry, count: u32) wire.control.Awaited {
+    return .{ .group = 0, .why = .begin, .count = count, .peers = .of(peers) };
+}
+
+test "for whom a newcomer waits is said once, and no more are named than there are" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const s = w.nodes[0].s;
+    const peers = [_]wire.control.AwaitedEntry{
+        .{ .id = .from_int(2), .rank = 1, .label = .of("n1") },
+        .{ .id = .from_int(7), .rank = 1, .label = .of("n7") },
+    };
+    const lines = w.log_lines;
+    for (0..2) |_| try session.waits.on_awaited(s, &awaited(peers[0..1], 1));
+    try expectEqual(1, w.log_lines - lines);
+    try session.waits.on_awaited(s, &awaited(peers[0..2], 2));
+    try expectEqual(2, w.log_lines - lines);
+    for ([_]u32{ 0, 1 }) |count| try std.testing.expectError(
+        error.Unexpected,
+        session.waits.on_awaited(s, &awaited(peers[0..2], count)),
+    );
+}
+
+test "calls that wait are one line of the log in five seconds, and name members that are there" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const operation = try world.sum(node, 10, .restart);
+    w.now += 6 * second;
+    node.s.now = w.now;
+    var missing: base.Mask = .empty;
+    missing.set(1);
+    const lines = w.log_lines;
+    for ([_]u64{ 0, 4, 1 }, [_]u64{ 1, 1, 2 }) |later, said| {
+        node.s.now += later * second;
+        for (0..2) |_| try session.waits.on_stalled(node.s, &.{
+            .group = 0,
+            .epoch = operation.op.epoch,
+            .attempt = 1,
+            .op = operation.op.id,
+            .missing = missing,
+        });
+        try expectEqual(said, w.log_lines - lines);
+    }
+    // A member that is lost by now waits in nothing.
+    var elsewhere: protocol.Elsewhere = .{};
+    elsewhere.add(.{ .rank = 1, .count = 1 });
+    const names = labels.names_of_missing(node.s, operation);
+    for ([_]base.Mask{ missing, .empty }) |these| {
+        var room: [200]u8 = undefined;
+        const text = try std.fmt.bufPrint(&room, "{f}", .{session.waits.Elsewhere{
+            .names = &names,
+            .operation = operation,
+            .missing = &these,
+            .told = &elsewhere,
+        }});
+        try expectEqual(these.is_empty(), text.len == 0);
+    }
+    w.now = node.s.now;
+    const other = try world.sum(&w.nodes[1], 10, .restart);
+    try w.settle();
+    calls.release(node.s, operation);
+    calls.release(w.nodes[1].s, other);
 }
