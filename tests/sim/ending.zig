@@ -223,6 +223,14 @@ fn check_at_rest(world: *World) void {
         for (node.users) |*user| check_view(world, user);
         check_lanes(world, node.index);
     }
+    // A record that outlives its call counts against its member's calls in flight.
+    for (world.coordinator.run.groups.items) |group| for (group.epochs.items) |epoch| {
+        for (epoch.records.items) |record| world.checkers.fail(
+            .leak,
+            "the coordinator holds a record of tag {d}, sequence {d} at rest",
+            .{ record.id.tag, record.id.sequence },
+        );
+    };
 }
 
 /// All members see the same, and nobody who is gone.

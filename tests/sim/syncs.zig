@@ -101,7 +101,10 @@ pub fn keep(user: *User) void {
     @memcpy(memory[0..shared], user.content.bytes[0..shared]);
     @memset(memory[shared..], own_byte(user.node));
     const rules = world.config.state_rules;
-    const state = create(user, user.group.?, memory, rules, true) catch |err| {
+    // One peer in four gives no newcomer anything.
+    var serving = swarm.stream(world.config.seed ^ user.node.index, "serving");
+    const serves = !serving.chance(4);
+    const state = create(user, user.group.?, memory, rules, serves) catch |err| {
         return world.note("p{d} cannot share now: {t}", .{ user.node.index, err });
     };
     user.kept = .{ .state = state, .memory = memory };
@@ -110,6 +113,21 @@ pub fn keep(user: *User) void {
     session_layer.calls.prefetch_begin(s, user.node.here(), user.group.?, state) catch |err| {
         world.note("p{d} cannot fetch ahead: {t}", .{ user.node.index, err });
     };
+}
+
+/// This lane is about to send. Only members that have opted in give a state in the background, and
+/// only to peers of a round of its group.
+pub fn check_given(node: *Node, lane: *session_layer.Lane) void {
+    if (lane.out_head_left.len < wire.frame.header_bytes) return;
+    const owner = lane.out_owner orelse return;
+    if (owner != .state) return;
+    const state: *const State = @ptrCast(@alignCast(owner.state));
+    const may = state.serves and lane.link.?.asks_in != null;
+    if (!may) node.world.checkers.fail(
+        .leak,
+        "p{d} gives a state that it gives to nobody, or to a peer of no round",
+        .{node.index},
+    );
 }
 
 /// A group that was left is about to be released.

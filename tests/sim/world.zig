@@ -1198,6 +1198,7 @@ pub const World = struct {
             const count = lanes.send_slices(s, node.here(), lane, &slices);
             if (count == 0) break;
             copies.leaves(world, lane, node.index, world.other_end(ref).node);
+            syncs.check_given(node, lane);
             var total: usize = 0;
             for (slices[0..count]) |slice| {
                 calls.check_sent_place(node, slice);
