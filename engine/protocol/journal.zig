@@ -212,7 +212,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 4;
+pub const version: u32 = 5;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
