@@ -292,10 +292,10 @@ PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescri
 
 /* Makes the tensors equal in the peer group, whose peers all call it; revision becomes that of their content. The
  * content of peers from before the last update wins, then the highest revision, then the content of most peers. Unless
- * it returns pcclSuccess tensors and revision are as they were. Tensors must not be used meanwhile. pcclInvalidArgument:
- * names, types or counts differ between peers, or a peer sends only beside one that does not receive only; all peers
- * get it. pcclMasterConnectionFailed: this peer is new, and its names, types or counts are not those of the others,
- * which go on without it. pcclPendingAsyncOps while reductions are in flight here. */
+ * it returns pcclSuccess tensors and revision are as they were. Tensors must not be used meanwhile.
+ * pcclInvalidArgument: names, types or counts differ between peers, or a peer sends only beside one that does not
+ * receive only; all peers get it. pcclMasterConnectionFailed: this peer is new, and its names, types or counts are not
+ * those of the others, which go on without it. pcclPendingAsyncOps while reductions are in flight here. */
 PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *communicator, pcclSharedState_t *shared_state,
                                                     pcclSharedStateSyncStrategy_t strategy,
                                                     pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);
