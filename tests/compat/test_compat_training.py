@@ -299,95 +299,105 @@ def test_diloco(address: str) -> None:
         assert math.isclose(weight, weight_after(OUTER_STEPS + 1, 0.5), rel_tol=1e-5)
 
 
-def test_asynchronous_diloco(address: str) -> None:
-    """A thread reduces the last pseudo-gradients beside the inner steps; a third peer comes late.
+class AsynchronousPeer:
+    """A program of asynchronous DiLoCo: a thread reduces pseudo-gradients beside the next turn."""
 
-    The thread tells nobody of its errors, so its averages are counted.
-    """
+    def __init__(self, address: str, number: int) -> None:
+        self.goal = float(number)
+        self.model = model_of(start=0.0)
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=INNER_RATE)
+        self.outer_params = [
+            torch.nn.Parameter(p.detach().cpu().clone()) for p in self.model.parameters()
+        ]
+        self.outer = torch.optim.SGD(self.outer_params, lr=OUTER_RATE)
+        self.communicator = Communicator(address, 0)
+        self.communicator.connect(n_attempts=15)
+        self.iter_num = torch.tensor(0, dtype=torch.int64, device="cpu")
+        self.shared_state = state_of({"outer": self.outer_params[0], "iter_num": self.iter_num})
+        self.shared_state.revision = 0
+        self.world_size = self.communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+        self.local_iter_num = self.num_syncs = 0
+        # World sizes of its averages. The thread tells nobody of its errors, so they are counted.
+        self.averaged: list[int] = []
+        self.last_pseudo_grads: list[Any] = []
+        self.all_reduce_thread: threading.Thread | None = None
+
+    def copy_to_inner(self) -> None:
+        with torch.no_grad():
+            for local_p, outer_p in zip(self.model.parameters(), self.outer_params, strict=True):
+                local_p.copy_(outer_p, non_blocking=True)
+
+    def sync(self, late_joiner: bool = False) -> None:
+        sync_info = self.communicator.sync_shared_state(self.shared_state)
+        self.shared_state.revision += 1
+        self.num_syncs += 1
+        assert self.num_syncs == 1 or late_joiner or sync_info.rx_bytes == 0
+        if self.num_syncs == 1:
+            self.copy_to_inner()
+
+    def reduce(self, outer_grads: list[Any]) -> None:
+        self.last_pseudo_grads = outer_grads.copy()
+        info = all_reduce_multiple_with_retry(
+            self.communicator, self.last_pseudo_grads, ReduceOp.AVG, 128
+        )
+        self.averaged.append(info.local_world_size)
+
+    def turn(self) -> None:
+        self.local_iter_num += 1
+        topology_updated = self.local_iter_num == 1
+        may_update = self.local_iter_num > 1 or self.world_size == 1
+        if may_update and self.communicator.are_peers_pending():
+            if self.all_reduce_thread is not None:
+                self.all_reduce_thread.join()
+            self.communicator.update_topology()
+            topology_updated = True
+        self.world_size = self.communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+        if self.world_size < 2:
+            return
+        if topology_updated:
+            self.sync()
+        for _ in range(INNER_STEPS):
+            backward(self.model, self.goal)
+            self.inner.step()
+            self.inner.zero_grad(set_to_none=False)
+        can_outer_step = self.all_reduce_thread is not None
+        if self.all_reduce_thread is not None:
+            self.all_reduce_thread.join()
+            for pseudo_grad, outer_p in zip(self.last_pseudo_grads, self.outer_params, strict=True):
+                outer_p.grad = pseudo_grad
+        outer_grads = [
+            outer_p - local_p.data.to("cpu")
+            for local_p, outer_p in zip(self.model.parameters(), self.outer_params, strict=True)
+        ]
+        assert all(grad.requires_grad for grad in outer_grads)
+        if can_outer_step:
+            self.outer.step()
+        if topology_updated and self.iter_num > 0:
+            self.sync(late_joiner=not can_outer_step)
+        self.copy_to_inner()
+        self.all_reduce_thread = threading.Thread(target=self.reduce, args=(outer_grads,))
+        self.all_reduce_thread.start()
+        self.iter_num += 1
+
+
+def test_asynchronous_diloco(address: str) -> None:
+    """A third peer comes late, and all end with equal weights some turns after."""
     begun = threading.Event()
     turns_of_three = 4
 
     def program(number: int) -> tuple[float, list[int]]:
-        model = model_of(start=0.0)
-        inner = torch.optim.SGD(model.parameters(), lr=INNER_RATE)
-        outer_params = [torch.nn.Parameter(p.detach().cpu().clone()) for p in model.parameters()]
-        outer = torch.optim.SGD(outer_params, lr=OUTER_RATE)
         if number == 2:
             assert begun.wait(SECONDS_MAX)
-        communicator = Communicator(address, 0)
-        communicator.connect(n_attempts=15)
-        iter_num = torch.tensor(0, dtype=torch.int64, device="cpu")
-        shared_state = state_of({"outer": outer_params[0], "iter_num": iter_num})
-        shared_state.revision = 0
-        world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
-        local_iter_num = num_syncs = turns = 0
-        averaged: list[int] = []
-        last_pseudo_grads: list[Any] = []
-        all_reduce_thread: threading.Thread | None = None
-
-        def run_shared_state_sync(late_joiner: bool = False) -> None:
-            nonlocal num_syncs
-            sync_info = communicator.sync_shared_state(shared_state)
-            shared_state.revision += 1
-            num_syncs += 1
-            assert num_syncs == 1 or late_joiner or sync_info.rx_bytes == 0
-            if num_syncs == 1:
-                with torch.no_grad():
-                    for inner_param, outer_p in zip(model.parameters(), outer_params, strict=True):
-                        inner_param.data.copy_(outer_p)
-
-        while True:
-            local_iter_num += 1
-            topology_updated = local_iter_num == 1
-            if (local_iter_num > 1 or world_size == 1) and communicator.are_peers_pending():
-                if all_reduce_thread is not None:
-                    all_reduce_thread.join()
-                communicator.update_topology()
-                topology_updated = True
-            world_size = communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
-            if world_size < 2:
-                continue
-            if topology_updated:
-                run_shared_state_sync()
-            for _ in range(INNER_STEPS):
-                backward(model, goal=float(number))
-                inner.step()
-                inner.zero_grad(set_to_none=False)
-            can_outer_step = all_reduce_thread is not None
-            if all_reduce_thread is not None:
-                all_reduce_thread.join()
-                for pseudo_grad, outer_p in zip(last_pseudo_grads, outer_params, strict=True):
-                    outer_p.grad = pseudo_grad
-            outer_grads = [
-                outer_p - local_p.data.to("cpu")
-                for local_p, outer_p in zip(model.parameters(), outer_params, strict=True)
-            ]
-            assert all(grad.requires_grad for grad in outer_grads)
-            if can_outer_step:
-                outer.step()
-            if topology_updated and iter_num > 0:
-                run_shared_state_sync(late_joiner=not can_outer_step)
-            with torch.no_grad():
-                for local_p, outer_p in zip(model.parameters(), outer_params, strict=True):
-                    local_p.copy_(outer_p, non_blocking=True)
-
-            def reduce(grads: list[Any] = outer_grads) -> None:
-                nonlocal last_pseudo_grads
-                last_pseudo_grads = grads.copy()
-                info = all_reduce_multiple_with_retry(
-                    communicator, last_pseudo_grads, ReduceOp.AVG, 128
-                )
-                averaged.append(info.local_world_size)
-
-            all_reduce_thread = threading.Thread(target=reduce, name="ReduceThread")
-            all_reduce_thread.start()
-            iter_num += 1
-            if iter_num.item() == 2:
+        peer = AsynchronousPeer(address, number)
+        turns = 0
+        while turns < turns_of_three:
+            peer.turn()
+            if peer.iter_num.item() == 2:
                 begun.set()
-            turns += world_size == 3
-            if turns == turns_of_three:
-                all_reduce_thread.join()
-                return float(outer_params[0].item()), averaged
+            turns += peer.world_size == 3
+        assert peer.all_reduce_thread is not None
+        peer.all_reduce_thread.join()
+        return float(peer.outer_params[0].item()), peer.averaged
 
     (one, averaged), (other, too), (late, last) = run(program, 3)
     assert one == other == late != 0
