@@ -73,7 +73,7 @@ pub const CommInfo = extern struct {
 /// pccl_comm_t
 pub const Comm = struct {
     membership: *net.Membership,
-    /// Of calls that name none; any thread may set it.
+    /// The default for calls that name none; any thread may set it.
     deadline_ns: std.atomic.Value(u64),
     interrupt: net.reach.Interrupt,
 

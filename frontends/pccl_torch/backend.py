@@ -96,7 +96,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """Whether it is over if it begins without one of those that it was made of (start.py)."""
 
     token = ""
-    """Of the run, for a group that begins with its first call (start.py)."""
+    """That of the run, for a group that begins with its first call (start.py)."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class PeerLost(Aborted, DistBackendError):
 
 
 # The library's words, and those of PyTorch's programs, which look for "timed out" and " timeout ".
-# Of the sub-groups of a communicator it says more than `call admit`.
+# For sub-groups of a communicator the library says more than `call admit`.
 _WORDS = (
     (re.compile(r"\bcall admit\b(?! on )"), "call pccl_torch.admit()"),
     (re.compile(r"\bthe deadline passed\b"), "timed out, as the timeout passed"),

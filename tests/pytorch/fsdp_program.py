@@ -166,8 +166,8 @@ class Member:
         """One replica of two shards: nobody has those of the one that dies."""
         dist.init_process_group("pccl", init_method="pccl://", timeout=timedelta(seconds=60))
         hsdp = pccl_torch.Hsdp(replicas=1, shards=2)
-        for group in map(hsdp.mesh.get_group, ("replicate", "shard")):
-            assert group.comm.deadline == dist.group.WORLD.comm.deadline  # type: ignore[attr-defined]
+        groups: Any = [hsdp.mesh.get_group(name) for name in ("replicate", "shard")]
+        assert {group.comm.deadline for group in groups} == {dist.group.WORLD.comm.deadline}
         model = sharded(hsdp.mesh)
         if os.environ["PCCL_RESTARTS"] == "0":
             self.fails("unsynced", partial(loss_of, model, 0))

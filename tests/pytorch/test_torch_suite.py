@@ -38,7 +38,7 @@ def listed() -> dict[str, str]:
 
 
 def ends(backend: str, folder: Path) -> dict[str, tuple[str, str]]:
-    """Of each test, how it has ended with a backend, and what was said."""
+    """How each test has ended with a backend, and what was said."""
     for name in ("barrier", "test_dir", "init_dir"):
         (folder / backend / name).mkdir(parents=True)
     place = str(folder / backend)
