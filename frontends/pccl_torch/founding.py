@@ -24,7 +24,7 @@ _ASK_SECONDS_MIN = 1.0
 _ASK_SECONDS_MAX = 16.0
 # How long before its deadline it is asked who is missing, unless half of the time is less; and how
 # long the coordinator may take to answer.
-_MISSING_SECONDS = 0.5
+_MISSING_SECONDS = 2.0
 
 
 class Missing:
@@ -94,7 +94,7 @@ def found(
         _check(comm, token, name, peers)
         left = max(1e-3, until - time.monotonic())
         waits = min(asks, left)
-        with Missing(comm, token, name, peers, waits) as missing:
+        with Missing(comm, token, name, peers, left) as missing:
             try:
                 group = comm.group(name, initial_world_size=len(peers), deadline=waits)
                 group.deadline = seconds

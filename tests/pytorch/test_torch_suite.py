@@ -58,6 +58,7 @@ def ends(backend: str, folder: Path) -> dict[str, tuple[str, str]]:
     return told
 
 
+@pytest.mark.timeout(900)
 def test_each_test_of_pytorch_ends_as_with_gloo_unless_the_list_has_it(tmp_path: Path) -> None:
     with_gloo, with_pccl = ends("gloo", tmp_path), ends("pccl", tmp_path)
     assert len(with_pccl) == 285
