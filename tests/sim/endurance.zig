@@ -33,8 +33,10 @@ const windows = 20;
 /// In those before this one the coordinator is killed.
 const windows_of_restarts = 8;
 /// A process grows if its floors at the end of a part lie above all those at its beginning by more
-/// than this. Links to the dead are kept for a while, and more of them when more have died.
-const slack_bytes: Floors = .{ 4 * limits.KiB, 32 * limits.KiB, 32 * limits.KiB };
+/// than this. The coordinator remembers the peers that came in the last minutes, which takes 25 to
+/// 50 KiB, and the first floors after its last start come before it remembers as many. Peers keep
+/// links to the dead for a while, and more of them when more have died.
+const slack_bytes: Floors = .{ 16 * limits.KiB, 32 * limits.KiB, 32 * limits.KiB };
 /// Memory that users lend for one call, at most on average.
 const borrowed_bytes_per_call = 2 * limits.KiB;
 /// A journal is written anew when this much was appended (protocol/journaling.zig).
