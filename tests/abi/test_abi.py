@@ -1591,7 +1591,7 @@ def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, 
     assert '"x"' in create(good, (b"x", data + 9, [1], lib.PCCL_F32, 0))
     assert "larger than memory" in create((b"x", data, [2**40, 2**40], lib.PCCL_F32, 0))
     for field in ("flags", "reserved"):
-        unknown = options("state_options", **{field: 16})
+        unknown = options("state_options", **{field: 32})
         assert "flags" in refused(lib.pccl_state_create(pair[0], unknown, made))
     too_many = options("state_options", tensors=tensors(good)[0], tensor_count=65537)
     assert "65536" in refused(lib.pccl_state_create(pair[0], too_many, made))

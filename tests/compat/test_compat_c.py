@@ -653,7 +653,7 @@ def shared(array: np.ndarray, revision: int = 0, **fields: Any) -> tuple[Any, An
     ("strategies", "revisions", "wanted"),
     [
         ([POPULAR, POPULAR], [5, 3], 0),
-        ([POPULAR, POPULAR], [3, 5], 1),
+        ([POPULAR, POPULAR], [3, 5], 0),  # 1 is a newcomer
         ([RECEIVE_ONLY, POPULAR], [5, 3], 1),
         ([SEND_ONLY, RECEIVE_ONLY], [3, 5], 0),
     ],

@@ -152,8 +152,11 @@ def test_the_sender_of_a_message_is_told_that_nobody_receives_it() -> None:
 
 def test_a_run_goes_on_with_the_times_that_it_was_begun_with(tmp_path: Any) -> None:
     state = tmp_path / "run"
-    with pccl.Coordinator(state=state, stall=120, stall_warning=20):
-        pass
+    with (
+        pccl.Coordinator(state=state, stall=120, stall_warning=20) as coordinator,
+        pccl.connect(coordinator.token) as comm,
+    ):
+        comm.admit()
     with pccl.Coordinator(state=state):
         pass
     with pytest.raises(pccl.InvalidArgument, match="stall is 60"):

@@ -160,7 +160,7 @@ def test_an_unsupported_dtype_is_a_type_error_that_names_the_supported(dtype: An
         buffers.readable(memoryview(bytes(3)).cast("c"))
 
 
-@pytest.mark.parametrize("name", ["int4", "float6_e2m3fn", "complex32"])
+@pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
 def test_other_dtypes_of_ml_dtypes_are_type_errors(name: str) -> None:
     with pytest.raises(TypeError, match=f"has dtype {name}; supported are"):
         buffers.readable(np.zeros(3, getattr(ml_dtypes, name)))

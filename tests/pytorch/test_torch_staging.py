@@ -279,7 +279,7 @@ def test_nothing_overtakes_a_call_whose_tensors_are_still_copied(
         assert x.item() == 2.0
 
     both(peers, call)
-    assert begun == ["all_reduce", method]
+    assert begun[0] == "all_reduce" and set(begun[1:]) == {method}
 
 
 def test_a_device_that_fails_half_way_leaves_tensors_as_they_were_and_frees_the_others(

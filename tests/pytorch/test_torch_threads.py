@@ -32,6 +32,7 @@ class Comm:
     """A group whose calls fail once another thread has the lock of the mesh."""
 
     epoch = 1
+    deadline = 600.0
     _admission = None
 
     def __init__(self, mesh_is_held: threading.Event) -> None:
