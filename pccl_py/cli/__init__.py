@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from enum import Enum
 from types import FrameType
 from typing import Annotated, Any
@@ -222,6 +223,10 @@ def run_command(
     ] = None,
     bind: Bind = None,
     advertise: Advertise = None,
+    new_run: Annotated[
+        bool,
+        typer.Option("--new-run", help="Start a coordinator although PCCL_TOKEN names a run."),
+    ] = False,
     token_file: TokenFile = None,
     state: State = None,
     min_world_size: MinWorldSize = 1,
@@ -239,7 +244,10 @@ def run_command(
     congestion: Congestion = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a coordinator and N processes of COMMAND on this machine: docs/RUN.md.
+    """Run N processes of COMMAND on this machine: docs/RUN.md.
+
+    With PCCL_TOKEN in the environment they join the run of that token. Without it, or with \
+--new-run, a coordinator is started for them here.
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
 PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
@@ -261,27 +269,40 @@ of the first that failed.
     settings = {name: value for name, value in given.items() if value is not None}
     run.refuse_what_none_can_have({**os.environ, **settings})
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
-    with pccl_py.Coordinator(
-        bind=bind,
-        advertise=advertise,
-        min_world_size=min_world_size,
-        initial_world_size=n,
-        lanes_per_link=lanes,
-        probe=probe,
-        chunk_bytes=chunk_bytes,
-        window_bytes=window_bytes,
-        heartbeat=heartbeat,
-        silence=silence,
-        prepare=prepare,
-        stall_warning=stall_warning,
-        stall=stall,
-        state=state,
-        memory=memory,
-    ) as running:
+    of_coordinator: dict[str, Any] = {
+        "bind": bind,
+        "advertise": advertise,
+        "lanes_per_link": lanes,
+        "probe": probe,
+        "chunk_bytes": chunk_bytes,
+        "window_bytes": window_bytes,
+        "heartbeat": heartbeat,
+        "silence": silence,
+        "prepare": prepare,
+        "stall_warning": stall_warning,
+        "stall": stall,
+        "state": state,
+        "memory": memory,
+    }
+    joined = None if new_run else run.token_to_join(os.environ, of_coordinator)
+    with ExitStack() as stack:
+        token = joined
+        if token is None:
+            started = pccl_py.Coordinator(
+                min_world_size=min_world_size, initial_world_size=n, **of_coordinator
+            )
+            token = stack.enter_context(started).token
         if token_file is not None:
-            secret.write(token_file, running.token)
+            secret.write(token_file, token)
         processes = run.Processes(
-            command, n, running.token, policy, console=errors, logs=logs, settings=settings
+            command,
+            n,
+            token,
+            policy,
+            console=errors,
+            is_joined=joined is not None,
+            logs=logs,
+            settings=settings,
         )
         _on_stop_signals(processes.signal, signal.SIGHUP, signal.SIGQUIT)
         code = processes.run()

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from pccl_py import network, words
 from pccl_py.cli import log
-from pccl_py.coordinator import run_status
+from pccl_py.coordinator import run_status, token_parse
 from pccl_py.errors import InvalidArgument, PcclError
 
 # After a signal or a failure the processes have this long to end by themselves.
@@ -58,6 +58,29 @@ def command_of(words: Sequence[str]) -> list[str]:
     if not Path(first).is_file():
         raise InvalidArgument(f"there is no file {first}")
     return [sys.executable, *words]
+
+
+def token_to_join(environment: Mapping[str, str], options: Mapping[str, object]) -> str | None:
+    """The token of the run that the processes join: PCCL_TOKEN, or None where that is not set.
+
+    `options` are those of a coordinator. Raises InvalidArgument if one was given with a token, and
+    for a token that is none.
+    """
+    token = environment.get("PCCL_TOKEN", "").strip()
+    if not token:
+        return None
+    try:
+        token_parse(token)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"PCCL_TOKEN: {error}; --new-run starts a run without it") from None
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        option = {"lanes_per_link": "lanes"}.get(given[0], given[0]).replace("_", "-")
+        raise InvalidArgument(
+            f"--{option} is for a new run, and PCCL_TOKEN names a run that has a coordinator: "
+            f"leave --{option} out to join that run, or pass --new-run"
+        )
+    return token
 
 
 def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> None:
@@ -112,6 +135,7 @@ class Processes:
         policy: Policy,
         *,
         console: Console,
+        is_joined: bool = False,
         logs: log.Folder | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
@@ -120,6 +144,7 @@ class Processes:
         self._token = token
         self._policy = policy
         self._console = console
+        self._is_joined = is_joined  # the coordinator is not that of this command
         self._logs = logs
         self._settings = dict(settings or {})  # variables of all processes
         self._write_lock = threading.Lock()
@@ -136,6 +161,9 @@ class Processes:
     def run(self) -> int:
         """Runs all to their end and returns the exit status for `pccl run`."""
         try:
+            if self._is_joined:
+                address = token_parse(self._token).address
+                self._say(f"joining the run of PCCL_TOKEN, whose coordinator is at {address}")
             for index in range(self._n):
                 self._start(index)
             while self._running or self._due:
@@ -186,7 +214,8 @@ class Processes:
         except PcclError:
             groups = []
         if not groups:
-            return f"; if the run has not begun yet, they wait for {self._n} peers (`pccl status`)"
+            whom = "others" if self._is_joined else f"{self._n} peers"
+            return f"; if the run has not begun yet, they wait for {whom} (`pccl status`)"
         needed = [group["needed"] for group in groups if "needed" in group]
         if len(needed) < len(groups):
             return ""
@@ -224,8 +253,11 @@ class Processes:
         self._stop(number)
 
     def _environment(self, index: int) -> dict[str, str]:
-        # A new group waits for nobody that is not started again.
-        given_up = sum(1 for other in self._codes if other not in self._due)
+        settings = dict(self._settings)
+        if not self._is_joined:
+            # A new group waits for nobody that is not started again.
+            given_up = sum(1 for other in self._codes if other not in self._due)
+            settings["PCCL_INITIAL_WORLD_SIZE"] = str(self._n - given_up)
         # Variables of the coordinator are for ours: another one could have neither port nor state.
         inherited = {
             name: value
@@ -234,9 +266,8 @@ class Processes:
         }
         return {
             **inherited,
-            **self._settings,
+            **settings,
             "PCCL_TOKEN": self._token,
-            "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
             "PCCL_RESTARTS": str(self._restarts[index]),
             "PCCL_LABEL": f"{os.environ.get('PCCL_LABEL') or '%h:%p'} #{index}",
             "RANK": str(index),

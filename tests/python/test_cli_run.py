@@ -97,6 +97,51 @@ def test_the_token_is_written_for_others_who_join(start: Any, tmp_path: Path) ->
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
+    """Method: the run has a member here, and waits for three; one process fails once, and is
+    started again. Numbers, restarts and --token-file are as in a run of `pccl run`'s own."""
+    source = (
+        "import os, sys, pccl_py as pccl\n"
+        "e = os.environ\n"
+        "if e['RANK'] == '1' and e['PCCL_RESTARTS'] == '0': sys.exit(3)\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    comm.barrier()\n"
+        "    print(e['RANK'], e['WORLD_SIZE'], e.get('PCCL_INITIAL_WORLD_SIZE'), comm.world_size)\n"
+    )
+    with pccl.Coordinator(initial_world_size=3) as coordinator, ThreadPoolExecutor(1) as pool:
+        here = pool.submit(pccl.connect, coordinator.token, bind="127.0.0.1:0")
+        program = start(
+            "run", "-n", "2", "--restarts", "1", "--token-file", str(tmp_path / "token"), "--",
+            *PYTHON, source, module=CLI, PCCL_TOKEN=coordinator.token,
+        )  # fmt: skip
+        with here.result() as comm:
+            comm.admit()
+            comm.barrier()
+        assert program.end() == 0, program.errors
+        assert (tmp_path / "token").read_text() == coordinator.token + "\n"
+        address = f"127.0.0.1:{coordinator.port}"
+    assert sorted(program.rest().splitlines()) == [f"[{n}] {n} 2 None 3" for n in range(2)]
+    joining = f"pccl run: joining the run of PCCL_TOKEN, whose coordinator is at {address}\n"
+    assert program.errors.startswith(joining)
+
+
+def test_a_new_run_is_started_with_a_token_where_that_is_asked_for(start: Any) -> None:
+    """A process of `pccl run` has a token, and may start a run of its own."""
+    source = (
+        "import os, subprocess, sys\n"
+        "inner = 'import os, sys; print(os.environ[\"PCCL_TOKEN\"] == sys.argv[1])'\n"
+        f"subprocess.run([sys.executable, '-m', '{CLI}', 'run', *sys.argv[1:], '--',\n"
+        "    sys.executable, '-c', inner, os.environ['PCCL_TOKEN']], check=True)\n"
+    )
+    command = ("run", "-n", "1", "--", *PYTHON, source, "-n", "1")
+    program = start(*command, "--new-run", "--bind", "127.0.0.1", module=CLI)
+    joins = start(*command, module=CLI)
+    assert program.end() == 0, program.errors
+    assert (program.rest(), program.errors) == ("[0] [0] False\n", "")
+    assert joins.end() == 0 and joins.rest() == "[0] [0] True\n"
+
+
 FAILING = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
 
 
@@ -315,6 +360,31 @@ def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], 
     assert program.end() == 2
     assert words in re.sub(r"\x1b\[[0-9;]*m", "", program.errors), program.errors
     assert "Traceback" not in program.errors
+
+
+@pytest.mark.parametrize(
+    ("token", "options", "words"),
+    [
+        (
+            pccl.token_create("127.0.0.1:9", bytes(range(16))),
+            ["--stall-warning", "9"],
+            "--stall-warning is for a new run, and PCCL_TOKEN names a run that has a coordinator: "
+            "leave --stall-warning out to join that run, or pass --new-run",
+        ),
+        (
+            "pccl1-nonsense",
+            [],
+            "PCCL_TOKEN: the token is mistyped or cut: its checksum does not fit; copy it whole; "
+            "--new-run starts a run without it",
+        ),
+    ],
+)
+def test_a_token_that_cannot_be_joined_so_is_said_and_nothing_is_run(
+    start: Any, token: str, options: list[str], words: str
+) -> None:
+    program = start("run", "-n", "1", *options, "--", "true", module=CLI, PCCL_TOKEN=token)
+    assert program.end() == 2
+    assert program.errors == f"pccl: {words}\n"
 
 
 @pytest.mark.parametrize(
