@@ -34,6 +34,8 @@ GRACE_SECONDS = 10.0
 DRAIN_SECONDS = 2.0
 # For an answer of our own coordinator.
 STATUS_SECONDS = 2.0
+# Once a process has ended with 0, the coordinator is asked so often whether the run is over.
+LOOK_SECONDS = 1.0
 LINE_BYTES_MAX = 64 * 1024
 # Before its first restart a process waits this long, before each further one twice as long.
 BACKOFF_SECONDS = 0.5
@@ -157,6 +159,7 @@ class Processes:
         self._signalled: int | None = None
         self._ending = False  # all have been told to end
         self._stop_at: float | None = None
+        self._look_at: float | None = None  # since a process has ended with 0
 
     def run(self) -> int:
         """Runs all to their end and returns the exit status for `pccl run`."""
@@ -171,6 +174,7 @@ class Processes:
                 if event is not None:
                     self._on_end(*event)
                 self._start_due()
+                self._look()
         finally:
             self._kill()
         drain_until = time.monotonic() + DRAIN_SECONDS
@@ -183,6 +187,7 @@ class Processes:
         self._report(index, code)
         if code == 0:
             self._forget_due()
+            self._look_at = self._look_at or time.monotonic()
         elif self._may_restart(index):
             delay = backoff_seconds(self._restarts[index])
             self._restarts[index] += 1
@@ -244,6 +249,40 @@ class Processes:
             self._say(f"process {index} is not started again: others are ending")
         self._due.clear()
         self._on_loss()
+
+    def _look(self) -> None:
+        """Ends the processes that are left if they wait for a run that is over."""
+        if self._ending or not self._running or self._look_at is None:
+            return
+        if self._look_at > time.monotonic():
+            return
+        if self._is_over():
+            self._say(
+                "the run is over, and what is left waits for it to begin again: stopping that"
+            )
+            self._stop(signal.SIGTERM)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def _is_over(self) -> bool:
+        """All members are gone, and a group waits for more peers than there are processes left.
+
+        A process that was started again, and came when the others had ended, waits so. The
+        coordinator may have forgotten by then that the group had members.
+        """
+        try:
+            groups = run_status(self._token, STATUS_SECONDS)["groups"]
+        except PcclError:
+            return False
+        waiting = [group for group in groups if "needed" in group]
+        came_again = any(self._restarts[index] for index in self._running)
+        return bool(waiting) and all(
+            (group["emptied"] or came_again)
+            and group["needed"] > max(group["here"], len(self._running))
+            if group in waiting
+            else not group["pending"]
+            and not any(member["alive"] for epoch in group["epochs"] for member in epoch["members"])
+            for group in groups
+        )
 
     def signal(self, number: int) -> None:
         """Passes a signal on; after a while, or at the second one, the processes are killed."""
@@ -310,13 +349,17 @@ class Processes:
 
     def _next_event(self) -> tuple[int, int] | None:
         """The next exit; None if something else happened. Kills when the grace is over."""
-        limits = [*self._due.values(), *([] if self._stop_at is None else [self._stop_at])]
+        looks_at = None if self._ending else self._look_at
+        limits = [
+            *self._due.values(),
+            *(limit for limit in (self._stop_at, looks_at) if limit is not None),
+        ]
         timeout = max(0.0, min(limits) - time.monotonic()) if limits else None
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             if self._stop_at is None or self._stop_at > time.monotonic():
-                return None  # somebody is to be started again
+                return None  # a process is to be started again, or the coordinator is to be asked
             self._say("some processes did not end; killing them")
             self._send(signal.SIGKILL)
             self._stop_at = None

@@ -681,6 +681,62 @@ def test_stop_ends_the_others_when_restarts_are_used_up(start: Any) -> None:
     assert "process 0 was killed by SIGTERM" in program.errors
 
 
+def test_a_restart_that_comes_when_the_others_have_finished_ends_with_them(
+    start: Any, tmp_path: Path
+) -> None:
+    """Method: the others end once process 1 runs again, and it connects once they have ended: then
+    it waits for three peers, and two are gone for good."""
+    again = tmp_path / "again"
+    os.mkfifo(again)
+    source = (
+        "import os, signal, sys, pccl_py as pccl\n"
+        "if os.environ['PCCL_RESTARTS'] == '1': open(sys.argv[1]).read()\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    comm.barrier()\n"
+        "    if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    file = open(sys.argv[1], 'w')\n"
+    )
+    program = start(
+        "run", "-n", "3", "--restarts", "1", "--", *PYTHON, source, str(again), module=CLI
+    )
+    assert program.end() == 0, program.errors
+    said = "pccl run: the run is over, and what is left waits for it to begin again: stopping that"
+    assert said in program.errors
+    assert "process 1 was killed by SIGTERM" in program.errors
+
+
+WAITING = {"here": 1, "needed": 3, "emptied": True, "pending": [{}], "epochs": []}
+LONE = {"pending": [], "epochs": [{"members": [{"alive": True}]}]}
+GONE = {"pending": [], "epochs": [{"members": [{"alive": False}]}]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "restarts", "is_over"),
+    [
+        ([WAITING], 0, True),
+        ([WAITING, GONE], 0, True),
+        ([], 1, False),
+        ([GONE], 1, False),  # what is left has not come back, and may never want to
+        ([{**WAITING, "emptied": False}], 0, False),  # it may wait for peers from elsewhere
+        ([{**WAITING, "emptied": False}], 1, True),
+        ([{**WAITING, "needed": 2}], 1, False),  # two processes are left
+        ([{**WAITING, "needed": 4, "here": 3}], 0, True),
+        ([{**WAITING, "needed": 4, "here": 4}], 0, False),
+        ([WAITING, LONE], 0, False),
+        ([WAITING, {**GONE, "pending": [{}]}], 0, False),
+    ],
+)
+def test_a_run_is_over_where_what_is_left_cannot_begin_it_again(
+    monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, Any]], restarts: int, is_over: bool
+) -> None:
+    monkeypatch.setattr(run, "run_status", lambda token, timeout: {"groups": groups})
+    processes = run.Processes(["true"], 3, "token", run.Policy(), console=Console())
+    processes._running = dict.fromkeys([0, 2])  # type: ignore[assignment]
+    processes._restarts[2] = restarts
+    assert processes._is_over() is is_over
+
+
 # ---- a run that can be started again
 
 
