@@ -12,6 +12,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -159,12 +160,16 @@ class Processes:
         self._signalled: int | None = None
         self._ending = False  # all have been told to end
         self._stop_at: float | None = None
+        # The port that process 0 may listen on, for "env://" of PyTorch.
+        self._rendezvous: socket.socket | None = None
         self._look_at: float | None = None  # since a process has ended with 0
 
     def run(self) -> int:
         """Runs all to their end and returns the exit status for `pccl run`."""
         try:
-            if self._is_joined:
+            if not self._is_joined:
+                self._rendezvous = _port_for_one_process()
+            else:
                 address = token_parse(self._token).address
                 self._say(f"joining the run of PCCL_TOKEN, whose coordinator is at {address}")
             for index in range(self._n):
@@ -177,6 +182,8 @@ class Processes:
                 self._look()
         finally:
             self._kill()
+            if self._rendezvous is not None:
+                self._rendezvous.close()
         drain_until = time.monotonic() + DRAIN_SECONDS
         for reader in self._readers:
             reader.join(max(0.0, drain_until - time.monotonic()))
@@ -293,15 +300,19 @@ class Processes:
 
     def _environment(self, index: int) -> dict[str, str]:
         settings = dict(self._settings)
-        if not self._is_joined:
+        if self._rendezvous is not None:
             # A new group waits for nobody that is not started again.
             given_up = sum(1 for other in self._codes if other not in self._due)
             settings["PCCL_INITIAL_WORLD_SIZE"] = str(self._n - given_up)
+            address, port = self._rendezvous.getsockname()
+            settings |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         # Variables of the coordinator are for ours: another one could have neither port nor state.
+        # Those of torchrun are about other processes, if one of them has called `pccl run`.
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("PCCL_COORDINATOR_")
+            if not name.startswith(("PCCL_COORDINATOR_", "TORCHELASTIC_"))
+            and name not in ("MASTER_ADDR", "MASTER_PORT")
         }
         return {
             **inherited,
@@ -311,6 +322,8 @@ class Processes:
             "PCCL_LABEL": f"{os.environ.get('PCCL_LABEL') or '%h:%p'} #{index}",
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),
+            "LOCAL_RANK": str(index),
+            "LOCAL_WORLD_SIZE": str(self._n),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
 
@@ -429,6 +442,17 @@ class Processes:
         self._say(f"{succeeded} of {self._n} processes succeeded, {needed} needed")
         failed = next(code for code in self._codes.values() if code != 0)  # the first to fail
         return failed if failed > 0 else 128 - failed
+
+
+def _port_for_one_process() -> socket.socket:
+    """A socket that is bound and never listens: one process can listen on its port beside it.
+
+    The system gives the port to no other program that asks for a free one.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:

@@ -28,13 +28,17 @@ EXAMPLE = "For example: pccl run -n 4 -- python train.py"
 def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
     program = start(
         "run", "-n", "3", "--", *PYTHON,
-        "import os; e = os.environ; print(e['RANK'], e['WORLD_SIZE'], e['PCCL_INITIAL_WORLD_SIZE'],"
-        "e['PCCL_RESTARTS'], e['PCCL_TOKEN'][:6])",
-        module=CLI,
+        "import os, socket\n"
+        "e = os.environ\n"
+        "print(e['RANK'], e['WORLD_SIZE'], e['PCCL_INITIAL_WORLD_SIZE'], e['PCCL_RESTARTS'],"
+        "e['PCCL_TOKEN'][:6], e['LOCAL_RANK'], e['LOCAL_WORLD_SIZE'], e['MASTER_ADDR'],"
+        "e.get('TORCHELASTIC_RUN_ID'))\n"
+        "if e['RANK'] == '0': socket.create_server((e['MASTER_ADDR'], int(e['MASTER_PORT'])))",
+        module=CLI, MASTER_ADDR="elsewhere.invalid", TORCHELASTIC_RUN_ID="7",
     )  # fmt: skip
     assert program.end() == 0, program.errors
     lines = sorted(program.rest().splitlines())
-    assert lines == [f"[{rank}] {rank} 3 3 0 pccl1-" for rank in range(3)]
+    assert lines == [f"[{rank}] {rank} 3 3 0 pccl1- {rank} 3 127.0.0.1 None" for rank in range(3)]
     assert program.errors == ""
 
 
@@ -107,13 +111,15 @@ def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
         "with pccl.connect() as comm:\n"
         "    comm.admit()\n"
         "    comm.barrier()\n"
-        "    print(e['RANK'], e['WORLD_SIZE'], e.get('PCCL_INITIAL_WORLD_SIZE'), comm.world_size)\n"
+        "    print(*map(e.get, ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE',\n"
+        "        'PCCL_INITIAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT']), comm.world_size)\n"
     )
     with pccl.Coordinator(initial_world_size=3) as coordinator, ThreadPoolExecutor(1) as pool:
         here = pool.submit(pccl.connect, coordinator.token, bind="127.0.0.1:0")
         program = start(
             "run", "-n", "2", "--restarts", "1", "--token-file", str(tmp_path / "token"), "--",
             *PYTHON, source, module=CLI, PCCL_TOKEN=coordinator.token,
+            MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         )  # fmt: skip
         with here.result() as comm:
             comm.admit()
@@ -121,7 +127,9 @@ def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
         assert program.end() == 0, program.errors
         assert (tmp_path / "token").read_text() == coordinator.token + "\n"
         address = f"127.0.0.1:{coordinator.port}"
-    assert sorted(program.rest().splitlines()) == [f"[{n}] {n} 2 None 3" for n in range(2)]
+    assert sorted(program.rest().splitlines()) == [
+        f"[{n}] {n} 2 {n} 2 None None None 3" for n in range(2)
+    ]
     joining = f"pccl run: joining the run of PCCL_TOKEN, whose coordinator is at {address}\n"
     assert program.errors.startswith(joining)
 

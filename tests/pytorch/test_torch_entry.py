@@ -221,7 +221,8 @@ def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
 
 
 def test_the_first_line_of_the_documents_starts_under_pccl_run() -> None:
-    """Without a rendezvous PyTorch raises for MASTER_ADDR, before any code of PCCL runs."""
+    """Where `pccl run` has joined a run, PyTorch's own rendezvous raises for MASTER_ADDR, before
+    any code of PCCL runs."""
     lines = {
         re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
         for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
@@ -238,6 +239,26 @@ for line in os.environ["LINES"].splitlines():
         given = {"PCCL_TOKEN": coordinator.token, "RANK": "0", "WORLD_SIZE": "1"}
         said = run("import pccl_torch\n" + program, LINES="\n".join(lines), **given)
     assert said.splitlines() == ["ProcessGroupPccl 1"] * len(lines)
+
+
+def test_a_group_under_pccl_run_has_its_ranks_also_without_a_rendezvous() -> None:
+    """RANK is the rank in a new run, by "env://" and by "pccl://", and the run is that of the
+    token. The groups are made one after the other."""
+    program = """
+import os, torch, torch.distributed as dist, pccl_py as pccl
+for named in ({}, {"init_method": "pccl://"}):
+    dist.init_process_group("pccl", **named)
+    tensor = torch.tensor([10 ** dist.get_rank()])
+    dist.all_reduce(tensor)
+    (group,) = pccl.run_status(os.environ["PCCL_TOKEN"])["groups"]
+    members = len(group["epochs"][0]["members"])
+    print(dist.get_rank() == int(os.environ["RANK"]), tensor.item(), members)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "3", "--", sys.executable, "-c"]
+    lines = run_of([*command, program]).splitlines()
+    assert sorted(lines) == [f"[{n}] True 111 3" for n in (0, 0, 1, 1, 2, 2)]
 
 
 def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it() -> None:
