@@ -21,7 +21,7 @@ import c_reference
 import typer.main
 from typer.cli import get_docs_for_click
 
-import pccl_py.cli
+import pccl_py.cli.commands
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
@@ -63,7 +63,7 @@ def main() -> None:
     write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
     write("reference/torch.md", python_page("pccl_torch", "PyTorch reference"))
     write("reference/jax.md", python_page("pccl_jax", "JAX reference"))
-    command = typer.main.get_command(pccl_py.cli.app)
+    command = typer.main.get_command(pccl_py.cli.commands.app)
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")
     write("reference/cli.md", page)

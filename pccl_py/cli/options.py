@@ -49,16 +49,23 @@ def _word(parse: Callable[[str], IntEnum]) -> Callable[[str], str]:
 
 Bind = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT to listen on, or HOST for a free port. " + default("127.0.0.1")),
+    typer.Option(
+        metavar="HOST",
+        help="HOST:PORT to listen on, or HOST for a free port. " + default("127.0.0.1"),
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="Also write the token to this file, readable by you only: for pccl status."),
+    typer.Option(
+        metavar="FILE",
+        help="Also write the token to this file, readable by you only: for pccl status.",
+    ),
 ]
 TokenFrom = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
+        metavar="FILE",
         help="File that holds the token, readable only by you; - is standard input. "
         + default("PCCL_TOKEN"),
     ),
@@ -72,20 +79,24 @@ State = Annotated[
     ),
 ]
 Advertise = Annotated[
-    str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
+    str | None,
+    typer.Option(metavar="HOST", help="Address that goes into the token: HOST or HOST:PORT."),
 ]
 MinWorldSize = Annotated[
     int,
     typer.Option(
-        min=1, envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE", help="A group that falls below fails."
+        min=1,
+        metavar="N",
+        envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE",
+        help="A group that falls below fails.",
     ),
 ]
 Lanes = Annotated[
     Any,
     typer.Option(
         parser=_lanes,
-        metavar="auto|N",
-        help="TCP connections between two peers, 1 to 64; auto: as many as bring something. "
+        metavar="N",
+        help="TCP connections between two peers, 1 to 64, or auto: as many as bring something. "
         + default("auto"),
     ),
 ]
@@ -102,67 +113,77 @@ Congestion = Annotated[
     Any,
     typer.Option(
         parser=_word(parse_congestion),
-        metavar="auto|system|bbr|cubic",
-        help="Congestion control of the connections between peers: docs/NETWORKING.md. "
-        + default("auto"),
+        metavar="WORD",
+        help="Congestion control of the connections between peers, auto, system, bbr or cubic: "
+        "docs/NETWORKING.md. " + default("auto"),
     ),
 ]
 Probe = Annotated[
     Any,
     typer.Option(
         parser=_word(parse_probe),
-        metavar="auto|off",
-        help="Probe links of which nobody knows what they carry, while nothing else moves. "
-        + default("auto"),
+        metavar="WORD",
+        help="Probe links of which nobody knows what they carry, while nothing else moves: auto or "
+        "off. " + default("auto"),
     ),
 ]
 ChunkBytes = Annotated[
     int | None,
-    typer.Option(help="Largest chunk, a power of two, 1024 to 262144. " + default("262144")),
+    typer.Option(
+        metavar="BYTES", help="Largest chunk, a power of two, 1024 to 262144. " + default("262144")
+    ),
 ]
 WindowBytes = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=1 << 30,
+        metavar="BYTES",
         help="Most bytes of room for partial sums at each peer. " + default("256 MiB"),
     ),
 ]
 Memory = Annotated[
     int | None,
     typer.Option(
-        min=16 << 20,
+        metavar="BYTES",
         help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
         "longest is removed. " + default("512 MiB"),
     ),
 ]
 Heartbeat = Annotated[
-    float | None, typer.Option(help="Seconds between heartbeats. " + default("0.5"))
+    float | None,
+    typer.Option(metavar="SECONDS", help="Seconds between heartbeats. " + default("0.5")),
 ]
 Silence = Annotated[
-    float | None, typer.Option(help="Seconds until a silent peer is lost. " + default("5"))
+    float | None,
+    typer.Option(metavar="SECONDS", help="Seconds until a silent peer is lost. " + default("5")),
 ]
 Prepare = Annotated[
     float | None,
-    typer.Option(help="Seconds that a newcomer has to open its connections. " + default("10")),
+    typer.Option(
+        metavar="SECONDS",
+        help="Seconds that a newcomer has to open its connections. " + default("10"),
+    ),
 ]
 StallWarning = Annotated[
     float | None,
     typer.Option(
+        metavar="SECONDS",
         help="Seconds until a member is named that lacks a call which over half have made. "
-        + default("10")
+        + default("10"),
     ),
 ]
 Stall = Annotated[
     float | None,
-    typer.Option(help="Seconds until such a member is removed. " + default("never")),
+    typer.Option(
+        metavar="SECONDS", help="Seconds until such a member is removed. " + default("never")
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunIdFile = Annotated[
     Path | None,
     typer.Option(
+        metavar="FILE",
         help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
-        + default("random")
+        + default("random"),
     ),
 ]
 # Secrets as arguments are taken only to be refused with the reason.

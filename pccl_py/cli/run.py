@@ -51,7 +51,7 @@ COLOURS = ("36", "33", "35", "32", "34", "31", "96", "93")
 def command_of(words: Sequence[str]) -> list[str]:
     """The command to run: a Python file that cannot be executed is run by this Python.
 
-    Raises InvalidArgument if there is no such file.
+    Raises FileNotFoundError if there is no such file, and InvalidArgument for an empty word.
     """
     first = words[0]
     if not first:
@@ -59,7 +59,7 @@ def command_of(words: Sequence[str]) -> list[str]:
     if not first.endswith(".py") or shutil.which(first) is not None:
         return list(words)
     if not Path(first).is_file():
-        raise InvalidArgument(f"there is no file {first}")
+        raise FileNotFoundError(f"there is no file {first}")
     return [sys.executable, *words]
 
 

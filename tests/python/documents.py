@@ -190,12 +190,12 @@ class Repository:
     def programs(self) -> dict[str, Program]:
         import bench.__main__
         import examples.demo.__main__
-        import pccl_py.cli
+        import pccl_py.cli.commands
 
         demo = typer.Typer()
         demo.command()(examples.demo.__main__.demo)
         return {
-            "pccl": of_click(pccl_py.cli.app),
+            "pccl": of_click(pccl_py.cli.commands.app),
             "bench": of_click(bench.__main__.app),
             "examples.demo": of_click(demo),
             "pccl-sim": self._simulator(),

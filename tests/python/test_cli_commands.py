@@ -149,6 +149,26 @@ def test_the_version_says_what_is_loaded() -> None:
     )
 
 
+def test_the_version_is_shown_without_the_imports_of_other_commands(start: Any) -> None:
+    program = start(
+        "import sys, pccl_py.cli\n"
+        "sys.argv = ['pccl', '--version']\n"
+        "pccl_py.cli.main()\n"
+        "heavy = {'typer', 'click', 'rich', 'pydantic', 'numpy', 'asyncio'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest().splitlines()[1:] == ["[]"]
+
+
+def test_help_leaves_half_of_a_narrow_terminal_to_the_text() -> None:
+    answer = pccl_command("run", "--help", COLUMNS="80")
+    assert answer.returncode == 0
+    (row,) = (line for line in answer.stdout.splitlines() if "--restarts " in line)
+    assert len(row) - row.index("Restart a failed") >= 38, row
+    assert max(map(len, answer.stdout.splitlines())) == 80
+
+
 def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "no such folder" / "token"
     answer = pccl_command("coordinator", "--token-file", str(file))

@@ -489,7 +489,7 @@ def test_a_python_file_that_can_be_executed_chooses_its_interpreter(
 
 def test_a_python_file_that_is_not_there_is_said_before_anything_is_run(start: Any) -> None:
     program = start("run", "-n", "2", "no_such_train.py", module=CLI)
-    assert program.end() == 2
+    assert program.end() == 127
     assert program.errors == "pccl: there is no file no_such_train.py\n"
 
 
