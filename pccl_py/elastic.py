@@ -247,6 +247,13 @@ class Run:
             raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
         parse_strategy(strategy)
         self.kept = kept
+        for name in options:
+            if name not in ConnectOptions.__annotations__:
+                known = ", ".join(ConnectOptions.__annotations__)
+                raise TypeError(
+                    f"steps() has no option {name!r}; beside its own it has those of connect(): "
+                    f"{known}"
+                )
         self.strategy = strategy
         self._make = make
         self._options = options

@@ -228,8 +228,8 @@ class Asked:
 def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
     """Raises TypeError for an option that the operation of this name does not have."""
     kind = kind or _KINDS[operation]
-    known = _KNOWN[kind]
-    unknown = [name for name in options if name not in known and name not in _BESIDE[kind]]
+    known = _KNOWN[kind].union(_BESIDE[kind])
+    unknown = [name for name in options if name not in known]
     if unknown:
         names = ", ".join(name for name in _MEANINGS if name in known)
         raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")

@@ -255,6 +255,8 @@ def parse_op(value: ReduceOp | str | int) -> ReduceOp:
             "there is no op 'premul_sum': multiply the array by the factor before a 'sum', or use "
             "'avg' where the factor is 1 / world size"
         )
+    if isinstance(value, str) and value in ("mean", "average"):
+        raise InvalidArgument(f"there is no op {value!r}: 'avg' is the mean of what peers give")
     return parse(ReduceOp, value, "op")
 
 

@@ -85,6 +85,13 @@ def well(program: Program, comm: pccl.Communicator) -> None:
     program.reduce(comm)
 
 
+def test_an_option_that_no_call_has_is_refused_by_the_name_of_the_loop() -> None:
+    with pytest.raises(
+        TypeError, match=r"steps\(\) has no option 'timeout'; .* connect\(\): token"
+    ):
+        pccl.steps({}, timeout=3)  # type: ignore[call-arg]
+
+
 def test_all_steps_of_all_peers_are_made_once(coordinator: pccl.Coordinator) -> None:
     for program in run_all(coordinator, well, well, well):
         program.check()

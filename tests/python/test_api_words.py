@@ -67,6 +67,11 @@ def test_a_scaled_sum_is_refused_with_what_to_do_instead() -> None:
         words.parse_op("premul_sum")
 
 
+def test_the_name_of_a_mean_elsewhere_is_refused_with_ours() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="no op 'mean': 'avg' is the mean"):
+        words.parse_op("mean")
+
+
 def test_a_recovery_may_be_left_to_the_default() -> None:
     assert words.parse_recovery(None) is pccl.Recovery.DEFAULT
     assert words.parse_recovery("resume") is pccl.Recovery.RESUME
