@@ -11,7 +11,7 @@ import pccl_py
 
 
 def version() -> str:
-    """What `pccl --version` prints."""
+    """The line that `pccl --version` prints."""
     wire, level = pccl_py.wire_version(), pccl_py.cpu_level()
     return f"pccl {pccl_py.__version__} (wire version {wire}, CPU level {level})"
 

@@ -254,7 +254,7 @@ def run_command(
 --new-run, a coordinator is started for them here.
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
-PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
+PCCL_TOKEN, PCCL_RESTARTS, and RANK, WORLD_SIZE and others that torchrun sets, in its \
 environment. RANK is only for file names and seeds: the run assigns its own ranks. Each line of \
 output begins with the number of its process.
 
