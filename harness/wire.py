@@ -90,7 +90,7 @@ def prepared(group: int, prepare_round: int) -> bytes:
 def vote(group: int, epoch: int, sequence: int, seen: int) -> bytes:
     """For a barrier, in the first attempt of an epoch. The voter has seen so many decisions."""
     words = (2, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0)
-    barrier = struct.pack("<BBBBBBBBBBHQQQII16s3xQ", *words, 0, 0, 0, NOBODY, 0)
+    barrier = struct.pack("<BBBBBBBBBBHQQQII16s4xQ", *words, 0, 0, 0, NOBODY, 0)
     where = struct.pack("<HQIQQ", group, epoch, 1, 0, sequence)
     return message(DONE, where + barrier + bytes(16) + struct.pack("<QQ", seen, 0))
 

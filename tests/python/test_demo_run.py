@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 150

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 240
