@@ -47,26 +47,30 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test test-long check style demo bench sim
-.PHONY: soak test-torch fuzz flaky mutants test-threads test-threads-python test-aarch64
-.PHONY: test-windows test-avx512 test-portable wheels docs clean
+.PHONY: build test unit-test style-with-packages simulator python-test test-long check style demo
+.PHONY: bench sim soak test-torch fuzz flaky mutants test-threads test-threads-python
+.PHONY: test-aarch64 test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# The steps that compile and install go side by side, and so do style and simulator, which takes the
-# time that it is given. The Python tests come last, alone, since some of them measure. All that
-# `check` compiles is compiled for the tests, so only the rest of it is here.
+# The steps that compile and install go side by side, and so does style, once all is installed: the
+# unit tests of the simulator end on one core. Then one after the other, also under `make -j`: the
+# simulator keeps all cores busy, and some Python tests measure. All that `check` compiles is
+# compiled for the tests, so only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.tools
-	$(MAKE) -j3 $(VENV)/.native $(VENV)/.packages unit-test
-	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
-	$(MAKE) -j2 style simulator
+	$(MAKE) -j4 unit-test style-with-packages
+	$(MAKE) simulator
 	$(MAKE) python-test
 
 unit-test: $(VENV)/.tools
 	$(ZIG) test mutated-sim --summary new
+
+# Pip does one thing at a time in an environment.
+style-with-packages: $(VENV)/.native $(VENV)/.packages
+	$(MAKE) -j1 style
 
 # Each commit draws seeds that nobody has run before: they begin at a number of its tree, so another
 # run of that tree repeats them. Another TURN, a hexadecimal digit, takes other seeds of that tree.
