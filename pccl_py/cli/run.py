@@ -261,6 +261,8 @@ class Processes:
         """Ends the processes that are left if they wait for a run that is over."""
         if self._ending or not self._running or self._look_at is None:
             return
+        if self._is_joined:  # what is left may wait for processes of other machines
+            return
         if self._look_at > time.monotonic():
             return
         if self._is_over():
@@ -362,7 +364,7 @@ class Processes:
 
     def _next_event(self) -> tuple[int, int] | None:
         """The next exit; None if something else happened. Kills when the grace is over."""
-        looks_at = None if self._ending else self._look_at
+        looks_at = None if self._ending or self._is_joined else self._look_at
         limits = [
             *self._due.values(),
             *(limit for limit in (self._stop_at, looks_at) if limit is not None),
