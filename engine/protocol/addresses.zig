@@ -43,6 +43,12 @@ pub const Claim = struct {
         claim.waiting.deinit(gpa);
     }
 
+    pub fn waits_for(claim: *const Claim, group: u16) bool {
+        return for (claim.waiting.items) |*item| {
+            if (item.group == group) break true;
+        } else false;
+    }
+
     pub fn is_open(claim: *const Claim) bool {
         return claim.state == .queued or claim.state == .asked;
     }

@@ -37,8 +37,12 @@ fn join(court: *Court, index: usize, address: []const u8) !void {
 }
 
 fn begin_join(court: *Court, index: usize, address: []const u8) !void {
+    try begin_join_of(court, index, "g", address);
+}
+
+fn begin_join_of(court: *Court, index: usize, name: []const u8, address: []const u8) !void {
     try court.say(index, .{ .join = .{
-        .name = .of("g"),
+        .name = .of(name),
         .address = .of(address),
         .address_key = @splat(7),
         .advertised = court.advertises,
@@ -244,14 +248,14 @@ test "the answer about a peer that has gone, or says something else by now, is f
     try expect(second != first);
     court.c.answered(court.now, first, .{ .found = "192.0.2.1:80" });
     try expectEqualStrings("", address_of(&court, 0));
-    // Another address, while the first is being looked for.
+    // Another address, with the join of another group, while the first is being looked for.
     court.now += 50 * ms;
-    try join(&court, 0, "192.0.2.99:80");
+    try begin_join_of(&court, 0, "h", "192.0.2.99:80");
+    try court.say(0, .{ .join_end = .{} });
     court.c.answered(court.now, second, .{ .found = "192.0.2.1:80" });
     try expectEqualStrings("", address_of(&court, 0));
     court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.99:80" });
     try expectEqualStrings("192.0.2.99:80", address_of(&court, 0));
-    // It asked three times for one group, and is in it once.
     try expectEqual(1, court.group().newcomers.items.len);
 }
 

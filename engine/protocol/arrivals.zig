@@ -26,15 +26,6 @@ pub fn set_aside(
     body: *const control.Join,
 ) Allocator.Error!bool {
     const name = body.name.data;
-    // One whose user has given up and tries again has one answer.
-    if (run.lobby.find(peer, name)) |item| {
-        const founders = try founding.copy(run.gpa, &body.founders);
-        founding.free(run.gpa, &item.told.founders);
-        item.told = .of(body);
-        item.told.founders = founders;
-        item.is_whole = false;
-        return true;
-    }
     const aim = aim_of(run, name, &body.founders);
     const is_behind_others = is_behind(run, peer, aim);
     const wait_ns = if (is_behind_others) limits.pause_ns_min else pay(run, now, peer, aim);

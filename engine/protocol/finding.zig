@@ -90,14 +90,11 @@ pub fn admit(
     peer: *Peer,
     initial_world_size: u32,
 ) Allocator.Error!void {
-    const waiting = &peer.claim.waiting;
-    // One whose user has given up and tries again has one answer.
-    for (waiting.items) |*item| if (item.group == group.id) {
-        item.initial_world_size = initial_world_size;
-        return;
-    };
     // First, because the answer may come at once.
-    try waiting.append(run.gpa, .{ .group = group.id, .initial_world_size = initial_world_size });
+    try peer.claim.waiting.append(run.gpa, .{
+        .group = group.id,
+        .initial_world_size = initial_world_size,
+    });
     try settle(run, now, peer);
     switch (peer.claim.state) {
         .known, .nowhere => enter(run, now, peer),

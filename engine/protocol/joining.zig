@@ -58,6 +58,9 @@ pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) 
     );
     try finding.claim_told(run, peer, body.address.data, body.address_key);
     const known = run.group_named(name);
+    // A peer asks again when it has the answer.
+    if (run.lobby.holds(peer, name)) return error.Unexpected;
+    if (known) |group| if (peer.claim.waits_for(group.id)) return error.Unexpected;
     const own = if (known) |group| Peer.bit(group.id) else 0;
     const others = @popCount(peer.present & ~own) + peer.claim.waiting.items.len +
         peer.joins_waiting;
@@ -83,13 +86,8 @@ fn begin_telling(
     const group = run.group_named(name) orelse
         try make_group(run, name, peer, &told.founders) orelse
         return refuse_group(run, peer, name, "the run has 64 groups already; use one of them");
-    if (group.contains(peer) and peer.is_present(group.id)) {
-        if (group.newcomer_of(peer) == null)
-            return refuse_group(run, peer, name, "this peer is in the group already");
-        // Its user had given up, and tries again: the answer that is under way is for this.
-        peer.telling = telling_of(null, told);
-        return;
-    }
+    if (group.contains(peer) and peer.is_present(group.id))
+        return refuse_group(run, peer, name, "this peer is in the group already");
     peer.present &= ~Peer.bit(group.id);
     peer.telling = telling_of(group, told);
     comebacks.begin_report(group, peer);

@@ -36,11 +36,11 @@ pub const Lobby = struct {
         founding.free(gpa, &item.told.founders);
     }
 
-    pub fn find(lobby: *const Lobby, peer: *const Peer, name: []const u8) ?*Waiting {
+    pub fn holds(lobby: *const Lobby, peer: *const Peer, name: []const u8) bool {
         for (lobby.waiting.items) |*item| {
-            if (item.peer == peer and std.mem.eql(u8, item.name, name)) return item;
+            if (item.peer == peer and std.mem.eql(u8, item.name, name)) return true;
         }
-        return null;
+        return false;
     }
 
     /// Its connection is gone: it asks anew.

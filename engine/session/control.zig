@@ -129,7 +129,7 @@ fn coordinator_away(s: *Session, why: []const u8) void {
         const text = "peer {f} has lost the coordinator: {s}; trying{s}{s} again";
         const self = labels.named(s, s.self);
         if (wanted) s.log(.warning, text, .{ self, why, blank, s.coordinator_at });
-        for (s.groups.items) |group| group.member.disconnected();
+        groups.disconnected(s);
         s.away_since = s.now;
     }
     s.control_state = .away;
@@ -181,7 +181,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
     switch (message.*) {
         .welcome => |body| try on_welcome(s, body),
         .joined => |*body| try groups.on_joined(s, body),
-        .refused => |*body| groups.on_refused(s, body),
+        .refused => |*body| try groups.on_refused(s, body),
         .heartbeat_ack => |body| note_round_trip(s, body.number),
         .prepare => |*body| try groups.on_prepare(s, body),
         .release => |body| {

@@ -24,6 +24,10 @@ pub const Group = struct {
     id: ?u16 = null,
     member: protocol.Member,
     state: State = .joining,
+    /// The answer to its join has not come on this connection (groups.zig: present).
+    asks: bool = false,
+    /// The user holds the group no more: it stays until that answer has come.
+    is_released: bool = false,
     admit_deadline: base.Instant = base.never,
     /// Members of the epoch that the round under way makes: they may begin it before this peer is
     /// told.

@@ -11,6 +11,7 @@ const Group = @import("group.zig").Group;
 const GroupEvent = @import("host.zig").GroupEvent;
 const Session = @import("session.zig").Session;
 const labels = @import("labels.zig");
+const joining = @import("joining.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
@@ -43,20 +44,38 @@ pub fn forget_group(s: *Session, group: *Group) void {
 }
 
 pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
-    for (s.groups.items) |group| {
-        if (group.state == .left or !std.mem.eql(u8, group.name, body.name.data)) continue;
-        renumbered(s, body.group, group);
-        group.state = .joined;
-        group.id = body.group;
-        group.member.welcomed(body.group);
-        if (group.member.current == null) {
-            group.member.forget_round();
-            round_over(s, group);
-        }
-        return links.report_closed(s, group);
+    const group = asking(s, body.name.data) orelse return error.Unexpected;
+    if (group.state == .left) {
+        // Perhaps a second time: the number to leave may not have been known.
+        s.send(.{ .leave = .{ .group = body.group } });
+        return answered(s, group);
     }
-    // The user left before the answer came, when the number to leave was not known yet.
-    s.send(.{ .leave = .{ .group = body.group } });
+    group.asks = false;
+    renumbered(s, body.group, group);
+    group.state = .joined;
+    group.id = body.group;
+    group.member.welcomed(body.group);
+    if (group.member.current == null) {
+        group.member.forget_round();
+        round_over(s, group);
+    }
+    links.report_closed(s, group);
+}
+
+/// The group of this name whose join the coordinator answers next.
+fn asking(s: *const Session, name: []const u8) ?*Group {
+    for (s.groups.items) |group| if (group.asks and std.mem.eql(u8, group.name, name)) return group;
+    return null;
+}
+
+/// The answer to the join of a group that this peer has left: the next join of its name may be sent.
+fn answered(s: *Session, group: *Group) void {
+    group.asks = false;
+    const next = for (s.groups.items) |other| {
+        if (other.state != .left and std.mem.eql(u8, other.name, group.name)) break other;
+    } else null;
+    if (group.is_released) joining.release(s, group);
+    if (next) |wanted| present(s, wanted);
 }
 
 /// A coordinator never gives the number of a group to another while a member of the first is in
@@ -78,16 +97,32 @@ pub fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
     group_gone(s, group, .expelled, why);
 }
 
-pub fn on_refused(s: *Session, body: *const control.Refused) void {
-    for (s.groups.items) |group| {
-        if (!std.mem.eql(u8, group.name, body.name.data)) continue;
-        if (group.state == .joining) {
+pub fn on_refused(s: *Session, body: *const control.Refused) Error!void {
+    const group = asking(s, body.name.data) orelse return error.Unexpected;
+    switch (group.state) {
+        .left => answered(s, group),
+        .joining => {
+            group.asks = false;
             group.state = .left;
             s.host.vtable.group_event(s.host.ctx, group, .{ .refused = body.why.data });
-        } else if (group.state == .joined and group.member.newest() == 0) {
+        },
+        .joined => {
+            group.asks = false;
             // It waited, and has asked anew on another connection.
-            return lose_membership(s, group, body.why.data);
-        }
+            if (group.member.newest() == 0) lose_membership(s, group, body.why.data);
+        },
+    }
+}
+
+/// The connection to the coordinator is gone, and with it the answers.
+pub fn disconnected(s: *Session) void {
+    var index = s.groups.items.len;
+    while (index > 0) {
+        index -= 1;
+        const group = s.groups.items[index];
+        group.asks = false;
+        group.member.disconnected();
+        if (group.is_released) joining.release(s, group);
     }
 }
 
@@ -129,9 +164,12 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
     }
 }
 
-/// Opens a group on a connection: a newcomer's wish, or all that a member knows.
+/// Opens a group on a connection: a newcomer's wish, or all that a member knows. A name is asked for
+/// again when the join before is answered: until then whatever the coordinator says of the group may
+/// be of the membership that this peer has left.
 pub fn present(s: *Session, group: *Group) void {
-    if (group.state == .left) return;
+    if (group.state == .left or asking(s, group.name) != null) return;
+    group.asks = true;
     const member = &group.member;
     s.send(.{ .join = .{
         .name = .of(group.name),

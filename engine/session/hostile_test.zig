@@ -490,7 +490,7 @@ test "a member whose place another process has taken is out, says so, and a newc
     }
 }
 
-fn hear(node: *Node, message: wire.control.Message) !void {
+pub fn hear(node: *Node, message: wire.control.Message) !void {
     var bytes: [4096]u8 = undefined;
     try hear_bytes(node, try wire.control.encode(message, &bytes));
 }

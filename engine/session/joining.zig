@@ -113,6 +113,8 @@ pub fn leave(s: *Session, now: Instant, group: *Group) void {
 /// those of vote.zig.
 pub fn release(s: *Session, group: *Group) void {
     assert(group.state == .left);
+    group.is_released = true;
+    if (group.asks) return;
     for (s.groups.items, 0..) |item, index| if (item == group) {
         _ = s.groups.orderedRemove(index);
         break;

@@ -863,3 +863,51 @@ test "a peer gives up a coordinator that is away for longer than reconnect_timeo
     try expectEqual(.open, patient.s.control_state);
     calls.release(hasty.s, operation);
 }
+
+test "a name is asked for again when the join before it is answered, or its connection has ended" {
+    for ([_]bool{ true, false }) |answered| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 2);
+        defer w.deinit();
+        const node = &w.nodes[0];
+        const first = try joining.join(node.s, w.now, "h", 2);
+        joining.leave(node.s, w.now, first);
+        joining.release(node.s, first);
+        const second = try joining.join(node.s, w.now, "h", 2);
+        try expect(first.asks);
+        try expect(!second.asks);
+        if (!answered) {
+            w.coordinator.closed(w.now, node.connection.?);
+            node.connection = null;
+            control.closed(node.s, w.now);
+            try expectEqual(2, node.s.groups.items.len);
+            while (node.connection == null) try w.pass(1);
+        }
+        try w.settle();
+        try expectEqual(.joined, second.state);
+        try expect(!second.asks);
+        // The group that was released is gone.
+        try expectEqual(2, node.s.groups.items.len);
+        try expectEqual(second, node.s.groups.items[1]);
+    }
+}
+
+test "a refusal is of the join that came first, and the next one is answered for itself" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const first = try joining.join(node.s, w.now, "h", 2);
+    joining.leave(node.s, w.now, first);
+    const second = try joining.join(node.s, w.now, "h", 2);
+    const refused: wire.control.Message = .{ .refused = .{ .name = .of("h"), .why = .of("no") } };
+    try hostile_test.hear(node, refused);
+    try expect(!first.asks);
+    try expect(second.asks);
+    try expectEqual(.joining, second.state);
+    try hostile_test.hear(node, refused);
+    try expectEqual(.left, second.state);
+    // Nobody asks any more.
+    try hostile_test.hear(node, refused);
+    try expectEqual(.away, node.s.control_state);
+}

@@ -75,6 +75,7 @@ pub const all = .{
     "late_vote_of_an_older_attempt",
     "leave",
     "leave_before_the_answer",
+    "left_while_it_came_back",
     "left_while_the_coordinator_was_away",
     "lone_member_killed",
     "loss_during_recovery",
