@@ -11,7 +11,6 @@ const Group = @import("group.zig").Group;
 const GroupEvent = @import("host.zig").GroupEvent;
 const Session = @import("session.zig").Session;
 const labels = @import("labels.zig");
-const joining = @import("joining.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
@@ -68,13 +67,13 @@ fn asking(s: *const Session, name: []const u8) ?*Group {
     return null;
 }
 
-/// The answer to the join of a group that this peer has left: the next join of its name may be sent.
+/// The join of a group that this peer has left is answered: the next join of its name may be sent.
 fn answered(s: *Session, group: *Group) void {
     group.asks = false;
     const next = for (s.groups.items) |other| {
         if (other.state != .left and std.mem.eql(u8, other.name, group.name)) break other;
     } else null;
-    if (group.is_released) joining.release(s, group);
+    if (group.is_released) release(s, group);
     if (next) |wanted| present(s, wanted);
 }
 
@@ -122,7 +121,7 @@ pub fn disconnected(s: *Session) void {
         const group = s.groups.items[index];
         group.asks = false;
         group.member.disconnected();
-        if (group.is_released) joining.release(s, group);
+        if (group.is_released) release(s, group);
     }
 }
 
@@ -164,9 +163,9 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
     }
 }
 
-/// Opens a group on a connection: a newcomer's wish, or all that a member knows. A name is asked for
-/// again when the join before is answered: until then whatever the coordinator says of the group may
-/// be of the membership that this peer has left.
+/// Opens a group on a connection: a newcomer's wish, or all that a member knows. A name is asked
+/// for again when the join before is answered: until then what the coordinator says of the group
+/// may be of the membership that this peer has left.
 pub fn present(s: *Session, group: *Group) void {
     if (group.state == .left or asking(s, group.name) != null) return;
     group.asks = true;
@@ -183,6 +182,19 @@ pub fn present(s: *Session, group: *Group) void {
         .founders = group.founders(),
     } });
     member.present();
+}
+
+/// Frees a group that was left, when no answer is under way to its join. No operation of it may be
+/// held any more; `leave` has let go of those of vote.zig.
+pub fn release(s: *Session, group: *Group) void {
+    std.debug.assert(group.state == .left);
+    group.is_released = true;
+    if (group.asks) return;
+    for (s.groups.items, 0..) |item, index| if (item == group) {
+        _ = s.groups.orderedRemove(index);
+        break;
+    };
+    group_free(s, group);
 }
 
 pub fn group_free(s: *Session, group: *Group) void {

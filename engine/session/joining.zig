@@ -19,7 +19,6 @@ const Session = @import("session.zig").Session;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
 const control = wire.control;
-const assert = std.debug.assert;
 
 pub const JoinError = error{ OutOfMemory, AlreadyJoined };
 
@@ -109,18 +108,8 @@ pub fn leave(s: *Session, now: Instant, group: *Group) void {
     deferred.run(s);
 }
 
-/// Frees a group that was left. No operation of it may be held any more; `leave` has let go of
-/// those of vote.zig.
-pub fn release(s: *Session, group: *Group) void {
-    assert(group.state == .left);
-    group.is_released = true;
-    if (group.asks) return;
-    for (s.groups.items, 0..) |item, index| if (item == group) {
-        _ = s.groups.orderedRemove(index);
-        break;
-    };
-    groups.group_free(s, group);
-}
+/// Lets go of a group that was left.
+pub const release = groups.release;
 
 pub const AdmitError = error{ Left, NotReady, Busy };
 
