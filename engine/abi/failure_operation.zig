@@ -153,6 +153,14 @@ const WaitedFor = struct {
                 "and beyond that members must call them in one order",
             .{base.limits.operations_in_flight_max},
         );
+        if (count == 0 and op.failure.elsewhere.count > 0) return writer.print(
+            " (all have called it, but {f})",
+            .{session.waits.Stuck{
+                .names = &op.names,
+                .operation = op,
+                .told = &op.failure.elsewhere,
+            }},
+        );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),

@@ -522,6 +522,10 @@ pub const Court = struct {
 
     /// A member says that it has called, without a vote.
     pub fn called(court: *Court, index: usize, tag: u64) !void {
+        try court.called_with(index, tag, .empty);
+    }
+
+    pub fn called_with(court: *Court, index: usize, tag: u64, stuck: base.Mask) !void {
         const said = court.running(tag, 1);
         try court.say(index, .{ .called = .{
             .group = 0,
@@ -529,6 +533,7 @@ pub const Court = struct {
             .attempt = said.attempt,
             .op = said.op,
             .descriptor = said.descriptor,
+            .stuck = stuck,
         } });
     }
 

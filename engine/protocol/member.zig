@@ -90,6 +90,8 @@ pub const Op = struct {
     /// Ranks that have not called it, as the coordinator says, and what they wait in.
     missing: Mask = .empty,
     elsewhere: Told = .{},
+    /// The ranks with which nothing of it moves, as the coordinator was told.
+    stuck: Mask = .empty,
 
     pub const State = enum {
         new,
@@ -1004,6 +1006,15 @@ pub const Member = struct {
         m.say_called(m.epoch_of(op.epoch).?, op, left_ns orelse far);
     }
 
+    /// The members with which nothing of the operation moves, whenever they are others than before.
+    pub fn say_stuck(m: *Member, op: *Op, stuck: *const Mask) void {
+        if (op.state != .running or !m.connected or op.stuck.eql(stuck)) return;
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        if (!epoch.running) return;
+        op.stuck = stuck.*;
+        m.say_called(epoch, op, far);
+    }
+
     const far = std.math.maxInt(u64);
 
     pub fn may_say_called(m: *const Member, op: *const Op, is_urgent: bool) bool {
@@ -1023,10 +1034,11 @@ pub const Member = struct {
             .op = op.id,
             .descriptor = op.descriptor,
             .left_ns = left_ns,
+            .stuck = op.stuck,
         } });
     }
 
-    /// Most have called an operation, and some have not.
+    /// Most have called an operation, and some have not; or all have, and links move nothing.
     pub fn on_stalled(m: *Member, message: *const control.Stalled) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or !epoch.running) return;
@@ -1373,6 +1385,7 @@ pub const Member = struct {
         for (epoch.ops.items) |op| {
             op.missing = .empty;
             op.elsewhere = .{};
+            op.stuck = .empty;
             try m.report(epoch, op);
         }
         m.send(.{ .report_end = .{

@@ -27,6 +27,10 @@ pub const Stall = struct {
     /// The operations that they were told those wait in themselves, and when.
     told_elsewhere: Told = .{},
     told_at: Instant = 0,
+    /// The links that move nothing of it, in the current attempt, as members say, by their two
+    /// ends; and whether the log says so.
+    stuck: Told = .{},
+    stuck_said: bool = false,
 
     pub fn note_wait(
         stall: *Stall,
@@ -62,5 +66,6 @@ pub const Stall = struct {
     pub fn begin_attempt(stall: *Stall) void {
         stall.asked = .empty;
         stall.told = .empty;
+        stall.stuck = .{};
     }
 };

@@ -142,6 +142,55 @@ test "callers hear it after five seconds, however late the warning is" {
     try expectEqual(0b100, waited_for(&court));
 }
 
+test "links that move nothing of what all have called are named, once, until something moves" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    // While some have not called, no link is to blame.
+    for (0..2) |index| try court.called_with(index, tag, .full(index));
+    try court.pass(500 * ms);
+    const none = "\"stuck_links\":[]";
+    try expect(std.mem.indexOf(u8, try court.status(), none) != null);
+    try expectEqual(0, std.mem.count(u8, court.said[0..court.said_bytes], "nothing of it moves"));
+    const line = "warning all_reduce (tag 5, sequence 0 of epoch 1) stands, though all have " ++
+        "called it: nothing of it moves between rank 1 (02000000) and rank 0 (01000000); group g";
+    try court.called(2, tag);
+    try court.pass(500 * ms);
+    const links = "\"stuck_links\":[{\"rank\":1,\"other\":0}]";
+    try expect(std.mem.indexOf(u8, try court.status(), links) != null);
+    try court.pass(60 * second);
+    try court.expect_said(line);
+    try expectEqual(1, std.mem.count(u8, court.said[0..court.said_bytes], "nothing of it moves"));
+    try court.listen();
+    for (0..peers_max) |index| {
+        try expect(court.stalled[index].?.missing.is_empty());
+        const link = &court.elsewhere[index].slice()[0];
+        try expectEqual(1, link.rank);
+        try expectEqual(0, link.waits_for);
+    }
+    // Nobody is let go: it is not known which of the two it is.
+    try expectEqual(0b111, court.members_alive());
+    // The other end says so, too; then something moves, and nothing again.
+    try court.called_with(0, tag, base.Mask.full(2).without(&.full(1)));
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(500 * ms);
+    try expect(std.mem.indexOf(u8, try court.status(), none) != null);
+    try court.called_with(0, tag, base.Mask.full(2).without(&.full(1)));
+    try court.called_with(1, tag, .full(1));
+    try court.pass(500 * ms);
+    try expectEqual(2, std.mem.count(u8, court.said[0..court.said_bytes], "nothing of it moves"));
+}
+
+test "whoever says that nothing moves to itself, or to a rank that is not there, is out" {
+    for ([_]base.Mask{ .full(2), .full(peers_max + 1) }) |stuck| {
+        var court: Court = undefined;
+        try form(&court, 0);
+        defer court.c.destroy();
+        try court.called_with(1, tag, stuck);
+        try expectEqual(0b101, court.members_alive());
+    }
+}
+
 test "the status says who has not called, however few have, and for how long" {
     var court: Court = undefined;
     try form(&court, 0);

@@ -4,7 +4,9 @@
 //! operations that take long (stall.zig). It blames no member that has called, however slow it is,
 //! and takes only the member's own word that it has. The member's half: member.zig. Debts that are
 //! not calls of users: debtors.zig. A call that a member can make no more, because it has left the
-//! epoch, is aborted here, too.
+//! epoch, is aborted here, too. Where all have called, and links move nothing of the operation, the
+//! coordinator names the links, by the word of the members at their ends (session/waits.zig), and
+//! blames nobody.
 
 const std = @import("std");
 const base = @import("base");
@@ -20,6 +22,7 @@ const Overdue = @import("overdue.zig").Overdue;
 const ProtocolError = @import("peer.zig").ProtocolError;
 const Record = @import("record.zig").Record;
 const Run = @import("run.zig").Run;
+const Told = @import("told_elsewhere.zig").Told;
 const Waits = @import("waits.zig").Waits;
 const Instant = base.Instant;
 const Mask = base.Mask;
@@ -54,6 +57,7 @@ pub fn on_called(
     const known = try calls.record_of(run, epoch, message.op, &message.descriptor, rank) orelse
         return;
     const stall = &known.stall;
+    try note_stuck(epoch, known, rank, &message.stuck);
     const is_news = !stall.called.has(rank);
     stall.called.set(rank);
     const until = now +| message.left_ns;
@@ -62,6 +66,21 @@ pub fn on_called(
     if (!stall.is_urgent(now) or !(is_news or is_sooner)) return;
     const soon_ns = @max((stall.until - now) / looks_per_rest, look_ns_min);
     epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
+}
+
+/// A member says with which others nothing of the operation moves; nobody: something does again.
+fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask) !void {
+    const told = &known.stall.stuck;
+    told.forget(rank);
+    if (stuck.is_empty()) return;
+    if (!Mask.full(epoch.members.len).covers(stuck) or stuck.has(rank)) return error.Unexpected;
+    if (told.count < told.items.len) told.add(.{
+        .rank = rank,
+        .op = known.id,
+        .kind = known.descriptor.kind,
+        .waits_for = @intCast(stuck.at(0)),
+        .count = @intCast(stuck.count()),
+    });
 }
 
 /// At a tick: calls that a member has left behind unmade can come to nothing. An abort counts
@@ -108,7 +127,9 @@ pub fn review(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool)
             if (is_long and !stall.is_long) stall.told = .empty; // for their logs
             stall.is_long = is_long;
             const named: *const Mask = if (is_long or is_urgent) &missing else &.empty;
-            tell(run, epoch, known, named, &elsewhere, now, warning_ns);
+            const why = if (missing.is_empty()) stall.stuck else elsewhere.told(named);
+            tell(run, epoch, known, named, &why, now);
+            if (missing.is_empty()) warn_of_links(run, group, epoch, known);
         }
         if (!is_due) continue;
         warn(run, group, known, &missing, &elsewhere, now);
@@ -133,19 +154,34 @@ fn tell(
     epoch: *Epoch,
     known: *Record,
     missing: *const Mask,
-    elsewhere: *const Elsewhere,
+    why: *const Told,
     now: Instant,
-    warning_ns: u64,
 ) void {
-    const told = elsewhere.told(missing);
     if (known.stall.told.eql(missing)) {
-        if (known.stall.told_elsewhere.eql(&told)) return;
-        if (now -| known.stall.told_at < warning_ns / again_part) return;
+        if (known.stall.told_elsewhere.eql(why)) return;
+        if (now -| known.stall.told_at < run.options.stall_warning_ns / again_part) return;
     }
     known.stall.told = missing.*;
-    known.stall.told_elsewhere = told;
+    known.stall.told_elsewhere = why.*;
     known.stall.told_at = now;
-    waits.send(run, epoch, known, &known.stall.called, missing, told.slice());
+    waits.send(run, epoch, known, &known.stall.called, missing, why.slice());
+}
+
+/// All have called it, and links move nothing of it: a line for each time that it stands.
+fn warn_of_links(run: *Run, group: *const Group, epoch: *const Epoch, known: *Record) void {
+    const stuck = &known.stall.stuck;
+    defer known.stall.stuck_said = stuck.count > 0;
+    if (stuck.count == 0 or known.stall.stuck_said) return;
+    for (stuck.slice(), 0..) |*link, index| if (stuck.is_new(index)) run.log(
+        .warning,
+        "{f} stands, though all have called it: nothing of it moves between {f} and {f}; group {s}",
+        .{
+            known.named(epoch.number),
+            epoch.members[link.rank].ranked(link.rank),
+            epoch.members[link.waits_for].ranked(link.waits_for),
+            group.name,
+        },
+    );
 }
 
 /// A line for each member, not for each operation: who calls many must not push other lines out of

@@ -14,6 +14,7 @@ const Group = @import("group.zig").Group;
 const Peer = @import("peer.zig").Peer;
 const Record = @import("record.zig").Record;
 const Run = @import("run.zig").Run;
+const Told = @import("told_elsewhere.zig").Told;
 const Traffic = @import("traffic.zig").Traffic;
 const limits = base.limits;
 
@@ -249,6 +250,8 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "dtype", @tagName(record.descriptor.dtype));
         try field(json, "op", @tagName(record.descriptor.op));
         try field(json, "count", record.descriptor.count);
+        const has_all = epoch.missing_of(record).is_empty();
+        try write_stuck(page, if (has_all) &record.stall.stuck else &.{});
         try field(json, "done", record.done.count());
         try field(json, "called", record.stall.called.count());
         try write_stall(page, &elsewhere, record, now);
@@ -309,6 +312,20 @@ fn write_stall(
     if (!is_told) return;
     try field(&page.json, "waited_ns", now -| record.stall.waits_since);
     try write_elsewhere(page, elsewhere, &epoch.missing_of(record));
+}
+
+/// The links that move nothing of it, though all have called it.
+fn write_stuck(page: *Page, stuck: *const Told) !void {
+    const json = &page.json;
+    try json.objectField("stuck_links");
+    try json.beginArray();
+    for (stuck.slice()) |*link| {
+        try json.beginObject();
+        try field(json, "rank", link.rank);
+        try field(json, "other", link.waits_for);
+        try json.endObject();
+    }
+    try json.endArray();
 }
 
 /// The operations that those who have not called wait in themselves.

@@ -20,6 +20,24 @@ pub const Told = struct {
         told.count += 1;
     }
 
+    /// If the items are links: no item before this one has the same two ends.
+    pub fn is_new(told: *const Told, index: usize) bool {
+        const link = &told.items[index];
+        for (told.items[0..index]) |*other| {
+            if (other.rank == link.waits_for and other.waits_for == link.rank) return false;
+        }
+        return true;
+    }
+
+    pub fn forget(told: *Told, rank: u16) void {
+        for (told.slice(), 0..) |*item, index| if (item.rank == rank) {
+            told.count -= 1;
+            told.items[index] = told.items[told.count];
+            told.items[told.count] = .{};
+            return;
+        };
+    }
+
     pub fn eql(told: *const Told, other: *const Told) bool {
         return std.meta.eql(told.*, other.*);
     }

@@ -111,10 +111,12 @@ pub noinline fn tick(s: *Session, now: Instant) void {
         joining.admit_withdraw(s, group, .deadline);
         s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
     }
+    for (s.links.items) |link| link.look(now);
     var index: usize = 0;
     while (index < s.operations.items.len) : (index += 1) {
         const operation = s.operations.items[index];
         if (!operation.is_over()) waits.say_called(s, operation);
+        waits.review(s, operation, late);
         if (!operation.is_over() and operation.deadline <= now) {
             operation.group.member.give_up(&operation.op, .deadline);
             // A sync that has voted waits for the coordinator's answer, but not for ever.

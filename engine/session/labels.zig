@@ -98,6 +98,7 @@ fn add_elsewhere(
     elsewhere: *const protocol.Elsewhere,
 ) void {
     for (elsewhere.slice()) |*waits| {
+        add(names, s, operation, operation.ids[waits.rank]);
         add(names, s, operation, operation.ids[waits.waits_for]);
         add_state(names, operation, waits.op.tag);
     }

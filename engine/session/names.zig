@@ -17,7 +17,7 @@ pub const Names = struct {
 
     /// Those whose calls were missing; further ones are counted.
     pub const missing_max = 4;
-    pub const items_max = missing_max + base.limits.elsewhere_told_max + 6;
+    pub const items_max = missing_max + 2 * base.limits.elsewhere_told_max + 6;
 
     const states_max = 1 + base.limits.elsewhere_told_max;
 

@@ -72,6 +72,9 @@ pub const Operation = struct {
     /// The descriptor's, on every frame.
     fingerprint: u32,
     mismatch_told: bool = false,
+    /// The bytes that it had exchanged when it was looked at, and since when they are no more.
+    exchanged: u64 = 0,
+    exchanged_at: Instant = 0,
     /// It is withdrawn as soon as possible, for this reason: memory ran out inside, or the link
     /// that a message needs is down.
     withdraws: ?wire.control.AbortReason = null,

@@ -35,6 +35,48 @@ pub fn says_called_at(s: *const Session, operation: *const Operation) base.Insta
     return operation.started_at +| rest_ns / limits.called_part;
 }
 
+/// At a tick: finds out whether bytes of an operation move, and tells the coordinator with which
+/// members nothing does, once that has lasted for the stall warning. Their lanes may be well, as
+/// far as pings tell: a router that drops long packets, or whoever has taken a lane over, lets
+/// pings pass. `late`: this engine was frozen, and has seen nothing move.
+pub fn review(s: *Session, operation: *Operation, late: bool) void {
+    if (operation.op.state != .running or !operation.is_under_way()) return;
+    const exchanged = switch (operation.work) {
+        .movement => |x| x.bytes_sent + x.bytes_received,
+        .sync => |it| it.bytes_sent + it.bytes_received + it.hash_bytes_sent +
+            it.hash_bytes_received,
+    };
+    const moves = exchanged != operation.exchanged or operation.exchanged_at == 0;
+    operation.exchanged = exchanged;
+    // While others have not called, nothing need move.
+    if (late or moves or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
+    const warning_ns = s.settings.stall_warning_ns;
+    const stands = s.now -| operation.exchanged_at >= warning_ns;
+    const stuck: base.Mask = if (stands) stuck_of(s, operation) else .empty;
+    operation.group.member.say_stuck(&operation.op, &stuck);
+}
+
+/// Whoever has all that it was sent is not at the end of a link that is to blame.
+fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
+    var stuck: base.Mask = .empty;
+    for (operation.neighbours) |*neighbour| {
+        const link = neighbour.link;
+        if (s.now -| link.moved_at < s.settings.stall_warning_ns) continue;
+        if (!link.is_loaded and is_open(operation, neighbour)) continue;
+        for (operation.ids, 0..) |id, rank| if (id.eql(link.peer)) stuck.set(rank);
+    }
+    return stuck;
+}
+
+/// The member has said that it can receive, or receives nothing from here.
+fn is_open(operation: *const Operation, neighbour: *const Operation.Neighbour) bool {
+    return switch (operation.work) {
+        .movement => |x| !x.sends_to(neighbour.position) or
+            x.board.targets[neighbour.position].open,
+        .sync => true,
+    };
+}
+
 /// Many calls may wait for one member: one line in such a time.
 const said_ns = 5 * std.time.ns_per_s;
 
@@ -45,7 +87,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
         if (item.group != group or item.is_over() or item.op.epoch != body.epoch) continue;
         if (item.op.id.eql(body.op)) break item;
     } else return;
-    if (operation.op.missing.is_empty()) return;
+    if (operation.op.missing.is_empty()) return say_stuck(s, operation);
     // A deadline is near, of this call or of another member's.
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     if (s.now -| operation.started_at < told_ns) return;
@@ -65,6 +107,35 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
         group.name,
     });
 }
+
+fn say_stuck(s: *Session, operation: *const Operation) void {
+    if (operation.op.elsewhere.count == 0) return;
+    const names: Names = labels.names_of_missing(s, operation);
+    s.log(.warning, "{f} stands, though all have called it: {f}; group {s}", .{
+        operation.named(&names),
+        Stuck{ .names = &names, .operation = operation, .told = &operation.op.elsewhere },
+        operation.group.name,
+    });
+}
+
+/// "nothing of it moves between rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
+pub const Stuck = struct {
+    names: *const Names,
+    operation: *const Operation,
+    told: *const protocol.Elsewhere,
+
+    pub fn format(it: Stuck, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll("nothing of it moves between ");
+        for (it.told.slice(), 0..) |*link, index| {
+            if (!it.told.is_new(index)) continue;
+            if (index > 0) try writer.writeAll(", nor between ");
+            try writer.print("{f} and {f}", .{
+                it.names.who(it.operation.ids[link.rank]),
+                it.names.who(it.operation.ids[link.waits_for]),
+            });
+        }
+    }
+};
 
 /// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
 pub const Missing = struct {

@@ -73,6 +73,79 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], others) |*node, other| calls.release(node.s, other);
 }
 
+test "a link that moves nothing of what all have called is named by status, logs and errors" {
+    // Method: what the first has sent to the second stays under way, for less than the silence
+    // limit, and nothing else leaves on their lanes. The third has a deadline, and its error names
+    // a link that is not its own.
+    var w: World = .{ .gpa = gpa, .stall_warning_ns = 2 * second };
+    try form(&w, 3);
+    defer w.deinit();
+    const link = w.nodes[0].s.link_to(w.nodes[1].s.self).?;
+    var operations: [3]*session.Operation = undefined;
+    for (w.nodes[0..3], &operations) |*node, *operation| {
+        operation.* = try world.sum(node, 100, .restart);
+    }
+    while (!link.is_loaded) {
+        _ = try w.step();
+        link.look(w.now);
+    }
+    for (link.lanes) |place| if (place) |lane| {
+        w.pipe_of(lane).stuck = lane;
+    };
+    operations[2].deadline = w.now + 4 * second;
+    try w.pass(3 * second / 2);
+    const epoch = w.coordinator.run.groups.items[0].epochs.items[0];
+    try expectEqual(0, epoch.records.items[0].stall.stuck.count);
+    w.said_bytes = 0;
+    try w.pass(2 * second);
+    try std.testing.expect(epoch.records.items[0].stall.stuck.count > 0);
+    const line = "all_reduce (tag 0, sequence 0 of epoch 1) stands, though all have called it: " ++
+        "nothing of it moves between rank ";
+    try expectEqualStrings(line, w.said[0..@min(line.len, w.said_bytes)]);
+    try w.pass(second);
+    try expectEqual(.deadline_exceeded, operations[2].status);
+    const told = operations[2].failure.elsewhere.slice();
+    try std.testing.expect(told.len > 0);
+    for (told) |*it| try std.testing.expect(it.rank < 2 and it.waits_for < 2);
+    for (w.nodes[0..3], operations) |*node, operation| calls.release(node.s, operation);
+}
+
+test "bytes that move, however few, and calls that are missing, name no link" {
+    // Method: one of three calls late; then a lane takes a byte now and then.
+    var w: World = .{ .gpa = gpa, .stall_warning_ns = 3 * second };
+    try form(&w, 3);
+    defer w.deinit();
+    var operations: [3]*session.Operation = undefined;
+    for (w.nodes[0..2], operations[0..2]) |*node, *operation| {
+        operation.* = try world.sum(node, 100, .restart);
+    }
+    try w.pass(30 * second);
+    for (operations[0..2]) |operation| try std.testing.expect(operation.op.stuck.is_empty());
+    const link = w.nodes[0].s.link_to(w.nodes[1].s.self).?;
+    for (link.lanes) |place| if (place) |lane| {
+        w.pipe_of(lane).stuck = lane;
+    };
+    operations[2] = try world.sum(&w.nodes[2], 100, .restart);
+    for (0..3) |_| {
+        try w.pass(2 * second);
+        for (operations) |operation| try std.testing.expect(operation.op.stuck.is_empty());
+        for (link.lanes) |place| if (place) |lane| {
+            const pipe = w.pipe_of(lane);
+            const is_a = pipe.a == lane;
+            const to = if (is_a) pipe.node_b else pipe.node_a;
+            _ = w.move(&w.nodes[0], lane, to, if (is_a) pipe.b else pipe.a);
+        };
+    }
+    for (link.lanes) |place| if (place) |lane| {
+        w.pipe_of(lane).stuck = null;
+    };
+    try w.settle();
+    for (w.nodes[0..3], operations) |*node, operation| {
+        try world.check_sum(operation);
+        calls.release(node.s, operation);
+    }
+}
+
 test "an admit that waits for five seconds is in the log with those who have not called it" {
     var w: World = .{ .gpa = gpa };
     try w.init(2, 2);

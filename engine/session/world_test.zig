@@ -84,6 +84,7 @@ pub const World = struct {
     lanes: u8 = 2,
     /// Room for sums of all operations of a peer.
     windows_bytes: u64 = base.limits.windows_bytes_default,
+    stall_warning_ns: u64 = 10 * std.time.ns_per_s,
     fragment_bytes_min: u32 = base.limits.fragment_bytes_min,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
@@ -94,6 +95,7 @@ pub const World = struct {
             .chunk_bytes = 64,
             .window_bytes = 512,
             .windows_bytes = w.windows_bytes,
+            .stall_warning_ns = w.stall_warning_ns,
         }, .{ .ctx = w, .vtable = &.{
             .close = coordinator_close,
             .wake = coordinator_wake,
@@ -229,7 +231,7 @@ pub const World = struct {
         return true;
     }
 
-    fn move(w: *World, from: *Node, a: *Lane, to: *Node, b: *Lane) bool {
+    pub fn move(w: *World, from: *Node, a: *Lane, to: *Node, b: *Lane) bool {
         var out: [2][]const u8 = undefined;
         const wakes = from.wakes;
         // One that lets others go first has woken itself.

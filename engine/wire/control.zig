@@ -643,6 +643,9 @@ pub const Called = struct {
     descriptor: Descriptor,
     /// Until its deadline, for one that is near; the largest number: it is far, or not said.
     left_ns: u64 = std.math.maxInt(u64),
+    /// The ranks with which it has exchanged nothing of the operation for the time of the stall
+    /// warning, though it has sent them something, or waits for something of theirs.
+    stuck: Mask = .empty,
 
     pub const bounds = .{
         .group = group_last,
@@ -967,7 +970,8 @@ pub const Stalled = struct {
     attempt: u32,
     op: OpId,
     missing: Mask,
-    /// The operations that the first of them wait in themselves, for those who wait for them.
+    /// The operations that the first of them wait in themselves, for those who wait for them. If
+    /// all have called it: the links of this operation that move nothing, by their two ends.
     elsewhere: List(Elsewhere) = .{},
 
     pub const bounds = .{

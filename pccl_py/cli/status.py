@@ -358,6 +358,12 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
                 f"sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
+        for link in operation.get("stuck_links", []):
+            says = (
+                f"nothing of {_call(operation)} moves between {_ranked(epoch, link['rank'])} and "
+                f"{_ranked(epoch, link['other'])}, though all have called it"
+            )
+            lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)
         lines += _elsewhere(epoch, operation)
     named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}

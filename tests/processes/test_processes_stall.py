@@ -14,7 +14,9 @@ import contributions
 import numpy as np
 import oracle
 import pytest
+from linked import LinkedWorld, await_condition
 from peers import Peer, World
+from proxy import Fate, Rule
 
 import pccl_py as pccl
 
@@ -117,6 +119,40 @@ def test_a_member_that_never_calls_is_let_go_and_the_others_commit(
         assert raised.kind == "Expelled" and why in raised.message, raised
         check_untouched(absent)
         assert absent.name in wait_until_said(caplog, "must leave group")
+
+
+def test_a_link_that_moves_nothing_is_named_though_all_have_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The bytes from rank 1 to rank 2 are held for less than the silence limit, then go on."""
+    caplog.set_level("INFO", logger="pccl")
+    with LinkedWorld(3, chunk_bytes=4096, window_bytes=64 * 1024, **FAST) as world:
+        world.all("make", name="x", of="digits", count=100 * COUNT, salt=SALT)
+        world.proxy.set_rule("1", "2", Rule(rate=2e5))
+        for peer in world.peers[1:]:
+            peer.ask("begin", work="w", kind="all_reduce", array="x", plan="ring", deadline=60)
+        world.peers[0].send("run", kind="all_reduce", array="x", plan="ring", deadline=2)
+        world.await_bytes(1, 2, 20_000)
+        world.proxy.set_rule("1", "2", Rule(fate=Fate.HOLD))
+
+        def is_named() -> bool:
+            links = [link for one in operations(world) for link in one["stuck_links"]]
+            return {"rank": 1, "other": 2} in links or {"rank": 2, "other": 1} in links
+
+        await_condition(is_named, "the link in the status")
+        stands = "all_reduce (tag 0, sequence 0 of epoch 1) stands, though all have called it"
+        assert stands in wait_until_said(caplog, "nothing of it moves between")
+        raised = world.peers[0].failure()
+        named = rf"nothing of it moves between .*rank [12] \({LABEL}, \w+\) and rank [12] "
+        assert raised.kind == "DeadlineExceeded" and re.search(named, raised.message), raised
+        for peer in world.peers[1:]:
+            peer.send("wait", work="w")
+            assert peer.failure().kind == "Aborted"
+        world.proxy.heal()
+        for peer, outcome in zip(
+            world.peers, world.all("run", kind="all_reduce", array="x"), strict=True
+        ):
+            oracle.check(outcome, peer.read("x"), SALT)
 
 
 def test_a_member_that_calls_late_is_not_let_go(caplog: pytest.LogCaptureFixture) -> None:
