@@ -325,7 +325,7 @@ const Call = struct {
             if (turn == 0) {
                 so_far = next;
             } else if (is_last and call.sources.divisor > 1) {
-                const kernel = call.kernels.accumulate_avg[@intFromEnum(base.DType.f32)];
+                const kernel = call.kernels.accumulate_mean_last[@intFromEnum(base.DType.f32)].?;
                 const divisor = call.piece.divisor_of(call.sources.divisor);
                 const how: table.Mean = .{ .up = 1, .down = 1, .divisor = divisor };
                 kernel(out, so_far, next, &how, part.count);

@@ -30,9 +30,10 @@ const kernels: table.Table = blk: {
         const d: DType = @enumFromInt(number);
         t.widen[number] = if (dtypes.partial_dtype(.avg, d) != d) reduce.widen(d) else null;
         t.canonical[number] = if (d.is_float()) reduce.canonical(d) else null;
-        t.accumulate_mean[number] = if (d.is_float()) reduce.mean(d, false) else null;
-        t.accumulate_avg[number] =
-            if (d.is_float()) reduce.mean(d, true) else reduce.accumulate_avg(d);
+        const has_mean = dtypes.has_mean(.avg, d);
+        t.accumulate_avg[number] = if (has_mean) null else reduce.accumulate_avg(d);
+        t.accumulate_mean[number] = if (has_mean) reduce.mean(d, false) else null;
+        t.accumulate_mean_last[number] = if (has_mean) reduce.mean(d, true) else null;
         for (0..table.op_count) |op_number| {
             const op: ReduceOp = @enumFromInt(op_number);
             t.accumulate[op_number][number] = null;

@@ -4,9 +4,9 @@
 const std = @import("std");
 const assert = std.debug.assert;
 
-/// How the last of some contributions joins an average of floats: the sum of all of them is
-/// `a * up + b`, where `a` is the partial of the others. The new partial is that times `down`, the
-/// average is that over `divisor`. All but `divisor` are powers of two.
+/// How the last of some contributions joins an average of bf16, f32 or f64: the sum of all of them
+/// is `a * up + b`, where `a` is the partial of the others. The new partial is that times `down`,
+/// the average is that over `divisor`. All but `divisor` are powers of two.
 pub const Mean = extern struct {
     up: f64,
     down: f64,

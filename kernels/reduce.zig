@@ -40,17 +40,16 @@ pub fn accumulate_avg(comptime d: DType) table.AccumulateAvg {
             out: [*]u8,
             a: [*]const u8,
             b: [*]const u8,
-            how: *const table.Mean,
+            contributors: u32,
             count: usize,
         ) callconv(.c) void {
-            const contributors: u32 = @intFromFloat(how.divisor);
             hop(.avg, d, d, C, out, a, b, count, Divisor(C).init(contributors));
         }
     }.run;
 }
 
 /// out := the partial, or the average, of a and b (scalar.zig: mean).
-pub fn mean(comptime d: DType, comptime is_last: bool) table.AccumulateAvg {
+pub fn mean(comptime d: DType, comptime is_last: bool) table.AccumulateMean {
     const C = Compute(.avg, d);
     return struct {
         fn run(
@@ -146,7 +145,7 @@ fn Factors(comptime d: DType, comptime C: type, comptime is_last: bool) type {
 }
 
 inline fn fits(comptime d: DType, comptime C: type, value: Vector(C)) Lanes(C) {
-    return @abs(value) <= @as(Vector(C), @splat(greatest(d, C)));
+    return @abs(value) <= @as(Vector(C), @splat(dtypes.greatest(d, C)));
 }
 
 inline fn is_finite(comptime C: type, value: Vector(C)) Lanes(C) {
@@ -161,7 +160,7 @@ inline fn chosen(
     value: Vector(C),
     finite: Lanes(C),
 ) Vector(C) {
-    const most: Vector(C) = @splat(greatest(d, C));
+    const most: Vector(C) = @splat(dtypes.greatest(d, C));
     const least = -most;
     const upper = @select(C, value > most, most, value);
     const within = @select(C, upper < least, least, upper);
@@ -170,15 +169,6 @@ inline fn chosen(
 
 fn Lanes(comptime C: type) type {
     return @Vector(vector.lanes(C), bool);
-}
-
-/// The greatest finite number of `d`.
-fn greatest(comptime d: DType, comptime C: type) C {
-    return switch (d) {
-        .bf16 => @as(f32, @bitCast(@as(u32, 0x7f7f_0000))),
-        .f16 => std.math.floatMax(f16),
-        else => std.math.floatMax(C),
-    };
 }
 
 /// out(`to`) := finish(a (+) b). `finish` is a Divisor, or nothing.
@@ -272,7 +262,7 @@ inline fn reduce_all(
             inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
         }
         inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
-        if (op == .avg and comptime d.is_float()) if (!both_fit(d, C, pair)) {
+        if (comptime dtypes.has_mean(op, d)) if (!both_fit(d, C, pair)) {
             @branchHint(.unlikely);
             pair = smaller_mean(d, C, pair, inputs, index * size, n * size, finish.divisor);
         };
@@ -291,7 +281,7 @@ inline fn reduce_all(
         inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
     }
     inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
-    if (op == .avg and comptime d.is_float()) if (!both_fit(d, C, pair)) {
+    if (comptime dtypes.has_mean(op, d)) if (!both_fit(d, C, pair)) {
         @branchHint(.unlikely);
         pair = smaller_mean(d, C, pair, inputs, index * size, left * size, finish.divisor);
     };
@@ -332,7 +322,7 @@ noinline fn smaller_mean(
     return result;
 }
 
-/// Input to partial for avg of narrow integers: the same numbers in 64 bits.
+/// Input to partial for avg of f16 and of narrow integers: the same numbers in more bits.
 pub fn widen(comptime d: DType) table.Widen {
     return struct {
         fn run(out: [*]u8, input: [*]const u8, count: usize) callconv(.c) void {

@@ -44,8 +44,8 @@ pub fn has_kernel(op: ReduceOp, dtype: DType) bool {
     return accumulates;
 }
 
-/// out := the partial of one contribution: a copy, widened for avg of integers. A NaN keeps its
-/// bits. `out` and `input` do not overlap.
+/// out := the partial of one contribution: a copy, in which a NaN keeps its bits, or widened for
+/// avg of f16 and of integers. `out` and `input` do not overlap.
 pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
     if (is_wide(op, dtype)) return wide.first(dtype, out, input, count);
     if (op == .avg) {
@@ -89,8 +89,10 @@ pub fn accumulate_last(
     assert(contributors > 1);
     if (op != .avg) return accumulate(op, dtype, out, a, b, contributors, count);
     if (is_wide(op, dtype)) return wide.accumulate_last(dtype, out, a, b, contributors, count);
-    const kernel = dispatch.table().accumulate_avg[@intFromEnum(dtype)];
-    kernel(out, a, b, &.of(contributors), count);
+    const table = dispatch.table();
+    if (table.accumulate_mean_last[@intFromEnum(dtype)]) |kernel|
+        return kernel(out, a, b, &.of(contributors), count);
+    table.accumulate_avg[@intFromEnum(dtype)].?(out, a, b, contributors, count);
 }
 
 /// out := the result of a single contribution: the input, NaNs made canonical. `out` may be

@@ -3,9 +3,9 @@
 //! never on a hot path. The digest is specified in xxh3.zig.
 //!
 //! Words: an *input* is one peer's contribution, of the caller's dtype. A *partial* is a
-//! reduction on its way (`partial_dtype`: the dtype itself, 64 bits for avg of narrow integers,
-//! 128 bits for avg of wide ones, wide.zig). A *result* is of the caller's dtype again. Between
-//! load and store, values are of the compute type.
+//! reduction on its way (`partial_dtype`: the dtype itself, f32 for avg of f16, 64 bits for avg of
+//! narrow integers, 128 bits for avg of wide ones, wide.zig). A *result* is of the caller's dtype
+//! again. Between load and store, values are of the compute type.
 //!
 //!   floats    f16 and bf16 compute in f32 and are rounded once, to nearest even, when stored.
 //!             Whatever is stored by an addition, product, minimum or maximum is canonical: any NaN
@@ -13,8 +13,9 @@
 //!   integers  sum and prod wrap. avg adds in 64 or 128 bits and truncates the quotient toward
 //!             zero. band, bor and bxor are of the bits; floats have none of these.
 //!   avg       divides once, at the last hop, by the number of contributors. The partial of c
-//!             floats is their sum over the least power of two that is c or more, so no partial is
-//!             greater than the greatest input (Mean).
+//!             numbers of bf16, f32 or f64 is their sum over the least power of two that is c or
+//!             more, so no partial is greater than the greatest input (Mean). f32 has room for the
+//!             sum of f16.
 //!   min, max  IEEE 754-2019 minimum and maximum: NaN wins, -0 < +0.
 
 const std = @import("std");
@@ -60,15 +61,6 @@ pub fn is_wide(op: ReduceOp, dtype: DType) bool {
     return op == .avg and (dtype == .i64 or dtype == .u64);
 }
 
-/// The greatest finite number of `d`.
-pub fn greatest(comptime d: DType, comptime C: type) C {
-    return switch (d) {
-        .bf16 => @as(f32, @bitCast(@as(u32, 0x7f7f_0000))),
-        .f16 => std.math.floatMax(f16),
-        else => std.math.floatMax(C),
-    };
-}
-
 /// The partial, or the average, of `a` and `b` (Mean). Where the sum, or what follows from it, is
 /// no number of `d`, both are made smaller before they are added. A result of finite inputs is at
 /// most the greatest number, also if it was rounded up beyond that.
@@ -85,7 +77,7 @@ pub fn mean(
     const divisor: C = @floatCast(how.divisor);
     const sum = a * up + b;
     const plain = if (is_last) sum / divisor else sum * down;
-    if (@abs(plain) <= greatest(d, C)) return plain;
+    if (@abs(plain) <= dtypes.greatest(d, C)) return plain;
     const small = a * (up * down) + b * down;
     return within(d, C, if (is_last) small / (divisor * down) else small, &.{ a, b });
 }
@@ -93,19 +85,20 @@ pub fn mean(
 /// `value`, but at most the greatest number of `d` if all inputs are finite.
 fn within(comptime d: DType, comptime C: type, value: C, inputs: []const C) C {
     for (inputs) |input| if (!std.math.isFinite(input)) return value;
-    const most = greatest(d, C);
+    const most = dtypes.greatest(d, C);
     return @min(@max(value, -most), most);
 }
 
-/// out := the partial of one contribution, unchanged but for its type (a NaN keeps its bits).
+/// out := the partial of one contribution: unchanged (a NaN keeps its bits), or of a wider type.
 pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
     if (is_wide(op, dtype)) return wide.first(dtype, out, input, count);
     switch (op) {
         inline else => |o| switch (dtype) {
             inline else => |d| for (0..count) |index| {
+                const C = Compute(o, d);
                 const partial = comptime dtypes.partial_dtype(o, d);
-                const value: Stored(partial) = at(d, input, index).*;
-                put(partial, out, index).* = value;
+                if (partial == d) put(d, out, index).* = at(d, input, index).* //
+                else store(partial, C, out, index, load(d, C, input, index));
             },
         },
     }
@@ -130,7 +123,7 @@ pub fn accumulate(
                 const partial = comptime dtypes.partial_dtype(o, d);
                 const x = load(partial, C, a, index);
                 const y = load(d, C, b, index);
-                store(partial, C, out, index, if (o == .avg and comptime d.is_float())
+                store(partial, C, out, index, if (comptime dtypes.has_mean(o, d))
                     mean(d, C, false, x, y, &.of(contributors))
                 else
                     combine(o, C, x, y));
@@ -157,7 +150,7 @@ pub fn accumulate_last(
                 const partial = comptime dtypes.partial_dtype(o, d);
                 const x = load(partial, C, a, index);
                 const y = load(d, C, b, index);
-                store(d, C, out, index, if (o == .avg and comptime d.is_float())
+                store(d, C, out, index, if (comptime dtypes.has_mean(o, d))
                     mean(d, C, true, x, y, &.of(contributors))
                 else
                     finish(o, C, combine(o, C, x, y), contributors));
@@ -211,8 +204,8 @@ fn total(
     var sum = values[0];
     for (values[1..]) |value| sum = combine(op, C, sum, value);
     const plain = finish(op, C, sum, contributors);
-    if (op != .avg or comptime !d.is_float()) return plain;
-    if (@abs(plain) <= greatest(d, C)) return plain;
+    if (comptime !dtypes.has_mean(op, d)) return plain;
+    if (@abs(plain) <= dtypes.greatest(d, C)) return plain;
     const down: C = @floatCast(Mean.of(@intCast(values.len)).down);
     sum = values[0] * down;
     for (values[1..]) |value| sum += value * down;

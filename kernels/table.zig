@@ -14,9 +14,11 @@ comptime {
 
 pub const Widen = *const fn ([*]u8, [*]const u8, usize) callconv(.c) void;
 pub const Accumulate = *const fn ([*]u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
-/// scalar.zig.
-pub const Mean = @import("mean.zig").Mean;
+/// With the number of contributors.
 pub const AccumulateAvg =
+    *const fn ([*]u8, [*]const u8, [*]const u8, u32, usize) callconv(.c) void;
+pub const Mean = @import("mean.zig").Mean;
+pub const AccumulateMean =
     *const fn ([*]u8, [*]const u8, [*]const u8, *const Mean, usize) callconv(.c) void;
 pub const ReduceK =
     *const fn ([*]u8, [*]const [*]const u8, usize, u32, usize) callconv(.c) void;
@@ -87,17 +89,19 @@ pub const range_count = 2;
 pub const rounding_count = 2;
 
 pub const Table = extern struct {
-    /// Input to partial for avg of 8 to 32 bit integers; null for the others, where it is a copy.
+    /// Input to partial for avg of f16 and of 8 to 32 bit integers; null for the others, where it
+    /// is a copy.
     widen: [dtype_count]?Widen,
     /// Input to result of a world of one for floats; null for integers, where it is a copy.
     canonical: [dtype_count]?Widen,
     /// out := a (+) b. But for avg it is also the last hop, since the partial type is the dtype.
     /// Null where the op does not take the dtype.
     accumulate: [op_count][dtype_count]?Accumulate,
-    /// The same for avg of floats; null for integers.
-    accumulate_mean: [dtype_count]?AccumulateAvg,
-    /// out := (a (+) b) / contributors: the last hop of avg.
-    accumulate_avg: [dtype_count]AccumulateAvg,
+    /// out := (a (+) b) / contributors: the last hop of avg. Null where the next two are not.
+    accumulate_avg: [dtype_count]?AccumulateAvg,
+    /// The hops of avg of bf16, f32 and f64, and the last of them; null for the others.
+    accumulate_mean: [dtype_count]?AccumulateMean,
+    accumulate_mean_last: [dtype_count]?AccumulateMean,
     /// Null where the op does not take the dtype.
     reduce_k: [op_count][dtype_count]?ReduceK,
     /// out[0] is the low half.

@@ -87,23 +87,36 @@ pub const ReduceOp = enum(u8) {
 };
 
 /// The dtype in which a partial result of `op` over elements of `d` is kept and travels. It is `d`
-/// itself, but for avg of narrow integers: their sum is carried in 64 bits, so that it cannot
-/// overflow before the division. For avg of 64-bit integers, which are carried in 128 bits, there
-/// is no such dtype (kernels/wide.zig).
+/// itself, but for avg of f16 and of narrow integers: their sum is carried in f32 or in 64 bits, so
+/// that it cannot overflow before the division. For avg of 64-bit integers, which are carried in
+/// 128 bits, there is no such dtype (kernels/wide.zig).
 pub fn partial_dtype(op: ReduceOp, d: DType) DType {
     if (op != .avg) return d;
     return switch (d) {
+        .f16 => .f32,
         .i8, .i16, .i32 => .i64,
         .u8, .u16, .u32 => .u64,
-        .f32, .f64, .f16, .bf16, .i64, .u64 => d,
+        .f32, .f64, .bf16, .i64, .u64 => d,
     };
 }
 
-/// Bytes per element of a partial result: 8 for avg of 8 to 32 bit integers, 16 for avg of 64-bit
-/// integers, else the size of `d`.
+/// Bytes per element of a partial result: 4 for avg of f16, 8 for avg of 8 to 32 bit integers, 16
+/// for avg of 64-bit integers, else the size of `d`.
 pub fn partial_size(op: ReduceOp, d: DType) usize {
     if (op == .avg and (d == .i64 or d == .u64)) return 16;
     return partial_dtype(op, d).size();
+}
+
+/// Floats whose average travels in their own width: the sum of many may be no number of it, so
+/// partials are made smaller (kernels/mean.zig).
+pub fn has_mean(op: ReduceOp, d: DType) bool {
+    return op == .avg and d.is_float() and partial_dtype(op, d) == d;
+}
+
+/// The greatest finite number of such floats, which compute in `C`.
+pub fn greatest(comptime d: DType, comptime C: type) C {
+    if (d == .bf16) return @as(f32, @bitCast(@as(u32, 0x7f7f_0000)));
+    return std.math.floatMax(C);
 }
 
 test "the numbers and sizes are those of include/pccl.h" {
@@ -135,12 +148,13 @@ test "integers have all operations, and floats all but those of bits" {
     };
 }
 
-test "only avg of integers travels wider than it is" {
+test "only avg of f16 and of integers travels wider than it is" {
     for (std.enums.values(ReduceOp)) |op| {
         for (std.enums.values(DType)) |d| {
-            const wide = op == .avg and !d.is_float();
-            const narrow: usize = if (d.size() < 8) 8 else 16;
-            try std.testing.expectEqual(if (wide) narrow else d.size(), partial_size(op, d));
+            const own = op != .avg or d == .f32 or d == .f64 or d == .bf16;
+            const wide: usize = if (d == .f16) 4 else if (d.size() < 8) 8 else 16;
+            try std.testing.expectEqual(if (own) d.size() else wide, partial_size(op, d));
+            try std.testing.expectEqual(own and op == .avg, has_mean(op, d));
             const partial = partial_dtype(op, d);
             try std.testing.expectEqual(d.is_signed(), partial.is_signed());
             try std.testing.expectEqual(d.is_float(), partial.is_float());

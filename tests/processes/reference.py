@@ -32,6 +32,8 @@ def partial_type(op: str, dtype: str) -> type:
 
 def partial_bytes(op: str, dtype: str) -> int:
     """The size of an element of a partial sum as it travels."""
+    if op == "avg" and dtype == "f16":
+        return 4
     if op == "avg" and dtype not in FLOATS:
         return 16 if dtype in ("i64", "u64") else 8
     return np.dtype(STORED[dtype]).itemsize
@@ -86,9 +88,9 @@ def reduce_scatter(
     return [result[where] for where in shards]
 
 
-def _is_narrow(dtype: str) -> bool:
+def _is_narrow(op: str, dtype: str) -> bool:
     """It is computed in more bits than it travels in."""
-    return dtype in ("f16", "bf16")
+    return dtype == "bf16" or (dtype == "f16" and op != "avg")
 
 
 def _owned(
@@ -100,9 +102,9 @@ def _owned(
 ) -> np.ndarray:
     """The reduction, where parts of the elements belong to owners."""
     n = len(inputs)
-    compute, narrow, combine = partial_type(op, dtype), _is_narrow(dtype), COMBINE[op]
+    compute, narrow, combine = partial_type(op, dtype), _is_narrow(op, dtype), COMBINE[op]
     result = np.empty_like(inputs[0])
-    is_mean = op == "avg" and dtype in FLOATS and n > 1
+    is_mean = op == "avg" and dtype in FLOATS and dtype != "f16" and n > 1
     travels = plan == "ring"
     with np.errstate(all="ignore"):
         for owner, where in parts:

@@ -493,7 +493,7 @@ fn test_accounts(
     for (shards[0..parts]) |*shard| shard.* = .{
         .elements = count / parts,
         .dtype = dtype,
-        .partial_bytes = @intCast(dtype.size()),
+        .partial_bytes = @intCast(base.dtype.partial_size(account.op, dtype)),
     };
     const d: Definition = try .init(arena, .{
         .kind = account.kind,
