@@ -424,8 +424,8 @@ pub const Board = struct {
     }
 
     /// Contributions to an average become so much smaller with a codec that their sum is not
-    /// greater than the greatest of them. An owner that adds up all contributions in f32 has room
-    /// for those that travel as f16, whose least numbers would be lost.
+    /// greater than the greatest of them. That loses the least numbers of f16, which go directly
+    /// where they can (schedule.zig): an owner that adds up all contributions in f32 has room.
     fn shift(b: *const Board) u6 {
         const codec = b.ledger.partition.codec.kind;
         if (b.ledger.descriptor.op != .avg or codec == .none) return 0;

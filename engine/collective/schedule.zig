@@ -1,6 +1,7 @@
 //! schedule: the way that the data of one attempt takes, as a call asks for it. An attempt may get
 //! another one: session/frames.zig. The ways themselves: ring.zig, direct.zig.
 
+const std = @import("std");
 const control = @import("wire").control;
 
 /// The way that the data of one attempt takes: from each to the next, or to the owners and back.
@@ -9,8 +10,11 @@ pub const Schedule = enum {
     direct,
 
     /// The one that the call asks for. By default encoded contributions go straight to their
-    /// owners, so that each is encoded once.
+    /// owners, so that each is encoded once. An average of f16 always does, because its sums have
+    /// no room in f16 (board.zig: shift).
     pub fn of(descriptor: *const control.Descriptor) Schedule {
+        const is_average = descriptor.kind.reduces() and descriptor.op == .avg;
+        if (is_average and descriptor.codec.kind == .f16) return .direct;
         return switch (descriptor.plan) {
             .auto => if (descriptor.codec.kind != .none or descriptor.kind.carries()) .direct //
             else .ring,
@@ -19,3 +23,21 @@ pub const Schedule = enum {
         };
     }
 };
+
+test "an average with the codec f16 goes directly, whatever the plan; others go as they are asked" {
+    const base = @import("base");
+    for (std.enums.values(base.codec.Kind)) |kind| for (std.enums.values(base.ReduceOp)) |op| {
+        const descriptor: control.Descriptor = .{
+            .kind = .all_reduce,
+            .dtype = .f32,
+            .op = op,
+            .recovery = .restart,
+            .codec = .of(kind),
+            .plan = .ring,
+            .count = 1,
+            .safe_points = 0,
+        };
+        const is_direct = kind == .f16 and op == .avg;
+        try std.testing.expectEqual(is_direct, Schedule.of(&descriptor) == .direct);
+    };
+}
