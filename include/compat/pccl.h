@@ -101,9 +101,7 @@ typedef enum pcclDataType_t {
   pcclFloat16 = 8,
   pcclBFloat16 = 9,
   pcclFloat = 10,
-  pcclDouble = 11,
-  pcclUint4 = 12,
-  pcclUint2 = 13
+  pcclDouble = 11
 } pcclDataType_t;
 
 /* Where memory is. The CPU alone is taken. */

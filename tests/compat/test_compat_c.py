@@ -189,7 +189,6 @@ NUMBERS_1_0_0 = {
 }
 # Names of headers after 1.0.0: they never take a number that 1.0.0 has for something else.
 LATER_NUMBERS = {
-    "pcclDataType_t": {"pcclUint4": 12, "pcclUint2": 13},
     "pcclDeviceType_t": {"pcclDeviceHip": 2},
     "pcclDistributionHint_t": {
         "pcclDistributionNone": 0,
@@ -248,7 +247,7 @@ def test_numbers_are_those_of_the_python_package() -> None:
         for word in enum:
             name = word.name.lower().replace("local", "peergroup").replace("_", "")
             assert numbers.pop(name) == word.value
-        assert set(numbers) <= {"uint2", "hip"}
+        assert set(numbers) <= {"hip"}
 
 
 def test_variables_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +301,9 @@ def test_bad_arguments_of_a_peer_that_is_connected(
         describe(count=0),
         describe(op=5),
         describe(op=many),
-        describe(datatype=lib.pcclUint4),
-        describe(datatype=lib.pcclUint2),
-        describe(datatype=14),
+        describe(datatype=12),
         describe(quantization_options={"algorithm": 3}),
-        describe(quantization_options={"algorithm": 1, "quantized_datatype": lib.pcclUint4}),
+        describe(quantization_options={"algorithm": 1, "quantized_datatype": lib.pcclInt8}),
         describe(tag=2**64 - 1),
     ):
         refused(result(recv, recv, bad, one, ffi.NULL))

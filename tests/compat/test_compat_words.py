@@ -34,9 +34,7 @@ NUMBERS: dict[type[Enum], str] = {
     pccl.Attribute: "- GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS "
     "LARGEST_PEER_GROUP_WORLD_SIZE",
     pccl.SharedStateSyncStrategy: "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY",
-    # UINT4 is of a release after 1.0.0, so it comes last.
-    pccl.DataType: "UINT8 INT8 INT16 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 "
-    "FLOAT DOUBLE UINT4",
+    pccl.DataType: "UINT8 INT8 INT16 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE",
     pccl.DeviceType: "CPU CUDA",
     pccl.DistributionHint: "NONE NORMAL UNIFORM",
     pccl.QuantizationAlgorithm: "NONE MIN_MAX ZERO_POINT_SCALE",
@@ -103,11 +101,7 @@ def test_all_names_are_listed() -> None:
 
 def test_dtypes_are_those_of_numpy() -> None:
     for each in pccl.DataType:
-        if each is pccl.DataType.UINT4:
-            with pytest.raises(ValueError, match="UINT4"):
-                each.to_numpy_dtype()
-        else:
-            assert pccl.DataType.from_numpy_dtype(each.to_numpy_dtype()) is each
+        assert pccl.DataType.from_numpy_dtype(each.to_numpy_dtype()) is each
     with pytest.raises(ValueError, match="complex64"):
         pccl.DataType.from_numpy_dtype(np.dtype(np.complex64))
 

@@ -110,7 +110,7 @@ class SharedStateSyncStrategy(Enum):
 
 
 class DataType(Enum):
-    """Type of one element. UINT4, a name of releases after 1.0.0, is no type of elements."""
+    """Type of one element."""
 
     UINT8 = 0
     INT8 = 1
@@ -124,11 +124,10 @@ class DataType(Enum):
     BFLOAT16 = 9
     FLOAT = 10
     DOUBLE = 11
-    UINT4 = 12
 
     @property
     def word(self) -> pccl_py.DType:
-        """The type of pccl_py. Raises ValueError for UINT4, which is no type of elements."""
+        """The type of pccl_py."""
         return parse_dtype(self._name)
 
     def to_torch_dtype(self) -> torch.dtype:
@@ -157,15 +156,13 @@ class DataType(Enum):
 
     @property
     def _name(self) -> str:
-        if self is DataType.UINT4:
-            raise ValueError("elements of UINT4 are neither reduced nor shared")
         short = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}
         return short.get(self, self.name.lower())
 
     @classmethod
     def _named(cls, name: str) -> DataType:
         for each in cls:
-            if each is not cls.UINT4 and each._name == name:
+            if each._name == name:
                 return each
         raise ValueError(f"Unsupported dtype: {name}")
 
@@ -334,9 +331,7 @@ class TensorInfo:
             name,
             taken.address,
             numel=taken.count,
-            dtype=next(
-                each for each in DataType if each is not DataType.UINT4 and each.word is taken.dtype
-            ),
+            dtype=next(each for each in DataType if each.word is taken.dtype),
             allow_content_inequality=allow_content_inequality,
         )
         made._owner = taken
