@@ -498,11 +498,11 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
     if (!known) found = add_peers(ids, found, now->world_size, peers, range.contributor_count);
     if (known) put_bits(bits, ids, now->world_size, peers, range.contributor_count);
     for (int word = 0; word < OUTCOME_BIT_WORDS; word += 1) all[word] |= bits[word];
-    if (index >= OUTCOME_RANGES_MAX) continue;
-    uint32_t *at = words + OUTCOME_RANGES + index * OUTCOME_RANGE_WORDS;
-    put(at, 0, range.begin);
+    uint32_t place = index < OUTCOME_RANGES_MAX ? index : OUTCOME_RANGES_MAX - 1;
+    uint32_t *at = words + OUTCOME_RANGES + place * OUTCOME_RANGE_WORDS;
+    if (place == index) put(at, 0, range.begin);
     put(at, 2, range.end);
-    memcpy(at + 4, bits, sizeof bits);
+    for (int word = 0; word < OUTCOME_BIT_WORDS; word += 1) at[4 + word] |= bits[word];
   }
   for (int word = 0; word < OUTCOME_BIT_WORDS; word += 1)
     words[OUTCOME_CONTRIBUTORS] += (uint32_t)__builtin_popcount(all[word]);

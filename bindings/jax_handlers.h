@@ -82,7 +82,8 @@ enum {
   OUTCOME_BYTES_RECEIVED = 10,
   OUTCOME_DURATION_NS = 12,
   OUTCOME_ATTEMPTS = 14,
-  OUTCOME_RANGE_COUNT = 15,  /* of all, of which the first are told */
+  OUTCOME_RANGE_COUNT = 15,  /* of all; if these are more than there is room for, the last that is
+                                told spans the rest, with those who contributed to any of it */
   OUTCOME_CONTRIBUTORS = 16, /* ranks that contributed to any range */
   OUTCOME_RANKS_KNOWN = 17,  /* 0: the epoch was left meanwhile, so that no bits are set */
   OUTCOME_DIGEST = 18,

@@ -28,10 +28,12 @@ class OutcomeArrays(NamedTuple):
     """The outcome of a call as arrays, a pytree: `return_outcome=True` gives it.
 
     `contributors`: the number of ranks that contributed to any range, i32; `attempts`, i32, 1
-    without a loss; `range_count`, i32, of which the first 16 are here. `epoch` and `sequence`: u64
-    with x64 on, else u32, which ends at 2**32 - 1. `digest`: u32 (4,). `begin` and `end`: elements
-    of each range, (16,), of the dtype of `epoch`; `bits`: u32 (16, 16), for each range a bit for
-    each rank, those of the first 32 ranks in the first word. `words`: all of it, for `decode`.
+    without a loss; `range_count`, i32. `epoch` and `sequence`: u64 with x64 on, else u32, which
+    ends at 2**32 - 1. `digest`: u32 (4,). `begin` and `end`: elements of each range, (16,), of the
+    dtype of `epoch`; `bits`: u32 (16, 16), for each range a bit for each rank, those of the first
+    32 ranks in the first word. If `range_count` is more than 16, the last range spans all that
+    have no place, with a bit for each rank that contributed to any of them. `words`: all of it, for
+    `decode`.
     """
 
     contributors: Any
@@ -94,8 +96,11 @@ def encode(outcome: Outcome, handle: int) -> Any:
     words[_RANKS_KNOWN] = bool(members)
     words[_DIGEST : _DIGEST + 4] = np.frombuffer(bytes.fromhex(outcome.digest), "<u4")
     ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
-    for place, each in zip(ranges, outcome.ranges, strict=False):
-        place[0:2], place[2:4] = pair(each.begin), pair(each.end)
+    for index, each in enumerate(outcome.ranges):
+        place = ranges[min(index, RANGES_MAX - 1)]
+        if index < RANGES_MAX:
+            place[0:2] = pair(each.begin)
+        place[2:4] = pair(each.end)
         for peer in each.contributors if members else ():
             rank = members.index(peer)
             place[4 + rank // 32] |= np.uint32(1 << rank % 32)
@@ -110,10 +115,13 @@ def pair(number: int) -> tuple[int, int]:
 def decode(outcome: OutcomeArrays) -> Outcome:
     """The `pccl_py.Outcome` of a call, outside of jit.
 
+    Its contributors are those of the call. Of more than 16 ranges, as a loss may leave, or a gather
+    in a larger world, the first 15 are exact, and the last one spans the rest: its contributors are
+    those to any of it. Calls of pccl_py and pccl_numpy return every range.
+
     Raises InvalidUsage where the members of its epoch are not known any more, or its communicator
-    is gone; and where the outcome has more than 16 ranges, as that of a gather in a larger world,
-    of which the arrays keep the first 16; InvalidArgument for one that is not of a single call,
-    as those that a scan has stacked: index them first (jax.tree.map(lambda each: each[0], ...)).
+    is gone; InvalidArgument for one that is not of a single call, as those that a scan has stacked:
+    index them first (jax.tree.map(lambda each: each[0], ...)).
     """
     words = np.asarray(outcome.words)
     if words.shape != (WORDS,):
@@ -124,17 +132,11 @@ def decode(outcome: OutcomeArrays) -> Outcome:
     if group is None:
         raise InvalidUsage("the communicator of this outcome is gone, and with it the peers' names")
     count = int(words[_RANGE_COUNT])
-    if count > RANGES_MAX:
-        raise InvalidUsage(
-            f"the outcome has {count} ranges, of which the arrays keep the first {RANGES_MAX}: its "
-            "contributors, epoch, sequence, attempts and digest are of all. Calls of pccl_py and "
-            "pccl_numpy return every range"
-        )
     epoch = _whole(words, _EPOCH)
     roster = group._rosters.of(epoch)
     if count > 0 and (not roster.members or not words[_RANKS_KNOWN]):
         raise InvalidUsage(f"the members of epoch {epoch} are not known any more")
-    ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)[:count]
+    ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)[: min(count, RANGES_MAX)]
     return Outcome(
         epoch=epoch,
         tag=_whole(words, _TAG),
