@@ -110,10 +110,15 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
     linear = _with_op(call, call.kind)
     form = form_of_part(call.options[-1], arrays, kept)
     linear = linear.replace(options=(*linear.options[:-1], form))
-    moved = bind(outs.origin[0], [instantiate_zeros(tangents[1 + each]) for each in kept], linear)
-    made: dict[int, Any] = dict(zip(kept, moved, strict=True))
+    given = [instantiate_zeros(tangents[1 + each]) for each in kept]
     if outs.contributors:
-        made = {index: _divide(each, outs.contributors[index]) for index, each in made.items()}
+        given = [each.astype(_summed(each)) for each in given]
+    made: dict[int, Any] = dict(zip(kept, bind(outs.origin[0], given, linear), strict=True))
+    if outs.contributors:
+        made = {
+            index: _divide(each, outs.contributors[index]).astype(arrays[index].dtype)
+            for index, each in made.items()
+        }
     shown = _shown(call, outs)
     zeros = [zero_tangent_of(each) for each in shown]
     return shown, [made.get(index, zero) for index, zero in enumerate(zeros)]
@@ -123,6 +128,11 @@ def _shown(call: Call, outs: Any) -> list[Any]:
     """The results that a call has without its origin, if it tells none."""
     hidden = [*outs.contributors, *outs.origin] if call.tells_origin else []
     return [*outs.results, *hidden, *outs.outcome]
+
+
+def _summed(array: Any) -> Any:
+    """The dtype in which an average is added up: as in the library, f32 for that of f16."""
+    return jnp.float32 if array.dtype == jnp.float16 else array.dtype
 
 
 def _divide(total: Any, contributors: Any) -> Any:

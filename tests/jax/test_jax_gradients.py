@@ -496,6 +496,34 @@ def test_a_loss_between_the_passes_keeps_the_divisor(world: pccl.LocalWorld, jit
         assert int(outcome.contributors) == 2
 
 
+@pytest.mark.parametrize("value", [60000, 2**-24, -(2**-20)])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "reduce_scatter"])
+def test_tangents_and_cotangents_of_an_average_keep_to_float16(
+    world: pccl.LocalWorld, kind: str, value: float
+) -> None:
+    """Goal: neither a sum of float16 overflows, nor does a part of one vanish."""
+
+    def program(comm: pccl.Communicator) -> Any:
+        options: dict[str, Any] = {"root": 0} if kind == "reduce" else {}
+        x = jnp.full(RANKS, value, jnp.float16)
+
+        def call(x: Any) -> Any:
+            return getattr(pj, kind)(comm, x, op="avg", **options)
+
+        y, tangent = jax.jvp(call, (x,), (x,))
+        made, vjp = jax.vjp(call, x)
+        (cotangent,) = vjp(jnp.full(made.shape, value, jnp.float16))
+        assert tangent.dtype == cotangent.dtype == jnp.float16
+        if kind == "all_reduce":
+            assert (cotangent == x).all()
+        else:  # of one rank's result alone
+            assert (cotangent == (np.float32(value) / RANKS).astype(np.float16)).all()
+        if kind != "reduce" or comm.rank == 0:
+            assert (tangent == value).all() and (y == value).all()
+
+    world.run(program)
+
+
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> None:
     """Goal: where ranges have different contributors, so has the backward pass.
