@@ -115,9 +115,9 @@ def pair(number: int) -> tuple[int, int]:
 def decode(outcome: OutcomeArrays) -> Outcome:
     """The `pccl_py.Outcome` of a call, outside of jit.
 
-    Its contributors are those of the call. Of more than 16 ranges, as a loss may leave, or a gather
-    in a larger world, the first 15 are exact, and the last one spans the rest: its contributors are
-    those to any of it. Calls of pccl_py and pccl_numpy return every range.
+    Its contributors are those of the call. A loss may leave more than 16 ranges, and so may a
+    gather in a larger world. Then the first 15 are exact, and the last one spans the rest: its
+    contributors are those to any of it. Calls of pccl_py and pccl_numpy return every range.
 
     Raises InvalidUsage where the members of its epoch are not known any more, or its communicator
     is gone; InvalidArgument for one that is not of a single call, as those that a scan has stacked:

@@ -153,7 +153,12 @@ def test_what_was_exact_is(world: pccl.LocalWorld, name: str, plan: pccl.PlanNam
     assert (result.astype(np.int64) == whole.sum(axis=0) // size).all()
 
 
-SMALL = {"f16": (1e-7, 1e-5), "bf16": (1e-40, 1e-37), "f32": (1e-44, 1e-37), "f64": (1e-322, 1e-307)}
+SMALL = {
+    "f16": (1e-7, 1e-5),
+    "bf16": (1e-40, 1e-37),
+    "f32": (1e-44, 1e-37),
+    "f64": (1e-322, 1e-307),
+}
 
 
 def small(dtype: Any, size: int, least: float, most: float) -> list[list[np.ndarray]]:
