@@ -4,6 +4,7 @@ sum: for every dtype, plan, codec and world size, also where the sum is no numbe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,8 +166,7 @@ def small(dtype: Any, size: int, least: float, most: float) -> list[list[np.ndar
     """Arrays of one rank each: the least number of all, equal small ones, and any small ones."""
     random = np.random.default_rng(6)
     unit = float(info(dtype).smallest_subnormal)
-    spread = np.log(np.array([least, most], np.longdouble))
-    drawn = np.exp(random.uniform(*spread, (size, COUNT))).astype(dtype)
+    drawn = np.exp(random.uniform(math.log(least), math.log(most), (size, COUNT))).astype(dtype)
     return [
         [np.full(COUNT, unit).astype(dtype)] * size,
         [drawn[0]] * size,
