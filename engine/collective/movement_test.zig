@@ -1492,6 +1492,64 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
     }
 }
 
+/// All contribute one number, which is its average too.
+fn test_average(
+    comptime T: type,
+    dtype: base.DType,
+    kind: base.codec.Kind,
+    schedule: Schedule,
+    value: T,
+    room: f64,
+) !void {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const n = 5;
+    var descriptor = test_descriptor(.all_reduce, 300);
+    descriptor.dtype = dtype;
+    descriptor.op = .avg;
+    descriptor.codec = .of(kind);
+    var values: [n][300]T = @splat(@splat(value));
+    var movements: [n]Movement = undefined;
+    for (&movements, &values, 0..) |*x, *mine, rank| x.* = try make(gpa, &pool, .{
+        .descriptor = descriptor,
+        .arrays = &.{test_array(mine, dtype, mine.len)},
+        .roles = .{ .kind = .all_reduce, .world_size = n, .rank = @intCast(rank) },
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+    });
+    defer for (&movements) |*x| x.deinit();
+    var bench: Bench = .{ .movements = &movements, .alive = .full(n), .schedule = schedule };
+    bench.begin(1, &.{});
+    while (try bench.step()) {}
+    for (&movements, &values) |*x, *mine| {
+        try std.testing.expect(x.complete());
+        for (mine) |result| switch (@typeInfo(T)) {
+            .float => {
+                try std.testing.expect(std.math.isFinite(result)); // infinity is near any number
+                try std.testing.expectApproxEqRel(@as(f64, value), @as(f64, result), room);
+            },
+            else => try std.testing.expectEqual(value, result),
+        };
+    }
+}
+
+test "the average of equal numbers is that number, be it the greatest or the least" {
+    for (schedules) |schedule| {
+        for ([_]f16{ std.math.floatMax(f16), std.math.floatTrueMin(f16), -3e-7 }) |value|
+            try test_average(f16, .f16, .none, schedule, value, 1e-9);
+        for ([_]f32{ std.math.floatMax(f32), -1e-38, 3 }) |value|
+            try test_average(f32, .f32, .none, schedule, value, 1e-6);
+        try test_average(i32, .i32, .none, schedule, std.math.minInt(i32), 1e-9);
+        try test_average(i64, .i64, .none, schedule, std.math.maxInt(i64), 1e-9);
+        for ([_]f32{ 0x1p127, -1e-30, 3 }) |value|
+            try test_average(f32, .f32, .bf16, schedule, value, 0.02);
+        for ([_]f32{ 60000, 3 }) |value|
+            try test_average(f32, .f32, .f16, schedule, value, 0.002);
+    }
+    try test_average(f32, .f32, .f16, .direct, 0x1p-24, 1e-9);
+}
+
 fn kept_by_any(
     arena: Allocator,
     movements: []const Movement,
