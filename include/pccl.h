@@ -730,13 +730,13 @@ typedef struct pccl_state_options {
 /* Rules that all syncs of a state keep; the same on every member, else PCCL_MISMATCH. The judges are the members of the
  * epoch before, or all members where none of those is left.
  * SUCCESSIVE: only content of the expected revision is elected, which is one more than the last one that a judge has
- *   committed with this state; any before the first commit. A member with another revision receives.
+ *   committed with a state of this name; any before the first commit. A member with another revision receives.
  * REFUSE: a member that does not fit is refused (PCCL_MISMATCH there alone; it is no member then), and the others go
  *   on: one whose names, shapes or dtypes are not those that most judges have, and by SUCCESSIVE one that would give
  *   content of a higher revision than the expected one. Where no structure has most judges, all get PCCL_MISMATCH.
  * ONE_SENDER: beside a member that passes PCCL_SEND_ONLY all others pass PCCL_RECEIVE_ONLY; else PCCL_MISMATCH.
- * HIGHEST_REVISION: the content of the highest revision is elected, also that of a newcomer; of equal revisions,
- *   members of the epoch before outvote newcomers. Without it a newcomer's content never replaces that of members. */
+ * HIGHEST_REVISION: the content of the highest revision is elected, also that of a newcomer; of equal revisions that
+ *   of the higher standing (PCCL_POPULAR). Without it a newcomer's content never replaces that of members. */
 #define PCCL_STATE_SUCCESSIVE 2
 #define PCCL_STATE_REFUSE 4
 #define PCCL_STATE_ONE_SENDER 8
@@ -747,9 +747,10 @@ typedef struct pccl_state_options {
 PCCL_API pccl_status_t pccl_state_create(pccl_comm_t *comm, const pccl_state_options_t *options, pccl_state_t **state);
 
 typedef enum pccl_strategy {
-  PCCL_POPULAR = 0,      /* the elected content wins: that of members of the epoch before, of these the members that
-                            have committed a sync of this state, then that of the highest revision, then that of most
-                            members, then that of the smallest peer id */
+  PCCL_POPULAR = 0,      /* the elected content wins: that of members that have committed a sync of a state of this
+                            name, then that of other members of the epoch before, then that of newcomers; of equals
+                            that of the highest revision, then that of most members, then that of the smallest peer
+                            id. Founders of a sub-group have the standing that they have in its parent */
   PCCL_SEND_ONLY = 1,    /* all members get the content of this peer. Two with different contents: PCCL_MISMATCH */
   PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */
 } pccl_strategy_t;

@@ -130,10 +130,11 @@ class Recovery(IntEnum):
 class Strategy(IntEnum):
     """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
-    POPULAR: the elected content wins: that of members of the epoch before, of these the members
-    that have committed a sync of this state, then that of the highest revision, then that of most
-    members, then that of the smallest peer id. SEND_ONLY: all members get the content of this peer.
-    RECEIVE_ONLY: the content of this peer is never taken.
+    POPULAR: the elected content wins: that of members that have committed a sync of a state of this
+    name, then that of other members of the epoch before, then that of newcomers; of equals that of
+    the highest revision, then that of most members, then that of the smallest peer id. Founders of
+    a sub-group have the standing that they have in its parent. SEND_ONLY: all members get the
+    content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
     """
 
     POPULAR = 0
@@ -146,7 +147,8 @@ class StateRule(IntEnum):
 
     The judges are the members of the epoch before, or all members where none of those is left.
     SUCCESSIVE: only content of the expected revision is elected: one more than the last one that a
-    judge has committed; any before the first commit. A member with another revision receives.
+    judge has committed with a state of this name; any before the first commit. A member with
+    another revision receives.
     REFUSE: a member that does not fit is refused, and the others go on: one whose names, shapes or
     dtypes are not those that most judges have, and with SUCCESSIVE one that would give content of a
     higher revision than the expected one. Where no structure has most judges, all get `Mismatch`.

@@ -194,6 +194,8 @@ pub const state_revisions_max = 1 << 62;
 /// and at most. A peer that asks for more breaks the protocol.
 pub const state_asked_first = 32;
 pub const state_asked_max = 256 * MiB / state_leaf_bytes;
+/// States whose syncs a member remembers, by their names, after they are closed.
+pub const states_synced_max = 256;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
 /// Members of whom others hear what they wait in, beside that they are waited for. More are not

@@ -2,26 +2,36 @@
 //! syncs.zig tells it the offers of an attempt and who is alive, and carries out its decision.
 //! structure.zig finds how two structures differ; session/syncing.zig moves the bytes.
 //!
-//! 1. Structures must be equal, and all members that insist (send_only) must hold the same content.
+//! 1. All structures must be equal.
+//!
 //! 2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
-//! of a member that is gone. 3. Otherwise the content of send_only members is elected. Without any,
-//! members of strategy popular are compared: members from before win against newcomers, and of the
-//! members from before those win that have committed a sync of the state (standing); then the
-//! highest revision wins, then the content that most of them hold, then the smallest peer id. So
-//! newcomers never outvote an incumbent, whatever their number and their revision. 4. If all hold
-//! the elected content at its revision, and nobody only receives, the offers are votes, and nothing
-//! moves.
+//! of a member that is gone.
 //!
-//! A state may have further rules (wire.control.StateRules). For two of them the word of the judges
-//! counts: that of the members from before, or of all where none of those is left.
+//! 3. Otherwise the content of the members of strategy send_only is elected. Contents of two of
+//! them that differ are a conflict.
 //!
-//! highest_revision  The highest revision wins, also that of a newcomer; of equal ones, members
-//! from before outvote newcomers.
-//! successive  Only content of the revision that is expected is elected: one more than the last one
-//! that a judge has committed. Before the first commit any may be. refuse      Where more judges
-//! have one structure than any other, members of another one are refused. So are members that would
-//! give content of a higher revision than is expected, if there is content that may be elected.
-//! one_sender  Beside a send_only member, all others must be receive_only.
+//! 4. Where nobody sends, the contents of the members of strategy popular are compared. The content
+//! of the higher standing wins (Standing in wire/control.zig), then that of the higher revision,
+//! then the content that most of these members hold, then that of the smallest peer id. So content
+//! of newcomers never replaces that of members, whatever the number and the revision of newcomers.
+//!
+//! 5. If all hold the elected content at its revision, and nobody only receives, the offers are
+//! votes, and nothing moves.
+//!
+//! A state may have further rules (wire.control.StateRules). For two of them the judges count: the
+//! members from before, or all members where none of those is left.
+//!
+//! highest_revision: the highest revision wins, also that of a newcomer. Of equal revisions that of
+//! the higher standing wins.
+//!
+//! successive: only content of the expected revision is elected, which is one more than the last
+//! one that a judge has committed. Before the first commit any revision may be elected.
+//!
+//! refuse: where more judges have one structure than any other, members with another one are
+//! refused. A member that would give content of a higher revision than the expected one is refused
+//! as well, if there is content that may be elected.
+//!
+//! one_sender: beside a member of strategy send_only, all others must be receive_only.
 
 const std = @import("std");
 const base = @import("base");
@@ -32,6 +42,7 @@ const Mask = base.Mask;
 const PeerId = base.PeerId;
 const Hash = wire.control.Hash;
 const StateRules = wire.control.StateRules;
+const Standing = wire.control.Standing;
 const Strategy = wire.control.Strategy;
 const assert = std.debug.assert;
 
@@ -43,6 +54,8 @@ pub const Offer = struct {
     structure: Hash,
     root: Hash,
     strategy: Strategy,
+    /// By its own word, which counts for a member from before, and where there is none.
+    standing: Standing = .newcomer,
     voted: bool,
     /// Its member takes it for a vote, should all be equal.
     is_vote: bool,
@@ -355,7 +368,10 @@ pub const Election = struct {
         const b = before.rank;
         const mine = election.at(a);
         const theirs = election.at(b);
-        const ours = .{ election.standing(&members, a), election.standing(&members, b) };
+        const ours = [_]u8{
+            @intFromEnum(election.standing(&members, a)),
+            @intFromEnum(election.standing(&members, b)),
+        };
         const is_level = ours[0] == ours[1];
         if (!is_level and !members.rules.highest_revision) return ours[0] > ours[1];
         if (mine.revision != theirs.revision) return mine.revision > theirs.revision;
@@ -364,11 +380,10 @@ pub const Election = struct {
         return members.ids[a].less_than(members.ids[b]);
     }
 
-    /// 0: a newcomer. 1: a member from before, which may have come a moment earlier. 2: a member
-    /// from before that has committed a sync of this state.
-    fn standing(election: *const Election, members: *const Members, rank: u16) u2 {
-        if (rank >= members.incumbents) return 0;
-        return if (election.at(rank).expected > 0) 2 else 1;
+    /// Beside members from before, a newcomer is one whatever it says.
+    fn standing(election: *const Election, members: *const Members, rank: u16) Standing {
+        if (members.incumbents > 0 and rank >= members.incumbents) return .newcomer;
+        return election.at(rank).standing;
     }
 };
 
@@ -399,6 +414,7 @@ const Case = struct {
             .structure = @splat(1),
             .root = @splat(root),
             .strategy = strategy,
+            .standing = if (rank < case.incumbents) .member else .newcomer,
             .voted = false,
             .is_vote = strategy != .receive_only,
         });
@@ -410,6 +426,7 @@ const Case = struct {
         try case.offer(rank, root, revision, .popular);
         const made = &case.election.offers[rank].?;
         made.expected = if (after) |last| last + 1 else 0;
+        made.standing = if (after == null) .member else .synced;
         made.is_vote = after == null or made.revision == made.expected;
     }
 
@@ -515,6 +532,19 @@ test "a newcomer that has not synced before the next epoch outvotes nobody who h
     try case.offer(2, 3, 5000, .popular); // came an epoch ago
     try case.offer_after(3, 4, 6000, 5999); // a newcomer's word is none
     try case.expect(2, 12, &.{1});
+}
+
+test "where nobody is from before, founders that were new in the parent are newcomers" {
+    var case = try Case.init(3);
+    defer case.election.destroy();
+    for ([_]Standing{ .member, .synced }) |standing| {
+        case.election.reset();
+        try case.offer(0, 1, 5000, .popular);
+        try case.offer(1, 2, 0, .popular);
+        try case.offer(2, 3, 6000, .popular);
+        case.election.offers[1].?.standing = standing;
+        try case.expect(2, 0, &.{1});
+    }
 }
 
 test "among equals most members win, then the smallest id" {

@@ -1122,6 +1122,7 @@ pub const Member = struct {
         structure: control.Hash,
         root: control.Hash,
         strategy: control.Strategy,
+        standing: control.Standing,
         voted: bool,
         name: base.Label,
     };
@@ -1145,6 +1146,7 @@ pub const Member = struct {
             .structure = what.structure,
             .root = what.root,
             .strategy = what.strategy,
+            .standing = what.standing,
             .voted = what.voted,
             .decisions_seen = epoch.decisions_seen,
             .name = .of(what.name.slice()),

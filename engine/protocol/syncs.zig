@@ -44,6 +44,7 @@ pub fn on_state_offer(
         .structure = message.structure,
         .root = message.root,
         .strategy = message.strategy,
+        .standing = message.standing,
         .voted = message.voted,
         .is_vote = message.is_vote(),
     })) return error.Unexpected;

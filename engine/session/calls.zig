@@ -15,6 +15,7 @@ const operations = @import("operations.zig");
 const prefetch = @import("prefetch.zig");
 const measure = @import("measure.zig");
 const queue = @import("queue.zig");
+const syncing = @import("syncing.zig");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -99,6 +100,7 @@ pub const StateError = error{ OutOfMemory, Closed, NameInUse };
 pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     if (group.state != .joined) return error.Closed;
     for (group.states.items) |*other| if (other.state.tag == state.tag) return error.NameInUse;
+    try syncing.reserve_synced(s, group);
     try group.states.append(s.gpa, .{ .group = group, .state = state });
 }
 
@@ -159,8 +161,14 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
     uses.sort();
     if (is_in_use(s, &uses)) return error.BufferInUse;
     const epoch = group.member.current.?;
-    const revision = sync_call.revision;
-    const made = try Sync.create(s.gpa, state, sync_call.strategy, revision, epoch.ids.len);
+    const made = try Sync.create(s.gpa, .{
+        .state = state,
+        .strategy = sync_call.strategy,
+        .revision = sync_call.revision,
+        .expected = group.synced.expected(state.tag),
+        .standing = syncing.standing(s, group, state.tag),
+        .ranks = epoch.ids.len,
+    });
     errdefer made.destroy();
     const call: Call = .{
         .kind = .sync,

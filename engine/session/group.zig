@@ -9,11 +9,51 @@ const collective = @import("collective");
 const Awaited = @import("awaited.zig").Awaited;
 const SharedState = @import("state.zig").State;
 const Transfer = @import("transfer.zig").Transfer;
+const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
+const limits = base.limits;
+
+/// The states of which a member has committed a sync, by the tags that follow from their names. A
+/// state that is made anew under its name is the same one. The last of them are kept.
+pub const Synced = struct {
+    /// The one that was synced last is at the end.
+    items: std.ArrayList(Item) = .empty,
+
+    const Item = struct { tag: u64, expected: u64 };
+
+    /// Makes room for all that are kept.
+    pub fn reserve(synced: *Synced, gpa: Allocator) Allocator.Error!void {
+        try synced.items.ensureTotalCapacityPrecise(gpa, limits.states_synced_max);
+    }
+
+    pub fn deinit(synced: *Synced, gpa: Allocator) void {
+        synced.items.deinit(gpa);
+    }
+
+    /// The revision that follows the last commit; 0: there was none.
+    pub fn expected(synced: *const Synced, tag: u64) u64 {
+        return synced.items.items[synced.find(tag) orelse return 0].expected;
+    }
+
+    /// A sync is committed; there is room.
+    pub fn note(synced: *Synced, tag: u64, revision: u64) void {
+        const items = &synced.items;
+        if (synced.find(tag)) |index| _ = items.orderedRemove(index);
+        if (items.items.len == limits.states_synced_max) _ = items.orderedRemove(0);
+        items.appendAssumeCapacity(.{ .tag = tag, .expected = revision });
+    }
+
+    fn find(synced: *const Synced, tag: u64) ?usize {
+        for (synced.items.items, 0..) |*item, index| if (item.tag == tag) return index;
+        return null;
+    }
+};
 
 pub const Group = struct {
     /// Its Session, which is made of groups: the actions of the member find it here (actions.zig).
     session: *anyopaque,
+    /// No other group of the session has it.
+    number: u64,
     /// The caller's to use.
     user: usize = 0,
     name: []u8,
@@ -59,6 +99,9 @@ pub const Group = struct {
     measured: ?*Measured = null,
     /// The user's, who destroys them before the group is released.
     states: std.ArrayList(Shared) = .empty,
+    /// States that this peer has synced here, and in sub-groups of this group.
+    synced: Synced = .{},
+    synced_below: Synced = .{},
 
     pub const State = enum { joining, joined, left };
     pub const Measured = struct { epoch: u64, matrix: collective.Matrix = .{} };
@@ -73,6 +116,10 @@ pub const Group = struct {
         epoch: u64,
         /// In rank order.
         members: []PeerId,
+        /// The number of the group that the parent comes from, or of the parent.
+        root: u64,
+        /// This peer was new in the parent.
+        is_new: bool,
     };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
     /// A state that the user shares with the group.
@@ -82,7 +129,7 @@ pub const Group = struct {
         /// The fetch of this peer before it enters (prefetch.zig).
         prefetch: ?*Transfer = null,
     };
-    const removed_bytes_max = base.limits.expelled_bytes_max;
+    const removed_bytes_max = limits.expelled_bytes_max;
 
     /// A safe point that all members pass together (vote.zig).
     pub const Vote = struct {
@@ -138,6 +185,14 @@ pub const Group = struct {
     /// Another round begins, or this peer is in: who is away now is told anew.
     pub fn forget_away(group: *Group) void {
         if (group.awaited.why == .away) group.awaited = .{};
+    }
+
+    /// Whether this peer, which is a member, has come with the current epoch; in a sub-group,
+    /// whether it had come to the parent so when it named the founders.
+    pub fn is_newcomer(group: *const Group) bool {
+        if (group.founding) |*founding| return founding.is_new;
+        const current = group.member.current.?;
+        return current.rank >= current.ids.len - current.joined;
     }
 
     /// Whether a peer is in an epoch of this one or in the round under way.
@@ -228,3 +283,20 @@ pub const Group = struct {
         return @intCast(group.member.in_flight());
     }
 };
+
+test "a state is known by its name until as many others as are kept were synced after it" {
+    const gpa = std.testing.allocator;
+    var synced: Synced = .{};
+    defer synced.deinit(gpa);
+    try std.testing.expectEqual(0, synced.expected(7));
+    try synced.reserve(gpa);
+    synced.note(7, 1);
+    synced.note(8, 40);
+    synced.note(7, 2);
+    try std.testing.expectEqual(2, synced.expected(7));
+    for (100..100 + limits.states_synced_max - 1) |tag| synced.note(tag, 1);
+    try std.testing.expectEqual(2, synced.expected(7));
+    try std.testing.expectEqual(0, synced.expected(8));
+    synced.note(99, 1);
+    try std.testing.expectEqual(0, synced.expected(7));
+}

@@ -204,6 +204,8 @@ pub fn group_free(s: *Session, group: *Group) void {
     group.missing_told.deinit(s.gpa);
     for (group.states.items) |*shared| prefetch.forget(shared);
     group.states.deinit(s.gpa);
+    group.synced.deinit(s.gpa);
+    group.synced_below.deinit(s.gpa);
     if (group.founding) |*founding| {
         s.gpa.free(founding.parent);
         s.gpa.free(founding.members);

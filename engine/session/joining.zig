@@ -68,6 +68,8 @@ pub fn found(
         .parent = parent_name,
         .epoch = epoch.number,
         .members = members,
+        .root = if (parent.founding) |*founding| founding.root else parent.number,
+        .is_new = parent.is_newcomer(),
     });
 }
 
@@ -84,8 +86,10 @@ fn open(
     try s.groups.ensureUnusedCapacity(s.gpa, 1);
     const group = try s.gpa.create(Group);
     errdefer s.gpa.destroy(group);
+    s.groups_opened += 1;
     group.* = .{
         .session = s,
+        .number = s.groups_opened,
         .name = try s.gpa.dupe(u8, name),
         .initial_world_size = initial_world_size,
         .founding = founding,

@@ -101,6 +101,7 @@ pub const Session = struct {
     control_failed: bool = false,
 
     groups: std.ArrayList(*Group) = .empty,
+    groups_opened: u64 = 0,
     operations: std.ArrayList(*Operation) = .empty,
     queue: Queue = .{},
     links: std.ArrayList(*Link) = .empty,

@@ -33,8 +33,6 @@ pub const State = struct {
     /// The tag of its operations; follows from the name.
     tag: u64,
     revision: u64,
-    /// A sync of it was committed here, so the next one brings this revision.
-    is_synced: bool = false,
     /// All its syncs keep them.
     rules: wire.control.StateRules,
     /// In order of their names.
@@ -116,11 +114,6 @@ pub const State = struct {
         state.hashes[0] = try state.structure_hash();
         state.wanted[0] = state.hashes[0];
         return state;
-    }
-
-    /// The revision that follows the last committed sync of this peer; 0: there was none.
-    pub fn expected(state: *const State) u64 {
-        return if (state.is_synced) state.revision else 0;
     }
 
     /// No operation uses it any more.

@@ -25,8 +25,9 @@ pub const Sync = struct {
     revision: u64,
     root: Hash,
     voted: bool = false,
-    /// The revision that this peer expects (StateOffer).
+    /// The revision that this peer expects, and its standing (StateOffer).
     expected: u64,
+    standing: control.Standing,
     /// The content that the attempt under way has elected, and who had it then; nobody: all did.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
@@ -49,23 +50,28 @@ pub const Sync = struct {
     differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
     differs_length: usize = 0,
 
-    /// Reserves all that it needs but the leaves that will come in. `revision`: that of the state's
-    /// content, unless it is the state's own.
-    pub fn create(
-        gpa: Allocator,
+    pub const Options = struct {
         state: *State,
         strategy: control.Strategy,
+        /// The revision of the state's content; null: the state's own.
         revision: ?u64,
+        expected: u64,
+        standing: control.Standing,
         ranks: usize,
-    ) Allocator.Error!*Sync {
+    };
+
+    /// Reserves all that it needs but the leaves that will come in.
+    pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Sync {
+        const state = options.state;
         const sync = try gpa.create(Sync);
         errdefer gpa.destroy(sync);
         sync.* = .{
-            .transfer = try .init(gpa, state, ranks),
-            .strategy = strategy,
-            .revision = revision orelse state.revision,
+            .transfer = try .init(gpa, state, options.ranks),
+            .strategy = options.strategy,
+            .revision = options.revision orelse state.revision,
             .root = state.root,
-            .expected = state.expected(),
+            .expected = options.expected,
+            .standing = options.standing,
         };
         return sync;
     }

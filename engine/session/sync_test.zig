@@ -1192,6 +1192,118 @@ pub fn admit_all(case: *Case) !void {
     }
 }
 
+/// All members found a sub-group, enter it, and make their states anew there.
+fn found_all(case: *Case, name: []const u8, roots: []const *session.Group) !void {
+    var ids: [world_test.nodes_max]base.PeerId = undefined;
+    for (case.all(), 0..) |*held, index| ids[index] = .from_int(held.node.index + 1);
+    const founders = ids[0..case.count];
+    var subs: [world_test.nodes_max]*session.Group = undefined;
+    for (case.all(), roots, subs[0..case.count]) |*held, root, *group|
+        group.* = try joining.found(held.node.s, case.world.now, name, root, founders);
+    try case.world.settle();
+    for (case.all(), subs[0..case.count]) |*held, group|
+        try joining.admit(held.node.s, case.world.now, group, deadline_never);
+    try case.world.settle();
+    for (case.all(), subs[0..case.count]) |*held, group| {
+        try expectEqual(case.count, group.world_size());
+        held.deinit();
+        held.node.group = group;
+    }
+}
+
+fn standing_of(held: *const Held) wire.control.Standing {
+    return syncing.standing(held.node.s, held.node.group, held.state.tag);
+}
+
+test "a state that is made anew under its name keeps the standing of its member" {
+    var case: Case = undefined;
+    _ = try newcomer_case(&case);
+    defer case.deinit();
+    try admit_all(&case);
+    for (case.all()) |*held| {
+        held.deinit();
+        const is_late = held.node.index == 2;
+        try held.init(held.node, if (is_late) 2 else 1, if (is_late) 5000 else 0);
+        const standing: wire.control.Standing = if (is_late) .newcomer else .synced;
+        try expectEqual(standing, standing_of(held));
+        const expected: u64 = if (is_late) 0 else 1;
+        try expectEqual(expected, held.node.group.synced.expected(held.state.tag));
+    }
+    // An epoch later it is a member that has committed no sync.
+    const node = try case.world.add();
+    try case.world.settle();
+    case.count = 4;
+    try case.held[3].init(node, 3, 6000);
+    try admit_all(&case);
+    try expectEqual(.member, standing_of(&case.held[2]));
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 1);
+        if (held.node.index != 3) try expectEqual(.synced, standing_of(held));
+    }
+}
+
+test "founders that are new in the parent outvote nobody in a sub-group" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
+    defer case.deinit();
+    const node = try case.world.add();
+    try case.world.settle();
+    case.count = 3;
+    try case.held[2].init(node, 2, 0);
+    try admit_all(&case);
+    const roots = [_]*session.Group{
+        case.world.nodes[0].group, case.world.nodes[1].group, case.world.nodes[2].group,
+    };
+    try found_all(&case, "sub", &roots);
+    for (case.all()) |*held| {
+        const is_late = held.node.index == 2;
+        try held.init(held.node, if (is_late) 2 else 1, if (is_late) 5000 else 0);
+        const standing: wire.control.Standing = if (is_late) .newcomer else .member;
+        try expectEqual(standing, standing_of(held));
+    }
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 1);
+    }
+}
+
+test "syncs of sub-groups, and of the group that they come from, count in a new sub-group" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
+    defer case.deinit();
+    const roots = [_]*session.Group{ case.world.nodes[0].group, case.world.nodes[1].group };
+    try found_all(&case, "one", &roots);
+    for (case.all()) |*held| {
+        try held.init(held.node, 1, 0);
+        try expectEqual(.newcomer, standing_of(held)); // all have come with the first epoch
+    }
+    try case.sync_all();
+    for (case.all()) |*held| try held.end(.ok);
+    for (case.all()) |*held| {
+        try expectEqual(.synced, standing_of(held));
+        // A sub-group that is left takes nothing along; what the group above has not synced it has
+        // not, whatever was synced below.
+        const root = roots[held.node.index];
+        try expectEqual(.newcomer, syncing.standing(held.node.s, root, held.state.tag));
+    }
+    // They found another from the group above, and one from the sub-group.
+    const subs = [_]*session.Group{ case.held[0].node.group, case.held[1].node.group };
+    for ([_][]const u8{ "two", "three" }, [_][2]*session.Group{ roots, subs }) |name, parents| {
+        try found_all(&case, name, &parents);
+        for (case.all()) |*held| {
+            try held.init(held.node, 1, 0);
+            try expectEqual(.synced, standing_of(held));
+            // Which revision follows is known in a group alone.
+            try expectEqual(0, held.node.group.synced.expected(held.state.tag));
+        }
+        if (parents[0] == roots[0]) for (subs, case.all()) |sub, *held|
+            try expectEqual(1, sub.synced.expected(held.state.tag));
+    }
+}
+
 test "what a newcomer has fetched before it enters does not move again, but what has changed does" {
     var case: Case = undefined;
     const late = try newcomer_case(&case);

@@ -18,6 +18,7 @@ const cutting = @import("cutting.zig");
 const labels = @import("labels.zig");
 const operations = @import("operations.zig");
 const transfers = @import("transfer.zig");
+const Group = @import("group.zig").Group;
 const Session = @import("session.zig").Session;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -29,9 +30,39 @@ const Sync = @import("sync.zig").Sync;
 const Place = transfers.Place;
 const Transfer = transfers.Transfer;
 const Header = wire.frame.Header;
+const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const control = wire.control;
 const limits = base.limits;
+
+// ---- standing
+
+/// The group that a sub-group comes from; null: this peer has left it.
+fn root_of(s: *Session, group: *Group) ?*Group {
+    const founding = if (group.founding) |*it| it else return null;
+    for (s.groups.items) |other| if (other.number == founding.root) return other;
+    return null;
+}
+
+/// Makes room for what is remembered of a state's syncs.
+pub fn reserve_synced(s: *Session, group: *Group) Allocator.Error!void {
+    try group.synced.reserve(s.gpa);
+    if (root_of(s, group)) |root| try root.synced_below.reserve(s.gpa);
+}
+
+fn note_synced(s: *Session, group: *Group, state: *const State) void {
+    group.synced.note(state.tag, state.revision);
+    if (root_of(s, group)) |root| root.synced_below.note(state.tag, state.revision);
+}
+
+/// The standing of this peer, which is a member, in a sync of the state with this tag.
+pub fn standing(s: *Session, group: *Group, tag: u64) control.Standing {
+    if (group.synced.expected(tag) > 0) return .synced;
+    if (root_of(s, group)) |root| {
+        if (root.synced.expected(tag) > 0 or root.synced_below.expected(tag) > 0) return .synced;
+    }
+    return if (group.is_newcomer()) .newcomer else .member;
+}
 
 // ---- attempts
 
@@ -110,6 +141,7 @@ fn offer(s: *Session, operation: *Operation) void {
         .structure = if (state) |it| it.structure() else sync.root,
         .root = sync.root,
         .strategy = sync.strategy,
+        .standing = sync.standing,
         .voted = sync.voted,
         .name = if (state) |it| .shown(it.name) else .{},
     });
@@ -128,7 +160,7 @@ pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     state.in_call = false;
     if (!committed) return; // what is staged serves the next call
     state.revision = sync.revision_after();
-    state.is_synced = true;
+    note_synced(s, operation.group, state);
     // The difference is complete in `wanted` and `staged`; the caller applies it.
     if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
     s.log(.info, "{f}", .{Replaced{ .s = s, .operation = operation, .state = state }});

@@ -306,6 +306,16 @@ pub const LabelEntry = struct {
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
 
+/// Content of a higher standing outvotes that of a lower one in a sync.
+pub const Standing = enum(u8) {
+    /// The member has come with this epoch, or is a founder that was new in the parent.
+    newcomer = 0,
+    /// It was there before, and has committed no sync of a state of this name.
+    member = 1,
+    /// It has committed one: here, or for a sub-group anywhere in the group that it comes from.
+    synced = 2,
+};
+
 /// A member's wish for its own content in a sync.
 pub const Strategy = enum(u8) {
     /// The elected content wins.
@@ -665,11 +675,13 @@ pub const StateOffer = struct {
     /// A digest of root and revision: its vote, should all be equal.
     digest: u128,
     revision: u64,
-    /// One more than the last revision that was committed here; 0 if none was.
+    /// One more than the last revision of a state of this name that the member has committed in
+    /// this group; 0 if it has committed none.
     expected: u64 = 0,
     structure: Hash,
     root: Hash,
     strategy: Strategy,
+    standing: Standing = .newcomer,
     /// It has voted for this root in an earlier attempt.
     voted: bool,
     decisions_seen: u64,

@@ -336,7 +336,8 @@ def test_the_last_one_is_told_that_all_others_are_lost(
 
 
 def test_peer_groups_two_by_two(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
-    """Reductions and syncs are those of the peer group, and joins those of all."""
+    """Reductions and syncs are those of the peer group, and joins those of all. In the second peer
+    group, the peer that came last is a newcomer, whose revision does not count."""
     peers = joined(master, pool, [0, 1, 0, 1])
     assert {tuple(attributes(peer)) for peer in peers} == {(4, 2, 2, 2)}
 
@@ -350,8 +351,8 @@ def test_peer_groups_two_by_two(master: pccl.MasterNode, pool: ThreadPoolExecuto
         state = pccl.SharedState([pccl.TensorInfo.from_numpy(content, "x")])
         state.revision = number
         peer.sync_shared_state(state)
-        highest = 2 + number % 2
-        assert state.revision == highest and (content == 100 * (number % 2) + highest).all()
+        elected = 2 - number % 2
+        assert state.revision == elected and (content == 100 * (number % 2) + elected).all()
 
     together(pool, *[lambda number=number: program(number) for number in range(4)])
     leaver = peers.pop()
@@ -407,6 +408,38 @@ def test_strategies(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
         assert [content != wanted[0] for content in contents] == received
     *_, infos = synced(pool, peers, [5.0] * 3, [6] * 3, [popular] * 3)
     assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(0, 0)] * 3
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_one_that_comes_late_outvotes_no_member(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor, groups: int
+) -> None:
+    """Goal: content of a latecomer never replaces that of members, whatever revision it claims, and
+    however long it is there before its first sync. Method: states are made anew in each sync, as
+    the package does; with two peer groups, the groups are made anew as well when a peer enters.
+    """
+    popular = STRATEGY.ENFORCE_POPULAR
+    others = joined(master, pool, [1] * (groups - 1))
+
+    def enter() -> None:
+        entering = pool.submit(join, master, 0)
+        everybody = [*others, *peers]
+        let_in(pool, everybody, entering)
+        peers.append(everybody[-1])
+
+    peers: list[Communicator] = []
+    enter()
+    enter()
+    values, after, _ = synced(pool, peers, [1.0, 1.0], [5, 5], [popular] * 2)
+    assert (values, after) == ([1.0] * 2, [5] * 2)
+    enter()
+    values, after, _ = synced(pool, peers, [1.0, 1.0, 3.0], [6, 6, 5000], [popular] * 3)
+    assert (values, after) == ([1.0] * 3, [6] * 3)
+    enter()
+    enter()  # the fourth has called no sync, and is no newcomer any more
+    contents, revisions = [1.0, 1.0, 1.0, 4.0, 5.0], [7, 7, 7, 5000, 6000]
+    values, after, _ = synced(pool, peers, contents, revisions, [popular] * 5)
+    assert (values, after) == ([1.0] * 5, [7] * 5)
 
 
 @pytest.mark.parametrize("sender", range(3))

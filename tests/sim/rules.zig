@@ -435,8 +435,9 @@ fn outvotes(
 
 /// A newcomer, a member from before, or one that has committed a sync of the state.
 fn standing_of(one: *const Candidate, incumbents: usize) u2 {
-    if (one.rank >= incumbents) return 0;
-    return if (one.call.expected > 0) 2 else 1;
+    if (incumbents > 0 and one.rank >= incumbents) return 0;
+    if (one.call.expected > 0) return 2;
+    return if (one.rank < incumbents) 1 else 0;
 }
 
 fn holders(candidates: []const Candidate, of: *const Candidate) usize {

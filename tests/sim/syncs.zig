@@ -185,8 +185,6 @@ fn create(
         error.OutOfMemory => return error.OutOfMemory,
         else => unreachable, // these tensors are good
     };
-    // As a user's own state, which outlives the call.
-    state.is_synced = user.synced_in == user.membership;
     session_layer.calls.state_add(user.node.session.?, group, state) catch |err| {
         state.destroy();
         return switch (err) {
@@ -211,7 +209,8 @@ pub fn begin(work: *Work) !*session_layer.Operation {
     const call = work.call();
     call.content = content_hash(work, work.send);
     call.revision = work.revision orelse state.revision;
-    call.expected = state.expected();
+    // Each call makes its state anew, and the members know it by its name.
+    call.expected = if (user.synced_in == user.membership) user.content.revision else 0;
     call.strategy = work.strategy;
     const op = try session_layer.calls.begin_sync(s, user.node.here(), .{
         .group = work.group,
@@ -326,7 +325,8 @@ pub fn check(work: *Work) void {
     if (work.rules.successive) return; // what may be taken follows from more: rules.zig
     const epoch = work.group.member.epoch_of(work.op.?.op.epoch) orelse return;
     // Nobody's standing is above that of a member from before that has committed a sync.
-    const stands = epoch.rank < epoch.ids.len - epoch.joined and mine.expected > 0;
+    const incumbents = epoch.ids.len - epoch.joined;
+    const stands = mine.expected > 0 and (incumbents == 0 or epoch.rank < incumbents);
     const counts = stands or work.rules.highest_revision;
     if (counts and mine.strategy == .popular and mine.revision >= revision and !insists)
         return world.checkers.fail(
