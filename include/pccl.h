@@ -251,7 +251,7 @@ typedef struct pccl_coordinator_options {
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
  * from there, and the token is the same. PCCL_INVALID_ARGUMENT if an option differs, or if the address in the token
- * would differ; both may differ until the first peer of the run comes. PCCL_SYSTEM_ERROR if another coordinator uses
+ * would differ; both may differ until the first epoch of the run begins. PCCL_SYSTEM_ERROR if another coordinator uses
  * the directory, or if its journal is damaged; PCCL_VERSION_MISMATCH if another version wrote it. */
 PCCL_API pccl_status_t pccl_coordinator_create(const pccl_coordinator_options_t *options,
                                                pccl_coordinator_t **coordinator);

@@ -47,7 +47,7 @@ class Coordinator(Closing):
 
     With a `state` that holds a run, it goes on with that run: run id, port and all options that are
     None come from there, and the token is the same as before. Options may differ from those of the
-    run until its first peer comes.
+    run until its first epoch begins.
 
     Raises InvalidArgument, also if an option differs later. Raises SystemRefused if the port or
     `state` is in use, or the journal in it is damaged, and VersionMismatch if another version wrote

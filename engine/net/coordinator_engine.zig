@@ -347,7 +347,7 @@ test "a coordinator begins again where its journal says, or not at all" {
         try std.testing.expectEqual(incarnation, engine.coordinator.run.incarnation);
         port = engine.port;
     }
-    // As long as no peer has come, the run may move.
+    // Until the first epoch begins, the run may move.
     const moved = try CoordinatorEngine.create(gpa, .{
         .advertise = "elsewhere",
         .journal = try JournalFile.open(gpa, state, &trouble),
@@ -361,7 +361,7 @@ test "a coordinator begins again where its journal says, or not at all" {
         .id = 0,
         .name = .of("g"),
         .initial_world_size = 1,
-        .last_epoch = 0,
+        .last_epoch = 1,
     } });
     const begun = try JournalFile.open(gpa, state, &trouble);
     try begun.append(image.bytes());

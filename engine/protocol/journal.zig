@@ -404,12 +404,14 @@ pub fn settings_of(bytes: []const u8) Error!?Settings {
     return first.settings;
 }
 
-/// No peer has entered a group of the run, so nobody relies on its settings.
+/// No group of the run has had an epoch, so no member relies on its settings. Peers may wait for
+/// the first one.
 pub fn is_unused(bytes: []const u8) Error!bool {
     var replay: Replay = .init(bytes);
     while (try replay.next()) |entry| switch (entry) {
         .settings => {},
         .start => |body| if (body.ended_epoch > 0) return false,
+        .group => |body| if (body.last_epoch > 0) return false,
         else => return false,
     };
     return true;
@@ -643,7 +645,7 @@ test "a journal is read back, and its settings are found" {
     try testing.expectEqual(null, try settings_of(""));
 }
 
-test "a run is unused until it has a group, or has had an epoch" {
+test "a run is unused until a group has had an epoch" {
     const starts = [_]Start{
         .{ .incarnation = 1, .ended_epoch = 0 },
         .{ .incarnation = 2, .ended_epoch = 1 },
@@ -654,7 +656,17 @@ test "a run is unused until it has a group, or has had an epoch" {
         .initial_world_size = 1,
         .last_epoch = 0,
     };
-    for ([_]?Record{ null, .{ .start = starts[1] }, .{ .group = made } }) |more| {
+    var had_one = made;
+    had_one.last_epoch = 7;
+    const members = [_]PeerId{.from_int(1)};
+    for ([_]struct { ?Record, bool }{
+        .{ null, true },
+        .{ .{ .start = starts[1] }, false },
+        .{ .{ .group = made }, true },
+        .{ .{ .group = had_one }, false },
+        .{ .{ .activation = activation(&members, &members) }, false },
+    }) |case| {
+        const more, const expected = case;
         var image: Image = .{};
         defer image.deinit(testing.allocator);
         try testing.expect(try is_unused(image.bytes()));
@@ -662,7 +674,7 @@ test "a run is unused until it has a group, or has had an epoch" {
         try image.add(testing.allocator, .{ .settings = test_settings });
         try image.add(testing.allocator, .{ .start = starts[0] });
         if (more) |record| try image.add(testing.allocator, record);
-        try testing.expectEqual(more == null, try is_unused(image.bytes()));
+        try testing.expectEqual(expected, try is_unused(image.bytes()));
     }
 }
 

@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,7 +144,7 @@ def test_an_option_that_differs_is_refused_with_both_values(
 
 
 @pytest.mark.parametrize("options", [options for options, _ in DIFFERENT])
-def test_an_option_may_differ_as_long_as_no_peer_has_come(
+def test_an_option_may_differ_until_the_first_epoch_begins(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """It is an option of the run from then on."""
@@ -163,6 +164,32 @@ def test_an_option_may_differ_as_long_as_no_peer_has_come(
     assert use(tmp_path, **options) == token
     assert begin(tmp_path) == token
     assert settings_of(tmp_path) == mended_settings
+
+
+@pytest.mark.parametrize(
+    ("options", "was_told"), [({"chunk_bytes": 2048}, True), ({"initial_world_size": 1}, False)]
+)
+def test_a_peer_that_waits_for_the_first_epoch_hears_of_other_settings(
+    tmp_path: Path, options: dict[str, Any], was_told: bool
+) -> None:
+    """It waits on if it was never told of what has changed."""
+    with ThreadPoolExecutor(1) as threads:
+        with pccl.Coordinator(state=tmp_path, initial_world_size=2) as first:
+            token = first.token
+            waiting = threads.submit(pccl.connect, token, bind="127.0.0.1:0", connect_timeout=20)
+            deadline = time.monotonic() + 20
+            while not pccl.run_status(token)["groups"]:
+                assert time.monotonic() < deadline, "the peer did not ask to join"
+        for _ in range(2):  # a second start knows nothing of the group, and decides alike
+            with pccl.Coordinator(state=tmp_path, **options) as mended:
+                assert mended.token == token
+                if was_told:
+                    with pytest.raises(pccl.CoordinatorUnreachable):
+                        waiting.result(20)
+                else:
+                    assert not waiting.result(20).closed
+        if not was_told:
+            waiting.result().close()
 
 
 EVERY: dict[str, Any] = {
