@@ -21,7 +21,8 @@ from pccl_py.words import PeerId, Probe, ProbeName, nanoseconds, text
 class Coordinator(Closing):
     """Decides membership and outcomes of a run. Runs until `close`, or until the process ends.
 
-    It also runs on when the program holds it no longer.
+    It also runs on when the program holds it no longer, and before any peer has come: a peer may
+    know its token from the run id and the address alone.
 
     Arguments that are not given come from the environment: PCCL_COORDINATOR_BIND and so on
     (docs/ENVIRONMENT.md); defaults are in parentheses.

@@ -45,6 +45,14 @@ def test_the_header_stands_alone_in_every_language(
     compile_with(compiler, f"-std={standard}", *flags, "-c", str(source), "-o", str(tmp_path / "o"))
 
 
+def test_a_thread_needs_a_stack_of_64_kib(tmp_path: Path) -> None:
+    made = tmp_path / "small_stack"
+    source = Path(__file__).with_name("small_stack.c")
+    compile_with("cc", "-std=c11", str(source), *flags().split(), "-lpthread", "-o", str(made))
+    done = subprocess.run([made], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- the examples: built with the command of their pages, run as processes ----------------------
 
 
