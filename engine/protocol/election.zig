@@ -21,7 +21,7 @@
 //! A state may have further rules (wire.control.StateRules). For two of them the judges count: the
 //! members from before, or all members where none of those is left.
 //!
-//! highest_revision: the highest revision wins, also that of a newcomer. Of equal revisions that of
+//! highest_revision: the highest revision wins, also that of a newcomer. Where revisions are equal,
 //! the higher standing wins.
 //!
 //! successive: only content of the expected revision is elected, which is one more than the last
