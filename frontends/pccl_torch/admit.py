@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 import pccl_py
 from pccl_torch import ddp, start
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.errors import PeerLost, was_told_of_loss
+from pccl_torch.errors import PeerLost, losses_told
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -54,7 +54,8 @@ def admit(deadline: float | None = None) -> Admission:
     world = run.world
     if run.answered is None:
         run.answered = world.peers
-    told = was_told_of_loss()
+    heard, run.losses_told = run.losses_told, losses_told()
+    told = run.losses_told > heard
     try:
         for group in list(run.groups):
             if not group.of_mesh and not _is_past(run, group):

@@ -37,8 +37,8 @@ _lock = threading.Lock()
 # The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
 # tensors of the call.
 _last: tuple[weakref.ref[PcclError], PcclError] | None = None
-# Whether a call has raised PeerLost since the last safe point.
-_is_told = False
+# How many calls have raised PeerLost.
+_losses = 0
 
 
 def torch_error(error: PcclError, group: Group | None) -> PcclError:
@@ -67,17 +67,14 @@ def _in_words_of_torch(text: str) -> str:
     return text
 
 
-def was_told_of_loss() -> bool:
-    """Whether a call in any group of this process has raised PeerLost since this was asked."""
-    global _is_told
-    with _lock:
-        told, _is_told = _is_told, False
-    return told
+def losses_told() -> int:
+    """How many calls in any group of this process have raised PeerLost."""
+    return _losses
 
 
 def remembered(error: PcclError) -> PcclError:
     """The error, which is what `last_error` answers now."""
-    global _last, _is_told
+    global _last, _losses
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     if not isinstance(error, InDoubt):  # whose Work still has something to tell
@@ -85,7 +82,7 @@ def remembered(error: PcclError) -> PcclError:
             copy.__dict__.pop(name, None)
     with _lock:
         _last = weakref.ref(error), copy
-        _is_told |= isinstance(error, PeerLost)
+        _losses += isinstance(error, PeerLost)
     return error
 
 

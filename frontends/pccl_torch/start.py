@@ -33,7 +33,7 @@ from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, P
 from pccl_py.errors import InvalidArgument
 from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.errors import torch_error
+from pccl_torch.errors import losses_told, torch_error
 from pccl_torch.founding import found
 from pccl_torch.lone_store import LoneStore
 from pccl_torch.options import Founded, Options
@@ -77,6 +77,8 @@ class Run:
     answered: tuple[PeerId, ...] | None = None
     joined: set[PeerId] = field(default_factory=set)
     has_changed: bool = False
+    # The losses that were told of before the last safe point, or before this run.
+    losses_told: int = field(default_factory=losses_told)
     # How many groups were made of the same members, in an epoch of the default group.
     made: Counter[tuple[PeerId, ...]] = field(default_factory=Counter)
     made_in: int = 0

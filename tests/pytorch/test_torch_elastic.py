@@ -178,6 +178,36 @@ def _can_begin(group: dict[str, Any], size: int) -> bool:
     return group["state"] == "activate" and len(group["epochs"][-1]["members"]) == size
 
 
+def test_a_peer_that_makes_its_group_anew_after_a_loss_is_a_newcomer_like_any_other(
+    pool: Pool, coordinator: pccl.Coordinator
+) -> None:
+    """The loss was told in the group before, so it stands for no safe point of the new one."""
+    first, second, victim = pool.take(3)
+    begin([first, second, victim], coordinator, hook=False)
+    check_equal(all_of([first, second, victim], "train", steps=2), 2)
+    victim.ask("step", dies=True)
+    for member in (first, second):
+        with pytest.raises(Raised):
+            member.ask("step").answer()
+        assert "PeerLost" in member.ask("last_error").answer()
+    victim.killed()
+
+    first.ask("leave").answer()
+    while second.ask("admit").answer()["size"] > 1:
+        continue
+    second.ask("wrap").answer()
+    environment = {"PCCL_TOKEN": coordinator.token}
+    first.ask("begin", environment=environment, weight=WEIGHTS[0], hook=False)
+    second.ask("train", until_joined=True)
+    first.answer()
+    first.ask("train", until_joined=True)
+    told = [member.answer() for member in (second, first)]
+    check_equal(told, told[0]["step"])
+    told = all_of([second, first], "train", steps=2)
+    check_equal(told, told[0]["step"])
+    assert told[0]["averages"] == [[OF_TWO]] * 6
+
+
 def test_a_frozen_peer_is_dropped_and_the_hook_goes_on(
     pool: Pool, coordinator: pccl.Coordinator
 ) -> None:
