@@ -10,9 +10,12 @@ says how they wait for the world.
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, SupportsIndex
 
@@ -567,27 +570,57 @@ def connect(
     _log_output.configure()
     read = Arguments("PCCL_")
     name = _group(read, group)
-    peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
     deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
-    arguments = (
-        _token(read, token),
-        name,
-        read.text(bind, "PCCL_BIND"),
-        read.text(advertise, "PCCL_ADVERTISE"),
-        read.text(ports, "PCCL_PORTS"),
-        read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
-        deadline_ns,
-        read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
-        None if peer_id is None else PeerId(peer_id),
-        _label(read, label),
-        read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
-        read.rates(send_rate, "PCCL_SEND_RATE"),
-        read.congestion(congestion, "PCCL_CONGESTION"),
-        read.probe(probe, "PCCL_PROBE"),
-    )
-    with _lifecycle.opening():
-        native = _pccl.Comm.connect(*arguments)
-    return Communicator(native, name, deadline_ns)
+    with _chosen_id(read, peer_id) as chosen:
+        arguments = (
+            _token(read, token),
+            name,
+            read.text(bind, "PCCL_BIND"),
+            read.text(advertise, "PCCL_ADVERTISE"),
+            read.text(ports, "PCCL_PORTS"),
+            read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
+            deadline_ns,
+            read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
+            chosen,
+            _label(read, label),
+            read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
+            read.rates(send_rate, "PCCL_SEND_RATE"),
+            read.congestion(congestion, "PCCL_CONGESTION"),
+            read.probe(probe, "PCCL_PROBE"),
+        )
+        with _lifecycle.opening():
+            native = _pccl.Comm.connect(*arguments)
+        comm = Communicator(native, name, deadline_ns)
+        _connections.add(comm)
+        return comm
+
+
+# All that this process has made, and what is held while one is made with the id of `pccl run`.
+_connections: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_with_own_id = threading.Lock()
+
+
+@contextmanager
+def _chosen_id(read: Arguments, value: PeerId | bytes | str | None) -> Iterator[PeerId | None]:
+    """The id of a new connection: the argument, that of PCCL_PEER_ID, or None for a random one.
+
+    `pccl run` writes "ID@PID" into PCCL_PEER_ID. Only the process PID has that id, and not a child
+    that inherits the variable; and only one of its connections at a time has it.
+    """
+    said, variable = read.given(value, "PCCL_PEER_ID")
+    if variable != "PCCL_PEER_ID" or not isinstance(said, str) or "@" not in said:
+        yield None if said is None else PeerId(said)
+        return
+    text, _, process = said.partition("@")
+    own = PeerId(text)
+    if process != str(os.getpid()) or not _with_own_id.acquire(blocking=False):
+        yield None
+        return
+    try:
+        used = [comm.peer_id for comm in list(_connections) if not comm.closed]
+        yield None if own in used else own
+    finally:
+        _with_own_id.release()
 
 
 def _group(read: Arguments, value: str | None) -> str:

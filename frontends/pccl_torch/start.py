@@ -152,19 +152,6 @@ def peer_of(rank: int) -> PeerId:
     return PeerId((1 + rank).to_bytes(16, "big"))
 
 
-def _own_id() -> PeerId | None:
-    """The id that makes RANK the rank in a new run of `pccl run`; None where that is not known.
-
-    Known it is to the processes that `pccl run` has started first, in a run of its own. A process
-    that was started again, or that joins a run of others, has the rank that the run gives it.
-    """
-    read = os.environ.get
-    is_founder = read("PCCL_RESTARTS") == "0" and bool(read("MASTER_PORT"))
-    if not is_founder or read("TORCHELASTIC_RUN_ID"):  # torchrun under `pccl run`
-        return None
-    return peer_of(int(os.environ["RANK"]))
-
-
 def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
     """A process group, for torch.distributed. Connects; the group is entered by its first call.
 
@@ -382,7 +369,7 @@ def meet(url: str, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
         if _run is not None or _met is not None:
             raise InvalidUsage("this process is in a run already: destroy_process_group() first")
         try:
-            comm = pccl.connect(deadline=timeout.total_seconds(), peer_id=_own_id())
+            comm = pccl.connect(deadline=timeout.total_seconds())
         except pccl.PcclError as error:
             raise torch_error(error, None) from None
         try:

@@ -1,6 +1,6 @@
 """Runs one command in place of this process, tied to its parent: if that dies, so does the command.
 
-    python launch.py PARENT_PID COMMAND...
+    python launch.py PARENT_PID PEER_ID COMMAND...
 
 `pccl run` starts each of its processes through this file, by path, so that nothing of the package
 is imported. It is a step of its own because only the process itself can ask the kernel for it.
@@ -31,8 +31,10 @@ def die_with(parent: int) -> None:
 def main() -> None:
     """See the head of this file."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a traceback of this file would help nobody
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+    parent, peer_id, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     die_with(parent)
+    if peer_id:  # an exec keeps the process id, and children of the command have others
+        os.environ["PCCL_PEER_ID"] = f"{peer_id}@{os.getpid()}"
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:

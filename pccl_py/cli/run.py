@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rich.console import Console
 
@@ -96,10 +96,15 @@ def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> 
                 f"{name} is {address!r}, and only one of {n} processes on a machine can have that "
                 "port: leave it out, and give them a range in PCCL_PORTS (29400-29500)"
             )
-    if environment.get("PCCL_PEER_ID"):
+    if _is_for_any_process(environment.get("PCCL_PEER_ID", "")):
         raise InvalidArgument(
             f"PCCL_PEER_ID is set, and only one of {n} processes can have an id: unset it"
         )
+
+
+def _is_for_any_process(peer_id: str) -> bool:
+    """Whether a value of PCCL_PEER_ID names no process, as `pccl run` does for each of its own."""
+    return bool(peer_id) and "@" not in peer_id
 
 
 def refuse_what_none_can_have(environment: Mapping[str, str]) -> None:
@@ -162,6 +167,7 @@ class Processes:
         self._stop_at: float | None = None
         # The port that process 0 may listen on, for "env://" of PyTorch.
         self._rendezvous: socket.socket | None = None
+        self._is_new = False  # the run begins with these processes
         self._look_at: float | None = None  # since a process has ended with 0
 
     def run(self) -> int:
@@ -169,6 +175,7 @@ class Processes:
         try:
             if not self._is_joined:
                 self._rendezvous = _port_for_one_process()
+                self._is_new = self._status().get("incarnation") == 1
             else:
                 address = token_parse(self._token).address
                 self._say(f"joining the run of PCCL_TOKEN, whose coordinator is at {address}")
@@ -221,10 +228,7 @@ class Processes:
 
     def _beginning(self) -> str:
         """The end of that sentence if the run has not begun, or may not have: they wait."""
-        try:
-            groups = run_status(self._token, STATUS_SECONDS)["groups"]
-        except PcclError:
-            groups = []
+        groups = self._status().get("groups", [])
         if not groups:
             whom = "others" if self._is_joined else f"{self._n} peers"
             return f"; if the run has not begun yet, they wait for {whom} (`pccl status`)"
@@ -232,6 +236,13 @@ class Processes:
         if len(needed) < len(groups):
             return ""
         return f"; they wait for {max(needed)} peers to begin (`pccl status`)"
+
+    def _status(self) -> dict[str, Any]:
+        """That of the run; empty if the coordinator does not answer."""
+        try:
+            return run_status(self._token, STATUS_SECONDS)
+        except PcclError:
+            return {}
 
     def _may_restart(self, index: int) -> bool:
         """Not while all are being ended, and not once a process has finished its work.
@@ -278,10 +289,7 @@ class Processes:
         A process that was started again, and came when the others had ended, waits so. The
         coordinator may have forgotten by then that the group had members.
         """
-        try:
-            groups = run_status(self._token, STATUS_SECONDS)["groups"]
-        except PcclError:
-            return False
+        groups = self._status().get("groups", [])
         waiting = [group for group in groups if "needed" in group]
         came_again = any(self._restarts[index] for index in self._running)
         return bool(waiting) and all(
@@ -315,6 +323,7 @@ class Processes:
             for name, value in os.environ.items()
             if not name.startswith(("PCCL_COORDINATOR_", "TORCHELASTIC_"))
             and name not in ("MASTER_ADDR", "MASTER_PORT")
+            and (name != "PCCL_PEER_ID" or _is_for_any_process(value))
         }
         return {
             **inherited,
@@ -329,14 +338,23 @@ class Processes:
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
 
+    def _peer_id(self, index: int) -> str:
+        """The id by which the rank of a process is its number; empty where it has none.
+
+        Ranks of a first epoch follow the ids; who comes later has the rank that the run gives it.
+        """
+        is_named = _is_for_any_process(os.environ.get("PCCL_PEER_ID", ""))
+        return "" if is_named or not self._is_new or self._restarts[index] else f"{1 + index:032x}"
+
     def _start(self, index: int) -> None:
         if self._signalled is not None:
             return
         if self._logs is not None:
             self._logs.open(index)
         launcher = str(Path(__file__).with_name("launch.py"))
+        arguments = [str(os.getpid()), self._peer_id(index), *self._command]
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", launcher, str(os.getpid()), *self._command],
+            [sys.executable, "-I", "-S", launcher, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

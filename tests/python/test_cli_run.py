@@ -56,6 +56,60 @@ def test_the_processes_reduce_together(start: Any) -> None:
     assert sorted(program.rest().splitlines()) == [f"[{rank}] 4 6.0" for rank in range(4)]
 
 
+def test_the_first_processes_have_their_numbers_as_ranks_and_nobody_else_has_their_ids(
+    start: Any,
+) -> None:
+    """Method: while a process is connected, it connects again, and so do a fork of it and a program
+    that it starts. Once its first connection is closed, its id is free."""
+    source = (
+        "import os, subprocess, sys, pccl_py as pccl\n"
+        "def own(comm): return int(str(comm.peer_id), 16) == 1 + int(os.environ['RANK'])\n"
+        "def tell(what):\n"
+        "    group = what + os.environ['RANK']\n"
+        "    with pccl.connect(group=group, initial_world_size=1) as comm: print(what, own(comm))\n"
+        "if sys.argv[1:]: sys.exit(tell('started'))\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    print('first', own(comm), comm.rank == int(os.environ['RANK']))\n"
+        "    tell('second')\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: sys.exit(tell('forked'))\n"
+        "    os.waitpid(pid, 0)\n"
+        "    subprocess.run([*sys.orig_argv, 'again'], check=True)\n"
+        "    comm.barrier()\n"
+        "tell('later')\n"
+    )
+    program = start("run", "-n", "2", "--", *PYTHON, source, module=CLI)
+    assert program.end() == 0, program.errors
+    lines = program.rest().splitlines()
+    for number in range(2):
+        assert [line for line in lines if line.startswith(f"[{number}]")] == [
+            f"[{number}] {what}"
+            for what in (
+                "first True True", "second False", "forked False", "started False", "later True",
+            )
+        ]  # fmt: skip
+
+
+def test_an_id_is_given_to_first_processes_alone_and_not_where_there_is_one(start: Any) -> None:
+    """Neither to a process that is started again, nor to those of an inner `pccl run`."""
+    told = "import os, sys; print(os.environ.get('PCCL_PEER_ID')); sys.exit(7)"
+    program = start("run", "-n", "1", "--restarts", "1", "--", *PYTHON, told, module=CLI)
+    assert program.end() == 7
+    first, second = program.rest().splitlines()
+    assert re.fullmatch(r"\[0\] 0{31}1@\d+", first) and second == "[0] None"
+
+    inner = ["-m", CLI, "run", "-n", "2", "--", *PYTHON]
+    run_inner = f"import subprocess, sys; subprocess.run([sys.executable, *{inner}, sys.argv[1]])"
+    program = start("run", "-n", "1", "--", *PYTHON, run_inner, told, module=CLI)
+    assert program.end() == 0 and sorted(program.rest().splitlines()) == [
+        "[0] [0] None", "[0] [1] None",
+    ]  # fmt: skip
+
+    program = start("run", "-n", "1", "--", *PYTHON, told, module=CLI, PCCL_PEER_ID="ab" * 16)
+    assert program.end() == 7 and program.rest() == f"[0] {'ab' * 16}\n"
+
+
 @pytest.mark.parametrize("label", ["", "mine"])
 def test_the_label_of_each_process_has_its_number(start: Any, label: str) -> None:
     source = (
