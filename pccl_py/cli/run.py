@@ -7,6 +7,7 @@ rules for users are in docs/RUN.md.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -187,6 +188,7 @@ class Processes:
                     self._on_end(*event)
                 self._start_due()
                 self._look()
+            self._await_others()
         finally:
             self._kill()
             if self._rendezvous is not None:
@@ -272,8 +274,6 @@ class Processes:
         """Ends the processes that are left if they wait for a run that is over."""
         if self._ending or not self._running or self._look_at is None:
             return
-        if self._is_joined:  # what is left may wait for processes of other machines
-            return
         if self._look_at > time.monotonic():
             return
         if self._is_over():
@@ -284,10 +284,11 @@ class Processes:
         self._look_at = time.monotonic() + LOOK_SECONDS
 
     def _is_over(self) -> bool:
-        """All members are gone, and a group waits for more peers than there are processes left.
+        """All members are gone, and a group waits for more peers than there are, or processes here.
 
         A process that was started again, and came when the others had ended, waits so. The
-        coordinator may have forgotten by then that the group had members.
+        coordinator may have forgotten by then that the group had members. Members and peers are
+        those of all machines.
         """
         groups = self._status().get("groups", [])
         waiting = [group for group in groups if "needed" in group]
@@ -300,6 +301,31 @@ class Processes:
             and not any(member["alive"] for epoch in group["epochs"] for member in epoch["members"])
             for group in groups
         )
+
+    def _await_others(self) -> None:
+        """Keeps our coordinator for members of other machines, if ours have done their work.
+
+        Peers that wait for the run to begin again get the time in which their own `pccl run` finds
+        that it is over.
+        """
+        has_told, peers_until = False, time.monotonic() + GRACE_SECONDS
+        while not self._is_joined and not self._ending and self._succeeded() >= self._needed():
+            status = self._status()
+            has_members = any(
+                member["alive"]
+                for group in status.get("groups", [])
+                for epoch in group["epochs"]
+                for member in epoch["members"]
+            )
+            if not status.get("peers") or not has_members and time.monotonic() > peers_until:
+                return
+            if has_members:
+                peers_until = time.monotonic() + GRACE_SECONDS
+                if not has_told:
+                    self._say("the processes here have ended, and members elsewhere go on: waiting")
+                    has_told = True
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=LOOK_SECONDS)  # a signal ends the waiting
 
     def signal(self, number: int) -> None:
         """Passes a signal on; after a while, or at the second one, the processes are killed."""
@@ -317,12 +343,14 @@ class Processes:
             address, port = self._rendezvous.getsockname()
             settings |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         # Variables of the coordinator are for ours: another one could have neither port nor state.
-        # Those of torchrun are about other processes, if one of them has called `pccl run`.
+        # Those of torchrun are about other processes, if one of them has called `pccl run`, and so
+        # are the address and port that an outer `pccl run` has set.
+        keeps_master = self._is_joined and "PCCL_RESTARTS" not in os.environ
         inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PCCL_COORDINATOR_", "TORCHELASTIC_"))
-            and name not in ("MASTER_ADDR", "MASTER_PORT")
+            and (name not in ("MASTER_ADDR", "MASTER_PORT") or keeps_master)
             and (name != "PCCL_PEER_ID" or _is_for_any_process(value))
         }
         return {
@@ -382,7 +410,7 @@ class Processes:
 
     def _next_event(self) -> tuple[int, int] | None:
         """The next exit; None if something else happened. Kills when the grace is over."""
-        looks_at = None if self._ending or self._is_joined else self._look_at
+        looks_at = None if self._ending else self._look_at
         limits = [
             *self._due.values(),
             *(limit for limit in (self._stop_at, looks_at) if limit is not None),

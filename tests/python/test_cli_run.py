@@ -173,7 +173,7 @@ def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
         program = start(
             "run", "-n", "2", "--restarts", "1", "--token-file", str(tmp_path / "token"), "--",
             *PYTHON, source, module=CLI, PCCL_TOKEN=coordinator.token,
-            MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
+            MASTER_ADDR="elsewhere.invalid", MASTER_PORT="29500",
         )  # fmt: skip
         with here.result() as comm:
             comm.admit()
@@ -182,7 +182,7 @@ def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
         assert (tmp_path / "token").read_text() == coordinator.token + "\n"
         address = f"127.0.0.1:{coordinator.port}"
     assert sorted(program.rest().splitlines()) == [
-        f"[{n}] {n} 2 {n} 2 None None None 3" for n in range(2)
+        f"[{n}] {n} 2 {n} 2 None elsewhere.invalid 29500 3" for n in range(2)
     ]
     joining = f"pccl run: joining the run of PCCL_TOKEN, whose coordinator is at {address}\n"
     assert program.errors.startswith(joining)
@@ -766,6 +766,73 @@ def test_a_restart_that_comes_when_the_others_have_finished_ends_with_them(
     said = "pccl run: the run is over, and what is left waits for it to begin again: stopping that"
     assert said in program.errors
     assert "process 1 was killed by SIGTERM" in program.errors
+
+
+@pytest.mark.parametrize("dies_in", ["begun", "joined"])
+def test_a_restart_that_comes_too_late_ends_where_others_have_joined_the_run(
+    start: Any, tmp_path: Path, dies_in: str
+) -> None:
+    """As the test above, with two processes in a run and two of another `pccl run` that joined."""
+    again, token = tmp_path / "again", tmp_path / "token"
+    os.mkfifo(again)
+    source = (
+        "import os, signal, sys, pccl_py as pccl\n"
+        "if os.environ['PCCL_RESTARTS'] == '1':\n"
+        "    ended = 0\n"
+        "    while ended < 3: ended += len(open(sys.argv[1]).read())\n"
+        "with pccl.connect() as comm:\n"
+        "    print('connected')\n"
+        "    while comm.admit().world_size < 4: comm.barrier()\n"
+        "    comm.barrier()\n"
+        "    dies = os.environ['RANK'] == '1' and sys.argv[2] == 'dies'\n"
+        "    if dies: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    file = open(sys.argv[1], 'w')\n"
+        "    file.write('x')\n"  # as it ends
+    )
+    command = ("run", "-n", "2", "--restarts", "1", "--token-file", str(token), "--", *PYTHON)
+    last = {name: "dies" if name == dies_in else "lives" for name in ("begun", "joined")}
+    begun = start(*command, source, str(again), last["begun"], module=CLI)
+    assert begun.line()[4:] == begun.line()[4:] == "connected"
+    joined = start(
+        *command, source, str(again), last["joined"], module=CLI, PCCL_TOKEN=token.read_text()
+    )
+    assert joined.end() == 0, joined.errors + begun.errors
+    assert begun.end() == 0, begun.errors
+    stopped = begun if dies_in == "begun" else joined
+    assert "the run is over, and what is left waits for it to begin again" in stopped.errors
+    assert "process 1 was killed by SIGTERM" in stopped.errors
+
+
+def test_a_run_goes_on_for_members_elsewhere_when_the_processes_that_began_it_have_ended(
+    start: Any, tmp_path: Path
+) -> None:
+    """Method: a process of a `pccl run` that joined goes on alone, with calls of the coordinator,
+    once the other `pccl run`, which has that coordinator, has seen its own process end."""
+    goes_on, token = tmp_path / "goes on", tmp_path / "token"
+    os.mkfifo(goes_on)
+    source = (
+        "import sys, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    print('connected')\n"
+        "    while comm.admit().world_size < 2: comm.barrier()\n"
+        "    comm.barrier()\n"
+        "    if sys.argv[1] != 'leaves':\n"
+        "        open(sys.argv[1]).read()\n"
+        "        comm.admit()\n"
+        "        comm.barrier(deadline=30)\n"
+        "        print('went on')\n"
+    )
+    command = ("run", "-n", "1", "--token-file", str(token), "--", *PYTHON, source)
+    begun = start(*command, "leaves", module=CLI)
+    begun.expect("[0] connected")
+    joined = start(*command, str(goes_on), module=CLI, PCCL_TOKEN=token.read_text())
+    said = "pccl run: the processes here have ended, and members elsewhere go on: waiting"
+    while said not in begun.errors:
+        pccl.run_status(token.read_text().strip())
+    goes_on.write_text("")
+    assert joined.end() == 0, joined.errors
+    assert joined.rest() == "[0] connected\n[0] went on\n"
+    assert begun.end() == 0, begun.errors
 
 
 WAITING = {"here": 1, "needed": 3, "emptied": True, "pending": [{}], "epochs": []}
