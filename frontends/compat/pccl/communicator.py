@@ -274,7 +274,7 @@ class Communicator:
             try:
                 yield
             except pccl_py.PcclError as error:
-                if group.info().lost is None:
+                if not _is_lost(group):
                     raise
                 result = Result.MASTER_CONNECTION_FAILED
                 raise PCCLError(result, name, str(error)) from error
@@ -359,6 +359,14 @@ class Communicator:
         if here and here < self._sizes[self._peer_group]:
             self._sizes[self._peer_group] = here
         return ReduceInfo(here, outcome.bytes_sent, outcome.bytes_received)
+
+
+def _is_lost(group: pccl_py.Group) -> bool:
+    """Whether this peer is out of the group; also if the group was closed meanwhile."""
+    try:
+        return group.info().lost is not None
+    except pccl_py.PcclError:
+        return False
 
 
 def _admitted(run: pccl_py.Communicator) -> bool:
