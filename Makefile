@@ -12,7 +12,7 @@
 #   make mutants              hold hundreds of mistakes against tests, transcripts and seeds
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
-#   make flaky                each Python test ten times in random order on a busy machine
+#   make flaky                each Python test, the long ones too, ten times on a busy machine
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
 #   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run

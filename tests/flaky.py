@@ -1,9 +1,9 @@
 """Finds Python tests that fail now and then: `make flaky`.
 
-Each round runs the tests in a random order, beside a busy loop on each core, as a slow or crowded
-machine would. A test that fails in one round of ten is a defect, of the test or of the library. The
-output of each round is in build/flaky. `--seed` repeats the order of a round; the machine's times
-do not repeat.
+Each round runs the tests, also those marked `long`, in a random order, beside a busy loop on each
+core, as a slow or crowded machine would. A test that fails in one round of ten is a defect, of the
+test or of the library. The output of each round is in build/flaky. `--seed` repeats the order of a
+round; the machine's times do not repeat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=os.cpu_count(), help="busy loops")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, help="of the first round; each later one adds 1")
-    parser.add_argument("only", nargs="*", help="files or tests; default: those of `make test`")
+    parser.add_argument("only", nargs="*", help="files or tests; default: all, long ones too")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     OUTPUT.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def one_round(seed: int, workers: int, only: list[str]) -> tuple[int, list[str]]
     report.unlink(missing_ok=True)
     command = [
         *(sys.executable, "-m", "pytest", "-n", str(workers), "--dist", "loadgroup"),
-        *("-m", "not long", "--shuffle", str(seed), f"--junitxml={report}", *only),
+        *("--shuffle", str(seed), f"--junitxml={report}", *only),
     ]
     with (OUTPUT / f"{seed}.txt").open("w") as log:
         status = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode

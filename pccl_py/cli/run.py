@@ -317,7 +317,7 @@ class Processes:
                 for epoch in group["epochs"]
                 for member in epoch["members"]
             )
-            if not status.get("peers") or not has_members and time.monotonic() > peers_until:
+            if not status.get("peers") or (not has_members and time.monotonic() > peers_until):
                 return
             if has_members:
                 peers_until = time.monotonic() + GRACE_SECONDS
