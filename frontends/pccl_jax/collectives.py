@@ -30,7 +30,7 @@ from pccl_jax.communicators import Comm, Operand, Place, World
 from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.options import Broadcast, Message, Move, Reduce, asked_of, numbers_of
 from pccl_jax.outcomes import OutcomeArrays
-from pccl_jax.trees import Leaves, check_dtype, is_float
+from pccl_jax.trees import Leaves, as_given, check_dtype, is_float, name_of_bytewise
 from pccl_py import InvalidArgument
 from pccl_py.collectives import Root
 from pccl_py.options import (
@@ -90,7 +90,8 @@ def broadcast(
 def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
-    `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or a float of eight bits; the
+    `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or an element of eight bits or
+    fewer (float8, float4, int4, int2), each of which goes as a byte; the
     same structure, shapes and dtypes on every peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce,
     and zeros elsewhere.
     """
@@ -272,7 +273,7 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
         results=(((), array.dtype.name),) if return_tie else (),
         tells_outcome=tells,
     )
-    outs = call.split(bind(operand.handle, [array], call))
+    outs = call.split(bind(operand.handle, leaves.bytewise(), call))
     made = [*outs.results, *map(OutcomeArrays.of, outs.outcome)]
     return tuple(made) if len(made) == 2 else made[0] if made else None
 
@@ -292,7 +293,8 @@ def recv(
     """The array that `src` sends, as a new array of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`. Bool and floats of eight bits go as u8: nobody compares such dtypes.
+    get `Mismatch`. Bool and elements of eight bits or fewer go as u8: nobody compares such
+    dtypes.
 
     `tie`, for derivatives: an array of floats that depends on what is differentiated on this rank,
     as parameters do, and whose values do not matter; `src` passes return_tie. Backward:
@@ -311,11 +313,12 @@ def recv(
         Kind.RECV,
         numbers_of(asked, 0),
         root=operand.rank_of(src, "src"),
-        results=((like.shape, like.dtype.name),),
+        results=((like.shape, name_of_bytewise(like.dtype.name)),),
         tells_outcome=tells,
     )
     outs = bind(operand.handle, ties, call)
-    return (outs[0], OutcomeArrays.of(outs[1])) if tells else outs[0]
+    received = as_given(outs[0], like.dtype.name)
+    return (received, OutcomeArrays.of(outs[1])) if tells else received
 
 
 # ---- what they are made of -----------------------------------------------------------------------
@@ -339,7 +342,7 @@ def _call(
     member = operand.rank_of(root, "root")
     world_size, rank = 0, -1
     listed: tuple[int, ...] = ()
-    arrays = leaves.arrays
+    arrays = leaves.bytewise()
     if kind not in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST):
         world = _world(operand, counts)
         world_size, rank = world.world_size, world.rank if counts is not None else -1
@@ -385,7 +388,7 @@ def _received_of_scatter(
         counts=_counts(counts),
         world_size=world.world_size,
         rank=-1 if counts is None else world.rank,
-        results=tuple((each.shape, each.dtype.name) for each in leaves.arrays),
+        results=tuple((each.shape, each.dtype.name) for each in leaves.bytewise()),
         tells_outcome=tells,
     )
     outs = bind(operand.handle, [], call)

@@ -7,6 +7,7 @@ A form is the same number for the same names and kinds of elements, whatever fro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,15 @@ _NUMBERS = frozenset(
     + [f"float{bits}" for bits in (16, 32, 64)]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
+# Elements of less than a byte: XLA packs several into one inside of compiled programs. They go as
+# NumPy has them, each in the low bits of a byte; the integers that have the same bits.
+_NARROW = {
+    "int2": "uint2",
+    "uint2": "uint2",
+    "int4": "uint4",
+    "uint4": "uint4",
+    "float4_e2m1fn": "uint4",
+}
 # Forms that calls of this process have had, for errors: as many as there are structures of trees.
 _forms: dict[int, Form] = {}
 
@@ -62,9 +72,49 @@ class Leaves:
             _forms[number] = named
         return number
 
+    def bytewise(self) -> list[Any]:
+        """The arrays as calls take them: elements of less than a byte have one each."""
+        return [bytewise(array) for array in self.arrays]
+
     def rebuild(self, arrays: Any) -> Any:
-        """A tree of the same structure."""
-        return jax.tree_util.tree_unflatten(self.treedef, arrays)
+        """A tree of the same structure, of arrays that may be bytewise."""
+        made = [
+            as_given(array, given.dtype.name)
+            for array, given in zip(arrays, self.arrays, strict=True)
+        ]
+        return jax.tree_util.tree_unflatten(self.treedef, made)
+
+
+def bytewise(array: Any) -> Any:
+    """The array, or one of u8 with an element of less than a byte in each byte."""
+    name = array.dtype.name
+    return _bytes_of(array, name) if name in _NARROW else array
+
+
+def name_of_bytewise(name: str) -> str:
+    """The dtype of `bytewise` of an array of this dtype."""
+    return "uint8" if name in _NARROW else name
+
+
+def as_given(array: Any, name: str) -> Any:
+    """The array of this dtype again."""
+    if name not in _NARROW or array.dtype.name == name:
+        return array
+    bits = array.astype(jnp.dtype(_NARROW[name]))
+    return jax.lax.bitcast_convert_type(bits, jnp.dtype(name))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _bytes_of(array: Any, name: str) -> Any:
+    return jax.lax.bitcast_convert_type(array, jnp.dtype(_NARROW[name])).astype(jnp.uint8)
+
+
+@_bytes_of.defjvp
+def _no_derivative(name: str, _primals: Any, _tangents: Any) -> Any:
+    raise TypeError(
+        f"dtype {name} has no derivatives here: its cotangents would be added up. Convert it "
+        "first, or take jax.lax.stop_gradient of it"
+    )
 
 
 def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
@@ -101,7 +151,7 @@ def is_float(array: Any) -> bool:
 
 def check_dtype(name: str, op: ReduceOp | None) -> None:
     """Raises TypeError, or InvalidArgument, for elements that have no such call."""
-    moves = name == "bool" or name.startswith("float8")
+    moves = name == "bool" or name.startswith("float8") or name in _NARROW
     if name.startswith("complex"):
         raise TypeError(
             f"dtype {name} is not supported: pass the real and imaginary parts, as "
@@ -110,7 +160,8 @@ def check_dtype(name: str, op: ReduceOp | None) -> None:
     if name not in _NUMBERS and not moves:
         raise TypeError(
             f"dtype {name} is not supported; supported are float16, bfloat16, float32, float64 and "
-            "the integers of 8 to 64 bits; and where nothing is added up, bool and floats of 8 bits"
+            "the integers of 8 to 64 bits; and where nothing is added up, bool, floats of 8 bits, "
+            "float4_e2m1fn and integers of 2 and 4 bits"
         )
     if op is None:
         return

@@ -34,6 +34,8 @@ MOVING_DTYPES: dict[str, Any] = {
     "bool": np.bool_,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float4_e2m1fn": ml_dtypes.float4_e2m1fn,
+    **{name: getattr(ml_dtypes, name) for name in ("int2", "uint2", "int4", "uint4")},
 }
 ALL_DTYPES = {**DTYPES, **MOVING_DTYPES}
 # The whole suite compiles 1,160; one for each communicator would be more than twice as many.
@@ -65,7 +67,7 @@ class JaxAdapter(Adapter):
 
     def read(self, array: Any) -> list[float]:
         made = np.asarray(array)
-        foreign = made.dtype.name.startswith(("bfloat", "float8"))
+        foreign = made.dtype.name.startswith(("bfloat", "float8", "float4", "int2", "uint2"))
         numbers: list[float] = (made.astype(np.float64) if foreign else made).ravel().tolist()
         return numbers
 

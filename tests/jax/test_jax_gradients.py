@@ -463,6 +463,8 @@ def test_transposes_that_cannot_be_say_why() -> None:
         moved = jax.grad(lambda x: pj.broadcast(comm, x).astype(jnp.float32).sum())
         with pytest.raises(TypeError, match="backward pass of broadcast adds up: dtype float8"):
             jax.make_jaxpr(moved)(small)
+        with pytest.raises(TypeError, match="float4_e2m1fn has no derivatives here"):
+            jax.make_jaxpr(moved)(jnp.ones(3, jnp.float4_e2m1fn))
         average = jax.linear_transpose(lambda x: pj.all_reduce(comm, x, op="avg"), jnp.ones(3))
         with pytest.raises(pccl.InvalidArgument, match="not transposed by itself"):
             average(jnp.ones(3))
