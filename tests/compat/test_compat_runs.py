@@ -586,3 +586,16 @@ def test_a_tensor_whose_content_may_differ(
         assert (own == number).all()
 
     together(pool, lambda: program(0), lambda: program(1))
+
+
+def test_an_error_in_a_group_that_was_closed_meanwhile_is_told_as_it_was() -> None:
+    """A closed group answers no question, and that must not take the place of the error."""
+    comm = Communicator("127.0.0.1:1")
+    with pccl_py.LocalWorld(1) as world:
+        (group,) = world.comms
+    with (
+        pytest.raises(PCCLError, match="the first error") as caught,
+        comm._told("pcclAllReduce", group),
+    ):
+        raise pccl_py.Aborted("the first error")
+    assert caught.value.result is Result.RANK_CONNECTION_LOST
