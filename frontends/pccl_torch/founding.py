@@ -85,8 +85,8 @@ def found(
 ) -> Group:
     """A group of these members of the default group `comm`, once all have asked for it.
 
-    `seconds` are also the deadline of its calls. Raises Aborted if a member is lost,
-    DeadlineExceeded after `seconds`, and the errors of `pccl_py.Communicator.group`.
+    Its deadline is left to the caller. Raises Aborted if a member is lost, DeadlineExceeded after
+    `seconds`, and the errors of `pccl_py.Communicator.group`.
     """
     until = time.monotonic() + seconds
     asks = _ASK_SECONDS_MIN
@@ -96,9 +96,7 @@ def found(
         waits = min(asks, left)
         with Missing(comm, token, name, peers, left) as missing:
             try:
-                group = comm.group(name, initial_world_size=len(peers), deadline=waits)
-                group.deadline = seconds
-                return group
+                return comm.group(name, initial_world_size=len(peers), deadline=waits)
             except DeadlineExceeded:
                 if left > asks:
                     asks = min(2 * asks, _ASK_SECONDS_MAX)

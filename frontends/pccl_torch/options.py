@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pccl_py import Codec, CodecKind, Plan, Recovery
@@ -49,6 +50,10 @@ class Options:
         parse_codec(self.codec)
         parse_plan(self.plan)
         nanoseconds(self.deadline, "deadline")
+
+    def timeout(self, asked: timedelta) -> timedelta:
+        """What a call in the group may take, where PyTorch was asked for a group with a timeout."""
+        return asked if self.deadline is None else timedelta(seconds=self.deadline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

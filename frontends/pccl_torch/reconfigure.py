@@ -19,7 +19,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d
@@ -88,8 +87,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
             asked.store,
             lambda: self._run().leave(self),
         )
-        seconds = options.deadline
-        self.set_timeout(asked.timeout if seconds is None else timedelta(seconds=seconds))
+        self.set_timeout(options.timeout(asked.timeout))
         self._found = found
         self._nonce = secrets.token_hex(8)
         self._token = ""

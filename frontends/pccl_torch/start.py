@@ -230,8 +230,7 @@ def _add(
     )
     made.needs_founders = bool(run.groups)
     made.token = run.token
-    if options.deadline is not None:
-        made.set_timeout(timedelta(seconds=options.deadline))
+    made.set_timeout(options.timeout(asked.timeout))
     run.groups.append(made)
     return made
 
