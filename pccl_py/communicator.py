@@ -607,6 +607,7 @@ def _chosen_id(read: Arguments, value: PeerId | bytes | str | None) -> Iterator[
     `pccl run` writes "ID@PID" into PCCL_PEER_ID. Only the process PID has that id, and not a child
     that inherits the variable; and only one of its connections at a time has it.
     """
+    said: PeerId | bytes | str | None
     said, variable = read.given(value, "PCCL_PEER_ID")
     if variable != "PCCL_PEER_ID" or not isinstance(said, str) or "@" not in said:
         yield None if said is None else PeerId(said)
