@@ -778,8 +778,8 @@ def test_a_restart_that_comes_too_late_ends_where_others_have_joined_the_run(
     source = (
         "import os, signal, sys, pccl_py as pccl\n"
         "if os.environ['PCCL_RESTARTS'] == '1':\n"
-        "    ended = 0\n"
-        "    while ended < 3: ended += len(open(sys.argv[1]).read())\n"
+        "    ended, pipe = 0, os.open(sys.argv[1], os.O_RDWR)\n"  # which no writer finds closed
+        "    while ended < 3: ended += len(os.read(pipe, 3))\n"
         "with pccl.connect() as comm:\n"
         "    print('connected')\n"
         "    while comm.admit().world_size < 4: comm.barrier()\n"
