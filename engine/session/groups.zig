@@ -35,6 +35,7 @@ pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) v
 /// Whatever was kept for the group is not wanted any more.
 pub fn forget_group(s: *Session, group: *Group) void {
     group.admit_waits = false;
+    group.admit_deadline = base.never;
     group.vote.is_wanted = false;
     for (group.states.items) |*shared| prefetch.stop(s, shared);
     if (group.id) |id| for (s.links.items) |link| link.early.prune_epochs(id, std.math.maxInt(u64));
@@ -189,6 +190,8 @@ pub fn present(s: *Session, group: *Group) void {
 pub fn release(s: *Session, group: *Group) void {
     std.debug.assert(group.state == .left);
     group.is_released = true;
+    // Its user is told nothing more.
+    group.user = 0;
     if (group.asks) return;
     for (s.groups.items, 0..) |item, index| if (item == group) {
         _ = s.groups.orderedRemove(index);

@@ -911,3 +911,24 @@ test "a refusal is of the join that came first, and the next one is answered for
     try hostile_test.hear(node, refused);
     try expectEqual(.away, node.s.control_state);
 }
+
+test "a group that was released is told nothing, however late the answer to its join is" {
+    // Method: it waits for a safe point together, and is left on a connection that has no answer.
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    try joining.admit_together(node.s, w.now, node.group, w.now + 50 * std.time.ns_per_s);
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    control.closed(node.s, w.now);
+    while (!node.group.asks) {
+        w.now += 10 * ms;
+        driver.tick(node.s, w.now);
+        _ = try w.step();
+    }
+    joining.leave(node.s, w.now, node.group);
+    joining.release(node.s, node.group);
+    driver.tick(node.s, w.now + 60 * std.time.ns_per_s);
+    try expectEqual(null, node.admit_failure);
+}
