@@ -182,6 +182,8 @@ pub const Epoch = struct {
     replan_at: base.Instant = base.never,
     /// When calls whose deadlines are near are looked at (stalls.zig).
     stall_at: base.Instant = base.never,
+    /// When the log last named links that move nothing; 0: never.
+    stuck_said_at: base.Instant = 0,
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };
 

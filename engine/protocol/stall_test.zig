@@ -170,15 +170,32 @@ test "links that move nothing of what all have called are named, once, until som
     }
     // Nobody is let go: it is not known which of the two it is.
     try expectEqual(0b111, court.members_alive());
-    // The other end says so, too; then something moves, and nothing again.
-    try court.called_with(0, tag, base.Mask.full(2).without(&.full(1)));
-    for (0..2) |index| try court.called(index, tag);
-    try court.pass(500 * ms);
-    try expect(std.mem.indexOf(u8, try court.status(), none) != null);
-    try court.called_with(0, tag, base.Mask.full(2).without(&.full(1)));
-    try court.called_with(1, tag, .full(1));
-    try court.pass(500 * ms);
+    // The other end says so, too; then something moves, and nothing again, as often as they like.
+    const from_first = base.Mask.full(2).without(&.full(1));
+    try court.called_with(0, tag, from_first);
+    for (0..3) |_| {
+        for (0..2) |index| try court.called(index, tag);
+        try court.pass(500 * ms);
+        try expect(std.mem.indexOf(u8, try court.status(), none) != null);
+        try court.called_with(0, tag, from_first);
+        try court.called_with(1, tag, .full(1));
+        try court.pass(500 * ms);
+        try expect(std.mem.indexOf(u8, try court.status(), none) == null);
+    }
     try expectEqual(2, std.mem.count(u8, court.said[0..court.said_bytes], "nothing of it moves"));
+}
+
+test "a member that votes has all of the operation, so its links are named no more" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for (0..peers_max) |index| {
+        try court.called_with(index, tag, if (index == 1) .full(1) else .empty);
+    }
+    try court.done(1, tag, 0);
+    try court.pass(500 * ms);
+    const none = "\"stuck_links\":[]";
+    try expect(std.mem.indexOf(u8, try court.status(), none) != null);
 }
 
 test "whoever says that nothing moves to itself, or to a rank that is not there, is out" {

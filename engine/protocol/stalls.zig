@@ -129,7 +129,7 @@ pub fn review(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool)
             const named: *const Mask = if (is_long or is_urgent) &missing else &.empty;
             const why = if (missing.is_empty()) stall.stuck else elsewhere.told(named);
             tell(run, epoch, known, named, &why, now);
-            if (missing.is_empty()) warn_of_links(run, group, epoch, known);
+            if (missing.is_empty()) warn_of_links(run, group, epoch, known, now);
         }
         if (!is_due) continue;
         warn(run, group, known, &missing, &elsewhere, now);
@@ -167,11 +167,22 @@ fn tell(
     waits.send(run, epoch, known, &known.stall.called, missing, why.slice());
 }
 
-/// All have called it, and links move nothing of it: a line for each time that it stands.
-fn warn_of_links(run: *Run, group: *const Group, epoch: *const Epoch, known: *Record) void {
+/// All have called it, and links move nothing of it: a line for each link, when it is news, and at
+/// most twice in a warning time: many operations may stand on one link, and members may say so as
+/// often as they like.
+fn warn_of_links(
+    run: *Run,
+    group: *const Group,
+    epoch: *Epoch,
+    known: *Record,
+    now: Instant,
+) void {
     const stuck = &known.stall.stuck;
     defer known.stall.stuck_said = stuck.count > 0;
     if (stuck.count == 0 or known.stall.stuck_said) return;
+    const pause_ns = run.options.stall_warning_ns / again_part;
+    if (epoch.stuck_said_at > 0 and now -| epoch.stuck_said_at < pause_ns) return;
+    epoch.stuck_said_at = now;
     for (stuck.slice(), 0..) |*link, index| if (stuck.is_new(index)) run.log(
         .warning,
         "{f} stands, though all have called it: nothing of it moves between {f} and {f}; group {s}",

@@ -32,6 +32,7 @@ pub fn on_done(
     const known = try calls.record_of(run, epoch, message.op, &message.descriptor, rank) orelse
         return;
     known.stall.called.set(rank);
+    known.stall.stuck.forget(rank); // it has all of it
     if (known.done.is_empty()) {
         known.digest = message.digest;
         known.digest_from = rank;

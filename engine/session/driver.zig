@@ -111,7 +111,6 @@ pub noinline fn tick(s: *Session, now: Instant) void {
         joining.admit_withdraw(s, group, .deadline);
         s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
     }
-    for (s.links.items) |link| link.look(now);
     var index: usize = 0;
     while (index < s.operations.items.len) : (index += 1) {
         const operation = s.operations.items[index];

@@ -193,6 +193,9 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
 pub fn received(s: *Session, lane: *Lane, count: usize) void {
     var rest = count;
     while (rest > 0) {
+        if (lane.into != null or lane.discard > 0) {
+            if (lane.link) |link| link.moved_at = s.now;
+        }
         const step = lane.consume(rest);
         rest -= step.taken;
         const alive = switch (step.event) {

@@ -71,10 +71,8 @@ pub const Link = struct {
     again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
     early: Early,
-    /// How far its frames have come, and since when they have come no farther (look).
-    moved: u64 = 0,
+    /// When a frame was last acknowledged by the other side, or something of a payload came in.
     moved_at: base.Instant = 0,
-    is_loaded: bool = false,
     /// The bytes that it may be probed with for nothing.
     probe_left: u32 = limits.probe_bytes_max,
     /// The peer is to hear that this one has no time for its probe.
@@ -172,20 +170,14 @@ pub const Link = struct {
         return false;
     }
 
-    /// Looks whether anything but pings has moved since it was looked at last; whether something is
-    /// under way, which the other side is not known to have, or has sent in part.
-    pub fn look(link: *Link, now: base.Instant) void {
-        var hash: std.hash.Wyhash = .init(0);
-        link.is_loaded = link.again.items.len > 0;
-        for (link.lanes[0..link.lanes_end]) |place| if (place) |lane| {
-            const leaving = lane.out_head_left.len + lane.out_payload.len;
-            const coming = if (lane.into) |into| into.len else 0;
-            std.hash.autoHash(&hash, .{ lane.unacked.acked, lane.taken, leaving, coming });
-            if (lane.unacked.count > 0 or leaving > 0 or coming > 0) link.is_loaded = true;
-        };
-        const moved = hash.final();
-        if (moved != link.moved) link.moved_at = now;
-        link.moved = moved;
+    /// Whether a frame is unacknowledged, still leaves, or has come in part.
+    pub fn is_loaded(link: *const Link) bool {
+        if (link.again.items.len > 0) return true;
+        return for (link.lanes[0..link.lanes_end]) |place| {
+            const lane = place orelse continue;
+            if (lane.unacked.count > 0 or lane.into != null) break true;
+            if (lane.out_head_left.len > 0 or lane.out_payload.len > 0) break true;
+        } else false;
     }
 
     /// The bytes still to come of the payloads that have begun, on all lanes.

@@ -40,6 +40,7 @@ pub fn taken(s: *Session, lane: *Lane) bool {
 pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     const was_full = !lane.unacked.has_room();
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
+        lane.link.?.moved_at = s.now;
         const sent = lane.unacked.pop();
         const operation = operation_of(&sent) orelse continue;
         if (sent.request != null) continue;

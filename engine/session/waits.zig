@@ -37,8 +37,9 @@ pub fn says_called_at(s: *const Session, operation: *const Operation) base.Insta
 
 /// At a tick: finds out whether bytes of an operation move, and tells the coordinator with which
 /// members nothing does, once that has lasted for the stall warning. Their lanes may be well, as
-/// far as pings tell: a router that drops long packets, or whoever has taken a lane over, lets
-/// pings pass. `late`: this engine was frozen, and has seen nothing move.
+/// far as pings tell: the other process takes no frames, or somebody else has taken the lane over;
+/// or they break and are made again, each time in vain. `late`: this engine was frozen, and has
+/// seen nothing move.
 pub fn review(s: *Session, operation: *Operation, late: bool) void {
     if (operation.op.state != .running or !operation.is_under_way()) return;
     const exchanged = switch (operation.work) {
@@ -56,13 +57,14 @@ pub fn review(s: *Session, operation: *Operation, late: bool) void {
     operation.group.member.say_stuck(&operation.op, &stuck);
 }
 
-/// Whoever has all that it was sent is not at the end of a link that is to blame.
+/// The ranks at the other ends of links that have moved nothing, and on which a frame is
+/// unacknowledged, has come in part, or may not be sent yet.
 fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
     var stuck: base.Mask = .empty;
     for (operation.neighbours) |*neighbour| {
         const link = neighbour.link;
         if (s.now -| link.moved_at < s.settings.stall_warning_ns) continue;
-        if (!link.is_loaded and is_open(operation, neighbour)) continue;
+        if (!link.is_loaded() and is_open(operation, neighbour)) continue;
         for (operation.ids, 0..) |id, rank| if (id.eql(link.peer)) stuck.set(rank);
     }
     return stuck;
@@ -109,12 +111,15 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
 }
 
 fn say_stuck(s: *Session, operation: *const Operation) void {
+    const group = operation.group;
     if (operation.op.elsewhere.count == 0) return;
+    if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
+    group.wait_said_at = s.now;
     const names: Names = labels.names_of_missing(s, operation);
     s.log(.warning, "{f} stands, though all have called it: {f}; group {s}", .{
         operation.named(&names),
         Stuck{ .names = &names, .operation = operation, .told = &operation.op.elsewhere },
-        operation.group.name,
+        group.name,
     });
 }
 

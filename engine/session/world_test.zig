@@ -84,6 +84,8 @@ pub const World = struct {
     lanes: u8 = 2,
     /// Room for sums of all operations of a peer.
     windows_bytes: u64 = base.limits.windows_bytes_default,
+    /// Nothing moves on lanes that are open at both ends.
+    holds_open: bool = false,
     stall_warning_ns: u64 = 10 * std.time.ns_per_s,
     fragment_bytes_min: u32 = base.limits.fragment_bytes_min,
 
@@ -183,6 +185,7 @@ pub const World = struct {
         var index: usize = 0;
         while (index < w.pipes.items.len) : (index += 1) {
             const pipe = w.pipes.items[index];
+            if (w.holds_open and pipe.a.state == .open and pipe.b.state == .open) continue;
             const a_moves = pipe.stuck != pipe.a;
             if (a_moves and w.move(pipe.node_a, pipe.a, pipe.node_b, pipe.b)) moved = true;
             if (index >= w.pipes.items.len or w.pipes.items[index].a != pipe.a) continue;
