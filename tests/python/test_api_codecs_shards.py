@@ -57,8 +57,11 @@ def reduced(
     n = len(inputs)
     if n == 1:
         return inputs[0]
+    # Smaller contributions would lose their least bits as f16: an average goes directly.
+    if op == "avg" and codec.name == "f16":
+        plan = "direct"
     # No sum on the way to an average is too great; f32 has room for all that travels as f16.
-    is_smaller = op == "avg" and (plan == "ring" or codec.name != "f16")
+    is_smaller = op == "avg" and codec.name != "f16"
     down = np.float32(0.5 ** (n - 1).bit_length() if is_smaller else 1)
     wide = [array.astype(np.float32) * down for array in inputs]
     if plan == "ring":
