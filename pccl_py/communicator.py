@@ -571,8 +571,8 @@ def connect(
     read = Arguments("PCCL_")
     name = _group(read, group)
     deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
-    with _chosen_id(read, peer_id) as chosen:
-        arguments = (
+    with _chosen_id(read, peer_id) as chosen, _lifecycle.opening():
+        native = _pccl.Comm.connect(
             _token(read, token),
             name,
             read.text(bind, "PCCL_BIND"),
@@ -588,16 +588,14 @@ def connect(
             read.congestion(congestion, "PCCL_CONGESTION"),
             read.probe(probe, "PCCL_PROBE"),
         )
-        with _lifecycle.opening():
-            native = _pccl.Comm.connect(*arguments)
         comm = Communicator(native, name, deadline_ns)
-        _connections.add(comm)
+        _by_id[comm.peer_id] = comm
         return comm
 
 
-# All that this process has made, and what is held while one is made with the id of `pccl run`.
-_connections: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_with_own_id = threading.Lock()
+# The connections of this process, and what is held while one is made with the id of `pccl run`.
+_by_id: weakref.WeakValueDictionary[PeerId, Communicator] = weakref.WeakValueDictionary()
+_choosing = threading.Lock()
 
 
 @contextmanager
@@ -614,14 +612,14 @@ def _chosen_id(read: Arguments, value: PeerId | bytes | str | None) -> Iterator[
         return
     text, _, process = said.partition("@")
     own = PeerId(text)
-    if process != str(os.getpid()) or not _with_own_id.acquire(blocking=False):
+    if process != str(os.getpid()) or not _choosing.acquire(blocking=False):
         yield None
         return
     try:
-        used = [comm.peer_id for comm in list(_connections) if not comm.closed]
-        yield None if own in used else own
+        holder = _by_id.get(own)
+        yield own if holder is None or holder.closed else None
     finally:
-        _with_own_id.release()
+        _choosing.release()
 
 
 def _group(read: Arguments, value: str | None) -> str:

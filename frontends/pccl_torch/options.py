@@ -52,7 +52,7 @@ class Options:
         nanoseconds(self.deadline, "deadline")
 
     def timeout(self, asked: timedelta) -> timedelta:
-        """What a call in the group may take, where PyTorch was asked for a group with a timeout."""
+        """The time that a call in the group may take; `asked`: the timeout given to PyTorch."""
         return asked if self.deadline is None else timedelta(seconds=self.deadline)
 
 
