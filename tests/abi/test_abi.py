@@ -689,7 +689,7 @@ def test_a_coordinator_says_its_port_and_token() -> None:
 
 
 def test_a_coordinator_goes_on_with_the_run_of_its_state_dir(tmp_path: Path) -> None:
-    """Options that are left out come from there; the others may differ until a peer has come."""
+    """Options that are left out come from there; the others may differ until an epoch begins."""
     state = ffi.new("char[]", bytes(tmp_path / "state"))
     bind, advertise = ffi.new("char[]", b"0.0.0.0"), ffi.new("char[]", b"localhost")
     with coordinator(state_dir=state, heartbeat_ns=SECOND // 5, bind=bind):
@@ -697,7 +697,8 @@ def test_a_coordinator_goes_on_with_the_run_of_its_state_dir(tmp_path: Path) -> 
     with coordinator(state_dir=state, heartbeat_ns=SECOND // 4, advertise=advertise) as first:
         token = text(lib.pccl_coordinator_token(first))
         assert ":" in pccl.token_parse(token).address.removeprefix("localhost")
-        pccl.connect(token, bind="127.0.0.1").close()
+        with pccl.connect(token, bind="127.0.0.1") as comm:
+            comm.admit()
         second = ffi.new("pccl_coordinator_t **")
         same = options("coordinator_options", state_dir=state)
         shared = lib.pccl_coordinator_create(same, second)

@@ -126,12 +126,13 @@ def test_a_link_that_moves_nothing_is_named_though_all_have_called(
 ) -> None:
     """The bytes from rank 1 to rank 2 are held for less than the silence limit, then go on."""
     caplog.set_level("INFO", logger="pccl")
-    with LinkedWorld(3, chunk_bytes=4096, window_bytes=64 * 1024, **FAST) as world:
+    settings = {**FAST, "silence": 60, "chunk_bytes": 4096, "window_bytes": 64 * 1024}
+    with LinkedWorld(3, **settings) as world:
         world.all("make", name="x", of="digits", count=100 * COUNT, salt=SALT)
         world.proxy.set_rule("1", "2", Rule(rate=2e5))
         for peer in world.peers[1:]:
             peer.ask("begin", work="w", kind="all_reduce", array="x", plan="ring", deadline=60)
-        world.peers[0].send("run", kind="all_reduce", array="x", plan="ring", deadline=2)
+        world.peers[0].send("run", kind="all_reduce", array="x", plan="ring", deadline=9)
         world.await_bytes(1, 2, 20_000)
         world.proxy.set_rule("1", "2", Rule(fate=Fate.HOLD))
 

@@ -891,7 +891,7 @@ def test_a_run_with_a_state_goes_on_after_it_was_killed(start: Any, tmp_path: Pa
 
 def test_a_state_of_another_number_of_processes_is_refused(start: Any, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    peer = (*PYTHON, "import pccl_py; pccl_py.connect().close()")
+    peer = (*PYTHON, "import pccl_py; comm = pccl_py.connect(); comm.admit(); comm.close()")
     assert start("run", "-n", "1", "--state", state, "--", *peer, module=CLI).end() == 0
     program = start("run", "-n", "2", "--state", state, "--", "true", module=CLI)
     assert program.end() == 2
