@@ -142,3 +142,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_of_pytorch(ranks: World, folder: str, name: str) -> None:
     skipped = ranks.run("own_checks:run", name=f"test_{name}", folder=folder)
     assert skipped == [""] * ranks.size
+
+
+def test_a_rank_that_skips_a_test_waits_until_all_are_in_the_group(
+    ranks: World, folder: str
+) -> None:
+    skipped = ranks.run("own_checks:skip_on_rank_0", name="test_ddp_inference", folder=folder)
+    assert "CUDA" in skipped[0]
