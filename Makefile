@@ -15,7 +15,8 @@
 #   make flaky                each Python test, the long ones too, ten times on a busy machine
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
-#   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run
+#   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run,
+#                             and programs under Accelerate, Trainer, Lightning and Ray Train
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
@@ -99,8 +100,9 @@ test-long: build $(VENV)/.with-test $(VENV)/.with-release
 	$(RUN) release/try_readme.py
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m long
 
-# The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run.
-test-torch: build $(VENV)/.with-test
+# The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run,
+# and the programs of docs/TORCH.md under Accelerate, Trainer, Lightning and Ray Train.
+test-torch: build $(VENV)/.with-recipes
 	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch --durations=20
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
@@ -237,6 +239,7 @@ EXTRAS_demo := demo
 # With the torch that is tested: of any other, pip takes the newest, with gigabytes for CUDA.
 EXTRAS_demo-torch := demo,test
 EXTRAS_demo-jax := demo,test
+EXTRAS_recipes := recipes,$(EXTRAS_test)
 EXTRAS_bench := bench
 EXTRAS_dev := dev
 EXTRAS_release := release
