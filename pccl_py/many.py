@@ -126,8 +126,8 @@ def _works(parts: Sequence[_Part]) -> tuple[Work[Any] | None, ...]:
 
 def _late(number: int, count: int, origin: Origin) -> DeadlineExceeded:
     error = DeadlineExceeded(
-        f"{origin.operation} in group {origin.group!r}: the deadline passed before array {number} "
-        f"of {count} had its turn"
+        f"{origin.operation} in group {origin.group!r} timed out: the deadline passed before array "
+        f"{number} of {count} had its turn"
     )
     origin.mark(error)
     return error

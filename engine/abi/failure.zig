@@ -75,13 +75,13 @@ pub fn join(
         error.Closed => closed(),
         error.DeadlineExceeded => if (failure.why().len > 0) fail(
             .deadline_exceeded,
-            "group \"{s}\" was not ready before the deadline: {s}",
+            "group \"{s}\" timed out before it was ready: {s}",
             .{ name, failure.why() },
         ) else fail(
             .deadline_exceeded,
-            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
-                "peers came, or no connection to one of them could be made; check that peers " ++
-                "can reach each other",
+            "group \"{s}\" timed out before it was ready: fewer than initial_world_size peers " ++
+                "came, or no connection to one of them could be made; check that peers can " ++
+                "reach each other",
             .{name},
         ),
         error.Interrupted => interrupted(),
@@ -110,8 +110,8 @@ fn refused(name: []const u8, why: []const u8) Error {
 pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Error {
     return fail(
         .deadline_exceeded,
-        "group \"{s}\" did not begin before the deadline: {d} of {d} peers are here, counting " ++
-            "this one{s}. It begins when {d} are (initial_world_size)",
+        "group \"{s}\" timed out before it began: {d} of {d} peers are here, counting this " ++
+            "one{s}. It begins when {d} are (initial_world_size)",
         .{
             name,
             count.here,
@@ -175,13 +175,13 @@ pub fn membership(why: session.Status, said: []const u8) Error {
         ),
         .deadline_exceeded => if (said.len > 0) fail(
             .deadline_exceeded,
-            "the deadline passed before this safe point, which was not passed: {s}. Then call " ++
-                "admit again",
+            "timed out: the deadline passed before this safe point, which was not passed: {s}. " ++
+                "Then call admit again",
             .{said},
         ) else fail(
             .deadline_exceeded,
-            "the deadline passed before all members had come to this safe point: every member " ++
-                "must call admit equally often. The safe point was not passed; call admit again",
+            "timed out: the deadline passed before all members had come to this safe point: " ++
+                "every member must call admit equally often. The safe point was not passed; call admit again",
             .{},
         ),
         .too_few_peers => fail(

@@ -34,25 +34,25 @@ pub fn operation(op: *const session.Operation) Error {
             .{ name, Coordinator{ .failure = &op.failure } },
         ) else fail(
             .in_doubt,
-            "{s}: {s}{f} after this peer had voted, so the others may have committed it; " ++
+            "{s}{s}{f} after this peer had voted, so the others may have committed it; " ++
                 "resolve its work to know. {s}",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
-                    .deadline => "the deadline passed",
-                    else => "it was withdrawn here",
-                } else "the connection to the coordinator was lost",
+                    .deadline => timed_out,
+                    else => " was withdrawn here",
+                } else ": the connection to the coordinator was lost",
                 WaitedFor{ .op = op },
                 kept(op),
             },
         ),
         .deadline_exceeded => if (op.op.descriptor.kind == .send_recv) fail(
             .deadline_exceeded,
-            "{s}: the deadline passed{f}. {s}",
+            "{s}" ++ timed_out ++ "{f}. {s}",
             .{ name, WaitedFor{ .op = op }, kept(op) },
         ) else fail(
             .deadline_exceeded,
-            "{s}: the deadline passed{f}. The operation is aborted on every member. {s}",
+            "{s}" ++ timed_out ++ "{f}. The operation is aborted on every member. {s}",
             .{ name, WaitedFor{ .op = op }, kept(op) },
         ),
         .too_few_peers => fail(
@@ -75,6 +75,9 @@ pub fn operation(op: *const session.Operation) Error {
         .cancelled => withdrawn(op, name),
     };
 }
+
+/// Programs look for "timed out", as errors of PyTorch say it.
+const timed_out = " timed out: the deadline passed";
 
 fn withdrawn(op: *const session.Operation, name: []const u8) Error {
     return if (op.group.why_removed().len > 0) fail(
@@ -207,8 +210,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
     return switch (reason) {
         .deadline => fail(
             .aborted,
-            "{s} was aborted, because the deadline of {f} passed{f}; it may be called " ++
-                "again. {s}",
+            "{s} was aborted, because it timed out: the deadline of {f} passed{f}; it may " ++
+                "be called again. {s}",
             .{ name, peer, WaitedFor{ .op = op }, kept(op) },
         ),
         .cancelled => fail(

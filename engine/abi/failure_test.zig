@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const collective = @import("collective");
+const net = @import("net");
 const wire = @import("wire");
 const session = @import("session");
 const failure = @import("failure.zig");
@@ -134,8 +135,29 @@ test "a call whose deadline passed names those it waited for, or says what is pr
             try std.testing.expect(status.code(operation(&op)) != .ok);
             const sentence = std.mem.span(status.pccl_last_error());
             try std.testing.expect(std.mem.indexOf(u8, sentence, case.wanted) != null);
+            try std.testing.expect(std.mem.indexOf(u8, sentence, " timed out: ") != null);
         }
     }
+}
+
+test "a group and a safe point whose deadline passed say that they timed out" {
+    const count: session.Group.Attendance = .{ .here = 1, .needed = 2, .emptied = false };
+    try expect_timed_out(membership(.deadline_exceeded, ""));
+    try expect_timed_out(membership(.deadline_exceeded, "rank 1 must call admit first"));
+    try expect_timed_out(failure.too_few_came("g", &count));
+    for ([_]?session.Group.Attendance{ null, count }) |attendance| {
+        const why: net.Membership.Failure = .{
+            .status = .deadline_exceeded,
+            .attendance = attendance,
+        };
+        try expect_timed_out(failure.join(error.DeadlineExceeded, &why, "g"));
+    }
+}
+
+fn expect_timed_out(err: Error) !void {
+    try std.testing.expectEqual(.deadline_exceeded, status.code(err));
+    const sentence = std.mem.span(status.pccl_last_error());
+    try std.testing.expect(std.mem.indexOf(u8, sentence, "timed out") != null);
 }
 
 test "a call whose deadline passed says what those it waited for waited in themselves" {

@@ -24,14 +24,8 @@ class PeerLost(Aborted, DistBackendError):
     """
 
 
-# The library's words, and those of PyTorch's programs, which look for "timed out" and " timeout ".
 # For sub-groups of a communicator the library says more than `call admit`.
-_WORDS = (
-    (re.compile(r"\bcall admit\b(?! on )"), "call pccl_torch.admit()"),
-    (re.compile(r"\bthe deadline passed\b"), "timed out, as the timeout passed"),
-    (re.compile(r"\bthe deadline of (.*?) passed\b"), r"it timed out: the timeout of \1 passed"),
-    (re.compile(r"\bbefore the deadline\b"), "before it timed out"),
-)
+_CALL_ADMIT = re.compile(r"\bcall admit\b(?! on )")
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
 # The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
@@ -62,9 +56,7 @@ def torch_error(error: PcclError, group: Group | None) -> PcclError:
 
 
 def _in_words_of_torch(text: str) -> str:
-    for ours, theirs in _WORDS:
-        text = ours.sub(theirs, text)
-    return text
+    return _CALL_ADMIT.sub("call pccl_torch.admit()", text)
 
 
 def losses_told() -> int:

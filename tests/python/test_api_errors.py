@@ -76,7 +76,7 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
                 lambda: comms[1].all_reduce(np.ones(4), tag=5, deadline=4.5), "all_reduce (tag 5, "
             )
             said = wait_elsewhere(lambda: state.sync(deadline=4.5), "sync (")
-            assert said.startswith('sync of "mine" (sequence 0 of epoch 1): the deadline passed')
+            assert said.startswith('sync of "mine" (sequence 0 of epoch 1) timed out: ')
         for comm in comms:
             comm.close()
 

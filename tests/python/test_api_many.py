@@ -276,7 +276,8 @@ def test_a_deadline_is_that_of_the_whole(pair: pccl.LocalWorld) -> None:
     assert values(arrays) == [1.0] * COUNT
     error = failed(lambda: comm.all_reduce_many(arrays, tag=COUNT, deadline=1e-9))
     assert str(error) == (
-        "all_reduce_many in group 'default': the deadline passed before array 0 of 10 had its turn"
+        "all_reduce_many in group 'default' timed out: the deadline passed before "
+        "array 0 of 10 had its turn"
     )
     assert (error.operation, error.works) == ("all_reduce_many", (None,) * COUNT)
 
