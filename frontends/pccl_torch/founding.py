@@ -90,17 +90,16 @@ def found(
     """
     until = time.monotonic() + seconds
     asks = _ASK_SECONDS_MIN
-    while True:
-        _check(comm, token, name, peers)
-        left = max(1e-3, until - time.monotonic())
-        waits = min(asks, left)
-        with Missing(comm, token, name, peers, left) as missing:
+    with Missing(comm, token, name, peers, seconds) as missing:
+        while True:
+            _check(comm, token, name, peers)
+            left = max(1e-3, until - time.monotonic())
             try:
-                return comm.group(name, initial_world_size=len(peers), deadline=waits)
+                return comm.group(name, initial_world_size=len(peers), deadline=min(asks, left))
             except DeadlineExceeded:
-                if left > asks:
-                    asks = min(2 * asks, _ASK_SECONDS_MAX)
-                    continue
+                if left <= asks:
+                    break
+                asks = min(2 * asks, _ASK_SECONDS_MAX)
         _check(comm, token, name, peers)
         raise DeadlineExceeded(
             f"new_group timed out: the timeout of {seconds:g} s passed, waiting for {missing} to "
