@@ -200,6 +200,7 @@ pub const CoordinatorEngine = struct {
         engine.lock.lock();
         defer engine.lock.unlock();
         while (!engine.stopping) engine.round();
+        engine.coordinator.end(clock.now());
     }
 
     fn round(engine: *CoordinatorEngine) void {

@@ -117,6 +117,11 @@ pub const Coordinator = struct {
         tick_file.tick(&c.run, now);
     }
 
+    /// The coordinator ends in order, before the driver closes all sockets.
+    pub fn end(c: *Coordinator, now: Instant) void {
+        losses.end_newcomers(&c.run, now);
+    }
+
     pub fn next_deadline(c: *const Coordinator) Instant {
         return tick_file.next_deadline(&c.run);
     }

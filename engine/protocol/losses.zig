@@ -53,6 +53,22 @@ pub fn sweep(run: *Run, now: Instant) void {
     run.shared.any_doomed = false;
 }
 
+/// The coordinator ends, and no journal goes on with the run: who was never a member has nothing to
+/// wait for. Members hear nothing, because their calls may be in doubt: these have deadlines.
+pub fn end_newcomers(run: *Run, now: Instant) void {
+    if (run.journal_state != .off) return;
+    for (run.connections.items) |connection| {
+        const peer = connection.peer orelse continue;
+        if (run.is_in_epoch(peer)) continue;
+        post.say(run, peer, .{ .expelled = .{
+            .group = std.math.maxInt(u16),
+            .why = .of("the coordinator has ended, and without a journal the run ends with it"),
+        } });
+        connection.doom("the coordinator ends");
+    }
+    sweep(run, now);
+}
+
 pub fn disconnect(run: *Run, peer: *Peer) void {
     if (peer.connection) |connection| {
         run.lobby.disconnected(run.gpa, peer);

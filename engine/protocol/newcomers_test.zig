@@ -57,6 +57,21 @@ test "a newcomer that opens no lanes holds nobody up for longer than 2 s" {
     try expectEqual(0, court.prepares[5]);
 }
 
+test "the end of a coordinator without a journal is the end of the wait of newcomers" {
+    for ([_]bool{ true, false }) |has_journal| {
+        var shelf: court_file.Shelf = .{};
+        defer shelf.deinit();
+        var court: Court = undefined;
+        if (has_journal) try shelf.start(&court) else try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        try court.connect(3);
+        court.c.end(court.now);
+        try expectEqual(has_journal, court.peers[3] != null);
+        for (court.peers[0..peers_max]) |peer| try expect(peer != null);
+    }
+}
+
 test "a newcomer that could not enter, or goes, waits twice as long each time" {
     var court: Court = undefined;
     try form(&court);

@@ -182,6 +182,12 @@ pub const Run = struct {
         return null;
     }
 
+    pub fn is_in_epoch(run: *const Run, peer: *const Peer) bool {
+        for (run.groups.items) |group| for (group.epochs.items) |epoch|
+            if (epoch.rank_of(peer) != null) return true;
+        return false;
+    }
+
     pub fn is_member(run: *const Run, peer: *const Peer) bool {
         for (run.groups.items) |group| if (group.contains(peer)) return true;
         return false;

@@ -6,7 +6,9 @@ The rules: engine/session/rules_test.zig. Coordinators that come back: test_api_
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +55,37 @@ def test_a_coordinator_that_is_back_in_time_is_waited_for(tmp_path: Path) -> Non
             work.wait(0.3)
         with pccl.Coordinator(bind=LOOPBACK, state=state):
             work.wait()
+
+
+def connect_in_vain(coordinator: pccl.Coordinator, pool: ThreadPoolExecutor) -> Future[Any]:
+    """A newcomer that waits for another one."""
+    connecting = pool.submit(pccl.connect, coordinator.token, deadline=60)
+    while not pccl.run_status(coordinator.token)["groups"]:
+        assert not connecting.done()
+    return connecting
+
+
+def test_a_newcomer_does_not_wait_for_a_coordinator_that_has_ended_without_a_state() -> None:
+    with pccl.Coordinator(bind=LOOPBACK, initial_world_size=2) as coordinator:
+        with ThreadPoolExecutor(1) as pool:
+            connecting = connect_in_vain(coordinator, pool)
+            coordinator.close()
+            with pytest.raises(pccl.Expelled, match="without a journal the run ends with it"):
+                connecting.result()
+
+
+def test_a_newcomer_waits_for_a_coordinator_with_a_state(tmp_path: Path) -> None:
+    options: Any = {"bind": LOOPBACK, "state": str(tmp_path / "run"), "initial_world_size": 2}
+    with ThreadPoolExecutor(1) as pool:
+        with pccl.Coordinator(**options) as coordinator:
+            connecting = connect_in_vain(coordinator, pool)
+        with (
+            pccl.Coordinator(**options) as coordinator,
+            pccl.connect(coordinator.token) as other,
+            connecting.result() as newcomer,
+        ):
+            entering = pool.submit(newcomer.admit)
+            assert other.admit().world_size == entering.result().world_size == 2
 
 
 def test_it_is_no_negative_time() -> None:

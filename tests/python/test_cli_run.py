@@ -768,10 +768,14 @@ def test_a_restart_that_comes_when_the_others_have_finished_ends_with_them(
     assert "process 1 was killed by SIGTERM" in program.errors
 
 
+@pytest.mark.parametrize("first", ["dies", "lives"])
 def test_a_restart_that_comes_too_late_ends_where_others_have_joined_the_run(
-    start: Any, tmp_path: Path
+    start: Any, tmp_path: Path, first: str
 ) -> None:
-    """As the test above, with two processes in a run and two of another `pccl run` that joined."""
+    """As the test above, with two processes in a run and two of another `pccl run` that joined.
+
+    Where the run of these two comes back too late, the coordinator may have ended before, too."""
+    second = "lives" if first == "dies" else "dies"
     again, token = tmp_path / "again", tmp_path / "token"
     os.mkfifo(again)
     source = (
@@ -789,13 +793,32 @@ def test_a_restart_that_comes_too_late_ends_where_others_have_joined_the_run(
         "    file.write('x')\n"  # as it ends
     )
     command = ("run", "-n", "2", "--restarts", "1", "--token-file", str(token), "--", *PYTHON)
-    begun = start(*command, source, str(again), "dies", module=CLI)
+    begun = start(*command, source, str(again), first, module=CLI)
     assert begun.line()[4:] == begun.line()[4:] == "connected"
-    joined = start(*command, source, str(again), "lives", module=CLI, PCCL_TOKEN=token.read_text())
+    joined = start(
+        *command, source, str(again), second,
+        module=CLI, PCCL_TOKEN=token.read_text(), PCCL_CONNECT_TIMEOUT="5",
+    )  # fmt: skip
     assert joined.end() == 0, joined.errors + begun.errors
     assert begun.end() == 0, begun.errors
-    assert "the run is over, and what is left waits for it to begin again" in begun.errors
-    assert "process 1 was killed by SIGTERM" in begun.errors
+    if first == "dies":
+        assert "the run is over, and what is left waits for it to begin again" in begun.errors
+        assert "process 1 was killed by SIGTERM" in begun.errors
+    else:
+        assert "process 1 " in joined.errors.split("is started again")[1]
+
+
+def test_a_process_that_waits_for_a_coordinator_that_has_ended_ends_too(start: Any) -> None:
+    """In a `pccl run` that joined, where a process has finished and another one came too late."""
+    source = "import os, pccl_py as pccl\nif os.environ['RANK'] == '1': pccl.connect(deadline=60)\n"
+    with pccl.Coordinator(bind="127.0.0.1:0", initial_world_size=2) as coordinator:
+        command = ("run", "-n", "2", "--", *PYTHON, source)
+        joined = start(*command, module=CLI, PCCL_TOKEN=coordinator.token)
+        while not pccl.run_status(coordinator.token)["groups"]:
+            assert joined.process.running, joined.errors
+    assert joined.end() == 0, joined.errors
+    assert "the coordinator has ended, and without a journal the run ends" in joined.errors
+    assert "process 1 exited with status 1" in joined.errors
 
 
 def test_a_run_goes_on_for_members_elsewhere_when_the_processes_that_began_it_have_ended(
