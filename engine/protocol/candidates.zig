@@ -49,7 +49,6 @@ fn mark(group: *Group, now: base.Instant, which: Which, most: u32) u32 {
     var count: u32 = 0;
     for (group.newcomers.items, 0..) |*newcomer, index| {
         newcomer.prepared = false;
-        newcomer.entering = false;
         newcomer.in_round = false;
         if (!switch (which) {
             .chosen => newcomer.chosen,

@@ -968,6 +968,7 @@ pub const Witness = struct {
     sent: u32 = 0,
     gave_up: u32 = 0,
     called: u32 = 0,
+    reported: u32 = 0,
     failure: ?member_file.Failure = null,
 
     pub fn init(w: *Witness) !void {
@@ -1050,6 +1051,7 @@ pub const Witness = struct {
         if (message == .decisions_seen) from(ctx).sent += 1;
         if (message == .gave_up) from(ctx).gave_up += 1;
         if (message == .called) from(ctx).called += 1;
+        if (message == .report_end) from(ctx).reported += 1;
     }
     fn finished(ctx: *anyopaque, _: *Op, failure: ?member_file.Failure) void {
         from(ctx).failure = failure;
@@ -1063,6 +1065,43 @@ pub const Witness = struct {
     fn admitted(_: *anyopaque, _: ?member_file.Status) void {}
     fn closed(_: *anyopaque, _: u64) void {}
 };
+
+test "a view begins its attempt once, however often it is told" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    for (0..2) |_| {
+        try w.view(2, .full(3));
+        try expectEqual(1, w.reported);
+    }
+}
+
+test "between a view and its resume nothing is voted for" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.welcomed(0);
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, 7));
+    try w.view(2, .full(3));
+    w.member.completed(&op, 9);
+    try expectEqual(.running, op.state);
+    try w.resume_op(2, op.id);
+    try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = 2 });
+    w.member.completed(&op, 9);
+    try expectEqual(.voted, op.state);
+}
+
+test "only the round that has stopped a member lets it go on" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.on_ask(2);
+    for ([_]u64{ 1, 2 }, [_]u64{ 2, 0 }) |round, stopped_by| {
+        w.member.on_release(round);
+        try expectEqual(stopped_by, w.member.stop_round);
+    }
+}
 
 test "a coordinator that forgets what was voted for is refused" {
     // Found by: pccl-sim fuzz. Method: a broadcast is in doubt when its root is lost; the resume

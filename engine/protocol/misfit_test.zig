@@ -456,6 +456,21 @@ fn offer(court: *Court, index: usize, what: Offer) !void {
     } });
 }
 
+test "an offer of an attempt that is over counts in no other" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.stumble();
+    for (0..peers_max) |index| try court.report_end(index);
+    const now = court.attempt;
+    court.attempt = now - 1;
+    try offer(&court, 0, .{});
+    try expectEqual(0, court.group().current().?.records.items.len);
+    court.attempt = now;
+    try offer(&court, 0, .{});
+    try expectEqual(1, court.group().current().?.records.items.len);
+}
+
 test "a state is named as the first member says it, and one that cannot be shown ends its member" {
     var court: Court = undefined;
     try form(&court, 1);

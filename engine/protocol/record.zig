@@ -29,11 +29,11 @@ pub const Record = struct {
     digest_from: u16 = 0,
     /// When those have called who have voted.
     calls: Calls = .{},
+    /// The earliest attempt in which a member called it, as reports have said.
+    begun_attempt: u32 = std.math.maxInt(u32),
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
-    /// The earliest attempt in which a member called it.
-    begun_attempt: u32 = std.math.maxInt(u32),
     /// The vote of those who have voted, and whether votes differ.
     vote: ?Vote = null,
     votes_differ: bool = false,

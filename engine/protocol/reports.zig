@@ -58,7 +58,6 @@ fn begin_records(epoch: *Epoch) void {
         known.done_reported = .empty;
         known.stall.begin_attempt();
         if (known.election) |election| election.reset();
-        known.begun_attempt = std.math.maxInt(u32);
         known.vote = null;
         known.votes_differ = false;
     }

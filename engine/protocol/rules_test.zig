@@ -58,6 +58,72 @@ test "votes whose digests differ end the operation, with the names of both" {
     for (court.peers[0..peers_max]) |peer| try expect(peer != null);
 }
 
+test "a vote of an attempt that is over counts in no other" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    var late = court.vote(5, 0);
+    try court.stumble();
+    for (0..peers_max) |index| try court.report_end(index);
+    try court.say(0, .{ .done = late });
+    for (1..peers_max) |index| try court.done(index, 5, 0);
+    try court.listen();
+    try expectEqual(0, court.commits[1]);
+    late.attempt = court.attempt;
+    try court.say(0, .{ .done = late });
+    try court.listen();
+    try expectEqual(1, court.commits[1]);
+}
+
+test "an operation that raises began with the first member that called it" {
+    // Method: one of those that have called it says that it began after the loss.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try lose_third(&court);
+    try court.listen();
+    for (0..2) |index| {
+        var said = court.running(5, 1);
+        said.descriptor.recovery = .raise;
+        said.begun_attempt = @intCast(1 + index);
+        try court.say(index, .{ .report_op = said });
+        try court.report_end(index);
+    }
+    try court.listen();
+    try expectEqual(1, court.aborts[0]);
+    try expectEqual(.peer_lost, court.last_abort.?.reason);
+    try expect(court.last_abort.?.peer.eql(id_of(2)));
+}
+
+test "a vote that differs is forgotten with the attempt in which it was told" {
+    // Method: after a restart the second member tells another vote than the first, and leaves
+    // before the third has told anything.
+    var shelf: Shelf = .{};
+    defer shelf.deinit();
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    try come_back_all(&court, @splat(0), null);
+    try court.report_vote(0, 5, 1, 1);
+    var other = court.running(5, 1);
+    other.state = .done;
+    other.voted_attempt = 1;
+    other.digest = 8;
+    try court.say(1, .{ .report_op = other });
+    try court.report_end(0);
+    try court.say(1, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for ([_]usize{ 0, 2 }) |index| {
+        try court.report_vote(index, 5, 1, 1);
+        try court.report_end(index);
+    }
+    try court.listen();
+    try expectEqual(1, court.commits[0]);
+    try expectEqual(1, court.commits[2]);
+}
+
 test "aborts are forgiven once all have seen them, however many there are" {
     // Goal: only what is kept for others counts against a member. Method: one gives up three times
     // as often as it may while nobody has seen it, and all say what they have seen now and then.
