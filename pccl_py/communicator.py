@@ -367,8 +367,8 @@ class Group(Objects):
                 turn.put_in_order(until - time.monotonic())
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"admit of group {self._name!r} timed out: the deadline passed before the sizes of "
-                    f"the objects with tag {turn.tag} were there (probably another member has not made "
+                    f"admit of group {self._name!r} timed out: the deadline passed before the "
+                    f"sizes of the objects with tag {turn.tag} were there (probably another member has not made "
                     "that call, or is stuck). No safe point was passed"
                 ) from None
         return max(1, round((until - time.monotonic()) * 1e9))

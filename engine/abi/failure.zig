@@ -181,7 +181,8 @@ pub fn membership(why: session.Status, said: []const u8) Error {
         ) else fail(
             .deadline_exceeded,
             "timed out: the deadline passed before all members had come to this safe point: " ++
-                "every member must call admit equally often. The safe point was not passed; call admit again",
+                "every member must call admit equally often. The safe point was not passed; " ++
+                "call admit again",
             .{},
         ),
         .too_few_peers => fail(

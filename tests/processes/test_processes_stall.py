@@ -84,7 +84,8 @@ def test_a_member_that_never_calls_is_named_in_status_log_and_errors(
         raised = patient.failure()
         assert raised.kind == "Aborted" and re.search(waiting, raised.message), raised
         assert re.search(
-            rf"it timed out: the deadline of rank 0 \({LABEL}, {hasty.name}\) passed", raised.message
+            rf"it timed out: the deadline of rank 0 \({LABEL}, {hasty.name}\) passed",
+            raised.message,
         )
         for peer in (hasty, patient):
             check_untouched(peer)

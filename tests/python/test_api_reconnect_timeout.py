@@ -66,12 +66,12 @@ def connect_in_vain(coordinator: pccl.Coordinator, pool: ThreadPoolExecutor) -> 
 
 
 def test_a_newcomer_does_not_wait_for_a_coordinator_that_has_ended_without_a_state() -> None:
-    with pccl.Coordinator(bind=LOOPBACK, initial_world_size=2) as coordinator:
-        with ThreadPoolExecutor(1) as pool:
+    coordinator = pccl.Coordinator(bind=LOOPBACK, initial_world_size=2)
+    with ThreadPoolExecutor(1) as pool:
+        with coordinator:
             connecting = connect_in_vain(coordinator, pool)
-            coordinator.close()
-            with pytest.raises(pccl.Expelled, match="without a journal the run ends with it"):
-                connecting.result()
+        with pytest.raises(pccl.Expelled, match="without a journal the run ends with it"):
+            connecting.result()
 
 
 def test_a_newcomer_waits_for_a_coordinator_with_a_state(tmp_path: Path) -> None:

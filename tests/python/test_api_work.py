@@ -304,7 +304,9 @@ def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> No
 
 def in_doubt(comm: pccl.Communicator, array: np.ndarray) -> pccl.Work:
     # A machine that is busy may have no time to say who it is.
-    why = r" timed out: the deadline passed \((waiting for .* for rank 1 \(|probably another member)"
+    why = (
+        r" timed out: the deadline passed \((waiting for .* for rank 1 \(|probably another member)"
+    )
     with pytest.raises(pccl.InDoubt, match=why) as caught:
         comm.broadcast(array, 0, deadline=0.2)
     assert caught.value.work is not None
@@ -348,7 +350,7 @@ def test_a_coordinator_that_is_gone_is_in_the_log_at_once_and_in_the_doubt(
         assert f"; trying {pccl.token_parse(token).address} again" in caplog.text
         one = world.comms[0].peer_id.short
         assert f"peer {one} ({world.comms[0].labels[0]}) has lost the coordinator" in caplog.text
-        why = r" timed out: the deadline passed \(the connection to the coordinator was lost \d s ago\)"
+        why = r" timed out: .* \(the connection to the coordinator was lost \d s ago\)"
         with pytest.raises(pccl.InDoubt, match=why):
             work.wait()
 
