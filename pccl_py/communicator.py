@@ -368,8 +368,8 @@ class Group(Objects):
             except TimeoutError:
                 raise DeadlineExceeded(
                     f"admit of group {self._name!r} timed out: the deadline passed before the "
-                    f"sizes of the objects with tag {turn.tag} were there (probably another member has not made "
-                    "that call, or is stuck). No safe point was passed"
+                    f"sizes of the objects with tag {turn.tag} were there (probably another member "
+                    "has not made that call, or is stuck). No safe point was passed"
                 ) from None
         return max(1, round((until - time.monotonic()) * 1e9))
 
