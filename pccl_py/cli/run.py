@@ -170,13 +170,17 @@ class Processes:
         self._rendezvous: socket.socket | None = None
         self._is_new = False  # the run begins with these processes
         self._look_at: float | None = None  # since a process has ended with 0
+        self._over_since: float | None = None  # the run has seemed to be over
 
     def run(self) -> int:
         """Runs all to their end and returns the exit status for `pccl run`."""
         try:
             if not self._is_joined:
                 self._rendezvous = _port_for_one_process()
-                self._is_new = self._status().get("incarnation") == 1
+                status = self._status()
+                if status is None:
+                    self._say("the coordinator does not answer: RANK may not be the rank")
+                self._is_new = status is not None and status["incarnation"] == 1
             else:
                 address = token_parse(self._token).address
                 self._say(f"joining the run of PCCL_TOKEN, whose coordinator is at {address}")
@@ -188,6 +192,7 @@ class Processes:
                     self._on_end(*event)
                 self._start_due()
                 self._look()
+            ended_by = self._signalled
             self._await_others()
         finally:
             self._kill()
@@ -196,7 +201,7 @@ class Processes:
         drain_until = time.monotonic() + DRAIN_SECONDS
         for reader in self._readers:
             reader.join(max(0.0, drain_until - time.monotonic()))
-        return self._judge()
+        return self._judge(ended_by)
 
     def _on_end(self, index: int, code: int) -> None:
         self._codes[index] = code
@@ -230,7 +235,7 @@ class Processes:
 
     def _beginning(self) -> str:
         """The end of that sentence if the run has not begun, or may not have: they wait."""
-        groups = self._status().get("groups", [])
+        groups = (self._status() or {}).get("groups", [])
         if not groups:
             whom = "others" if self._is_joined else f"{self._n} peers"
             return f"; if the run has not begun yet, they wait for {whom} (`pccl status`)"
@@ -239,12 +244,12 @@ class Processes:
             return ""
         return f"; they wait for {max(needed)} peers to begin (`pccl status`)"
 
-    def _status(self) -> dict[str, Any]:
-        """That of the run; empty if the coordinator does not answer."""
+    def _status(self) -> dict[str, Any] | None:
+        """That of the run; None if the coordinator does not answer."""
         try:
             return run_status(self._token, STATUS_SECONDS)
         except PcclError:
-            return {}
+            return None
 
     def _may_restart(self, index: int) -> bool:
         """Not while all are being ended, and not once a process has finished its work.
@@ -276,7 +281,13 @@ class Processes:
             return
         if self._look_at > time.monotonic():
             return
-        if self._is_over():
+        # Processes of another machine may be about to be started again.
+        patience = BACKOFF_SECONDS_MAX if self._is_joined else 0.0
+        if not self._is_over():
+            self._over_since = None
+        elif self._over_since is None and patience > 0:
+            self._over_since = time.monotonic()
+        elif time.monotonic() >= (self._over_since or 0.0) + patience:
             self._say(
                 "the run is over, and what is left waits for it to begin again: stopping that"
             )
@@ -284,13 +295,13 @@ class Processes:
         self._look_at = time.monotonic() + LOOK_SECONDS
 
     def _is_over(self) -> bool:
-        """All members are gone, and a group waits for more peers than there are, or processes here.
+        """All members are gone, and a group waits for more peers than are connected or run here.
 
         A process that was started again, and came when the others had ended, waits so. The
         coordinator may have forgotten by then that the group had members. Members and peers are
         those of all machines.
         """
-        groups = self._status().get("groups", [])
+        groups = (self._status() or {}).get("groups", [])
         waiting = [group for group in groups if "needed" in group]
         came_again = any(self._restarts[index] for index in self._running)
         return bool(waiting) and all(
@@ -311,18 +322,22 @@ class Processes:
         has_told, peers_until = False, time.monotonic() + GRACE_SECONDS
         while not self._is_joined and not self._ending and self._succeeded() >= self._needed():
             status = self._status()
-            has_members = any(
+            has_members = status is None or any(
                 member["alive"]
-                for group in status.get("groups", [])
+                for group in status["groups"]
                 for epoch in group["epochs"]
                 for member in epoch["members"]
             )
-            if not status.get("peers") or (not has_members and time.monotonic() > peers_until):
+            if (status is not None and not status["peers"]) or (
+                not has_members and time.monotonic() > peers_until
+            ):
                 return
             if has_members:
                 peers_until = time.monotonic() + GRACE_SECONDS
                 if not has_told:
-                    self._say("the processes here have ended, and members elsewhere go on: waiting")
+                    self._say(
+                        "the processes here have ended; waiting for the other members of the run"
+                    )
                     has_told = True
             with contextlib.suppress(queue.Empty):
                 self._events.get(timeout=LOOK_SECONDS)  # a signal ends the waiting
@@ -481,9 +496,10 @@ class Processes:
     def _succeeded(self) -> int:
         return sum(1 for code in self._codes.values() if code == 0)
 
-    def _judge(self) -> int:
-        if self._signalled is not None:
-            return 128 + self._signalled
+    def _judge(self, ended_by: int | None) -> int:
+        """The exit status; `ended_by`: the signal that came before all processes had ended."""
+        if ended_by is not None:
+            return 128 + ended_by
         succeeded, needed = self._succeeded(), self._needed()
         if succeeded >= needed:
             return 0

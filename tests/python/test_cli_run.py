@@ -844,7 +844,7 @@ def test_a_run_goes_on_for_members_elsewhere_when_the_processes_that_began_it_ha
     begun = start(*command, "leaves", module=CLI)
     begun.expect("[0] connected")
     joined = start(*command, str(goes_on), module=CLI, PCCL_TOKEN=token.read_text())
-    said = "pccl run: the processes here have ended, and members elsewhere go on: waiting"
+    said = "pccl run: the processes here have ended; waiting for the other members of the run"
     while said not in begun.errors:
         pccl.run_status(token.read_text().strip())
     goes_on.write_text("")
