@@ -168,6 +168,7 @@ class Processes:
         self._stop_at: float | None = None
         # The port that process 0 may listen on, for "env://" of PyTorch.
         self._rendezvous: socket.socket | None = None
+        self._is_ours = False  # the coordinator ends with this command, and has answered
         self._is_new = False  # the run begins with these processes
         self._look_at: float | None = None  # since a process has ended with 0
         self._over_since: float | None = None  # the run has seemed to be over
@@ -180,6 +181,7 @@ class Processes:
                 status = self._status()
                 if status is None:
                     self._say("the coordinator does not answer: RANK may not be the rank")
+                self._is_ours = status is not None
                 self._is_new = status is not None and status["incarnation"] == 1
             else:
                 address = token_parse(self._token).address
@@ -317,14 +319,14 @@ class Processes:
         """Keeps our coordinator for members of other machines, if ours have done their work.
 
         Peers that wait for the run to begin again get the time in which their own `pccl run` finds
-        that it is over.
+        that it is over, and the coordinator the same time to answer.
         """
         has_told, peers_until = False, time.monotonic() + GRACE_SECONDS
-        while not self._is_joined and not self._ending and self._succeeded() >= self._needed():
+        while self._is_ours and not self._ending and self._succeeded() >= self._needed():
             status = self._status()
-            has_members = status is None or any(
+            has_members = any(
                 member["alive"]
-                for group in status["groups"]
+                for group in (status or {}).get("groups", [])
                 for epoch in group["epochs"]
                 for member in epoch["members"]
             )
