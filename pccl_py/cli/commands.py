@@ -255,8 +255,8 @@ def run_command(
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
 PCCL_TOKEN, PCCL_RESTARTS, and RANK, WORLD_SIZE and others that torchrun sets, in its \
-environment. RANK is only for file names and seeds: the run assigns its own ranks. Each line of \
-output begins with the number of its process.
+environment. RANK is the number of the process, and its rank in the first epoch of a new run; \
+the run may change ranks later. Each line of output begins with the number of its process.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; after 10 s, or at the second signal, what \
 still runs is killed. The exit status is then 128 plus the signal. Otherwise it is 0 if at least \
