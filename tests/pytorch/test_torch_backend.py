@@ -119,6 +119,7 @@ def test_no_other_function_of_pytorch_takes_a_work() -> None:
             match = takes.match(line)
             if match is not None and match[2] != "Work":
                 found.add((match[2], match[1]))
+    found.discard(("ProcessGroupNCCL", "_verify_work_timeout"))  # of builds for CUDA, for its own
     assert found == {("Reducer", "_set_forward_pass_work_handle"), (None, "_register_work")}
 
 
