@@ -877,9 +877,7 @@ test "a name is asked for again when the join before it is answered, or its conn
         try expect(first.asks);
         try expect(!second.asks);
         if (!answered) {
-            w.coordinator.closed(w.now, node.connection.?);
-            node.connection = null;
-            control.closed(node.s, w.now);
+            cut_off(&w, node);
             try expectEqual(2, node.s.groups.items.len);
             while (node.connection == null) try w.pass(1);
         }
@@ -919,9 +917,7 @@ test "a group that was released is told nothing, however late the answer to its 
     defer w.deinit();
     const node = &w.nodes[0];
     try joining.admit_together(node.s, w.now, node.group, w.now + 50 * std.time.ns_per_s);
-    w.coordinator.closed(w.now, node.connection.?);
-    node.connection = null;
-    control.closed(node.s, w.now);
+    cut_off(&w, node);
     while (!node.group.asks) {
         w.now += 10 * ms;
         driver.tick(node.s, w.now);
