@@ -97,7 +97,7 @@ pub const Table = extern struct {
     /// out := a (+) b. But for avg it is also the last hop, since the partial type is the dtype.
     /// Null where the op does not take the dtype.
     accumulate: [op_count][dtype_count]?Accumulate,
-    /// out := (a (+) b) / contributors: the last hop of avg. Null where the next two are not.
+    /// out := (a (+) b) / contributors: the last hop of avg. Null for bf16, f32, f64.
     accumulate_avg: [dtype_count]?AccumulateAvg,
     /// The hops of avg of bf16, f32 and f64, and the last of them; null for the others.
     accumulate_mean: [dtype_count]?AccumulateMean,

@@ -91,9 +91,8 @@ def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
     `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or an element of eight bits or
-    fewer (float8, float4, int4, int2), each of which goes as a byte; the
-    same structure, shapes and dtypes on every peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce,
-    and zeros elsewhere.
+    fewer (float8, float4, int4, int2), each of which goes as a byte; the same structure, shapes and
+    dtypes on every peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce, and zeros elsewhere.
     """
     return _call(Kind.BROADCAST, comm, x, options, root=root)
 
@@ -388,7 +387,7 @@ def _received_of_scatter(
         counts=_counts(counts),
         world_size=world.world_size,
         rank=-1 if counts is None else world.rank,
-        results=tuple((each.shape, each.dtype.name) for each in leaves.bytewise()),
+        results=tuple((each.shape, name_of_bytewise(each.dtype.name)) for each in leaves.arrays),
         tells_outcome=tells,
     )
     outs = bind(operand.handle, [], call)

@@ -247,7 +247,7 @@ class Processes:
         return f"; they wait for {max(needed)} peers to begin (`pccl status`)"
 
     def _status(self) -> dict[str, Any] | None:
-        """That of the run; None if the coordinator does not answer."""
+        """The status of the run; None if the coordinator does not answer."""
         try:
             return run_status(self._token, STATUS_SECONDS)
         except PcclError:
@@ -285,11 +285,9 @@ class Processes:
             return
         # Processes of another machine may be about to be started again.
         patience = BACKOFF_SECONDS_MAX if self._is_joined else 0.0
-        if not self._is_over():
-            self._over_since = None
-        elif self._over_since is None and patience > 0:
-            self._over_since = time.monotonic()
-        elif time.monotonic() >= (self._over_since or 0.0) + patience:
+        now = time.monotonic()
+        self._over_since = (self._over_since or now) if self._is_over() else None
+        if self._over_since is not None and now >= self._over_since + patience:
             self._say(
                 "the run is over, and what is left waits for it to begin again: stopping that"
             )
@@ -360,8 +358,8 @@ class Processes:
             address, port = self._rendezvous.getsockname()
             settings |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         # Variables of the coordinator are for ours: another one could have neither port nor state.
-        # Those of torchrun are about other processes, if one of them has called `pccl run`, and so
-        # are the address and port that an outer `pccl run` has set.
+        # The variables of torchrun are about other processes, if one of them has called `pccl run`,
+        # and so are the address and port that an outer `pccl run` has set.
         keeps_master = self._is_joined and "PCCL_RESTARTS" not in os.environ
         inherited = {
             name: value
