@@ -39,8 +39,10 @@ def use(state: Path, **options: Any) -> str:
         token = coordinator.token
         peers = max(1, *(options.get(f"{name}_world_size", 1) for name in ("min", "initial")))
         with ThreadPoolExecutor(peers) as threads:
-            for comm in threads.map(lambda _: pccl.connect(token, bind="127.0.0.1"), range(peers)):
-                comm.close()
+            # All are in before the first leaves: below min_world_size the others wait for a new peer.
+            comms = list(threads.map(lambda _: pccl.connect(token, bind="127.0.0.1"), range(peers)))
+        for comm in comms:
+            comm.close()
         return token
 
 
