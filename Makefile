@@ -40,8 +40,10 @@ SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
 ROUNDS ?= 10
-# Python tests wait more than they work, so there are more workers than cores.
+# Python tests wait more than they work, so there are more workers than cores. A worker that ends in
+# the midst of a test ends the run: pytest-xdist gives its tests to nobody and waits for them.
 WORKERS ?= 4
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 
@@ -89,7 +91,7 @@ simulator: $(VENV)/.tools
 
 # Last in `make test`: the summary line of pytest ends the output.
 python-test: build $(VENV)/.with-test
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
+	$(PYTEST) -m "not long"
 
 # Runs the simulator for longer than `make test` does, with other seeds.
 test-long: build $(VENV)/.with-test $(VENV)/.with-release
@@ -98,7 +100,7 @@ test-long: build $(VENV)/.with-test $(VENV)/.with-release
 	$(MAKE) simulator TURN=1 SIM_SECONDS=60 CRASH_SECONDS=15 FUZZ_SECONDS=30
 	zig-out/mutants/pccl-sim endurance
 	$(RUN) release/try_readme.py
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m long
+	$(PYTEST) -m long
 
 # The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run,
 # and the programs of docs/TORCH.md under Accelerate, Trainer, Lightning and Ray Train.
