@@ -40,10 +40,9 @@ SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
 ROUNDS ?= 10
-# Python tests wait more than they work, so there are more workers than cores. A worker that ends in
-# the midst of a test ends the run: pytest-xdist gives its tests to nobody and waits for them.
+# Python tests wait more than they work, so there are more workers than cores.
 WORKERS ?= 4
-PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 0
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 
