@@ -252,8 +252,10 @@ class Work(Generic[ResultType]):
             raise
 
     def _in_own_words(self, error: BaseException) -> None:
+        if not isinstance(error, PcclError) or error._origin is self._origin:
+            return  # it is so already, by `wait`
         self._origin.mark(error)
-        if self._reword is not None and isinstance(error, PcclError):
+        if self._reword is not None:
             error.args = (self._reword(str(error)),)
 
     def _read_outcome(self) -> Outcome:
