@@ -391,6 +391,10 @@ fn word_of(op: *const session.Operation) []const u8 {
 pub const differ_in_form =
     "The arrays of these two differ in name, in structure or in the kind of their elements. ";
 
+/// Frontends add the shapes of their own arrays to it (pccl_py/words.py).
+pub const differ_in_shape =
+    "The arrays of these two differ in shape: pass arrays of one shape, or flatten them. ";
+
 /// Which array of a list, or which shard, the two of a mismatch have called differently: "arrays[1]
 /// has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (node7:4242, 7f3a01c2). "
 const Arrays = struct {
@@ -412,6 +416,8 @@ const Arrays = struct {
         if (session.outline.differ_in_form(&first, &second)) {
             // Then the kind of their elements is all that differs, and stands there already.
             if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
+            if (session.outline.differ_in_shape(&first, &second))
+                return writer.writeAll(differ_in_shape);
             return writer.writeAll(differ_in_form);
         }
         if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;

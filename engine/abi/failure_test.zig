@@ -15,6 +15,7 @@ const Error = status.Error;
 const describe = failure_operation.describe;
 const description_bytes_max = failure_operation.description_bytes_max;
 const differ_in_form = failure_operation.differ_in_form;
+const differ_in_shape = failure_operation.differ_in_shape;
 const membership = failure.membership;
 const operation = failure_operation.operation;
 
@@ -333,7 +334,7 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
         .{ .form = wire.form_bool, .words = "broadcast(10 bool from", .is_all = true },
         .{ .form = 7, .words = "broadcast(10 u8 from", .is_all = false },
     }) |case| {
-        descriptor.counts = session.outline.hash_alone(case.form);
+        descriptor.counts = case.form;
         op.failure.other_descriptor = descriptor;
         try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
         const sentence = std.mem.span(status.pccl_last_error());
@@ -341,6 +342,41 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
             try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
         const more = std.mem.indexOf(u8, sentence, differ_in_form);
         try std.testing.expectEqual(case.is_all, more == null);
+    }
+}
+
+test "a mismatch of shapes says what each has, as far as the form tells it" {
+    var op: session.Operation = undefined;
+    moves_nothing(&op);
+    var descriptor: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 6,
+        .counts = 3 << 32,
+        .safe_points = 3,
+    };
+    op.op = .{ .descriptor = descriptor, .chunks = 1 };
+    op.status = .mismatch;
+    op.failure = .{ .status = .mismatch, .reason = .mismatch, .descriptor = descriptor };
+    const Case = struct { form: u64, words: []const u8, is_named: bool = false };
+    for ([_]Case{
+        .{ .form = 2 << 32, .words = "all_reduce(sum, 6 f32, rows of 2)" },
+        .{ .form = 0, .words = "all_reduce(sum, 6 f32, one dimension)" },
+        .{ .form = 9 << 60, .words = "all_reduce(sum, 6 f32, three or more dimensions)" },
+        .{ .form = 3 << 32 | 7, .words = "all_reduce(sum, 6 f32)", .is_named = true },
+        .{ .form = 2 << 32 | 7, .words = "all_reduce(sum, 6 f32)", .is_named = true },
+    }) |case| {
+        descriptor.counts = case.form;
+        op.failure.other_descriptor = descriptor;
+        try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+        const sentence = std.mem.span(status.pccl_last_error());
+        // Names may lie over a shape.
+        const shown = if (case.form >> 32 == 3) "(sum, 6 f32)" else "(sum, 6 f32, rows of 3)";
+        const more = if (case.is_named) differ_in_form else differ_in_shape;
+        for ([_][]const u8{ shown, case.words, more }) |part|
+            try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
     }
 }
 

@@ -232,7 +232,7 @@ fn descriptor_of(
         .counts = if (listed) |items|
             outline.hash(items, call.form, &.{})
         else
-            outline.hash_alone(call.form),
+            call.form,
         .outline = if (listed) |items| items.sums().outline else .{},
         .root = if (call.kind.has_root()) member.current.?.ids[call.root_rank] else .none,
         .rules = call.rules,

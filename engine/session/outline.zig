@@ -4,7 +4,8 @@
 //! digit from check digits. The hash then shows that it is this one and no other. Several that
 //! differ are not told apart, except two in each other's place. The hash covers the form as well,
 //! which says what the arrays are to the caller, as by the names of a tree's leaves: where sums are
-//! equal and hashes are not, forms differ.
+//! equal and hashes are not, forms differ. The upper half of a form is the shape of the arrays. It
+//! stays in the upper half of the hash, so that arrays that differ in shape alone can be told.
 
 const std = @import("std");
 const base = @import("base");
@@ -36,7 +37,8 @@ fn code_of(dtype: base.DType) u32 {
 /// `form`: 0, or a hash of what the arrays are to the caller.
 pub fn hash(items: anytype, form: u64, changes: []const Change) u64 {
     var state: std.hash.Wyhash = .init(items.len());
-    if (form != 0) state.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, form)));
+    const named: u32 = @truncate(form);
+    if (named != 0) state.update(std.mem.asBytes(&std.mem.nativeToLittle(u32, named)));
     for (0..items.len()) |index| {
         var item: Item = items.at(index);
         for (changes) |*change| if (change.index == index) {
@@ -45,17 +47,21 @@ pub fn hash(items: anytype, form: u64, changes: []const Change) u64 {
         state.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, item.count)));
         state.update(&.{@intFromEnum(item.dtype)});
     }
-    return state.final() | 1;
+    return (state.final() ^ shape_of(form)) | 1;
+}
+
+fn shape_of(form: u64) u64 {
+    return form & ~@as(u64, std.math.maxInt(u32));
+}
+
+/// Whether two forms, or hashes of the same items, have nothing or the shape alone as a difference.
+fn alike_but_for_shape(one: u64, other: u64) bool {
+    return shape_of(one ^ other) == one ^ other;
 }
 
 /// Whether it stands for several arrays, or for shards that differ.
 pub fn has_list(descriptor: *const Descriptor) bool {
     return descriptor.outline.dtypes != 0;
-}
-
-/// For one array, or shards that are alike: they have no sums.
-pub fn hash_alone(form: u64) u64 {
-    return if (form == 0) 0 else form | 1;
 }
 
 /// Whether the arrays of two calls that differ are alike, and only what they are to their callers
@@ -64,6 +70,11 @@ pub fn differ_in_form(one: *const Descriptor, other: *const Descriptor) bool {
     if (one.kind != other.kind or one.uneven or one.arrays != other.arrays) return false;
     if (one.count != other.count or one.counts == other.counts) return false;
     return std.meta.eql(one.outline, other.outline);
+}
+
+/// Whether the shape is all that differs between two calls that differ in form.
+pub fn differ_in_shape(one: *const Descriptor, other: *const Descriptor) bool {
+    return differ_in_form(one, other) and alike_but_for_shape(one.counts, other.counts);
 }
 
 /// The other one has this instead.
@@ -126,7 +137,8 @@ fn find_in(
         changed = change;
     }
     const change = changed orelse return null;
-    if (hash(items, form, &.{change}) != other.counts) return null;
+    // An array of another size has another shape as well, which this peer does not know.
+    if (!alike_but_for_shape(hash(items, form, &.{change}), other.counts)) return null;
     return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
 }
 
@@ -181,7 +193,7 @@ fn find_swap(
         const turned = apart * (@as(i64, code_of(one.dtype)) - code_of(two.dtype));
         if (moved != delta.counts_at or turned != delta.dtypes_at) continue;
         const changes = [_]Change{ .{ .index = a, .item = two }, .{ .index = b, .item = one } };
-        if (hash(items, form, &changes) != counts) continue;
+        if (!alike_but_for_shape(hash(items, form, &changes), counts)) continue;
         return .{ .is_peer = is_peer, .own = one, .change = changes[0], .swapped = b };
     };
     return null;
@@ -277,6 +289,28 @@ test "two arrays in each other's place are found, and several that differ are no
     try std.testing.expectEqual(3, last.swapped.?);
 }
 
+test "an array of another size is found whatever its shape, and shapes that differ are told" {
+    const mine = [_]Item{ .{ .count = 6, .dtype = .f32 }, .{ .count = 8, .dtype = .f32 } };
+    var theirs = mine;
+    theirs[1].count = 10;
+    const own = described(&mine, 1);
+    const listed: Listed = .{ .items = &mine };
+    for ([_]u64{ test_form, test_form | 5 << 32 }) |form| {
+        var other = described(&theirs, 1);
+        other.counts = hash(Listed{ .items = &theirs }, form, &.{});
+        const there = find_in(listed, test_form, true, &own, &other).?;
+        try std.testing.expectEqual(1, there.change.index);
+        try std.testing.expectEqual(10, there.change.item.count);
+        try std.testing.expect(!differ_in_shape(&own, &other));
+
+        other = described(&mine, 1);
+        other.counts = hash(listed, form, &.{});
+        try std.testing.expectEqual(form != test_form, differ_in_shape(&own, &other));
+        other.counts = hash(listed, form + 1, &.{}); // in name as well
+        try std.testing.expect(!differ_in_shape(&own, &other));
+    }
+}
+
 test "calls whose arrays are alike and called otherwise differ in form, and in nothing else" {
     const items: Listed = .{ .items = &.{
         .{ .count = 10, .dtype = .f32 },
@@ -294,10 +328,13 @@ test "calls whose arrays are alike and called otherwise differ in form, and in n
     var one = named;
     one.arrays = 0;
     one.outline = .{};
-    one.counts = hash_alone(0);
+    one.counts = 0;
     var other = one;
-    other.counts = hash_alone(test_form);
+    other.counts = test_form;
     try std.testing.expect(differ_in_form(&one, &other));
+    try std.testing.expect(!differ_in_shape(&one, &other));
+    other.counts = 3 << 32; // rows of 3
+    try std.testing.expect(differ_in_shape(&one, &other));
     other.outline = named.outline; // shards of different sizes
     try std.testing.expect(!differ_in_form(&one, &other));
     other = described(&.{ .{ .count = 11, .dtype = .f32 }, .{ .count = 20, .dtype = .i64 } }, 1);

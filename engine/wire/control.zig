@@ -132,7 +132,7 @@ pub const Descriptor = struct {
     /// receiver.
     count: u64,
     /// A hash of the shards' elements, where they differ, or of several arrays, and of their form
-    /// (pccl.h); else 0. In the open of an uneven all_to_all: what its sender wants of its
+    /// (pccl.h); else the form. In the open of an uneven all_to_all: what its sender wants of its
     /// receiver.
     counts: u64 = 0,
     /// Beside a hash: says which of them differs, if one does (session/outline.zig).

@@ -8,10 +8,10 @@ const Descriptor = @import("control.zig").Descriptor;
 const limits = base.limits;
 
 /// pccl.h: PCCL_FORM_BOOL.
-pub const form_bool: u64 = 1_819_242_339;
+pub const form_bool: u32 = 1_819_242_339;
 
 /// pccl.h: PCCL_FORM_OBJECT.
-pub const form_object: u64 = 1_868_720_741;
+pub const form_object: u32 = 1_868_720_741;
 
 /// The user's word for one of the two operations that carry an object; null: it is none of them.
 pub fn object_name(kind: control.OpKind) ?[]const u8 {
@@ -26,11 +26,36 @@ pub fn is_object(descriptor: *const Descriptor) bool {
     return has_form(descriptor, form_object) and object_name(descriptor.kind) != null;
 }
 
-/// Where shards differ, the form is in a hash.
-fn has_form(descriptor: *const Descriptor, form: u64) bool {
-    const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
-    return descriptor.counts == form and is_alone and !descriptor.uneven;
+fn has_form(descriptor: *const Descriptor, form: u32) bool {
+    return @as(u32, @truncate(form_alone(descriptor) orelse return false)) == form;
 }
+
+/// The form of one array. Where there are several, or shards that differ, it is in a hash.
+fn form_alone(descriptor: *const Descriptor) ?u64 {
+    const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
+    return if (is_alone and !descriptor.uneven) descriptor.counts else null;
+}
+
+/// The shape of an array, as the upper half of its form says it (pccl.h).
+const Shape = union(enum) {
+    flat,
+    rows: u31,
+    more,
+
+    fn of(form: u64) Shape {
+        const upper: u32 = @intCast(form >> 32);
+        if (upper == 0) return .flat;
+        return if (std.math.cast(u31, upper)) |length| .{ .rows = length } else .more;
+    }
+
+    pub fn format(shape: Shape, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        switch (shape) {
+            .flat => try writer.writeAll("one dimension"),
+            .rows => |length| try writer.print("rows of {d}", .{length}),
+            .more => try writer.writeAll("three or more dimensions"),
+        }
+    }
+};
 
 /// The name of the elements. One array, or shards that are alike, has nothing but its form in
 /// `counts`; of others it is in a hash.
@@ -163,6 +188,10 @@ pub fn Described(comptime Names: type) type {
                 else => false,
             };
             var comma: []const u8 = if (is_bare) "" else ", ";
+            if (it.shape()) |own| {
+                try writer.print("{s}{f}", .{ comma, own });
+                comma = ", ";
+            }
             if (it.differs(.recovery)) {
                 try writer.print("{s}recovery {s}", .{ comma, recovery });
                 comma = ", ";
@@ -185,6 +214,17 @@ pub fn Described(comptime Names: type) type {
                     comma,
                     base.text.Counted{ .number = descriptor.safe_points, .what = "safe point" },
                 });
+        }
+
+        /// Null: the other's reads the same, or it is not known, as names of leaves lie over it.
+        fn shape(it: It) ?Shape {
+            const called = it.other orelse return null;
+            if (called.kind != it.descriptor.kind) return null;
+            const own = form_alone(it.descriptor) orelse return null;
+            const other = form_alone(called) orelse return null;
+            const named: u32 = @truncate(own);
+            if (named != 0 and named != form_bool) return null;
+            return if (std.meta.eql(Shape.of(own), Shape.of(other))) null else .of(own);
         }
 
         /// "rules successive and refuse"
