@@ -21,7 +21,7 @@ enum { KIND_BARRIER = 16, KIND_SEND = 17, KIND_RECV = 18 };
 enum { ORIGIN_WORDS = 4 };
 
 /* Programs are kept in files. It grows with each change of what the words of a call mean. */
-enum { CALL_VERSION = 1 };
+enum { CALL_VERSION = 2 };
 
 /* The attribute "call" of a custom call: 64-bit words, and the counts of each rank behind them. */
 typedef struct call {

@@ -44,13 +44,13 @@ class Buffer:
     """Memory by its address: `count` elements of `dtype`, contiguous.
 
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
-    `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
-    dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
-    as they are and are not added up, though the bits of bool can be combined, and on the wire they
-    are like any other bytes. `paired`: two elements are one complex number, so that `count` is
-    twice as many; of reductions these have "sum" and "avg". Collectives tell the kinds apart, by
-    `form` of pccl.h, and shared states by the names of tensors; messages, and an all_to_all with
-    counts, do not.
+    `shape`: without one, it is one dimension. Complex numbers have 2 as its last length. `opaque`:
+    the name of a dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8,
+    elements move as they are and are not added up, though the bits of bool can be combined, and on
+    the wire they are like any other bytes. `paired`: two elements are one complex number, so that
+    `count` is twice as many; of reductions these have "sum" and "avg". Collectives tell the kinds
+    apart, by `form` of pccl.h, and shared states by the names of tensors; messages, and an
+    all_to_all with counts, do not.
     Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
     empty, or pairs of what has none.
     """

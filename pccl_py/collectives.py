@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from pccl_py import _pccl, buffers, many
@@ -34,7 +35,7 @@ from pccl_py.options import (
     operation,
 )
 from pccl_py.outcome import Origin, Outcome, Rosters
-from pccl_py.rows import Counts, Rows
+from pccl_py.rows import Counts, Rows, Shape
 from pccl_py.words import (
     DIFFER_IN_FORM,
     DType,
@@ -43,8 +44,10 @@ from pccl_py.words import (
     counted,
     first_of,
     form_of,
+    form_of_shapes,
     index,
     nanoseconds,
+    told_shapes,
     unsigned,
 )
 from pccl_py.work import Call, Work
@@ -119,10 +122,11 @@ class Collectives(Closing):
     def all_reduce(self, array: Arrays, out: Opt = None, **options: Any) -> Call:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
-        `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
-        as one operation, `out` being a list as well; the same counts and dtypes on every peer.
-        `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
-        was, in place too, and a separate `out` may hold anything.
+        `array`: C-contiguous, of a dtype in `DType`, or a list of such arrays, which go as one
+        operation, `out` being a list as well; the same shapes and dtypes on every peer. Memory
+        without a shape meets arrays of one dimension. `out`: as many elements in any shape, the
+        same dtype, no partial overlap. On any error `array` is as it was, in place too, and a
+        separate `out` may hold anything.
         """
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         return self._call(_Kind.ALL_REDUCE, arrays, options)
@@ -178,12 +182,12 @@ class Collectives(Closing):
     def broadcast(self, array: Arrays, root: Root = 0, **options: Any) -> Call:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
-        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
-        library, or a list of such arrays, which go as one operation; the same counts and dtypes on
-        every peer. `root`: a rank of the current epoch, or the id of a member; there `array` is
-        only read, and may be read-only. On any error `array` is as it was, on every member. A lost
-        root ends the operation with Aborted on all, unless the survivors together have all of its
-        data.
+        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
+        list of such arrays, which go as one operation; the same shapes and dtypes on every peer, as
+        for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; there `array`
+        is only read, and may be read-only. On any error `array` is as it was, on every member. A
+        lost root ends the operation with Aborted on all, unless the survivors together have all of
+        its data.
         """
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
@@ -238,11 +242,11 @@ class Collectives(Closing):
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` counts[rank] elements for each, the same list on every peer.
-        `out` may be this rank's shard of `array`; else they must not overlap. A member that is lost
-        or has left ends the call as it does an `all_gather`; with another recovery no peer
-        receives the shard of a lost rank, and the others arrive. With a codec the sums are not
-        encoded again. Otherwise as `all_reduce`.
+        `out`, or with `counts` counts[rank] elements for each, the same list on every peer. Its
+        shape is the same on every peer. `out`, in any shape, may be this rank's shard of `array`;
+        else they must not overlap. A member that is lost or has left ends the call as it does an
+        `all_gather`; with another recovery no peer receives the shard of a lost rank, and the
+        others arrive. With a codec the sums are not encoded again. Otherwise as `all_reduce`.
         """
         arrays, listed = self._shared(array, out, counts, dealt=True)
         return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
@@ -263,9 +267,10 @@ class Collectives(Closing):
     def all_gather(self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any) -> Call:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
-        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
-        library, or a list of such arrays, which go as one operation, `out` being a list as well.
-        `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
+        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
+        list of such arrays, which go as one operation, `out` being a list as well. Its lengths but
+        the first, which with `counts` may differ, are the same on every peer. `out`, in any shape,
+        has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they must not
         overlap. A member that is lost, or has left, ends the call with Aborted on all, and so each
         such call until an `admit` closes the gap (`Admission.changed`). With recovery "restart" or
@@ -297,9 +302,9 @@ class Collectives(Closing):
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is ignored, and may be None. With a codec the data that moves is
-        rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
-        all. Otherwise as `all_gather`.
+        `array`. Elsewhere `array` is ignored, and may be None. The lengths of `out` but the first
+        are the same on every peer. With a codec the data that moves is rounded, and the root's own
+        shard is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
         rank = self._rank_of(root)
         if rank == self.rank:
@@ -543,7 +548,9 @@ class Collectives(Closing):
         if kind in _ADDING:
             for array in arrays:
                 _check_kind(array.any, asked.op)
-        asked.form = _form_of_kinds(asked.form, arrays)
+        shapes = tuple([array.shape(kind) for array in arrays])
+        upper = form_of_shapes(shapes)
+        asked.form = _form_of_kinds(asked.form, arrays) ^ upper
         carried, residuals = None, (0, 0)
         if feedback is not None:
             given = [array.any.count for array in arrays]
@@ -555,8 +562,8 @@ class Collectives(Closing):
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
-        told = any(_is_bytes(array) or array.any.paired for array in arrays)
-        reword = _Kinds(arrays).told if told else None
+        told = upper or any(_is_bytes(array) or array.any.paired for array in arrays)
+        reword = partial(_told, arrays, shapes) if told else None
         origin = self._origin(kind.name.lower())
         return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
 
@@ -681,6 +688,12 @@ class _Array:
         assert buffer is not None
         return buffer
 
+    def shape(self, kind: _Kind) -> Shape:
+        """That of what all members have alike, but for the number of rows: not a root's whole."""
+        buffer = self.any if kind is not _Kind.SCATTER or self.recv is None else self.recv
+        shape = tuple(buffer.shape or ())
+        return shape[:-1] if buffer.paired else shape  # the last are the two parts of a number
+
     def native(self) -> tuple[int, int, int, int]:
         send = self.send.address if self.send else 0
         recv = self.recv.address if self.recv else 0
@@ -701,15 +714,11 @@ def _is_bytes(array: _Array) -> bool:
     return array.any.dtype is DType.U8
 
 
-@dataclass(frozen=True, slots=True)
-class _Kinds:
-    """The elements of the arrays of a call, for an error that some differ from others in kind."""
-
-    arrays: list[_Array]
-
-    def told(self, sentence: str) -> str:
-        kinds = first_of([array.any.kind for array in self.arrays])
-        return sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
+def _told(arrays: list[_Array], shapes: tuple[Shape, ...], sentence: str) -> str:
+    """An error that the arrays of others differ from these in kind or in shape."""
+    kinds = first_of([array.any.kind for array in arrays])
+    sentence = sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
+    return told_shapes(sentence, shapes)
 
 
 def _each(

@@ -21,6 +21,10 @@ SECONDS_MAX = 10.0 * 365 * 86_400
 DIFFER_IN_FORM = (
     "The arrays of these two differ in name, in structure or in the kind of their elements"
 )
+DIFFER_IN_SHAPE = "The arrays of these two differ in shape"
+# The golden ratio times 2**32: as a factor it takes numbers that are close far apart.
+_HASH_FACTOR, _HASH_MASK = 2_654_435_769, (1 << 32) - 1
+_SEVERAL_LENGTHS = 1 << 31
 
 
 class DType(IntEnum):
@@ -408,6 +412,31 @@ def form_of(text: str) -> int:
     """A hash for `form` of pccl.h: what the arrays of a call are, the same on every peer."""
     told = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") or 1
+
+
+@functools.lru_cache(maxsize=1024)
+def form_of_shapes(shapes: tuple[tuple[int, ...], ...]) -> int:
+    """The part of `form` of pccl.h that says the shapes of arrays: add it by exclusive or.
+
+    It is 0 if they have one dimension or none. The first length of each is left out: the count of
+    elements tells it, and where ranks have rows, each may have another number of them. One length
+    that is left stands for itself (pccl.h).
+    """
+    upper = 0
+    for shape in shapes:
+        one = 0
+        for length in shape[1:]:
+            one = (one * _HASH_FACTOR + length) & _HASH_MASK
+        if len(shape) > 2:
+            one |= _SEVERAL_LENGTHS
+        upper = (upper * _HASH_FACTOR + one) & _HASH_MASK
+    return upper << 32
+
+
+def told_shapes(sentence: str, shapes: Iterable[Sequence[int]]) -> str:
+    """A sentence of the library that arrays differ in shape, with those of this peer."""
+    here = first_of([str(tuple(shape)) for shape in shapes])
+    return sentence.replace(DIFFER_IN_SHAPE, f"{DIFFER_IN_SHAPE} (here {here})")
 
 
 def counted(number: int, what: str, several: str = "") -> str:

@@ -163,7 +163,7 @@ def _abstract_finish(_: Any, ticket: Any, *ahead: Any, call: Call) -> tuple[list
 
 def _lower_to(target: str) -> Callable[..., Any]:
     def lowering(context: Any, *operands: Any, call: Call) -> Any:
-        return lower(context, target, ORDERED, operands, call.words(()), {})
+        return lower(context, target, ORDERED, operands, call.words(call.shapes), {})
 
     return lowering
 

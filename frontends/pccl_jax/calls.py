@@ -23,6 +23,7 @@ from pccl_jax import eager, host, library
 from pccl_jax.effects import ORDERED
 from pccl_jax.kinds import ADDING, WHOLE, Kind
 from pccl_jax.outcomes import WORDS
+from pccl_jax.trees import form_with_shapes
 from pccl_jax.versions import (
     Primitive,
     ShapedArray,
@@ -39,7 +40,7 @@ Shape: TypeAlias = tuple[int, ...]
 # An origin is the handle and the epoch of a call: its derivatives take it for their handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
 # The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
-_WORDS_VERSION = 1
+_WORDS_VERSION = 2
 
 
 class Outs(NamedTuple):
@@ -85,6 +86,11 @@ class Call:
         """How contributions are combined; None where nothing is."""
         return ReduceOp(self.options[0]) if self.kind in ADDING else None
 
+    @property
+    def shapes(self) -> list[Shape]:
+        """Those of the results that no operand says."""
+        return [shape for shape, _ in self.results]
+
     def replace(self, **changes: Any) -> Call:
         """Another call, with some parts changed."""
         return dataclasses.replace(self, **changes)
@@ -112,13 +118,14 @@ class Call:
             results //= 2
         return Outs(rest[:results], rest[results:], origin, outcome)
 
-    def words(self, shape: Shape) -> Any:
-        """As the handler reads it (call_t), where the arrays have rows like one of this shape."""
-        each = math.prod(shape[1:])
+    def words(self, shapes: Sequence[Shape]) -> Any:
+        """As the handler reads it (call_t), of arrays of these shapes; counts are of the first."""
+        each = math.prod(shapes[0][1:]) if shapes else 1
+        options = (*self.options[:-1], form_with_shapes(self.options[-1], shapes))
         is_peer = isinstance(self.root, PeerId)
         peer = np.frombuffer(self.root, np.int64) if isinstance(self.root, PeerId) else (0, 0)
         words = [
-            *(_WORDS_VERSION, self.kind, *self.options),
+            *(_WORDS_VERSION, self.kind, *options),
             *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
             *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
             *(int(self.feeds_back), len(self.counts)),
@@ -161,8 +168,8 @@ def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]
         # one that is read.
         kept = arrays[: len(arrays) - call.feeds_back]
         aliases = {1 + number: number for number, each in enumerate(kept) if is_given_away(each)}
-    shape = (*context.avals_in[1:], *context.avals_out)
-    words = call.words(shape[0].shape if shape else ())
+    given = context.avals_in[1 : len(context.avals_in) - call.feeds_back]
+    words = call.words([each.shape for each in given] or call.shapes)
     return lower(context, library.TARGET, ORDERED, (handle, *arrays), words, aliases)
 
 

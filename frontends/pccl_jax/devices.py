@@ -128,7 +128,7 @@ def _abstract(_: Any, __: Any, part: Any, call: Call) -> tuple[list[Any], set[An
 
 
 def _lower(context: Any, handle: Any, lane: Any, part: Any, call: Call) -> Any:
-    words = call.words(())
+    words = call.words([context.avals_in[-1].shape])
     return lower(
         context, library.TARGET_PART, ORDERED_ON_DEVICES, (handle, lane, part), words, {2: 0}
     )

@@ -6,6 +6,7 @@ A form is the same number for the same names and kinds of elements, whatever fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from pccl_py import InvalidArgument, ReduceOp, _pccl
 from pccl_py.kit import Form
-from pccl_py.words import DType, form_of, parse_dtype
+from pccl_py.words import DType, form_of, form_of_shapes, parse_dtype, told_shapes
 
 _NUMBERS = frozenset(
     ["bfloat16"]
@@ -33,6 +34,8 @@ _NARROW = {
 }
 # Forms that calls of this process have had, for errors: as many as there are structures of trees.
 _forms: dict[int, Form] = {}
+# The shapes of those that compiled programs have, where these are a part of the form.
+_shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,25 @@ def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
     return part.form()
 
 
+def form_with_shapes(form: int, shapes: Sequence[tuple[int, ...]]) -> int:
+    """The form of a call, as the core has it, whose arrays have these shapes."""
+    listed = tuple(map(tuple, shapes))
+    if not all(isinstance(length, int) for shape in listed for length in shape):
+        return form  # of jax.export with symbolic shapes: the program serves several
+    made = form ^ form_of_shapes(listed)
+    if made != form:
+        _shapes[made] = listed
+        if form in _forms:
+            _forms[made] = _forms[form]
+    return made
+
+
 def reworded(form: int, sentence: str) -> str:
-    """A sentence of the library, which knows the leaves of a tree by their numbers alone."""
-    named = _forms.get(form)
-    return sentence if named is None else named.reworded(sentence)
+    """A sentence of the library, which knows leaves by their numbers and shapes by a hash."""
+    named, shapes = _forms.get(form), _shapes.get(form)
+    if named is not None:
+        sentence = named.reworded(sentence)
+    return sentence if shapes is None else told_shapes(sentence, shapes)
 
 
 def parse_kind(name: str) -> DType | None:

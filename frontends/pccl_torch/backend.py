@@ -498,6 +498,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def _source(self, x: Tensor) -> Tensor:
         return TORCH.packed(TORCH.array(x, adds=False))
 
+    def _flat(self, x: Tensor) -> Tensor:
+        """A tensor that lists of other members have, in a shape that this member does not know."""
+        return self._source(x).view(-1)
+
     def _target(self, x: Tensor) -> Tensor:
         """Where the result of `x` goes: itself, or packed memory in its place."""
         tensor = TORCH.array(x, adds=False)
@@ -623,11 +627,13 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             sources = [self._source(x) for x in inputs]
             targets = [self._target(output) for output in outputs]
             return self._scatter_reduced(outputs, sources, targets, opts)
-        return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
+        sources = [_joined(self._in_order(self._shares(x))).view(x.shape) for x in inputs]
+        targets = [self._target(output) for output in outputs]
+        return self._scatter_reduced(outputs, sources, targets, opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
         """Takes lists of the parts of all ranks, in PyTorch's order."""
-        sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
+        sources = [_stacked([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
         uneven = {"counts": counts} if len(set(counts)) > 1 else {}
@@ -683,7 +689,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self.enter("all_gather", _timeout(opts))
         (parts,), (x,) = outputs, inputs
         self._check_each("the output list", parts)
-        return self._all_gather([parts], [x], parts, opts)
+        return self._all_gather([parts], [self._flat(x)], parts, opts)
 
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
@@ -692,7 +698,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self.enter("all_gather", _timeout(opts))
         self._check_each("the output list", outputs)
         lists = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
-        return self._all_gather(lists, inputs, [t for ts in outputs for t in ts], opts)
+        sources = [self._flat(x) for x in inputs]
+        return self._all_gather(lists, sources, [t for ts in outputs for t in ts], opts)
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
         """Collects a tensor of each member, one behind the other, on all."""
@@ -818,7 +825,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         return self._begin(
             "gather",
-            TORCH.memory(self._source(x)),
+            TORCH.memory(self._flat(x)),
             None if collected is None else TORCH.memory(collected.joined),
             self._place(_root(opts)),
             outputs=outputs,
@@ -840,7 +847,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._begin(
             "scatter",
             source,
-            TORCH.memory(target),
+            TORCH.memory(self._flat(target)),
             self._place(root),
             outputs=outputs,
             fill=_writer(outputs, [target]),
@@ -1036,6 +1043,14 @@ def _joined(tensors: Tensors) -> Tensor:
     """The elements of packed tensors, one behind the other; a copy, if they are apart."""
     joined = _adjoining(tensors)
     return torch.cat([tensor.reshape(-1) for tensor in tensors]) if joined is None else joined
+
+
+def _stacked(tensors: Tensors) -> Tensor:
+    """The same as rows of one tensor, where those of all have one shape."""
+    joined, (tail, *others) = _joined(tensors), [tensor.shape[1:] for tensor in tensors]
+    if not tail or any(other != tail for other in others):
+        return joined
+    return joined.view(sum(tensor.size(0) for tensor in tensors), *tail)
 
 
 def _memory(tensors: Tensors) -> Any:

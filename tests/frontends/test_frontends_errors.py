@@ -31,7 +31,11 @@ def read_all(frontend: Adapter, arrays: list[Any]) -> list[Any]:
 
 
 def refuse_on_all(
-    frontend: Adapter, world: pccl.LocalWorld, call_of: Callable[[int], Call], **dtypes: str
+    frontend: Adapter,
+    world: pccl.LocalWorld,
+    call_of: Callable[[int], Call],
+    words: str = "",
+    **dtypes: str,
 ) -> None:
     """Every peer gets Mismatch and has its input as it was; `dtypes`: of ranks r0, r1 ..."""
 
@@ -39,13 +43,13 @@ def refuse_on_all(
         call = call_of(comm.rank)
         arrays = arrays_of(frontend, call, comm.rank, dtypes.get(f"r{comm.rank}", "f32"))
         before = read_all(frontend, arrays[:1])
-        with pytest.raises(pccl.Mismatch):
+        with pytest.raises(pccl.Mismatch, match=words):
             frontend.call(call.collective, comm, *arrays, **call.options)
         assert read_all(frontend, arrays[:1]) == before
         if call.collective in frontend.in_place:
             dtype = dtypes.get(f"r{comm.rank}", "f32")
             x = frontend.make(call.given_in_place(comm.rank), call.shape_in_place(), dtype)
-            with pytest.raises(pccl.Mismatch):
+            with pytest.raises(pccl.Mismatch, match=words):
                 frontend.call_in_place(call.collective, comm, x, **call.options)
             assert frontend.read(x) == call.given_in_place(comm.rank)
 
@@ -61,6 +65,57 @@ def test_rows_that_disagree_are_a_mismatch_on_all(
         worlds(3),
         lambda rank: Call(collective, (2 + (rank == 2),) * 3, (2,), root=ROOT),
     )
+
+
+def shapes_told(rows: str, own: str) -> str:
+    """The words of a Mismatch: the rows of two calls, and the shape of this peer's array."""
+    told = r"The arrays of these two differ in shape \(here OWN\): pass arrays of one shape, or "
+    return rf"{rows}.*{told.replace('OWN', own)}flatten them\. "
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_shapes_that_disagree_are_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """As many elements of each rank; rows of 3 meet rows of 2."""
+    world = worlds(3)
+    words = shapes_told(r", rows of [23]\).*, rows of [23]\)", r"\(\d, [23]\)")
+
+    def call_of(rank: int) -> Call:
+        rows, tail = ((3,) * 3, (2,)) if rank == 2 else ((2,) * 3, (3,))
+        return Call(collective, rows, tail, root=ROOT)
+
+    refuse_on_all(frontend, world, call_of, words)
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", COUNTED)
+def test_rows_of_another_shape_are_a_mismatch_where_ranks_have_several_or_none(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """With counts: 24, 12 and 0 elements in rows of (2, 3), and on one rank in rows of (3, 2)."""
+
+    def call_of(rank: int) -> Call:
+        return Call(collective, (4, 2, 0), (3, 2) if rank == 2 else (2, 3), root=ROOT)
+
+    words = "The arrays of these two differ in shape .*: pass arrays of one shape, or flatten them"
+    refuse_on_all(frontend, worlds(3), call_of, words)
+
+
+def test_a_matrix_and_what_is_flat_are_a_mismatch_that_names_both(
+    frontend: Adapter, worlds: Worlds
+) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        shape = (2, 3) if comm.rank == 0 else (6,)
+        own = r"\(2, 3\)" if comm.rank == 0 else ""
+        x = frontend.make([1, 2, 3, 4, 5, 6], shape)
+        with pytest.raises(pccl.Mismatch, match=rf"differ in shape.*{own}") as caught:
+            frontend.call("all_reduce", comm, x)
+        for words in ("6 f32, rows of 3", "6 f32, one dimension"):
+            assert words in str(caught.value)
+        assert frontend.read(x) == [1, 2, 3, 4, 5, 6]
+
+    worlds(2).run(program)
 
 
 @pytest.mark.parametrize("collective", COUNTED)
@@ -110,6 +165,27 @@ def test_trees_that_disagree_are_a_mismatch_on_all(
         assert [read_all(frontend, pair[:1]) for pair in pairs] == before
 
     worlds(3).run(program)
+
+
+def test_a_leaf_of_another_shape_is_a_mismatch_that_says_so(
+    frontend: Adapter, worlds: Worlds
+) -> None:
+    """Goal: names and shapes are told from each other, and a leaf of another size is still found.
+
+    Method: a leaf of (2, 3) meets (3, 2), and then (2, 4).
+    """
+
+    def program(comm: pccl.Communicator) -> None:
+        for other, words in (
+            ((3, 2), r"differ in shape \(here \([23], [23]\), \(4,\)\): pass arrays of one"),
+            ((2, 4), r"leaf \['a'\] has [68] f32 at .* and [68] f32 at "),
+        ):
+            shape = other if comm.rank else (2, 3)
+            a = frontend.make([1] * (shape[0] * shape[1]), shape)
+            with pytest.raises(pccl.Mismatch, match=words):
+                frontend.call_tree("all_reduce", comm, {"a": a, "b": frontend.make([1] * 4, (4,))})
+
+    worlds(2).run(program)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

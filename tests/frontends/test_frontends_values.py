@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from adapter import COLLECTIVES, Adapter, Shape
 from model import BITWISE, COUNTED, REDUCING, ROOTED, WHOLE, Call
+from numpy_adapter import NumpyAdapter
 
 import pccl_py as pccl
 
@@ -301,6 +302,32 @@ def test_messages_are_begun_or_waited_for_and_have_their_outcome(
         assert frontend.read(receiving.wait()) == [1, 2]
 
     worlds(2).run(program)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_arrays_of_one_shape_meet_whatever_frontend_a_peer_has(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """Goal: each frontend says a shape alike. Method: rank 1 has NumPy."""
+    calls = [Call(collective, (2,) * 3, tail, root=1) for tail in ((), (3,), (3, 2), (1, 3, 1))]
+    if collective in COUNTED:
+        calls += [Call(collective, (1, 0, 3), tail, root=1) for tail in ((3,), (3, 2))]
+
+    def program(comm: pccl.Communicator) -> None:
+        used = NumpyAdapter() if comm.rank == 1 else frontend
+        for call in calls:
+            given, wanted = call.given(comm.rank), call.wanted(comm.rank)
+            x = out = None
+            if given is None:
+                out = used.make([0] * len(wanted or []), call.wanted_shape(comm.rank))
+            else:
+                x = used.make(given, call.given_shape(comm.rank))
+            got = used.call(collective, comm, x, out, **call.options)
+            assert (None if got is None else used.read(got)) == wanted
+            if got is not None:
+                assert used.shape(got) == call.wanted_shape(comm.rank)
+
+    worlds(3).run(program)
 
 
 def test_operations_of_several_tags_run_at_once(frontend: Adapter, worlds: Worlds) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pccl_jax as pj
+import pccl_numpy as pnp
 import pytest
 from jax import lax
 
@@ -229,6 +231,26 @@ def test_a_batch_of_messages_is_one(world: pccl.LocalWorld) -> None:
                 after = [probe(comm, src) for src in (0, 1) if comm.rank < 2]
                 # One each way between the probes.
                 assert after == [number + 2 for number in before]
+
+    world.run(program)
+
+
+@pytest.mark.parametrize("compile", [lambda f: f, pj.jit], ids=["eager", "jit"])
+def test_a_batch_meets_an_array_of_its_shape(world: pccl.LocalWorld, compile: Any) -> None:
+    """Rank 0 maps over rows of 3 or over columns, and the others have the whole in NumPy."""
+    over = {
+        axis: compile(lambda comm, x, axis=axis: jax.vmap(partial(pj.all_reduce, comm), axis)(x))
+        for axis in (0, 1)
+    }
+    whole = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def program(comm: pccl.Communicator) -> None:
+        for axis, call in over.items():
+            x = whole if axis == 0 else whole.T
+            made = pnp.all_reduce(comm, whole) if comm.rank else call(comm, jnp.asarray(x))
+            assert np.array_equal(made, RANKS * whole)
+        with pytest.raises(pccl.Mismatch, match=r"\(here \((2, 3|3, 2)\)\): pass arrays of one"):
+            pnp.all_reduce(comm, whole.T) if comm.rank else over[0](comm, jnp.asarray(whole))
 
     world.run(program)
 

@@ -186,6 +186,22 @@ def test_memory_of_any_kind_is_reduced(world: pccl.LocalWorld) -> None:
     assert [bytes(kind) for kind in kinds] == [b"\3\6\11"] * 3
 
 
+def test_memory_without_a_shape_meets_arrays_of_one_dimension_and_by_its_form_others(
+    world: pccl.LocalWorld,
+) -> None:
+    """A Buffer is what a program in C has: pccl.h says which `form` meets a matrix."""
+
+    def program(comm: pccl.Communicator) -> None:
+        for shape, form in (((6,), 0), ((2, 3), 3 << 32)):
+            array = np.arange(6, dtype=np.float32).reshape(shape)
+            flat = pccl.Buffer(array.ctypes.data, 6, pccl.DType.F32, owner=array)
+            all_reduce: Any = comm.all_reduce
+            all_reduce(flat, _form=form) if comm.rank == 1 else all_reduce(array)
+            assert array.ravel().tolist() == [0, 3, 6, 9, 12, 15]
+
+    world.run(program)
+
+
 def test_an_array_of_no_dimension_is_one_element(world: pccl.LocalWorld) -> None:
     arrays = [np.array(float(comm.rank)) for comm in world.comms]
     world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
@@ -327,6 +343,37 @@ def test_peers_that_disagree_all_get_mismatch_and_keep_their_arrays(what: str) -
             assert odd.short in message or rank == 1
             assert any(names[other] in message for other in (0, 2)), message
             assert world.comms[0].label(odd) in message or rank == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ((2, 3), (3, 2), ("6 f32, rows of 3", "6 f32, rows of 2")),
+        ((2, 3), (6,), ("6 f32, rows of 3", "6 f32, one dimension")),
+        ((1, 6), (6,), ("6 f32, rows of 6", "6 f32, one dimension")),
+        ((2, 3), (2, 1, 3), ("6 f32, rows of 3", "6 f32, three or more dimensions")),
+        ((2, 3, 4), (2, 4, 3), ("all_reduce(sum, 24 f32)",)),
+    ],
+)
+def test_arrays_of_other_shapes_are_a_mismatch_that_names_them(
+    one: tuple[int, ...], other: tuple[int, ...], words: tuple[str, ...]
+) -> None:
+    with pccl.LocalWorld(2, deadline=30) as world:
+
+        def program(comm: pccl.Communicator) -> None:
+            shape = other if comm.rank else one
+            array = np.ones(shape, np.float32)
+            with pytest.raises(pccl.Mismatch) as caught:
+                comm.all_reduce(array)
+            assert (array == 1).all()
+            here = f" (here {shape})" if len(shape) > 1 else ""
+            told = f"The arrays of these two differ in shape{here}: pass arrays of one shape, or "
+            for word in (*words, told):
+                assert word in str(caught.value)
+            comm.all_reduce(array.reshape(-1))
+            assert (array == 2).all()
+
+        world.run(program)
 
 
 def test_a_mismatch_names_both_descriptors() -> None:

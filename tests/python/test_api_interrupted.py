@@ -85,7 +85,7 @@ def test_ctrl_c_before_a_result_is_unpacked_leaves_a_work_that_unpacks_it(
     pair: list[pccl.Communicator],
 ) -> None:
     """Asking what became of it writes nothing; waiting for it does, as without the signal."""
-    mine = np.full((SIZE, 2), 3.0)[:, ::2]
+    mine = np.full(2 * SIZE, 3.0)[::2]
     other, _ = beside(lambda: pair[1].all_reduce(np.ones(SIZE)))
     with pytest.raises(KeyboardInterrupt) as caught:
         pnp.all_reduce_(pair[0], mine)

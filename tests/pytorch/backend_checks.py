@@ -536,6 +536,49 @@ def planned_sums(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
+# ---- shapes
+
+
+def other_shapes(rank: Rank) -> None:
+    """A Mismatch where all have one tensor; lists say what shapes others have, as with gloo."""
+    shapes = [(2, 3), (3, 2), (2, 3)]
+    shape, size = shapes[rank.rank], rank.size
+    backwards = dist.new_group([2, 1, 0], sort_ranks=False)
+    for group in (dist.group.WORLD, backwards):
+        x, whole = torch.ones(shape), torch.ones(size * shape[0], shape[1])
+        parts, mine = list(torch.split(whole.clone(), shape[0])), torch.zeros(shape)
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (dist.all_reduce, (x,)),
+            (dist.reduce, (x, 1)),
+            (dist.broadcast, (x, 1)),
+            (dist.all_gather_single, (whole, x)),
+            (dist.reduce_scatter_single, (mine, whole)),
+            (dist.reduce_scatter, (mine, parts)),
+        ]
+        for call, given in calls:
+            with pytest.raises(pccl.Mismatch, match=r"differ in shape \(here \(\d, [23]\)\)"):
+                call(*given, group=group)
+        assert x.eq(1).all() and torch.cat(parts).eq(1).all()
+        dist.all_reduce(x.view(-1), group=group)
+        assert x.eq(size).all()
+        _lists_of_other_shapes(rank, group, shapes)
+    dist.destroy_process_group(backwards)
+
+
+def _lists_of_other_shapes(rank: Rank, group: Any, shapes: list[tuple[int, int]]) -> None:
+    own, shape = float(rank.rank), shapes[rank.rank]
+    order = dist.get_process_group_ranks(group)
+    parts = [torch.zeros(shapes[other]) for other in order]
+    x = torch.full(shape, own)
+    dist.all_gather(parts, x, group=group)
+    dist.all_to_all([torch.zeros(shape) for _ in order], parts, group=group)
+    dist.gather(x, parts if own == 1 else None, dst=1, group=group)
+    for other, part in zip(order, parts, strict=True):
+        assert part.eq(other).all() and tuple(part.shape) == shapes[other]
+    dist.scatter(x.zero_(), parts if own == 1 else None, src=1, group=group)
+    assert x.eq(own).all()
+
+
 # ---- what is refused
 
 

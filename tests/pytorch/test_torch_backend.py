@@ -58,6 +58,7 @@ CHECKS = (
     "ten_thousand_works",
     "workers_that_are_forked",
     "names",
+    "other_shapes",
     "aborted_twice",
     "destroyed_with_works_in_flight",
     "begins_again_with_the_same_store",
