@@ -59,7 +59,7 @@ pub fn encode(
     }.run;
 }
 
-/// out := the values. With signs they are rotated back, which takes out their factor.
+/// out := the values. With signs, which are `up`, they are rotated back.
 pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
     const B = Blocks(kind, block);
     return struct {
@@ -84,7 +84,11 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
                     continue;
                 };
                 B.put_values(to, from, scale * factor);
-                if (signs) |turns| back(B.elements, to, turns);
+                const turns = signs orelse continue;
+                if (scale < rotate.great) back(B.elements, to, turns) else {
+                    @branchHint(.unlikely);
+                    rotate.back_great(B.elements, to, turns);
+                }
             }
         }
     }.run;
@@ -524,6 +528,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
 
         /// `decode` with signs. All sums of codes are integers of 15 bits, and exact times a scale
         /// of 8, so that the transform of the codes and that of their values have the same bits.
+        /// Only a great scale can make more of them than an f32 holds.
         inline fn decode_back(
             out: [*]u8,
             scales: [*]const u8,
@@ -549,13 +554,14 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
                 for (sums[0..count], begin..) |*block_sums, number| {
                     const to = out + number * value_bytes;
                     const scale = scale_at(scales, number) orelse std.math.nan(f32);
-                    if (scale > 0) {
+                    if (scale > 0 and scale < rotate.great) {
                         put_sums(to, block_sums, scale / elements, signs);
-                    } else if (scale == 0) {
+                    } else if (scale >= 0) {
                         @branchHint(.unlikely);
-                        // The codes are zero too, if an encoder wrote them; else zeros have signs.
-                        put_values(to, codes + number * code_bytes, 0);
-                        back(elements, to, signs);
+                        // With a scale of zero codes are zero, if an encoder wrote them; else zeros
+                        // have signs.
+                        put_values(to, codes + number * code_bytes, scale / elements);
+                        rotate.back_great(elements, to, signs);
                     } else {
                         @branchHint(.unlikely);
                         put_nans(to);

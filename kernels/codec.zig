@@ -129,7 +129,9 @@ const Call = struct {
     /// By what own elements are multiplied before they are added.
     own_factor: f32,
     key: u64,
-    signs: table.Signs,
+    /// Of what is encoded, and of what is decoded.
+    down: table.Signs,
+    up: table.Signs,
     /// Own elements as f32, with their residual.
     own: Floats align(64),
     values: Floats align(64),
@@ -154,8 +156,10 @@ const Call = struct {
         call.factor = if (alone) piece.down() else piece.factor(sources.divisor);
         call.own_factor = if (alone) 1 else piece.down();
         call.key = scalar.noise_key(piece.seed, piece.operation, piece.origin);
-        if (!piece.codec.rotate) return;
-        call.signs = signs_of(piece.codec.block, piece.seed, piece.operation);
+    }
+
+    fn signs(call: *const Call, way: Way) table.Signs {
+        return signs_of(call.piece.codec.block, call.piece.seed, call.piece.operation, way);
     }
 
     /// The tile that begins there: all whole blocks, where there is a limit of memory a few.
@@ -174,6 +178,7 @@ const Call = struct {
 
     fn reduce_decode(call: *Call, out: [*]u8) void {
         const piece = call.piece;
+        if (piece.codec.rotate) call.up = call.signs(.up);
         const size = piece.dtype.size();
         var begin: usize = 0;
         while (begin < piece.count) {
@@ -196,6 +201,7 @@ const Call = struct {
     fn decode(call: *Call, out: [*]u8) void {
         const piece = call.piece;
         const encoded = call.sources.inputs[0];
+        if (piece.codec.rotate) call.up = call.signs(.up);
         const size = piece.dtype.size();
         const whole = piece.dtype == .f32;
         var begin: usize = 0;
@@ -217,6 +223,10 @@ const Call = struct {
         const piece = call.piece;
         const sources = &call.sources;
         const family = piece.codec.kind.family();
+        if (piece.codec.rotate) {
+            call.down = call.signs(.down);
+            if (sources.residual != null) call.up = call.signs(.up);
+        }
         const steps: Steps = if (family == .range) call.measured() else undefined;
         const head = out[0..base.codec.range_bytes];
         const head_first = sources.inputs.len == 0 or sources.residual != null;
@@ -309,7 +319,7 @@ const Call = struct {
             if (turn == position) {
                 if (rotates_back) {
                     const kernel = call.kernels.rotate_back[@intFromEnum(codec.block)];
-                    kernel(values, so_far, &call.signs, call.blocks_of(part));
+                    kernel(values, so_far, &call.up, call.blocks_of(part));
                 }
             } else {
                 const input = inputs[if (turn < position) turn else turn - 1];
@@ -391,8 +401,8 @@ const Call = struct {
         if (codec.kind.family() != .block) return call.read_tile(part, out, encoded);
         const kernel = call.kernels.decode_blocks[block_number(codec)][@intFromEnum(codec.block)];
         const at = call.place(part);
-        const signs = if (back) &call.signs else null;
-        kernel(out, encoded + at.scales, encoded + at.codes, signs, call.blocks_of(part));
+        const turns = if (back) &call.up else null;
+        kernel(out, encoded + at.scales, encoded + at.codes, turns, call.blocks_of(part));
     }
 
     /// out := the tile, of a codec without blocks.
@@ -421,7 +431,7 @@ const Call = struct {
             .scales = out + at.scales,
             .codes = out + at.codes,
             .own = call.contribution(part),
-            .signs = if (codec.rotate) &call.signs else null,
+            .signs = if (codec.rotate) &call.down else null,
             .inputs = call.sources.inputs.ptr,
             .input_count = call.sources.inputs.len,
             .position = call.sources.position,
@@ -508,17 +518,27 @@ const Call = struct {
     }
 };
 
-/// A sign bit for each place in a block.
-pub fn signs_of(block: base.codec.Block, seed: u64, operation: u64) table.Signs {
-    var signs: table.Signs = undefined;
+const Way = enum { down, up };
+
+/// By what each place in a block is multiplied before it is rotated (`down`), or after it was
+/// rotated back (`up`).
+pub fn signs_of(
+    block: base.codec.Block,
+    seed: u64,
+    operation: u64,
+    way: Way,
+) table.Signs {
+    const room = scalar.rotation_room(block);
+    const factor: u32 = @bitCast(if (way == .down) 1 / room else room);
+    var all: table.Signs = undefined;
     const words = std.math.divCeil(usize, block.elements(), 64) catch unreachable;
     for (0..words) |index| {
         const word = scalar.sign_word(seed, operation, index);
-        for (signs[index * 64 ..][0..64], 0..) |*sign, bit| {
-            sign.* = @as(u32, @truncate(word >> @intCast(bit))) << 31;
+        for (all[index * 64 ..][0..64], 0..) |*sign, bit| {
+            sign.* = @bitCast(@as(u32, @truncate(word >> @intCast(bit))) << 31 | factor);
         }
     }
-    return signs;
+    return all;
 }
 
 fn multiply(values: []f32, factor: f32) void {

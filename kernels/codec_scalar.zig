@@ -567,20 +567,35 @@ fn f32_of(scale: u16) f32 {
 
 // ---- Rotation ---------------------------------------------------------------------------------
 
-/// Signs, then the Hadamard matrix without its factor: the values grow by the root of the block.
-fn rotate(piece: Piece, values: *Values) void {
-    if (!piece.codec.rotate) return;
-    signs(piece, values);
-    hadamard(values.items[0..piece.codec.block.elements()]);
+/// By what values are divided before they are rotated: four times the elements of a block, so that
+/// no rotated value of finite numbers is more than 2^126, and sums and roundings of these stay below
+/// 2^127. A power of two changes exponents alone.
+pub fn rotation_room(block: base.codec.Block) f32 {
+    return @floatFromInt(4 * block.elements());
 }
 
-/// The inverse. Its factor 1/block is a power of two, and comes first, so that nothing overflows.
+/// Signs and the factor, then the Hadamard matrix.
+fn rotate(piece: Piece, values: *Values) void {
+    if (!piece.codec.rotate) return;
+    const block = piece.codec.block.elements();
+    signs(piece, values);
+    for (values.items[0..block]) |*value| value.* *= 1 / rotation_room(piece.codec.block);
+    hadamard(values.items[0..block]);
+}
+
+/// The inverse. 1/block of its factor comes first, so that no sum overflows. What rounding has made
+/// greater than the greatest f32, but less than 2^130, becomes the greatest f32.
 fn rotate_back(piece: Piece, values: *Values) void {
     if (!piece.codec.rotate) return;
     const block = piece.codec.block.elements();
     const factor = 1 / @as(f32, @floatFromInt(block));
     for (values.items[0..block]) |*value| value.* *= factor;
     hadamard(values.items[0..block]);
+    const most = std.math.floatMax(f32) / 4;
+    for (values.items[0..block]) |*value| {
+        const part = value.* * (rotation_room(piece.codec.block) / 4);
+        value.* = if (std.math.isFinite(part)) std.math.clamp(part, -most, most) * 4 else part;
+    }
     signs(piece, values);
 }
 

@@ -140,6 +140,100 @@ test "the error of an integer code is at most half a step, with rounding at rand
     }
 }
 
+/// Some elements of great magnitude. Turn by turn: all the greatest, one of them beside ones, with
+/// signs in turn, and of all magnitudes to there.
+fn fill_great(values: []f32, turn: usize) void {
+    const most = std.math.floatMax(f32);
+    var prng: std.Random.DefaultPrng = .init(turn);
+    for (values, 0..) |*value, index| value.* = switch (turn) {
+        0 => most,
+        1 => if (index == 77) -most else 1,
+        2 => if (index % 2 == 0) most else -most,
+        3 => if (index % 3 == 0) 0x1p127 else -0x1.3p121,
+        else => (prng.random().float(f32) * 2 - 1) * most,
+    };
+}
+
+/// What a great number is, if the same numbers that are 2^40 times smaller make `small`.
+fn great_of(small: f32) f32 {
+    const quarter = small * 0x1p38;
+    const most = std.math.floatMax(f32) / 4;
+    return if (std.math.isInf(quarter)) quarter else std.math.clamp(quarter, -most, most) * 4;
+}
+
+test "great numbers come through rotated blocks as small ones do, and averages of them" {
+    // Method: numbers up to the greatest f32, and the same 2^40 times smaller: a power of two
+    // changes no digit. What rounds beyond the greatest f32 is that.
+    const peers = 3;
+    const count = 512;
+    for (all_codecs) |codec| for (0..5) |turn| {
+        if (!codec.rotate) continue;
+        const piece: Piece = .{
+            .codec = codec,
+            .dtype = .f32,
+            .count = count,
+            .seed = 1,
+            .operation = turn,
+            .shift = 2,
+        };
+        var inputs: [peers][count]f32 = undefined;
+        var out: [2][count]f32 = undefined;
+        var averages: [2][count]f32 = undefined;
+        var kept: [2][count]f32 = undefined;
+        for (&inputs, 0..) |*input, peer| fill_great(input, (turn + peer / 2) % 5);
+        for (&out, &averages, &kept, 0..) |*alone, *average, *own_average, size| {
+            if (size == 1) for (&inputs) |*input| for (input) |*value| {
+                value.* *= 0x1p-40;
+            };
+            try through(codec, &inputs[0], alone);
+            var encoded: [peers + 1][1100]u8 = undefined;
+            for (inputs, encoded[0..peers]) |input, *bytes| {
+                scalar.encode(piece, bytes, std.mem.asBytes(&input), null);
+            }
+            const others = [_][*]const u8{ &encoded[1], &encoded[2] };
+            const own = std.mem.asBytes(&inputs[0]);
+            scalar.reduce_encode(piece, &encoded[peers], own, 0, &others, null, peers);
+            scalar.decode(piece, std.mem.asBytes(average), &encoded[peers]);
+            const to = std.mem.asBytes(own_average);
+            scalar.reduce_decode(piece, to, own, 0, &others, null, peers);
+        }
+        for (&[_]*const [2][count]f32{ &out, &averages }) |both| {
+            for (both[0], both[1]) |great, small| {
+                try expect(std.math.isFinite(great));
+                try expect_equal(great_of(small), great);
+            }
+        }
+        for (kept[0], kept[1]) |great, small| try expect_equal(great_of(small), great);
+    };
+}
+
+test "a sum far beyond the greatest f32 is not finite in rotated blocks" {
+    const values: [256]f32 = @splat(0x1p127);
+    for (all_codecs) |codec| {
+        if (!codec.rotate) continue;
+        const piece: Piece = .{
+            .codec = codec,
+            .dtype = .f32,
+            .count = values.len,
+            .seed = 1,
+            .operation = 2,
+        };
+        var encoded: [2][600]u8 = undefined;
+        for (0..12) |number| {
+            const from = encoded[number % 2][0..];
+            const to = encoded[(number + 1) % 2][0..];
+            const own = std.mem.asBytes(&values);
+            if (number == 0) scalar.encode(piece, to, own, null);
+            if (number > 0) scalar.accumulate_encode(piece, to, from, own, null, 1);
+        }
+        var out: [256]f32 = undefined;
+        scalar.decode(piece, std.mem.asBytes(&out), &encoded[0]);
+        var finite: usize = 0;
+        for (out) |value| finite += @intFromBool(std.math.isFinite(value));
+        try expect(finite < values.len / 2);
+    }
+}
+
 test "a NaN, an infinity or 2^127 makes its own block NaN, and no other" {
     const bad = [_]f32{
         std.math.nan(f32), std.math.inf(f32), -std.math.inf(f32), 0x1p127, -std.math.floatMax(f32),
@@ -147,7 +241,8 @@ test "a NaN, an infinity or 2^127 makes its own block NaN, and no other" {
     for (all_codecs) |codec| {
         if (codec.kind.family() != .block) continue;
         const block = codec.block.elements();
-        for (bad) |number| for ([_]usize{ 0, block - 1, block, 2 * block + 7 }) |place| {
+        // Rotated blocks have room for every finite number.
+        for (bad[0..if (codec.rotate) 3 else bad.len]) |number| for ([_]usize{ 0, block - 1, block, 2 * block + 7 }) |place| {
             var values: [3 * 256]f32 = @splat(1);
             var out: [3 * 256]f32 = undefined;
             values[place] = number;
@@ -625,6 +720,22 @@ test "every level gives the bytes of the scalar code where most elements are spe
         for ([_]usize{ 1, 7, 33, length_max }) |count| {
             const piece = piece_of(codec, .f32, count, number);
             try (Case{ .piece = piece, .offset = number % 64, .pool = &pool }).run();
+        }
+    }
+}
+
+test "every level gives the bytes of the scalar code where numbers are great" {
+    var pool: Pool = .init(.f32, 16, 0);
+    var values: [pool_count]f32 = undefined;
+    fill_great(&values, 4);
+    fill_great(values[300..600], 0);
+    for (values, 0..) |value, index| pool.put(index, value);
+    for (all_codecs, 0..) |codec, number| {
+        const piece = piece_of(codec, .f32, length_max, number);
+        for ([_]u6{ 0, 2 }) |shift| {
+            var shifted = piece;
+            shifted.shift = shift;
+            try (Case{ .piece = shifted, .offset = number % 64, .pool = &pool }).run();
         }
     }
 }

@@ -151,7 +151,7 @@ pub fn rotate(
     seed: u64,
     count: usize,
 ) void {
-    const signs = codec.signs_of(block, seed, 0);
+    const signs = codec.signs_of(block, seed, 0, .down);
     const blocks = @divExact(count, block.elements());
     dispatch.table().rotate[@intFromEnum(block)](out, input, &signs, blocks);
 }

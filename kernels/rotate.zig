@@ -6,6 +6,7 @@
 //! registers of two times 16 bytes, and slow shuffles between the two halves. There the butterflies
 //! inside 16 bytes go to memory, and then each 16 bytes are loaded into both halves of a register.
 
+const std = @import("std");
 const builtin = @import("builtin");
 const codecs = @import("codec");
 const table = @import("table.zig");
@@ -33,7 +34,7 @@ fn Register(comptime T: type) type {
     return @Vector(register_bytes / @sizeOf(T), T);
 }
 
-/// to := the transform of `count` elements of `from`, of f32 with the signs turned before or
+/// to := the transform of `count` elements of `from`, of f32 multiplied by the signs before or
 /// after. `to` may be `from`.
 pub inline fn transform(
     comptime T: type,
@@ -73,7 +74,7 @@ pub inline fn transform(
     };
 }
 
-/// out := the rotated blocks. `out` may be exactly `input`.
+/// out := the rotated blocks, with the signs `down`. `out` may be exactly `input`.
 pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
     const stride = block.elements() * 4;
     return struct {
@@ -92,8 +93,7 @@ pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
     }.run;
 }
 
-/// out := the blocks rotated back, without the factor that both rotations have. `out` may be
-/// exactly `input`.
+/// out := the blocks rotated back, with the signs `up`. `out` may be exactly `input`.
 pub fn blocks_back(comptime block: codecs.Block) table.Rotate {
     const stride = block.elements() * 4;
     return struct {
@@ -108,13 +108,40 @@ pub fn blocks_back(comptime block: codecs.Block) table.Rotate {
                 const from = input + number * stride;
                 const to = out + number * stride;
                 prefetch(from, stride);
+                var most: @Vector(register_bytes / 4, i32) = @splat(0);
                 inline for (0..stride / register_bytes) |place| {
-                    put(to, place, get(f32, from, place, null) * factor, null);
+                    const value = get(f32, from, place, null);
+                    const magnitude: @TypeOf(most) = @bitCast(@abs(value));
+                    most = @max(most, magnitude);
+                    put(to, place, value * factor, null);
                 }
-                transform(f32, block.elements(), to, to, null, signs);
+                if (@reduce(.Max, most) >= comptime @as(i32, @bitCast(great))) {
+                    @branchHint(.unlikely);
+                    back_great(block.elements(), to, signs);
+                } else {
+                    transform(f32, block.elements(), to, to, null, signs);
+                }
             }
         }
     }.run;
+}
+
+/// No block of magnitudes below this, and no block of codes that has a scale below it, has an
+/// element of 2^128 or more.
+pub const great: f32 = 0x1p100;
+
+/// Rotates a block back where it is, over the number of its elements, with the signs `up`: elements
+/// from 2^128 on, but below 2^130, become the greatest number.
+pub noinline fn back_great(comptime elements: usize, at: [*]u8, signs: *const Signs) void {
+    transform(f32, elements, at, at, null, null);
+    const R = Register(f32);
+    const most: R = @splat(std.math.floatMax(f32) / 4);
+    inline for (0..elements * 4 / register_bytes) |place| {
+        const quarter = turned(get(f32, at, place, null) * @as(R, @splat(0.25)), signs, place);
+        const whole = @max(@min(quarter, most), -most) * @as(R, @splat(4));
+        const finite = @abs(quarter) < @as(R, @splat(std.math.inf(f32)));
+        put(at, place, @select(f32, finite, whole, quarter), null);
+    }
 }
 
 /// Makes the compiler store and load there. It may else leave out both, and shuffle instead.
@@ -146,11 +173,11 @@ inline fn put(to: [*]u8, comptime place: usize, value: anytype, signs: ?*const S
     pointer.* = if (signs) |turns| turned(value, turns, place) else value;
 }
 
-/// Vector number `place` of a block with its signs turned.
+/// Vector number `place` of a block times its signs.
 pub inline fn turned(value: anytype, signs: *const Signs, comptime place: usize) @TypeOf(value) {
     const lanes = @typeInfo(@TypeOf(value)).vector.len;
-    const mask: @Vector(lanes, u32) = signs[place * lanes ..][0..lanes].*;
-    return @bitCast(@as(@Vector(lanes, u32), @bitCast(value)) ^ mask);
+    const times: @Vector(lanes, f32) = signs[place * lanes ..][0..lanes].*;
+    return value * times;
 }
 
 /// The butterflies inside each 16 bytes.

@@ -26,8 +26,9 @@ pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) voi
 pub const Blake3 = *const fn (*[32]u8, [*]const u8, usize) callconv(.c) void;
 pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(.c) void;
 
-/// A sign bit for each place in a block.
-pub const Signs = [256]u32;
+/// By what each place of a block is multiplied: its sign times a power of two, which is `down` in
+/// an encoding and `up` in a decoding.
+pub const Signs = [256]f32;
 
 /// The values to encode: f32, the caller's own, and the same elements of encoded pieces, of which
 /// `position` come before them in the sum. Codecs without blocks have no scales.

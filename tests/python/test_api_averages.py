@@ -38,6 +38,8 @@ STEPS = {
     "zero_point_u8": 1 / 100,
 }
 
+BLOCKS = ("int8", "int6", "int5", "int4", "e3m0", "fp8_e4m3")
+
 
 @pytest.fixture(scope="module", params=[2, 3, 5, 7])
 def world(request: pytest.FixtureRequest) -> Iterator[pccl.LocalWorld]:
@@ -225,9 +227,32 @@ def test_codecs(world: pccl.LocalWorld, codec: str, plan: pccl.PlanName) -> None
 
 
 def codec_of(name: Any) -> pccl.Codec:
-    """Not rotated: the magnitudes of a rotated block are greater than its elements."""
-    blocks = ("int8", "int6", "int5", "int4", "e3m0", "fp8_e4m3")
-    return pccl.Codec(name, rotate=False) if name in blocks else pccl.Codec(name)
+    """Not rotated: the error of each element is that of its own code."""
+    return pccl.Codec(name, rotate=False) if name in BLOCKS else pccl.Codec(name)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("codec", BLOCKS)
+def test_rotated_blocks_take_every_finite_number(
+    world: pccl.LocalWorld, codec: Any, plan: pccl.PlanName
+) -> None:
+    """Rounding is spread over the elements of a block."""
+    size = len(world.comms)
+    random = np.random.default_rng(7)
+    most = float(np.finfo(np.float32).max)
+    beside_ones = np.ones(COUNT)
+    beside_ones[::300] = -most
+    for row in (np.full(COUNT, most), most * random.uniform(-1, 1, COUNT), beside_ones):
+        for op, part in (("avg", 1), ("sum", size)):
+            given = (row / part).astype(np.float32)
+            result = world.run(
+                lambda comm, given=given, op=op: pnp.all_reduce(
+                    comm, given, op=op, plan=plan, codec=pccl.Codec(codec)
+                )
+            )[0]
+            assert np.isfinite(result).all()
+            lost = np.sqrt(np.mean((result / most - row / most) ** 2))
+            assert lost <= STEPS[codec] * np.sqrt(size) * np.sqrt(np.mean((row / most) ** 2))
 
 
 @pytest.mark.parametrize("plan", PLANS)
