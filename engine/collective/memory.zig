@@ -84,6 +84,8 @@ pub const Memory = struct {
         m.encoded = try m.pool.take(room);
         m.shadow = shadow;
         m.slots = slots;
+        // What is not encoded loses nothing.
+        if (!m.encodes()) for (0..@intCast(m.partition.pieces)) |piece| m.keep_residual(piece);
     }
 
     pub fn release(m: *Memory) void {
@@ -501,7 +503,6 @@ const Own = struct {
         const count = m.partition.elements(job.piece);
         const out = m.target_piece(job.piece).ptr;
         kernels.finish_one(m.op, m.dtype_of(job.piece), out, mine.ptr(job.piece), count);
-        // Nothing was encoded, so nothing is given back and nothing is lost.
         m.keep_residual(job.piece);
     }
 };

@@ -1550,6 +1550,39 @@ test "the average of equal numbers is that number, be it the greatest or the lea
     try test_average(f32, .f32, .f16, .direct, 0x1p-24, 1e-9);
 }
 
+test "among 33 members an average with the codec f16 keeps small numbers, and all residuals" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const n = base.limits.full_mesh_max + 1;
+    const value: f32 = 1e-6;
+    var descriptor = test_descriptor(.all_reduce, 300);
+    descriptor.dtype = .f32;
+    descriptor.op = .avg;
+    descriptor.codec = .of(.f16);
+    var values: [n][300]f32 = @splat(@splat(value));
+    const before: [300]f32 = @splat(3e-8);
+    var after: [n][300]f32 = @splat(@splat(1));
+    var movements: [n]Movement = undefined;
+    for (&movements, &values, &after, 0..) |*x, *mine, *lost, rank| x.* = try make(gpa, &pool, .{
+        .descriptor = descriptor,
+        .arrays = &.{test_array(mine, .f32, mine.len)},
+        .residual = .{ .in = @ptrCast(&before), .out = @ptrCast(lost) },
+        .roles = .{ .kind = .all_reduce, .world_size = n, .rank = @intCast(rank) },
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+    });
+    defer for (&movements) |*x| x.deinit();
+    var bench: Bench = .{ .movements = &movements, .alive = .full(n), .schedule = .ring };
+    bench.begin(1, &.{});
+    while (try bench.step()) {}
+    for (&movements, &values, &after) |*x, *mine, *lost| {
+        try std.testing.expect(x.complete());
+        for (mine) |result| try std.testing.expectApproxEqRel(value, result, 1e-5);
+        try std.testing.expectEqualSlices(f32, &before, lost);
+    }
+}
+
 fn kept_by_any(
     arena: Allocator,
     movements: []const Movement,

@@ -59,10 +59,21 @@ pub const Options = struct {
             .world_size = options.members_max(),
             .chunk_bytes_max = options.chunk_bytes,
             .window_bytes = options.window_bytes,
-            // A peer alone encodes nothing.
-            .codec = if (options.roles.world_size == 1) .none else descriptor.codec,
+            .codec = options.codec(),
             .is_uneven = if (options.elements) |elements| elements == .exchanged else false,
         });
+    }
+
+    /// A peer alone encodes nothing. An average with the codec f16 is not encoded where there are
+    /// too many members for the direct schedule: f16 has no room for the sums of a ring (board.zig:
+    /// shift).
+    fn codec(options: *const Options) base.Codec {
+        const descriptor = &options.descriptor;
+        const world_size = options.roles.world_size;
+        const is_average = descriptor.kind.reduces() and descriptor.op == .avg;
+        if (world_size == 1) return .none;
+        if (world_size <= base.limits.full_mesh_max) return descriptor.codec;
+        return if (is_average and descriptor.codec.kind == .f16) .none else descriptor.codec;
     }
 
     fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {

@@ -38,6 +38,11 @@ pub const Contributor = struct {
         return element - @as(usize, @intCast(contributor.values_first));
     }
 
+    fn keep_residual(contributor: *const Contributor, span: Span) void {
+        const kept = contributor.residual[span.first..][0..span.count];
+        @memcpy(contributor.lost[span.first..][0..span.count], kept);
+    }
+
     fn residuals(contributor: *const Contributor, span: Span) kernels.Residual {
         return .{
             .in = @ptrCast(contributor.residual.ptr + span.first),
@@ -232,7 +237,7 @@ pub const Definition = struct {
     fn alone(d: *const Definition, span: Span, only: *const Contributor) void {
         const mine = only.own(span, d.dtype);
         kernels.finish_one(d.op, d.dtype, d.result(span), mine, span.count);
-        @memcpy(only.lost[span.first..][0..span.count], only.residual[span.first..][0..span.count]);
+        only.keep_residual(span);
     }
 
     /// From behind the owner all the way round to it, and each adds its own.
@@ -250,6 +255,7 @@ pub const Definition = struct {
             const mine = who.own(span, d.dtype);
             const is_last = distance == n;
             if (!d.encodes()) {
+                who.keep_residual(span);
                 if (distance == 1) {
                     kernels.first(d.op, d.dtype, partial, mine, span.count);
                 } else if (!is_last) {
