@@ -103,7 +103,7 @@ pub fn build(b: *std.Build) void {
             "Bochs 2.7 rounds ties of that instruction upward",
     ) orelse false;
 
-    const kernels: Kernels = .init(b, target, emulated);
+    const kernels: Kernels = .init(b, target, emulated, null);
     const library_layers: Layers = .init(b, kernels, .{
         .target = target,
         .optimize = optimize,
@@ -116,7 +116,8 @@ pub fn build(b: *std.Build) void {
         .strip = false,
         .tsan = tsan,
     });
-    const simulated: Simulated = .init(b, kernels, target, filters);
+    const mutated: Mutated = .init(b);
+    const simulated: Simulated = .init(b, kernels, mutated, target, filters);
 
     const library = b.addLibrary(.{
         .name = "pccl",
@@ -142,7 +143,14 @@ pub fn build(b: *std.Build) void {
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, test_step, check_step);
     add_fuzz(b, simulated, filters);
-    add_mutants(b, simulated);
+    add_mutants(b, simulated, .init(b, .init(b, target, emulated, mutated), .{
+        .target = target,
+        .optimize = .ReleaseSafe,
+        .strip = false,
+        .tsan = false,
+        .mutated = mutated,
+        .mutates_kernels = true,
+    }));
     add_kernel_programs(b, library_layers, filters);
     add_benches(b, library_layers, filters, test_step, check_step);
     add_machine(b);
@@ -187,7 +195,12 @@ const Kernels = struct {
     objects: []*std.Build.Step.Compile,
     options: *std.Build.Module,
 
-    fn init(b: *std.Build, target: std.Build.ResolvedTarget, emulated: bool) Kernels {
+    fn init(
+        b: *std.Build,
+        target: std.Build.ResolvedTarget,
+        emulated: bool,
+        mutated: ?Mutated,
+    ) Kernels {
         const arch = target.result.cpu.arch;
         const levels = levels_of(arch);
         const names = b.allocator.alloc([]const u8, levels.len) catch @panic("OOM");
@@ -196,12 +209,13 @@ const Kernels = struct {
         // Only these files of base: an edit elsewhere in base must not recompile every level.
         const dtype = b.createModule(.{ .root_source_file = b.path("engine/base/dtype.zig") });
         const codec = b.createModule(.{ .root_source_file = b.path("engine/base/codec.zig") });
+        const root = "kernels/level.zig";
         for (names, objects, levels) |*name, *object, level| {
             const options = b.addOptions();
             options.addOption([]const u8, "level", level.name);
             options.addOption(bool, "f16_by_integers", emulated);
             const module = b.createModule(.{
-                .root_source_file = b.path("kernels/level.zig"),
+                .root_source_file = if (mutated) |from| from.tree.path(b, root) else b.path(root),
                 .target = b.resolveTargetQuery(level_query(target.query, arch, level)),
                 .optimize = .ReleaseFast,
                 .pic = true,
@@ -212,6 +226,9 @@ const Kernels = struct {
                     .{ .name = "codec", .module = codec },
                     .{ .name = "level_options", .module = options.createModule() },
                 },
+            });
+            if (mutated != null) module.addAnonymousImport("mutant", .{
+                .root_source_file = b.path("tests/mutants/level_mutant.zig"),
             });
             name.* = level.name;
             object.* = b.addObject(.{
@@ -261,12 +278,17 @@ const Layers = struct {
         tsan: bool,
         /// Copies of the sources that hold all mutations; null: the sources themselves.
         mutated: ?Mutated = null,
+        /// The kernels that are linked have theirs: a simulator would only become slower.
+        mutates_kernels: bool = false,
     };
 
     fn init(b: *std.Build, kernels: Kernels, options: Options) Layers {
         var self: Layers = undefined;
         for (&self.modules, layers) |*module, layer| {
-            const copied = if (options.mutated) |mutated| mutated.root_of(b, layer.root) else null;
+            const is_copied =
+                options.mutates_kernels or !std.mem.eql(u8, layer.name, "kernels");
+            const mutated = if (is_copied) options.mutated else null;
+            const copied = if (mutated) |from| from.root_of(b, layer.root) else null;
             module.* = b.createModule(.{
                 .root_source_file = copied orelse b.path(layer.root),
                 .target = options.target,
@@ -277,9 +299,12 @@ const Layers = struct {
                 .pic = true,
             });
             for (layer.imports) |name| module.*.addImport(name, self.get(name));
-            if (options.mutated) |mutated| module.*.addImport("mutant", mutated.switches);
+            if (mutated) |from| module.*.addImport("mutant", from.switches);
         }
         self.get("kernels").addImport("kernels_options", kernels.options);
+        self.get("kernels").addAnonymousImport("golden.txt", .{
+            .root_source_file = b.path("kernels/golden.txt"),
+        });
         for (kernels.objects) |object| self.get("kernels").addObject(object);
         return self;
     }
@@ -305,6 +330,9 @@ const Mutated = struct {
         "engine/collective",
         "engine/session",
         "engine/net",
+        "engine/abi",
+        "engine/abi/compat",
+        "kernels",
     };
 
     fn init(b: *std.Build) Mutated {
@@ -655,6 +683,7 @@ const Simulated = struct {
     fn init(
         b: *std.Build,
         kernels: Kernels,
+        mutated: Mutated,
         target: std.Build.ResolvedTarget,
         filters: []const []const u8,
     ) Simulated {
@@ -665,7 +694,6 @@ const Simulated = struct {
             .tsan = false,
         };
         const plain_layers: Layers = .init(b, kernels, options);
-        const mutated: Mutated = .init(b);
         options.mutated = mutated;
         const mutated_layers: Layers = .init(b, kernels, options);
         const mutated_module = module_of(b, mutated_layers, mutated.switches);
@@ -758,8 +786,9 @@ fn add_simulator(
 }
 
 /// The programs that tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit
-/// tests of four layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
-fn add_mutants(b: *std.Build, simulated: Simulated) void {
+/// tests of six layers, each with all mutations in it. `kernels` has those of kernels/.
+/// Static with -Dtarget=x86_64-linux-musl.
+fn add_mutants(b: *std.Build, simulated: Simulated, kernels: Layers) void {
     const step = b.step("mutants", "Build what `make mutants` runs, zig-out/mutants");
     const folder: std.Build.Step.InstallArtifact.Options = .{
         .dest_dir = .{ .override = .{ .custom = "mutants" } },
@@ -769,10 +798,16 @@ fn add_mutants(b: *std.Build, simulated: Simulated) void {
         .dependOn(&install.step);
     step.dependOn(&install.step);
     const check = b.step("check-mutants", "Compile the mutated copies, link nothing");
-    for ([_][]const u8{ "protocol", "collective", "session", "net" }) |name| {
+    const layers_of = simulated.mutated_layers;
+    add_translated_header(b, layers_of.get("abi"));
+    for ([_]struct { []const u8, Layers }{
+        .{ "protocol", layers_of }, .{ "collective", layers_of }, .{ "session", layers_of },
+        .{ "net", layers_of },      .{ "abi", layers_of },        .{ "kernels", kernels },
+    }) |entry| {
+        const name, const from = entry;
         const unit_test = b.addTest(.{
             .name = b.fmt("test-{s}", .{name}),
-            .root_module = simulated.mutated_layers.get(name),
+            .root_module = from.get(name),
             .test_runner = .{ .path = b.path("tests/mutants/test_runner.zig"), .mode = .simple },
         });
         step.dependOn(&b.addInstallArtifact(unit_test, folder).step);
@@ -782,12 +817,14 @@ fn add_mutants(b: *std.Build, simulated: Simulated) void {
         .root_module = simulated.mutated,
     });
     check.dependOn(&compile_only.step);
-    const net_only = b.addTest(.{
-        .name = "check-mutants-net",
-        .root_module = simulated.mutated_layers.get("net"),
-        .test_runner = .{ .path = b.path("tests/mutants/test_runner.zig"), .mode = .simple },
-    });
-    check.dependOn(&net_only.step);
+    for ([_]*std.Build.Module{ layers_of.get("abi"), kernels.get("kernels") }) |module| {
+        const tests_only = b.addTest(.{
+            .name = "check-mutants-alone",
+            .root_module = module,
+            .test_runner = .{ .path = b.path("tests/mutants/test_runner.zig"), .mode = .simple },
+        });
+        check.dependOn(&tests_only.step);
+    }
 }
 
 /// The nanobind extension with the library beside it, in <prefix>/pccl_py. hatch_build.py passes

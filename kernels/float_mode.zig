@@ -52,3 +52,17 @@ pub fn write(mode: u64) void {
         else => {},
     }
 }
+
+test "a thread has the standard mode, and gets its own back" {
+    if (builtin.cpu.arch != .x86_64 and builtin.cpu.arch != .aarch64) return;
+    const expect_equal = @import("std").testing.expectEqual;
+    const mode = read();
+    defer write(mode);
+    const flushes = mode | @as(u64, if (builtin.cpu.arch == .x86_64) 1 << 15 else 1 << 24);
+    write(flushes);
+    const former = standard();
+    try expect_equal(flushes, former);
+    try expect_equal(0, read() & (flushes ^ mode));
+    restore(former);
+    try expect_equal(flushes, read());
+}

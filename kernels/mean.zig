@@ -31,3 +31,13 @@ pub const Mean = extern struct {
         return @floatFromInt(@as(u64, 1) << exponent_of);
     }
 };
+
+test "a partial is never greater than its greatest contribution, and the power is the least" {
+    for (2..70) |contributors| {
+        const mean: Mean = .of(@intCast(contributors));
+        const count: f64 = @floatFromInt(contributors);
+        try std.testing.expect(count * mean.down <= 1 and count * mean.down > 0.5);
+        if (contributors == 2) try std.testing.expectEqual(1, mean.up) //
+        else try std.testing.expectEqual(1, Mean.of(@intCast(contributors - 1)).down * mean.up);
+    }
+}

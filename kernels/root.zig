@@ -203,6 +203,8 @@ pub fn blake3(bytes: []const u8) [32]u8 {
 
 test {
     _ = @import("tests.zig");
+    _ = @import("float_mode.zig");
+    _ = @import("mean.zig");
     _ = @import("wide.zig");
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");

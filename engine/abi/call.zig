@@ -280,3 +280,45 @@ fn counts_of(
     const first = counts orelse return status.is_null(name);
     return first[0..ranks];
 }
+
+test "arrays of a call that cannot be are refused" {
+    const kinds = [_]OpKind{ .all_reduce, .broadcast };
+    var bytes: [8]u8 = @splat(0);
+    var one: ArrayOfCaller =
+        .{ .send_buffer = null, .recv_buffer = &bytes, .count = 2, .dtype = 0, .reserved = 0 };
+    const list = @as([*]const ArrayOfCaller, @ptrCast(&one));
+    for (kinds) |kind| {
+        const arrays = try arrays_of(kind, &.{ .options = null, .arrays = .{ .first = list, .count = 1 } });
+        defer gpa.free(arrays);
+        // A broadcast has one buffer.
+        const wanted: ?[*]const u8 = if (kind == .broadcast) &bytes else null;
+        try std.testing.expectEqual(wanted, arrays[0].send);
+    }
+    one.reserved = 1;
+    for ([_]u64{ 0, 1, base.limits.chunks_max + 1 }) |count| {
+        const given: Given = .{ .options = null, .arrays = .{ .first = list, .count = count } };
+        const result = status.code(if (arrays_of(.all_reduce, &given)) |_| {} else |err| err);
+        try std.testing.expectEqual(.invalid_argument, result);
+        const why = std.mem.span(status.pccl_last_error());
+        const word = if (count == 0) "array_count" else if (count == 1) "reserved" else "too many";
+        try std.testing.expect(std.mem.indexOf(u8, why, word) != null);
+    }
+}
+
+test "a residual is for sums with a codec, and has two buffers" {
+    var bytes: [8]u8 = @splat(0);
+    var options = std.mem.zeroes(CollectiveOptions);
+    var call: Call = .{ .kind = .all_reduce, .codec = .of(.int8), .deadline = undefined };
+    try std.testing.expectEqual(null, try residual_of(&options, &call));
+    options.residual_in = &bytes;
+    options.residual_out = &bytes;
+    try std.testing.expect((try residual_of(&options, &call)).?.out == &bytes);
+    call.kind = .all_gather;
+    try std.testing.expectError(error.Failed, residual_of(&options, &call));
+    call.kind = .all_reduce;
+    call.codec = .none;
+    try std.testing.expectError(error.Failed, residual_of(&options, &call));
+    call.codec = .of(.int8);
+    options.residual_out = null;
+    try std.testing.expectError(error.Failed, residual_of(&options, &call));
+}

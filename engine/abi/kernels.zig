@@ -3,6 +3,7 @@
 //! kernels/measure.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const kernels = @import("kernels");
 const status = @import("status.zig");
 const version = @import("version.zig");
@@ -94,13 +95,20 @@ test "a kernel is measured, and bad arguments are refused with a sentence" {
     var duration: u64 = 0;
     const name = pccl_kernel_name(0).?;
     const expect_equal = std.testing.expectEqual;
+    // The float mode of the caller's thread stays.
+    const mode = kernels.float_mode.standard();
+    defer kernels.float_mode.restore(mode);
+    const flushes = kernels.float_mode.read() | 1 << 15;
+    if (builtin.cpu.arch == .x86_64) kernels.float_mode.write(flushes);
+    defer if (builtin.cpu.arch == .x86_64) expect_equal(flushes, kernels.float_mode.read()) catch
+        @panic("the float mode has changed");
     for (0..3) |what| {
         const number: c_int = @intCast(what);
         try expect_equal(.ok, pccl_kernel_run(name, number, memory.ptr, count, 100, &duration));
         try std.testing.expect(duration > 0);
     }
     try expect_equal(null, pccl_kernel_name(names.len));
-    try expect_equal(0, pccl_kernel_memory(1));
+    for ([_]usize{ 0, 1, count_max + count }) |wrong| try expect_equal(0, pccl_kernel_memory(wrong));
     const bad = Status.invalid_argument;
     try expect_equal(bad, pccl_kernel_run("none", 1, memory.ptr, count, 1, &duration));
     try expect_equal(bad, pccl_kernel_run(name, 3, memory.ptr, count, 1, &duration));

@@ -62,3 +62,10 @@ test "a string that does not end is not followed" {
     try std.testing.expect(copy("abc", &out, out.len));
     try std.testing.expect(!copy("abcd", &out, out.len));
 }
+
+test "a path may be left out, and is not empty" {
+    try std.testing.expectEqual(null, try optional_path(null, "dir"));
+    try std.testing.expectEqualStrings("/tmp", (try optional_path("/tmp", "dir")).?);
+    const empty = status.code(if (optional_path("", "dir")) |_| {} else |err| err);
+    try std.testing.expectEqual(.invalid_argument, empty);
+}

@@ -95,6 +95,16 @@ fn no_token() status.Error {
         "comes from `pccl coordinator`, or from a program's coordinator", .{wire.token.prefix});
 }
 
+test "a token whose address is none is refused" {
+    const made: wire.token.Token = try .init(@splat(9), "nowhere");
+    var storage: [wire.token.text_bytes_max]u8 = undefined;
+    const encoded = wire.token.encode(&made, &storage);
+    var token: [wire.token.text_bytes_max + 1]u8 = undefined;
+    try std.testing.expect(text.copy(encoded, &token, token.len));
+    const result = status.code(if (read(@ptrCast(&token))) |_| {} else |err| err);
+    try std.testing.expectEqual(.invalid_argument, result);
+}
+
 test "a token comes back as it was made, and bad ones are refused" {
     var token: [512]u8 = undefined;
     const run_id: [16]u8 = @splat(9);
@@ -107,6 +117,7 @@ test "a token comes back as it was made, and bad ones are refused" {
     const bad = [_]Status{
         pccl_token_create("nowhere", null, &token, token.len),
         pccl_token_create("host:0", null, &token, token.len),
+        pccl_token_create(":4000", null, &token, token.len),
         pccl_token_create(null, null, &token, token.len),
         pccl_token_create("host:1", null, null, 0),
         pccl_token_create("host:1", null, &token, 10),
@@ -117,6 +128,9 @@ test "a token comes back as it was made, and bad ones are refused" {
         try std.testing.expectEqual(.invalid_argument, result);
         try std.testing.expect(std.mem.len(status.pccl_last_error()) > 0);
     }
+    try std.testing.expectEqual(.invalid_argument, pccl_token_parse("pccl1-abc", &info));
+    const cut = std.mem.span(status.pccl_last_error());
+    try std.testing.expect(std.mem.indexOf(u8, cut, "mistyped or cut") != null);
     info.size = 0;
     try std.testing.expectEqual(.ok, pccl_token_create("host:1", null, &token, token.len));
     try std.testing.expectEqual(.invalid_argument, pccl_token_parse(@ptrCast(&token), &info));

@@ -26,6 +26,10 @@ pub const list: []const Mutant = &listed.list;
 /// The number of the one that is on, counted from 1.
 pub var active: u16 = 0;
 
+comptime {
+    @export(&active, .{ .name = "pccl_mutant" }); // for level_mutant.zig
+}
+
 pub inline fn on(comptime number: u16) bool {
     return active == number;
 }

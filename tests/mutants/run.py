@@ -26,9 +26,9 @@ from typing import TypedDict
 
 HERE = Path(__file__).resolve().parent
 LAYERS = ("protocol", "session", "collective")
-# The layer with sockets, threads and clocks, which the simulator has not: only its own unit tests
-# can see what is wrong in it, and they wait, so its mutations are held against them alone.
-NET = "net"
+# Folders of the layers that the simulator has not, or has without their mutations: only the unit
+# tests of such a layer can see what is wrong in it, so its mutations are held against them alone.
+ALONE = {"net": "engine/net/", "abi": "engine/abi/", "kernels": "kernels/"}
 # A process that needs more has lost its bounds.
 MEMORY_BYTES_MAX = 8 << 30
 # After a transcript or test that ends its process, the ones behind it run in another. After so
@@ -97,8 +97,8 @@ class Bench:
         # these are seconds of CPU, which other work on the machine does not use up.
         self.seconds_max = 300
         self.seconds_per_seed = 1.0
-        # Tests of the net wait for sockets and threads: one that hangs uses no CPU.
-        self.net_seconds_max = 300
+        # Tests of these layers wait for sockets and threads: one that hangs uses no CPU.
+        self.alone_seconds_max = dict.fromkeys(ALONE, 300)
 
     def run(self, program: str, *arguments: str, seconds_max: int | None = None) -> Ended:
         limit = seconds_max or self.seconds_max
@@ -112,9 +112,8 @@ class Bench:
             preexec_fn=lambda: limit_process(limit),
         ) as process:
             try:
-                is_net = program == f"test-{NET}"
                 # Elsewhere one that uses no CPU would never end; none has been seen that does.
-                wait_s = self.net_seconds_max if is_net else 600 + 50 * limit
+                wait_s = self.alone_seconds_max.get(program.removeprefix("test-"), 600 + 50 * limit)
                 text, _ = process.communicate(timeout=wait_s)
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -177,9 +176,10 @@ class Bench:
         for layer in LAYERS:
             failed += self.units(None, layer)
         self.seconds_max = int(10 + HANG * (cpu_of_children() - began))
-        began = time.monotonic()
-        failed += self.units(None, NET)
-        self.net_seconds_max = int(30 + HANG * (time.monotonic() - began))
+        for layer in ALONE:
+            began = time.monotonic()
+            failed += self.units(None, layer)
+            self.alone_seconds_max[layer] = int(30 + HANG * (time.monotonic() - began))
         began = cpu_of_children()
         seeds, check = self.run_seeds(None, CONTROL_SEEDS)
         self.seconds_per_seed = (cpu_of_children() - began) / CONTROL_SEEDS
@@ -190,8 +190,8 @@ class Bench:
     def examine(self, mutant: Mutant) -> Result:
         began = time.monotonic()
         result = Result(mutant["name"], mutant["file"], mutant["rule"], self.start)
-        is_net = mutant["file"].startswith(f"engine/{NET}/")
-        if not is_net:
+        alone = [layer for layer, folder in ALONE.items() if mutant["file"].startswith(folder)]
+        if not alone:
             result.transcripts = self.transcripts(mutant)
         for name in mutant["transcripts"]:
             if name in result.transcripts:
@@ -201,11 +201,11 @@ class Bench:
             else:
                 result.blind.append(f"transcript {name}")
         if not (self.quick and result.caught and not mutant["units"]):
-            for layer in (NET,) if is_net else LAYERS:
+            for layer in alone or LAYERS:
                 result.units += self.units(mutant, layer)
             seen = {unit.split(": ", 1)[-1] for unit in result.units}
             result.blind += [f"unit {name}" for name in mutant["units"] if name not in seen]
-        if not is_net and not (self.quick and result.caught):
+        if not alone and not (self.quick and result.caught):
             result.seeds, result.seed_check = self.run_seeds(mutant, self.seeds)
         result.seconds = round(time.monotonic() - began, 1)
         return result
