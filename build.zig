@@ -116,8 +116,7 @@ pub fn build(b: *std.Build) void {
         .strip = false,
         .tsan = tsan,
     });
-    const mutated: Mutated = .init(b);
-    const simulated: Simulated = .init(b, kernels, mutated, target, filters);
+    const simulated: Simulated = .init(b, kernels, target, filters);
 
     const library = b.addLibrary(.{
         .name = "pccl",
@@ -143,14 +142,7 @@ pub fn build(b: *std.Build) void {
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, test_step, check_step);
     add_fuzz(b, simulated, filters);
-    add_mutants(b, simulated, .init(b, .init(b, target, emulated, mutated), .{
-        .target = target,
-        .optimize = .ReleaseSafe,
-        .strip = false,
-        .tsan = false,
-        .mutated = mutated,
-        .mutates_kernels = true,
-    }));
+    add_mutants(b, simulated, target, emulated);
     add_kernel_programs(b, library_layers, filters);
     add_benches(b, library_layers, filters, test_step, check_step);
     add_machine(b);
@@ -679,11 +671,11 @@ const Simulated = struct {
     /// The fuzz targets with the engine as it is.
     fuzz: *std.Build.Module,
     mutated_layers: Layers,
+    copies: Mutated,
 
     fn init(
         b: *std.Build,
         kernels: Kernels,
-        mutated: Mutated,
         target: std.Build.ResolvedTarget,
         filters: []const []const u8,
     ) Simulated {
@@ -694,6 +686,7 @@ const Simulated = struct {
             .tsan = false,
         };
         const plain_layers: Layers = .init(b, kernels, options);
+        const mutated: Mutated = .init(b);
         options.mutated = mutated;
         const mutated_layers: Layers = .init(b, kernels, options);
         const mutated_module = module_of(b, mutated_layers, mutated.switches);
@@ -709,6 +702,7 @@ const Simulated = struct {
             }),
             .fuzz = fuzz_of(b, plain_layers),
             .mutated_layers = mutated_layers,
+            .copies = mutated,
         };
     }
 
@@ -788,7 +782,21 @@ fn add_simulator(
 /// The programs that tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit
 /// tests of six layers, each with all mutations in it. `kernels` has those of kernels/.
 /// Static with -Dtarget=x86_64-linux-musl.
-fn add_mutants(b: *std.Build, simulated: Simulated, kernels: Layers) void {
+fn add_mutants(
+    b: *std.Build,
+    simulated: Simulated,
+    target: std.Build.ResolvedTarget,
+    emulated: bool,
+) void {
+    const mutated = simulated.copies;
+    const kernels: Layers = .init(b, .init(b, target, emulated, mutated), .{
+        .target = target,
+        .optimize = .ReleaseSafe,
+        .strip = false,
+        .tsan = false,
+        .mutated = mutated,
+        .mutates_kernels = true,
+    });
     const step = b.step("mutants", "Build what `make mutants` runs, zig-out/mutants");
     const folder: std.Build.Step.InstallArtifact.Options = .{
         .dest_dir = .{ .override = .{ .custom = "mutants" } },

@@ -129,7 +129,7 @@ const Call = struct {
     /// By what own elements are multiplied before they are added.
     own_factor: f32,
     key: u64,
-    /// Of what is encoded, and of what is decoded.
+    /// The signs of an encoding, and those of a decoding.
     down: table.Signs,
     up: table.Signs,
     /// Own elements as f32, with their residual.

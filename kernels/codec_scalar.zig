@@ -567,9 +567,9 @@ fn f32_of(scale: u16) f32 {
 
 // ---- Rotation ---------------------------------------------------------------------------------
 
-/// By what values are divided before they are rotated: four times the elements of a block, so that
-/// no rotated value of finite numbers is more than 2^126, and sums and roundings of these stay below
-/// 2^127. A power of two changes exponents alone.
+/// By what values are divided before they are rotated: four times the elements of a block. So no
+/// rotated value of finite numbers is more than 2^126, and its sums and roundings stay below 2^127.
+/// A power of two changes exponents alone.
 pub fn rotation_room(block: base.codec.Block) f32 {
     return @floatFromInt(4 * block.elements());
 }
@@ -583,8 +583,8 @@ fn rotate(piece: Piece, values: *Values) void {
     hadamard(values.items[0..block]);
 }
 
-/// The inverse. 1/block of its factor comes first, so that no sum overflows. What rounding has made
-/// greater than the greatest f32, but less than 2^130, becomes the greatest f32.
+/// The inverse. 1/block of its factor comes first, so that no sum overflows. An element that
+/// rounding has made greater than the greatest f32, but less than 2^130, becomes the greatest f32.
 fn rotate_back(piece: Piece, values: *Values) void {
     if (!piece.codec.rotate) return;
     const block = piece.codec.block.elements();

@@ -154,7 +154,7 @@ fn fill_great(values: []f32, turn: usize) void {
     };
 }
 
-/// What a great number is, if the same numbers that are 2^40 times smaller make `small`.
+/// The result of great numbers, if the same numbers that are 2^40 times smaller make `small`.
 fn great_of(small: f32) f32 {
     const quarter = small * 0x1p38;
     const most = std.math.floatMax(f32) / 4;
@@ -163,7 +163,7 @@ fn great_of(small: f32) f32 {
 
 test "great numbers come through rotated blocks as small ones do, and averages of them" {
     // Method: numbers up to the greatest f32, and the same 2^40 times smaller: a power of two
-    // changes no digit. What rounds beyond the greatest f32 is that.
+    // changes no digit. A result beyond the greatest f32 is the greatest f32.
     const peers = 3;
     const count = 512;
     for (all_codecs) |codec| for (0..5) |turn| {
@@ -242,7 +242,8 @@ test "a NaN, an infinity or 2^127 makes its own block NaN, and no other" {
         if (codec.kind.family() != .block) continue;
         const block = codec.block.elements();
         // Rotated blocks have room for every finite number.
-        for (bad[0..if (codec.rotate) 3 else bad.len]) |number| for ([_]usize{ 0, block - 1, block, 2 * block + 7 }) |place| {
+        const places = [_]usize{ 0, block - 1, block, 2 * block + 7 };
+        for (bad[0..if (codec.rotate) 3 else bad.len]) |number| for (places) |place| {
             var values: [3 * 256]f32 = @splat(1);
             var out: [3 * 256]f32 = undefined;
             values[place] = number;

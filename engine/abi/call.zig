@@ -288,7 +288,8 @@ test "arrays of a call that cannot be are refused" {
         .{ .send_buffer = null, .recv_buffer = &bytes, .count = 2, .dtype = 0, .reserved = 0 };
     const list = @as([*]const ArrayOfCaller, @ptrCast(&one));
     for (kinds) |kind| {
-        const arrays = try arrays_of(kind, &.{ .options = null, .arrays = .{ .first = list, .count = 1 } });
+        const given: Given = .{ .options = null, .arrays = .{ .first = list, .count = 1 } };
+        const arrays = try arrays_of(kind, &given);
         defer gpa.free(arrays);
         // A broadcast has one buffer.
         const wanted: ?[*]const u8 = if (kind == .broadcast) &bytes else null;

@@ -108,7 +108,8 @@ test "a kernel is measured, and bad arguments are refused with a sentence" {
         try std.testing.expect(duration > 0);
     }
     try expect_equal(null, pccl_kernel_name(names.len));
-    for ([_]usize{ 0, 1, count_max + count }) |wrong| try expect_equal(0, pccl_kernel_memory(wrong));
+    for ([_]usize{ 0, 1, count_max + count }) |wrong|
+        try expect_equal(0, pccl_kernel_memory(wrong));
     const bad = Status.invalid_argument;
     try expect_equal(bad, pccl_kernel_run("none", 1, memory.ptr, count, 1, &duration));
     try expect_equal(bad, pccl_kernel_run(name, 3, memory.ptr, count, 1, &duration));

@@ -74,10 +74,13 @@ test "a result is written as far as the caller's struct goes" {
     var out: Sample = .{ .size = 16, .a = 0, .b = 77, .c = 77 };
     try write(Sample, &out, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
     try std.testing.expectEqual(Sample{ .size = 16, .a = 5, .b = 77, .c = 77 }, out);
-    var longer: Longer = .{ .sample = .{ .size = @sizeOf(Longer), .a = 0, .b = 0, .c = 0 }, .d = 9 };
+    var longer: Longer = .{ .sample = out, .d = 9 };
+    longer.sample.size = @sizeOf(Longer);
     try write(Sample, &longer.sample, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
     try std.testing.expect(longer.sample.c == 7 and longer.d == 0);
     out.size = 0;
     try std.testing.expectError(error.BadSize, write(Sample, &out, out));
+    try std.testing.expectError(error.BadSize, check(Sample, &out));
+    out.size = 1 << 20;
     try std.testing.expectError(error.BadSize, check(Sample, &out));
 }

@@ -84,7 +84,7 @@ pub const Memory = struct {
         m.encoded = try m.pool.take(room);
         m.shadow = shadow;
         m.slots = slots;
-        // What is not encoded loses nothing.
+        // A piece that is not encoded loses nothing.
         if (!m.encodes()) for (0..@intCast(m.partition.pieces)) |piece| m.keep_residual(piece);
     }
 
