@@ -54,8 +54,12 @@ def any_world(request: pytest.FixtureRequest) -> Iterator[pccl.LocalWorld]:
 
 
 def averages(world: pccl.LocalWorld, inputs: list[np.ndarray], **options: Any) -> np.ndarray:
+    return all_reduced(world, inputs, op="avg", **options)
+
+
+def all_reduced(world: pccl.LocalWorld, inputs: list[np.ndarray], **options: Any) -> np.ndarray:
     """The result of an all_reduce, which all hold bit by bit."""
-    results = world.run(lambda comm: pnp.all_reduce(comm, inputs[comm.rank], op="avg", **options))
+    results = world.run(lambda comm: pnp.all_reduce(comm, inputs[comm.rank], **options))
     for result in results[1:]:
         assert result.tobytes() == results[0].tobytes()
     return np.asarray(results[0])
@@ -245,11 +249,8 @@ def test_rotated_blocks_take_every_finite_number(
     for row in (np.full(COUNT, most), most * random.uniform(-1, 1, COUNT), beside_ones):
         for op, part in (("avg", 1), ("sum", size)):
             given = (row / part).astype(np.float32)
-            result = world.run(
-                lambda comm, given=given, op=op: pnp.all_reduce(
-                    comm, given, op=op, plan=plan, codec=pccl.Codec(codec)
-                )
-            )[0]
+            inputs = [given] * size
+            result = all_reduced(world, inputs, op=op, plan=plan, codec=pccl.Codec(codec))
             assert np.isfinite(result).all()
             lost = np.sqrt(np.mean((result / most - row / most) ** 2))
             assert lost <= STEPS[codec] * np.sqrt(size) * np.sqrt(np.mean((row / most) ** 2))
