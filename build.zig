@@ -116,7 +116,7 @@ pub fn build(b: *std.Build) void {
         .strip = false,
         .tsan = tsan,
     });
-    const simulated: Simulated = .init(b, kernels, target, filters);
+    const simulated: Simulated = .init(b, kernels, target);
 
     const library = b.addLibrary(.{
         .name = "pccl",
@@ -140,7 +140,7 @@ pub fn build(b: *std.Build) void {
         .stress_mib = b.option(u64, "stress-mib", "what test-net gives back, with its times"),
     };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
-    add_simulator(b, simulated, test_step, check_step);
+    add_simulator(b, simulated, test_layers, filters, test_step, check_step);
     add_fuzz(b, simulated, filters);
     add_mutants(b, simulated, target, emulated);
     add_kernel_programs(b, library_layers, filters);
@@ -666,8 +666,6 @@ fn add_fuzz(b: *std.Build, simulated: Simulated, filters: []const []const u8) vo
 const Simulated = struct {
     plain: *std.Build.Module,
     mutated: *std.Build.Module,
-    /// With mutations, and with the simulator's unit tests: tests/sim/test_runner.zig.
-    program: *std.Build.Step.Compile,
     /// The fuzz targets with the engine as it is.
     fuzz: *std.Build.Module,
     mutated_layers: Layers,
@@ -677,7 +675,6 @@ const Simulated = struct {
         b: *std.Build,
         kernels: Kernels,
         target: std.Build.ResolvedTarget,
-        filters: []const []const u8,
     ) Simulated {
         var options: Layers.Options = .{
             .target = target,
@@ -689,17 +686,9 @@ const Simulated = struct {
         const mutated: Mutated = .init(b);
         options.mutated = mutated;
         const mutated_layers: Layers = .init(b, kernels, options);
-        const mutated_module = module_of(b, mutated_layers, mutated.switches);
-        mutated_module.addImport("sim", mutated_module); // for the test runner, which gets them too
         return .{
             .plain = module_of(b, plain_layers, mutant_module(b, null)),
-            .mutated = mutated_module,
-            .program = b.addTest(.{
-                .name = "pccl-sim",
-                .root_module = mutated_module,
-                .filters = filters,
-                .test_runner = .{ .path = b.path("tests/sim/test_runner.zig"), .mode = .simple },
-            }),
+            .mutated = module_of(b, mutated_layers, mutated.switches),
             .fuzz = fuzz_of(b, plain_layers),
             .mutated_layers = mutated_layers,
             .copies = mutated,
@@ -715,7 +704,7 @@ const Simulated = struct {
         const module = b.createModule(.{
             .root_source_file = b.path("tests/sim/main.zig"),
             .target = base.resolved_target,
-            .optimize = .ReleaseSafe,
+            .optimize = base.optimize,
             .link_libc = links_libc(base.resolved_target.?),
         });
         // All that has no socket and no clock.
@@ -732,7 +721,7 @@ const Simulated = struct {
         const module = b.createModule(.{
             .root_source_file = b.path("tests/fuzz/root.zig"),
             .target = base.resolved_target,
-            .optimize = .ReleaseSafe,
+            .optimize = base.optimize,
             .link_libc = links_libc(base.resolved_target.?),
         });
         for ([_][]const u8{ "base", "wire", "protocol", "session" }) |name| {
@@ -745,6 +734,8 @@ const Simulated = struct {
 fn add_simulator(
     b: *std.Build,
     simulated: Simulated,
+    test_layers: Layers,
+    filters: []const []const u8,
     test_step: *std.Build.Step,
     check_step: *std.Build.Step,
 ) void {
@@ -752,11 +743,12 @@ fn add_simulator(
     const sim_step = b.step("sim", "Build the simulator, zig-out/bin/pccl-sim");
     sim_step.dependOn(&b.addInstallArtifact(simulator, .{}).step);
 
-    // The tests switch mutations on, to see whether the checkers do their work. So they are
-    // compiled from the copies, which costs no more than from the sources.
-    const run = b.addRunArtifact(simulated.program);
-    run.addArg("unit-tests");
-    run.stdio = .inherit;
+    const unit_test = b.addTest(.{
+        .name = "test-sim",
+        .root_module = Simulated.module_of(b, test_layers, mutant_module(b, null)),
+        .filters = filters,
+    });
+    const run = b.addRunArtifact(unit_test);
     b.step("test-sim", "Run the simulator's own unit tests").dependOn(&run.step);
     test_step.dependOn(&run.step);
 
@@ -801,8 +793,9 @@ fn add_mutants(
     const folder: std.Build.Step.InstallArtifact.Options = .{
         .dest_dir = .{ .override = .{ .custom = "mutants" } },
     };
-    const install = b.addInstallArtifact(simulated.program, folder);
-    b.step("mutated-sim", "Build the one of `make test`, zig-out/mutants/pccl-sim")
+    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = simulated.mutated });
+    const install = b.addInstallArtifact(simulator, folder);
+    b.step("mutated-sim", "Build the one of `make simulator`, zig-out/mutants/pccl-sim")
         .dependOn(&install.step);
     step.dependOn(&install.step);
     const check = b.step("check-mutants", "Compile the mutated copies, link nothing");

@@ -27,7 +27,7 @@ pub const PeerId = struct {
     }
 
     pub fn eql(a: PeerId, b: PeerId) bool {
-        return std.mem.eql(u8, &a.bytes, &b.bytes);
+        return @as(u128, @bitCast(a.bytes)) == @as(u128, @bitCast(b.bytes));
     }
 
     pub fn less_than(a: PeerId, b: PeerId) bool {

@@ -1,7 +1,7 @@
 //! Canaries: proves that the checkers see. Each mutation for which tests/mutants names a catcher is
 //! switched on in turn. The catcher must catch it: a checker within `seeds_max` seeds, the
 //! transcript about its rule, or both; the unmutated code must pass the first seeds. `pccl-sim
-//! canaries`; run by the tests. All mutations, also those that may end the process:
+//! canaries`; `make simulator` runs it. All mutations, also those that may end the process:
 //! tests/mutants/run.py, for which the commands `mutants` and `transcripts` are here, too.
 
 const std = @import("std");
@@ -16,6 +16,8 @@ const out = std.debug.print;
 const seeds_max = 10_000;
 /// Which the unmutated code must pass.
 const seeds_clean = 2000;
+/// Of these, in a debug build.
+const seeds_unit = 100;
 
 /// True if every mutation with a catcher was caught by it, and nothing else fails.
 pub fn run(rig: *Rig) bool {
@@ -119,9 +121,15 @@ pub fn run_transcripts(gpa: std.mem.Allocator, first: usize) !u8 {
     return @intFromBool(failed);
 }
 
-test "mutations are caught by their named catchers, and the unmutated code passes its seeds" {
+test "the first seeds pass" {
     var rig = try Rig.init(std.heap.smp_allocator);
     defer rig.deinit();
     rig.quiet = true;
-    try std.testing.expect(run(&rig));
+    for (0..seeds_unit) |seed| {
+        const result = rig.run(Config.draw(seed), .off);
+        if (result.violation) |*violation| {
+            out("seed {d}: {t}: {s}\n", .{ seed, violation.check, violation.text() });
+            return error.SeedFails;
+        }
+    }
 }

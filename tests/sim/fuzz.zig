@@ -179,5 +179,5 @@ test "worlds live through changed bytes" {
     defer rig.deinit();
     rig.quiet = true;
     try std.testing.expectEqual(0, run_kept(&rig));
-    try std.testing.expectEqual(0, run(&rig, 0, 300));
+    try std.testing.expectEqual(0, run(&rig, 0, 100));
 }
