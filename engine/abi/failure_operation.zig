@@ -140,9 +140,6 @@ const Elsewhere = session.waits.Elsewhere;
 const WaitedFor = struct {
     op: *const session.Operation,
 
-    /// More are counted.
-    const shown_max = session.Names.missing_max;
-
     pub fn format(waited: WaitedFor, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const op = waited.op;
         if (op.failure.reason != .deadline) return;
@@ -173,18 +170,19 @@ const WaitedFor = struct {
             try writer.print(" (waiting for {d} ms for ", .{waited_ns / std.time.ns_per_ms})
         else
             try writer.print(" (waiting for {d} s for ", .{waited_ns / std.time.ns_per_s});
-        for (0..@min(count, shown_max)) |index| {
-            if (index > 0) try writer.writeAll(" and ");
-            try writer.print("{f}", .{op.names.who(op.ids[missing.at(index)])});
-        }
-        if (count > shown_max) try writer.print(" and {d} more", .{count - shown_max});
-        const verb = if (count == 1) "has" else "have";
-        try writer.print(", which {s} not called {s}{f})", .{ verb, called(op), Elsewhere{
-            .names = &op.names,
-            .operation = op,
-            .missing = missing,
-            .told = &op.failure.elsewhere,
-        } });
+        const names = &op.names;
+        try writer.print("{f}, which {s} not called {s}{f}{f})", .{
+            session.waits.Ranks{ .names = names, .operation = op, .ranks = missing },
+            if (count == 1) "has" else "have",
+            called(op),
+            session.waits.Outside{ .names = names, .operation = op, .ranks = &op.failure.outside },
+            Elsewhere{
+                .names = names,
+                .operation = op,
+                .missing = missing,
+                .told = &op.failure.elsewhere,
+            },
+        });
     }
 
     fn called(op: *const session.Operation) []const u8 {

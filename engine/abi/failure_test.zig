@@ -112,7 +112,11 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     for (op.names.items[0..4], ids[0..4], 0..) |*name, id, rank|
         name.* = .{ .id = id, .rank = @intCast(rank), .label = .{} };
     op.names.items[3].label = .shown("node7:42");
-    const Case = struct { missing: base.Mask, wanted: []const u8 };
+    const Case = struct {
+        missing: base.Mask,
+        outside: base.Mask = .empty,
+        wanted: []const u8,
+    };
     var one: base.Mask = .empty;
     one.set(3);
     for ([_]Case{
@@ -129,10 +133,21 @@ test "a call whose deadline passed names those it waited for, or says what is pr
             .wanted = "(waiting for 7 s for rank 0 (this peer) and rank 1 (7f3a0101) and rank 2 " ++
                 "(7f3a0102) and rank 3 (node7:42, 7f3a0103) and 2 more, which have not called it)",
         },
+        .{
+            .missing = .full(6),
+            .outside = one,
+            .wanted = "which have not called it; rank 3 (node7:42, 7f3a0103) is still in an " ++
+                "earlier epoch until its program calls admit)",
+        },
     }) |case| {
         for ([_]session.Status{ .deadline_exceeded, .aborted, .in_doubt }) |value| {
             op.status = value;
-            op.failure = .{ .status = value, .reason = .deadline, .missing = case.missing };
+            op.failure = .{
+                .status = value,
+                .reason = .deadline,
+                .missing = case.missing,
+                .outside = case.outside,
+            };
             try std.testing.expect(status.code(operation(&op)) != .ok);
             const sentence = std.mem.span(status.pccl_last_error());
             try std.testing.expect(std.mem.indexOf(u8, sentence, case.wanted) != null);

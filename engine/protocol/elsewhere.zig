@@ -2,7 +2,8 @@
 //! operation, and others have not. Two members that wait for each other in this way have called
 //! different things: other tags, or states of other names. To refuse one of them would be wrong,
 //! because its other thread may be about to call; so each is told, and both have their deadlines.
-//! The evidence is that of stalls.zig, and no decision depends on it.
+//! A member that has not entered the epoch waits in nothing there, and is told of as such. The
+//! evidence is that of stalls.zig, and no decision depends on it.
 
 const std = @import("std");
 const base = @import("base");
@@ -61,7 +62,8 @@ pub const Elsewhere = struct {
         return list;
     }
 
-    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)"
+    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)",
+    /// or "; it is still in an earlier epoch until its program calls admit"
     pub fn words(elsewhere: *const Elsewhere, rank: usize) Words {
         return .{ .elsewhere = elsewhere, .rank = rank };
     }
@@ -72,6 +74,9 @@ pub const Elsewhere = struct {
 
         pub fn format(it: Words, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const epoch = it.elsewhere.epoch;
+            if (epoch.not_entered().has(it.rank))
+                return writer.writeAll("; it is still in an earlier epoch until its program " ++
+                    "calls admit");
             const waits = it.elsewhere.get(it.rank) orelse return;
             try writer.print("; it waits in {f} for {f}", .{
                 it.elsewhere.by_rank[it.rank].?.named(epoch.number),

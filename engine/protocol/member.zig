@@ -56,6 +56,8 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
+    /// Those of them that had not entered the operation's epoch, so that they could not call it.
+    outside: Mask = .empty,
     /// The operations that those waited in themselves.
     elsewhere: Told = .{},
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
@@ -980,13 +982,9 @@ pub const Member = struct {
             .passed,
             => unreachable,
         };
-        m.actions.vtable.finished(m.actions.ctx, op, .{
-            .status = status,
-            .reason = reason,
-            .peer = peer,
-            .missing = m.missing_of(op),
-            .elsewhere = op.elsewhere,
-        });
+        var failure: Failure = .{ .status = status, .reason = reason, .peer = peer };
+        m.note_missing(op, &failure);
+        m.actions.vtable.finished(m.actions.ctx, op, failure);
     }
 
     /// Tells the coordinator, again after each loss of the connection, until it has answered.
@@ -1062,10 +1060,18 @@ pub const Member = struct {
         try epoch.asked.put(m.gpa, message.op, {});
     }
 
-    /// Whom a call that fails has waited for in the end.
-    fn missing_of(m: *const Member, op: *const Op) Mask {
+    /// Whom a call that fails has waited for in the end, and why.
+    fn note_missing(m: *const Member, op: *const Op, failure: *Failure) void {
+        failure.outside = m.outside_of(op);
+        failure.elsewhere = op.elsewhere;
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        failure.missing = epoch.alive.intersect(&op.missing);
+    }
+
+    /// Those that a call waits for and that have not entered its epoch.
+    pub fn outside_of(m: *const Member, op: *const Op) Mask {
         const epoch = m.epoch_of(op.epoch) orelse return .empty;
-        return epoch.alive.intersect(&op.missing);
+        return epoch.not_entered().intersect(&op.missing);
     }
 
     /// All chunks of the operation are settled in the current attempt: vote.
@@ -1228,12 +1234,9 @@ pub const Member = struct {
 
     fn doubt(m: *Member, op: *Op, reason: control.AbortReason) void {
         op.state = .in_doubt;
-        m.actions.vtable.finished(m.actions.ctx, op, .{
-            .status = .in_doubt,
-            .reason = reason,
-            .missing = m.missing_of(op),
-            .elsewhere = op.elsewhere,
-        });
+        var failure: Failure = .{ .status = .in_doubt, .reason = reason };
+        m.note_missing(op, &failure);
+        m.actions.vtable.finished(m.actions.ctx, op, failure);
     }
 
     /// A neighbour called the same operation differently.
@@ -1291,8 +1294,7 @@ pub const Member = struct {
         var failure = failure_from(message);
         _ = epoch.asked.remove(message.op);
         if (epoch.find_called(message.op)) |op| {
-            failure.missing = m.missing_of(op);
-            failure.elsewhere = op.elsewhere;
+            m.note_missing(op, &failure);
             const was = op.state;
             const own = message.reason == .deadline and message.peer.eql(m.self);
             if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked

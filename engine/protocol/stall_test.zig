@@ -352,6 +352,27 @@ test "members that wait for each other on different tags are told of it, and nob
     try expectEqual(0b111, court.members_alive());
 }
 
+test "the log says of a member that it has not entered the epoch of the call" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.connect(peers_max);
+    try court.next_round();
+    for (0..peers_max + 1) |index| try court.prepare(index, court.round, true);
+    for (0..peers_max) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try court.listen();
+    for ([_]usize{ 0, 1, peers_max }) |index| try court.enter(index);
+    for ([_]usize{ 0, 1, peers_max }) |index| try court.called(index, tag);
+    try court.pass(warning_ns);
+    try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
+        "sequence 0 of epoch 2), for which 3 of 4 have waited 10 s; it is still in an earlier " ++
+        "epoch until its program calls admit; group g");
+}
+
 test "what a member waits in instead is told again now and then, however often it changes" {
     // Method: a member that calls one tag after the other and gives each up after two seconds.
     var court: Court = undefined;

@@ -77,6 +77,7 @@ pub fn names_of_failure(s: *const Session, operation: *const Operation) Names {
     for ([_]PeerId{ failure.peer, failure.other, operation.unreachable_peer } ++ roots) |id|
         add(&names, s, operation, id);
     add_ranks(&names, s, operation, &failure.missing);
+    add_ranks(&names, s, operation, &failure.outside);
     add_elsewhere(&names, s, operation, &failure.elsewhere);
     add_state(&names, operation, operation.op.id.tag);
     return names;
@@ -86,6 +87,7 @@ pub fn names_of_failure(s: *const Session, operation: *const Operation) Names {
 pub fn names_of_missing(s: *const Session, operation: *const Operation) Names {
     var names: Names = .{ .self = s.self };
     add_ranks(&names, s, operation, &operation.op.missing);
+    add_ranks(&names, s, operation, &operation.group.member.outside_of(&operation.op));
     add_elsewhere(&names, s, operation, &operation.op.elsewhere);
     add_state(&names, operation, operation.op.id.tag);
     return names;

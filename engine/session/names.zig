@@ -15,9 +15,9 @@ pub const Names = struct {
     states: [states_max]StateName = undefined,
     states_count: usize = 0,
 
-    /// Those whose calls were missing; further ones are counted.
+    /// Those whose calls were missing, and those of them outside; further ones are counted.
     pub const missing_max = 4;
-    pub const items_max = missing_max + 2 * base.limits.elsewhere_told_max + 6;
+    pub const items_max = 2 * missing_max + 2 * base.limits.elsewhere_told_max + 6;
 
     const states_max = 1 + base.limits.elsewhere_told_max;
 

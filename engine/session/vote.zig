@@ -74,7 +74,11 @@ pub fn withdraw(s: *Session, group: *Group, reason: wire.control.AbortReason) vo
     if (operation.op.missing.is_empty()) return;
     const names = labels.names_of_missing(s, operation);
     var writer: std.Io.Writer = .fixed(&group.vote.late_storage);
-    const missing: waits.Missing = .{ .names = &names, .operation = operation };
+    const missing: waits.Ranks = .{
+        .names = &names,
+        .operation = operation,
+        .ranks = &operation.op.missing,
+    };
     writer.print("{f} must come to it first", .{missing}) catch {}; // cut
     group.vote.late_length = writer.end;
 }

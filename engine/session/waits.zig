@@ -96,10 +96,12 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
     const names: Names = labels.names_of_missing(s, operation);
-    s.log(.warning, "{f} has been waiting {d} s for {f}{f}; group {s}", .{
+    const outside = group.member.outside_of(&operation.op);
+    s.log(.warning, "{f} has been waiting {d} s for {f}{f}{f}; group {s}", .{
         operation.named(&names),
         (s.now -| operation.started_at) / std.time.ns_per_s,
-        Missing{ .names = &names, .operation = operation },
+        Ranks{ .names = &names, .operation = operation, .ranks = &operation.op.missing },
+        Outside{ .names = &names, .operation = operation, .ranks = &outside },
         Elsewhere{
             .names = &names,
             .operation = operation,
@@ -143,19 +145,37 @@ pub const Stuck = struct {
 };
 
 /// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
-pub const Missing = struct {
+pub const Ranks = struct {
     names: *const Names,
     operation: *const Operation,
+    ranks: *const base.Mask,
 
-    pub fn format(missing: Missing, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const names = missing.names;
-        const mask = &missing.operation.op.missing;
+    pub fn format(it: Ranks, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const most = Names.missing_max;
-        for (0..@min(mask.count(), most)) |index| {
+        const count = it.ranks.count();
+        for (0..@min(count, most)) |index| {
             if (index > 0) try writer.writeAll(" and ");
-            try writer.print("{f}", .{names.who(missing.operation.ids[mask.at(index)])});
+            try writer.print("{f}", .{it.names.who(it.operation.ids[it.ranks.at(index)])});
         }
-        if (mask.count() > most) try writer.print(" and {d} more", .{mask.count() - most});
+        if (count > most) try writer.print(" and {d} more", .{count - most});
+    }
+};
+
+/// "; rank 1 (node7:4242, 7f3a01c2) is still in an earlier epoch until its program calls admit"
+pub const Outside = struct {
+    names: *const Names,
+    operation: *const Operation,
+    ranks: *const base.Mask,
+
+    pub fn format(it: Outside, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const count = it.ranks.count();
+        if (count == 0) return;
+        const ranks: Ranks = .{ .names = it.names, .operation = it.operation, .ranks = it.ranks };
+        const tail = if (count == 1)
+            "is still in an earlier epoch until its program calls admit"
+        else
+            "are still in an earlier epoch until their programs call admit";
+        try writer.print("; {f} {s}", .{ ranks, tail });
     }
 };
 

@@ -73,6 +73,37 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], others) |*node, other| calls.release(node.s, other);
 }
 
+test "a call of a newcomer that is alone in its epoch names the members that have not entered it" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = try w.add();
+    try w.settle();
+    try joining.admit(node.s, w.now, node.group, base.never);
+    try w.settle();
+    try expectEqual(2, node.group.rank());
+    w.said_bytes = 0;
+    const operation = try world.sum(node, 10, .restart);
+    operation.deadline = w.now + 9 * second;
+    try w.pass(7 * second);
+    const wanted = "waiting 6 s for rank 0 (n0, 00000000) and rank 1 (n1, 00000000); rank 0 (n0, " ++
+        "00000000) and rank 1 (n1, 00000000) are still in an earlier epoch until their programs " ++
+        "call admit; group g";
+    const said = w.said[0..w.said_bytes];
+    try std.testing.expect(std.mem.endsWith(u8, said, wanted));
+    try w.pass(3 * second);
+    try expectEqual(.deadline_exceeded, operation.status);
+    try expectEqual(base.Mask.full(2), operation.failure.outside);
+    calls.release(node.s, operation);
+    const inside = try world.sum(node, 10, .restart);
+    inside.deadline = w.now + 9 * second;
+    try w.admit_all();
+    try w.pass(10 * second);
+    try expectEqual(2, inside.failure.missing.count());
+    try std.testing.expect(inside.failure.outside.is_empty());
+    calls.release(node.s, inside);
+}
+
 test "a link that moves nothing of what all have called is named by status, logs and errors" {
     // Method: what the first has sent to the second stays under way, for less than the silence
     // limit, and nothing else leaves on their lanes. The third has a deadline, and its error names

@@ -367,6 +367,13 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
         lines += _minority(epoch, operation)
         lines += _elsewhere(epoch, operation)
     named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}
+    silent = {rank for operation in epoch["operations"] for rank in operation.get("not_called", [])}
+    for rank in sorted(silent):
+        if not epoch["members"][rank].get("entered", True):
+            says = (
+                f"{_ranked(epoch, rank)} is still in an earlier epoch until its program calls admit"
+            )
+            lines.append(Text(shown(says), style="yellow"))
     for member in epoch["members"]:
         if member.get("waited_for") and member["rank"] not in named:
             says = (

@@ -350,6 +350,7 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
     there = {"rank": 1, "kind": "barrier", "tag": 5, "sequence": 0, "waits_for": [0]}
     operation |= {"elsewhere": [there], "stuck_links": [{"rank": 0, "other": 1}]}
+    group["epochs"][0]["members"][0]["entered"] = False
     assert keys_of(example) <= documented_keys()
     from rich.console import Console
 
@@ -367,6 +368,8 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
         "barrier tag 5 sequence 0 for rank 0 (node7:4242 #0, 0b0f5e0e)",
         "nothing of all_reduce tag 0 sequence 12 moves between rank 0 (node7:4242 #0, 0b0f5e0e) "
         "and rank 1 (node8:77 #1, 9d3c2b1a), though all have called it",
+        "rank 0 (node7:4242 #0, 0b0f5e0e) is still in an earlier epoch until its program calls "
+        "admit",
         "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB", "2.1 s",
     ):  # fmt: skip
         assert word in text, text
