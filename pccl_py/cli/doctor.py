@@ -196,8 +196,10 @@ def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
     with ThreadPoolExecutor(DIALS_AT_ONCE) as threads:
         peer = threads.submit(visit.stay, max(status["min_world_size"], 1), over)
         ways = {
-            member: threads.submit(_dial_at, f"member {member[:8]}", address, visit.timeout)
-            for member, address in members.items()
+            member["peer_id"]: threads.submit(
+                _dial_at, _named(member), member["address"], visit.timeout
+            )
+            for member in members
         }
         try:
             answer = _dialed_back(visit, peer)
@@ -206,22 +208,33 @@ def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
         yield _seen(visit, answer, peer)
         back = {each["peer_id"]: each for each in answer.get("dial_back", {}).get("members", ())}
         found = {
-            member: _both(way.result(), bool(members[member]), back.get(member))
-            for member, way in ways.items()
+            member["peer_id"]: _both(
+                ways[member["peer_id"]].result(),
+                bool(member["address"]),
+                back.get(member["peer_id"]),
+            )
+            for member in members
         }
         reached = {member for member, finding in found.items() if finding.ok}
         for member, finding in found.items():
             yield finding if finding.ok else _around(finding, member, reached, status)
 
 
-def _members(status: dict[str, Any]) -> dict[str, str]:
-    return {
-        member["peer_id"]: member["address"]
+def _members(status: dict[str, Any]) -> list[dict[str, Any]]:
+    members = {
+        member["peer_id"]: member
         for group in status["groups"]
         for epoch in group["epochs"]
         for member in epoch["members"]
         if member["alive"]
     }
+    return list(members.values())
+
+
+def _named(member: dict[str, Any]) -> str:
+    """As in a line: "member 7f3a01c2 (node7:4242)"."""
+    label = member.get("label", "")
+    return f"member {member['peer_id'][:8]}" + (f" ({label})" if label else "")
 
 
 def _dialed_back(visit: Visit, peer: Future[None]) -> dict[str, Any]:
@@ -317,12 +330,13 @@ def _around(finding: Finding, member: str, reached: set[str], status: dict[str, 
 
 def _ways(epoch: dict[str, Any], reached: set[str]) -> list[str]:
     """Through whom data goes between all members of an epoch and a newcomer that reaches these."""
+    named = {each["peer_id"]: _named(each) for each in epoch["members"]}
     by_rank = {each["rank"]: each["peer_id"] for each in epoch["members"]}
     hubs = [by_rank[rank] for rank in epoch["hubs"] if by_rank[rank] in reached]
     ring = [by_rank[rank] for rank in epoch["order"]] if epoch["has_ring"] else []
     neighbours = zip(ring, [*ring[1:], *ring[:1]], strict=True)
     fits_in = len(ring) > 2 and any({one, other} <= reached for one, other in neighbours)
-    return [f"member {hub[:8]}" for hub in hubs] or (["other members"] if fits_in else [])
+    return [named[hub] for hub in hubs] or (["other members"] if fits_in else [])
 
 
 def _clock(first: Answer, last: Answer) -> Finding:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -384,10 +385,14 @@ class Processes:
     def _peer_id(self, index: int) -> str:
         """The id by which the rank of a process is its number; empty where it has none.
 
-        Ranks of a first epoch follow the ids; who comes later has the rank that the run gives it.
+        Ranks of a first epoch follow the ids. The number is in the eight digits by which people and
+        rates name a peer. Who comes later has the rank that the run gives it.
         """
-        is_named = _is_for_any_process(os.environ.get("PCCL_PEER_ID", ""))
-        return "" if is_named or not self._is_new or self._restarts[index] else f"{1 + index:032x}"
+        if _is_for_any_process(os.environ.get("PCCL_PEER_ID", "")):
+            return ""
+        if not self._is_new or self._restarts[index]:
+            return ""
+        return f"{1 + index:08x}{secrets.token_hex(12)}"
 
     def _start(self, index: int) -> None:
         if self._signalled is not None:

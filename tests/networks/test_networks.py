@@ -153,12 +153,12 @@ def test_the_doctor_dials_a_member_and_is_dialed_by_it(
         program = here.start(*options, PCCL_TOKEN=coordinator.token)
         ((out, errors),) = ends(program)
     # Lines on memory name the member, too, where it is some milliseconds away.
-    (line,) = [line for line in out.splitlines() if " member 11111111: " in line]
+    (line,) = [line for line in out.splitlines() if re.match(r"\w+ +member 11111111 \(", line)]
     reaches, is_reached = member == "public", patient == "public"
     assert program.returncode == (0 if reaches or is_reached else 1), (out, errors)
     assert line.startswith("ok  " if reaches or is_reached else "wrong  ")
     said = "accepts in" if reaches else "does not answer in 1 s"
-    assert f"member 11111111: {theirs.address}:" in line and said in line
+    assert f"): {theirs.address}:" in line and said in line
     at = re.escape(here.address)
     back = {
         "public": rf"it has dialed this machine at {at}:295\d\d",
@@ -206,7 +206,7 @@ def test_two_homes_behind_nat_and_a_machine_that_both_reach_work_together_throug
         assert doctor.returncode == 0, (out, errors)
         (line,) = [line for line in out.splitlines() if "member 11111111" in line]
         assert line.startswith("ok  ") and "neither reaches the other" in line
-        assert "data goes through member aaaaaaaa, without which one of the two loses" in line
+        assert re.search(r"through member aaaaaaaa \(.*\), without which one of the two", line)
 
         joining = threads.submit(join, homes[1], "2")
         list(threads.map(admit_another, there))

@@ -25,23 +25,26 @@ def findings(program: Any) -> dict[str, dict[str, Any]]:
     return {each["what"]: each for each in json.loads(program.rest())}
 
 
+LABELLED = "member abababab (node #0)"
+
+
 def test_where_all_is_well_everything_is_ok(start: Any) -> None:
     with (
         pccl.Coordinator() as coordinator,
-        pccl.connect(coordinator.token, peer_id="ab" * 16) as comm,
+        pccl.connect(coordinator.token, peer_id="ab" * 16, label="node #0") as comm,
     ):
         comm.admit()
         program = start("doctor", "--json", module=CLI, PCCL_TOKEN=coordinator.token)
         assert program.end() == 0, program.errors
         found = findings(program)
-        assert {"name", "coordinator", "run", "seen", "clock", "member abababab"} <= found.keys()
+        assert {"name", "coordinator", "run", "seen", "clock", LABELLED} <= found.keys()
         assert all(each["ok"] for each in found.values())
         assert found["coordinator"]["seconds"] is None  # on this machine
         assert "this machine itself" in found["home"]["says"]
         assert "127.0.0.1:" in found["seen"]["says"]
         assert "PCCL_PORTS is not set" in found["seen"]["says"]
         both = r"127\.0\.0\.1:\d+ accepts in \d+ ms; it has dialed this machine at 127\.0\.0\.1:\d+"
-        assert re.fullmatch(both, found["member abababab"]["says"])
+        assert re.fullmatch(both, found[LABELLED]["says"])
         for name in ("tcp_rmem", "tcp_wmem"):
             assert re.fullmatch(r"at most \d+ bytes: a lane carries .* ms", found[name]["says"])
         assert re.fullmatch(r"\w+", found["congestion control"]["says"])
@@ -83,7 +86,7 @@ def test_too_few_descriptors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_members_dial_the_port_that_peers_will_have(start: Any) -> None:
     with (
         pccl.Coordinator() as coordinator,
-        pccl.connect(coordinator.token, peer_id="ab" * 16) as comm,
+        pccl.connect(coordinator.token, peer_id="ab" * 16, label="node #0") as comm,
         socket.create_server(("127.0.0.1", 0)) as taken,
     ):
         comm.admit()
@@ -91,7 +94,7 @@ def test_members_dial_the_port_that_peers_will_have(start: Any) -> None:
         options = ("doctor", "--json", "--ports", f"{port}-{port + 20}")
         program = start(*options, module=CLI, PCCL_TOKEN=coordinator.token)
         assert program.end() == 0, program.errors
-        (at,) = re.findall(r"this machine at 127\.0\.0\.1:(\d+)", _says(program, "member abababab"))
+        (at,) = re.findall(r"this machine at 127\.0\.0\.1:(\d+)", _says(program, LABELLED))
         assert port < int(at) <= port + 20
         only = start("doctor", "--ports", f"{port}", module=CLI, PCCL_TOKEN=coordinator.token)
         assert only.end() == 1

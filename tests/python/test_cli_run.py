@@ -63,7 +63,7 @@ def test_the_first_processes_have_their_numbers_as_ranks_and_nobody_else_has_the
     that it starts. Once its first connection is closed, its id is free."""
     source = (
         "import os, subprocess, sys, pccl_py as pccl\n"
-        "def own(comm): return int(str(comm.peer_id), 16) == 1 + int(os.environ['RANK'])\n"
+        "def own(comm): return int(comm.peer_id.short, 16) == 1 + int(os.environ['RANK'])\n"
         "def tell(what):\n"
         "    group = what + os.environ['RANK']\n"
         "    with pccl.connect(group=group, initial_world_size=1) as comm: print(what, own(comm))\n"
@@ -97,7 +97,7 @@ def test_an_id_is_given_to_first_processes_alone_and_not_where_there_is_one(star
     program = start("run", "-n", "1", "--restarts", "1", "--", *PYTHON, told, module=CLI)
     assert program.end() == 7
     first, second = program.rest().splitlines()
-    assert re.fullmatch(r"\[0\] 0{31}1@\d+", first) and second == "[0] None"
+    assert re.fullmatch(r"\[0\] 0{7}1[0-9a-f]{24}@\d+", first) and second == "[0] None"
 
     inner = ["-m", CLI, "run", "-n", "2", "--", *PYTHON]
     run_inner = f"import subprocess, sys; subprocess.run([sys.executable, *{inner}, sys.argv[1]])"
