@@ -44,7 +44,7 @@ def admit(deadline: float | None = None) -> Admission:
     All members must call it equally often, between the same collectives; nothing may be in flight
     that others have not called. With nothing pending it costs no network round trip. The first call
     of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that, and tells of losses since then. DistributedDataParallel over a group that has
+    answers for that, and tells of losses since then. After a loss `joined` has no founders. DistributedDataParallel over a group that has
     changed goes by its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
@@ -65,8 +65,12 @@ def admit(deadline: float | None = None) -> Admission:
             tell_torch(run.groups)
     before = {peer: rank for rank, peer in enumerate(run.answered)}
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
+    joined = ranks.keys() - before.keys()
+    # What has changed since the founders entered is the news, and they have not joined in it.
+    if ranks.keys() == before.keys() or not run.joined >= before.keys():
+        joined |= ranks.keys() & run.joined
     answer = Admission(
-        joined=tuple(sorted(ranks[p] for p in ranks if p not in before or p in run.joined)),
+        joined=tuple(sorted(ranks[peer] for peer in joined)),
         left=tuple(sorted(before[peer] for peer in before if peer not in ranks)),
         changed=run.has_changed,
         rank=world.rank(),

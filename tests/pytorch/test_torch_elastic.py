@@ -143,7 +143,7 @@ def test_a_loss_that_only_another_group_has_told_of_counts_at_the_first_safe_poi
         assert "PeerLost" in kinds
     for admitted in all_of([first, second], "admit"):
         assert admitted["changed"] and admitted["size"] == 2
-        assert admitted["joined"] == [0, 1] and len(admitted["left"]) == 1
+        assert admitted["joined"] == [] and len(admitted["left"]) == 1
     assert all_of([first, second], "from_the_last") == [[[[0, 1], 1.0]]] * 2
 
 
