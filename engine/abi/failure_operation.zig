@@ -300,7 +300,7 @@ const OutOfRule = struct {
         const moved = it.op.sync() orelse return;
         if (moved.expected == 0) return;
         try writer.print("; this peer brought {d} and expected {d}", .{
-            moved.revision,
+            moved.brought,
             moved.expected,
         });
     }

@@ -21,6 +21,8 @@ pub const Sync = struct {
     strategy: control.Strategy,
     /// The number of the attempt under way, or of the last one.
     attempt: u32 = 0,
+    /// The revision of the content that this peer has called with.
+    brought: u64,
     /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
     revision: u64,
     root: Hash,
@@ -65,10 +67,12 @@ pub const Sync = struct {
         const state = options.state;
         const sync = try gpa.create(Sync);
         errdefer gpa.destroy(sync);
+        const revision = options.revision orelse state.revision;
         sync.* = .{
             .transfer = try .init(gpa, state, options.ranks),
             .strategy = options.strategy,
-            .revision = options.revision orelse state.revision,
+            .brought = revision,
+            .revision = revision,
             .root = state.root,
             .expected = options.expected,
             .standing = options.standing,

@@ -269,7 +269,8 @@ test "a sync that replaces what a member has says in its log what came, and from
     defer case.deinit();
     try case.sync_all();
     const said = case.world.said[0..case.world.said_bytes];
-    const what = "shared state \"model\": content of revision 3 replaces that of this peer; ";
+    const what = "shared state \"model\": content of revision 3 replaces revision 0 of this " ++
+        "peer; ";
     try expect(std.mem.startsWith(u8, said, what ++ "it came from peer "));
     try expect(std.mem.endsWith(u8, said, " (n0) and 1 more"));
     for (case.all()) |*held| try held.end(.ok);

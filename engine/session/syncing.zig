@@ -163,7 +163,12 @@ pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     note_synced(s, operation.group, state);
     // The difference is complete in `wanted` and `staged`; the caller applies it.
     if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
-    s.log(.info, "{f}", .{Replaced{ .s = s, .operation = operation, .state = state }});
+    const replaced: Replaced = .{ .s = s, .operation = operation, .state = state };
+    // Its user may have loaded a newer checkpoint than the others have.
+    if (sync.brought > sync.revision and sync.strategy != .receive_only)
+        s.log(.warning, "{f}", .{replaced})
+    else
+        s.log(.info, "{f}", .{replaced});
 }
 
 /// A sync replaces what this peer had.
@@ -175,8 +180,10 @@ const Replaced = struct {
     pub fn format(it: Replaced, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const sync = it.operation.work.sync;
         const given = if (sync.sources.is_empty()) &sync.holders else &sync.sources;
-        const text = "shared state \"{s}\": content of revision {d} replaces that of this peer";
-        try writer.print(text, .{ it.state.name, sync.revision });
+        try writer.print(
+            "shared state \"{s}\": content of revision {d} replaces revision {d} of this peer",
+            .{ it.state.name, sync.revision, sync.brought },
+        );
         if (given.is_empty()) return;
         const first = it.operation.ids[given.at(0)];
         try writer.print("; it came from peer {f}", .{labels.named(it.s, first)});

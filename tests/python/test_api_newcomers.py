@@ -242,7 +242,8 @@ def test_a_newcomer_of_a_high_revision_receives_unless_a_rule_lets_it_give(
     rules: tuple[pccl.StateRuleName, ...],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And whose content is replaced says in its log what it has now, and from whom."""
+    """And whose content is replaced says in its log what it has now, and from whom; as a warning
+    where its own revision was higher."""
     caplog.set_level("INFO", logger="pccl")
     with ThreadPoolExecutor(2) as pool:
         members = list(pool.map(lambda _: join(coordinator, 2), range(2)))
@@ -264,11 +265,16 @@ def test_a_newcomer_of_a_high_revision_receives_unless_a_rule_lets_it_give(
     assert {state.revision for state in states.values()} == {revision + 1}
 
     givers = [newcomer] if rules else members
-    said = f"content of revision {revision} replaces that of this peer; it came from peer "
-    lines = [said + giver.peer_id.short for giver in givers]
+    level, replaced = ("INFO", "3") if rules else ("WARNING", "5000")
+    said = f"content of revision {revision} replaces revision {replaced} of this peer; it came from"
+    lines = [f"{said} peer {giver.peer_id.short}" for giver in givers]
     limit = time.monotonic() + 20
-    while not any(line in caplog.text for line in lines):  # the log has a thread of its own
+    while True:  # the log has a thread of its own
+        found = [r for r in caplog.records if any(line in r.getMessage() for line in lines)]
+        if found:
+            break
         assert time.monotonic() < limit, caplog.text
+    assert {record.levelname for record in found} == {level}
     for comm in everybody:
         states[comm].close()
         comm.close()
