@@ -111,7 +111,8 @@ pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Er
     return fail(
         .deadline_exceeded,
         "group \"{s}\" timed out before it began: {d} of {d} peers are here, counting this " ++
-            "one{s}. It begins when {d} are (initial_world_size)",
+            "one{s}. It begins when {d} are: initial_world_size says so, or the variable " ++
+            "PCCL_INITIAL_WORLD_SIZE, which pccl run -n N sets to N",
         .{
             name,
             count.here,

@@ -161,6 +161,10 @@ test "a group and a safe point whose deadline passed say that they timed out" {
     try expect_timed_out(membership(.deadline_exceeded, ""));
     try expect_timed_out(membership(.deadline_exceeded, "rank 1 must call admit first"));
     try expect_timed_out(failure.too_few_came("g", &count));
+    const sentence = std.mem.span(status.pccl_last_error());
+    const wanted = "It begins when 2 are: initial_world_size says so, or the variable " ++
+        "PCCL_INITIAL_WORLD_SIZE";
+    try std.testing.expect(std.mem.indexOf(u8, sentence, wanted) != null);
     for ([_]?session.Group.Attendance{ null, count }) |attendance| {
         const why: net.Membership.Failure = .{
             .status = .deadline_exceeded,
