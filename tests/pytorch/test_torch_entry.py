@@ -261,12 +261,66 @@ for named in ({}, {"init_method": "pccl://"}):
     assert sorted(lines) == [f"[{n}] True 111 3" for n in (0, 0, 1, 1, 2, 2)]
 
 
+def _block_of(word: str) -> str:
+    """The block of docs/TORCH.md that has this word."""
+    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = (each for each in blocks if word in each)
+    return str(block)
+
+
+def test_survivors_make_their_group_anew_as_the_document_has_it() -> None:
+    program = f"""
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("pccl", init_method="pccl://")
+dist.barrier()
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.barrier()
+except dist.DistBackendError as error:
+    print(type(error).__name__)
+{_block_of("PCCL_INITIAL_WORLD_SIZE")}
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print(dist.get_rank(), dist.get_world_size(), tensor.item())
+dist.destroy_process_group()
+"""
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "3", "--", sys.executable, "-c"]
+    lines = run_of([*command, program]).splitlines()
+    assert sorted(lines) == ["[0] 0 2 2.0", "[0] PeerLost", "[2] 1 2 2.0", "[2] PeerLost"]
+
+
+def test_a_checkpoint_is_saved_beside_the_training_as_the_document_has_it(tmp_path: Path) -> None:
+    """Steps come at different times on the ranks, so their order with the thread differs."""
+    program = f"""
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("pccl", init_method="pccl://")
+rank = dist.get_rank()
+model = torch.nn.Linear(2, 1)
+with torch.no_grad():
+    for each in model.parameters():
+        each.fill_(5.0)
+folder = {str(tmp_path / "saved")!r}
+def step():
+    for index in range(50):
+        tensor = torch.full((1,), float(rank + index))
+        dist.all_reduce(tensor)
+        assert tensor.item() == 2 * index + 1
+        time.sleep(0.002 * rank)
+{_block_of("dcp.async_save")}
+state = {{"model": {{name: torch.zeros_like(x) for name, x in model.state_dict().items()}}}}
+dcp.load(state, checkpoint_id=folder)
+print(*(x.unique().item() for x in state["model"].values()))
+dist.destroy_process_group()
+"""
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable, "-c"]
+    assert sorted(run_of([*command, program]).splitlines()) == ["[0] 5.0 5.0", "[1] 5.0 5.0"]
+
+
 def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it() -> None:
     """Two processes with data of their own, of which one begins with other parameters."""
-    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
-    (block,) = (
-        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if LOOP in each
-    )
+    block = _block_of(LOOP)
     program = f"""
 import os, torch
 rank = int(os.environ["RANK"])
