@@ -138,7 +138,6 @@ def test_every_error_of_pccl_py_has_a_result() -> None:
         ("UINT8", "MIN_MAX", "min_max_u8"),
         ("UINT8", "ZERO_POINT_SCALE", "zero_point_u8"),
         ("FLOAT", "NONE", "none"),
-        ("UINT16", "MIN_MAX", "min_max_u16"),
     ],
 )
 def test_quantization_has_a_codec(datatype: str, algorithm: str, codec: str) -> None:
@@ -146,6 +145,19 @@ def test_quantization_has_a_codec(datatype: str, algorithm: str, codec: str) -> 
         pccl.DataType[datatype], pccl.QuantizationAlgorithm[algorithm]
     )
     assert options.codec == codec
+
+
+def test_what_pccl_1_has_not_is_refused_in_its_words() -> None:
+    from pccl.words import name_of
+
+    options = pccl.QuantizationOptions(pccl.DataType.FLOAT16, pccl.QuantizationAlgorithm.MIN_MAX)
+    with pytest.raises(
+        pccl_py.InvalidArgument, match=r"DataType\.UINT8 with .*MIN_MAX, not DataType\.FLOAT16"
+    ):
+        _ = options.codec
+    assert name_of(pccl.ReduceOp.AVG) == "avg"
+    with pytest.raises(TypeError, match=r"such as ReduceOp\.AVG, not 'avg'"):
+        name_of("avg")
 
 
 def test_the_distribution_is_of_this_release_and_has_the_package(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from pccl.words import (
     Result,
     SharedStateSyncStrategy,
     TensorInfo,
+    name_of,
     told,
 )
 from pccl_py.collectives import Part
@@ -117,6 +118,7 @@ class Communicator:
         assert ":" in address, f"Invalid address: {address}, expected format: ip:port"
         with told("pcclCreateCommunicator"):
             self._token = os.environ.get("PCCL_TOKEN") or pccl_py.token_create(address, RUN_ID)
+        self._address = None if os.environ.get("PCCL_TOKEN") else address
         self._peer_group = peer_group
         self._run: pccl_py.Communicator | None = None
         self._group: pccl_py.Group | None = None
@@ -279,17 +281,30 @@ class Communicator:
                 result = Result.MASTER_CONNECTION_FAILED
                 raise PCCLError(result, name, str(error)) from error
 
+    def _reach(self) -> pccl_py.Communicator:
+        try:
+            return pccl_py.connect(
+                self._token,
+                ports=os.environ.get("PCCL_PORTS") or PORTS,
+                connect_timeout=CONNECT_SECONDS,
+                # In PCCL 1.0 peers may be as late as they like, and without a master calls fail.
+                deadline=None if os.environ.get("PCCL_DEADLINE") else SECONDS_MAX,
+                reconnect_timeout=(
+                    None if os.environ.get("PCCL_RECONNECT_TIMEOUT") else RECONNECT_SECONDS
+                ),
+            )
+        except pccl_py.CoordinatorUnreachable as error:
+            if self._address is None:
+                raise
+            # Its remedies are about tokens, of which a program with an address has none.
+            reason = str(error).partition(": ")[0]
+            raise pccl_py.CoordinatorUnreachable(
+                f"{reason}. Start a master at {self._address} (pccl_master, or MasterNode), or "
+                "check the host and the port that Communicator was given"
+            ) from error
+
     def _enter(self) -> None:
-        run = pccl_py.connect(
-            self._token,
-            ports=os.environ.get("PCCL_PORTS") or PORTS,
-            connect_timeout=CONNECT_SECONDS,
-            # In PCCL 1.0 peers may be as late as they like, and a master that is gone fails calls.
-            deadline=None if os.environ.get("PCCL_DEADLINE") else SECONDS_MAX,
-            reconnect_timeout=(
-                None if os.environ.get("PCCL_RECONNECT_TIMEOUT") else RECONNECT_SECONDS
-            ),
-        )
+        run = self._reach()
         try:
             while not _admitted(run):
                 continue
@@ -335,10 +350,10 @@ class Communicator:
     ) -> pccl_py.Work:
         _, group = self._opened(name)
         self._check_size(name)
-        options: Any = {"op": op.name.lower(), "tag": tag, "recovery": "restart", "async_op": True}
-        if quantization is not None:
-            options["codec"] = quantization.codec
+        options: Any = {"op": name_of(op), "tag": tag, "recovery": "restart", "async_op": True}
         with told(name):
+            if quantization is not None:
+                options["codec"] = quantization.codec
             work: pccl_py.Work = group.all_reduce(_data_of(send), _data_of(recv), **options)
         return work
 
@@ -391,7 +406,7 @@ def _outcome(work: pccl_py.Work) -> pccl_py.Outcome:
 def _part(descriptor: ReduceOpDescriptor) -> Part:
     what = descriptor.reduce_descriptor
     codec = what.quantization_options.codec
-    beside = {"op": what.op.name.lower(), "tag": what.tag, "codec": codec}
+    beside = {"op": name_of(what.op), "tag": what.tag, "codec": codec}
     send, recv = (descriptor.buffer(at) for at in (descriptor.sendbuf_ptr, descriptor.recvbuf_ptr))
     return Part(send, recv, beside)
 

@@ -88,6 +88,13 @@ class ReduceOp(Enum):
     MIN = 4
 
 
+def name_of(op: object) -> str:
+    """The word of pccl_py for an operator."""
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op must be a pccl.ReduceOp, such as ReduceOp.AVG, not {op!r}")
+    return op.name.lower()
+
+
 class Attribute(Enum):
     """Numbers that `Communicator.get_attribute` tells."""
 
@@ -217,11 +224,15 @@ class QuantizationOptions:
 
     @property
     def codec(self) -> str:
-        """The codec of pccl_py, "min_max_u8" for example; a name that it refuses for others."""
+        """The codec of pccl_py: "none", "min_max_u8" or "zero_point_u8"."""
         if self.algorithm is QuantizationAlgorithm.NONE:
             return "none"
-        method = self.algorithm.name.lower().removesuffix("_scale")
-        return f"{method}_{self.quantized_datatype.name.lower().replace('uint', 'u')}"
+        if self.quantized_datatype is not DataType.UINT8:
+            raise pccl_py.InvalidArgument(
+                f"QuantizationOptions takes DataType.UINT8 with {self.algorithm}, not "
+                f"{self.quantized_datatype}; QuantizationAlgorithm.NONE goes with any type"
+            )
+        return self.algorithm.name.lower().removesuffix("_scale") + "_u8"
 
 
 class ReduceDescriptor:
