@@ -44,8 +44,8 @@ def admit(deadline: float | None = None) -> Admission:
     All members must call it equally often, between the same collectives; nothing may be in flight
     that others have not called. With nothing pending it costs no network round trip. The first call
     of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that, and tells of losses since then. After a loss `joined` has no founders. DistributedDataParallel over a group that has
-    changed goes by its new members.
+    answers for that, and tells of losses since then. If members have come or gone since, `joined`
+    has no founders. DistributedDataParallel over a group that has changed goes by its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
     InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
