@@ -283,8 +283,8 @@ def _checked(
         named = getattr(array, "dtype", None)  # the library's name for it, which users know
         what = what if named is None else f"dtype {named}"
         raise TypeError(
-            f"the {_name(array)} has {what}; supported are {known}, and bool where nothing is "
-            "added up"
+            f"the {_name(array)} has {what}; supported are {known}, and where nothing is added up "
+            "bool and floats and integers of 8 bits or less, such as float8_e4m3fn and int4"
         )
     if foreign:
         raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")

@@ -172,6 +172,7 @@ _BESIDE[ManyOptions] = ()
 
 # By the names of the operations.
 _KINDS: dict[str, type] = {}
+_ROOTED: set[str] = set()
 
 _MEANINGS = {
     "op": '"sum" (the default), "avg" (of integers cut towards zero), "prod", "min", "max", of the '
@@ -231,7 +232,8 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
     known = _KNOWN[kind].union(_BESIDE[kind])
     unknown = [name for name in options if name not in known]
     if unknown:
-        names = ", ".join(name for name in _MEANINGS if name in known)
+        own = ["root"] if operation in _ROOTED else []
+        names = ", ".join([*own, *(name for name in _MEANINGS if name in known)])
         raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")
 
 
@@ -255,6 +257,8 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
             return prepare(*given, **options).run(async_op, _finish, _reword, _made, _origin)
 
         _KINDS[prepare.__name__] = kind
+        if "root" in inspect.signature(prepare).parameters:
+            _ROOTED.add(prepare.__name__)
         method: Any = documented(kind)(functools.wraps(prepare)(run))
         method.__signature__ = inspect.signature(prepare).replace(
             return_annotation="Outcome | Work"

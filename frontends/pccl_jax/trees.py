@@ -184,9 +184,10 @@ def check_dtype(name: str, op: ReduceOp | None) -> None:
     if op is None:
         return
     if moves and not (op.is_bitwise and name == "bool"):
+        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         raise TypeError(
-            f"dtype {name} is not added up, and goes where nothing is: convert it first; bool has "
-            "op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
+            f"dtype {name} is not added up, and goes where nothing is: convert it first"
+            f"{ops if name == 'bool' else ''}"
         )
     dtype = parse_kind(name)
     if op.is_bitwise and dtype is not None and dtype.is_float:

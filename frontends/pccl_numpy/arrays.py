@@ -95,9 +95,10 @@ def check_dtype(x: Array, *, adds: bool) -> None:
         return
     name = x.dtype.name
     if moves:
+        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         raise TypeError(
-            f"dtype {name} is not added up, and goes where nothing is: convert it first; bool has "
-            "op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
+            f"dtype {name} is not added up, and goes where nothing is: convert it first"
+            f"{ops if name == 'bool' else ''}"
         )
     trees = "; trees, for pccl_numpy.tree, are of dicts, lists, tuples, named tuples and arrays"
     raise TypeError(

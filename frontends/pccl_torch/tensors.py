@@ -196,9 +196,10 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
     if dtype in DTYPES or dtype in PAIRS or (dtype in OPAQUE and not adds):
         return
     if dtype in OPAQUE:
+        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         raise TypeError(
-            f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first; "
-            "bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
+            f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first"
+            f"{ops if dtype == torch.bool else ''}"
         )
     raise TypeError(
         f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "

@@ -357,7 +357,7 @@ def doctor_command(
     ] = 5.0,
     ports: Annotated[
         str | None,
-        typer.Option(help="Ports that peers have here, as 29400-29500." + default("PCCL_PORTS")),
+        typer.Option(help="Ports that peers have here, as 29400-29500. " + default("PCCL_PORTS")),
     ] = None,
 ) -> None:
     """Check this machine for a peer: routes to coordinator and members and back, clocks, limits.

@@ -178,6 +178,8 @@ def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
 
 
 def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
+    answer = pccl_command("doctor", "--help", COLUMNS="200")
+    assert "29400-29500. [default: PCCL_PORTS]" in answer.stdout
     answer = pccl_command("coordinator", "--help", COLUMNS="200")
     for value in ("127.0.0.1", "auto", "262144", "256 MiB", "0.5", "5", "10", "never"):
         assert f"[default: {value}]" in answer.stdout, value
