@@ -62,7 +62,7 @@ pub const Elsewhere = struct {
         return list;
     }
 
-    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)",
+    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)"
     /// or "; it is still in an earlier epoch until its program calls admit"
     pub fn words(elsewhere: *const Elsewhere, rank: usize) Words {
         return .{ .elsewhere = elsewhere, .rank = rank };

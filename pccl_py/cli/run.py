@@ -386,7 +386,7 @@ class Processes:
         """The id by which the rank of a process is its number; empty where it has none.
 
         Ranks of a first epoch follow the ids. The number is in the eight digits by which people and
-        rates name a peer. Who comes later has the rank that the run gives it.
+        rates name a peer. A process that comes later has the rank that the run gives it.
         """
         if _is_for_any_process(os.environ.get("PCCL_PEER_ID", "")):
             return ""
