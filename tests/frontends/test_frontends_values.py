@@ -147,7 +147,7 @@ def test_bits_of_integers_and_of_bool_are_combined(
         run_on_all(worlds(3), frontend, replace(call, bits=True), "bool")
 
 
-@pytest.mark.parametrize("world", range(5, 17))
+@pytest.mark.parametrize("world", [5, 8, 16])
 def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
     collectives = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
     calls = [Call(name, (3,) * world, (2,), root=world // 2) for name in collectives]

@@ -16,6 +16,7 @@ QUEUE_BYTES_MAX = 4 * MIB
 SPARE_BYTES = 16 * MIB  # what the coordinator has otherwise, and what its allocator keeps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ["statuses", "zero_windows"])
 def test_somebody_with_the_token_holds_what_there_is_and_stops_nobody(
     tmp_path: Path, attack: str

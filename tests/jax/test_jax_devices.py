@@ -47,13 +47,12 @@ def run(devices: int, first_seed: int, programs: int, seconds_max: float) -> Non
                 peer.wait()
 
 
-@pytest.mark.parametrize("devices", [2, 4, pytest.param(8, marks=pytest.mark.long)])
-def test_random_programs_agree_with_numpy(devices: int) -> None:
-    run(devices, 100 * devices, 3, 120)
+def test_random_programs_agree_with_numpy() -> None:
+    run(2, 200, 3, 120)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [4, 8])
 def test_thirty_random_programs_agree_with_numpy(devices: int) -> None:
     run(devices, 1000 * devices, 30, 600)
 

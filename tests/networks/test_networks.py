@@ -74,7 +74,10 @@ def test_a_peer_with_a_public_address_that_it_does_not_know_is_reached_there(
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("behind_nat", "its address is not known"), ("firewalled", "no answer in 5 s")],
+    [
+        ("behind_nat", "its address is not known"),
+        pytest.param("firewalled", "no answer in 5 s", marks=pytest.mark.long),
+    ],
 )
 def test_two_that_cannot_dial_each_other_say_so_and_why(
     internet: Internet, kind: str, why: str

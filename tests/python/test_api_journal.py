@@ -39,7 +39,7 @@ def use(state: Path, **options: Any) -> str:
         token = coordinator.token
         peers = max(1, *(options.get(f"{name}_world_size", 1) for name in ("min", "initial")))
         with ThreadPoolExecutor(peers) as threads:
-            # All are in before the first leaves: below min_world_size the others wait for a new peer.
+            # All enter before the first leaves: below min_world_size the others would wait on.
             comms = list(threads.map(lambda _: pccl.connect(token, bind="127.0.0.1"), range(peers)))
         for comm in comms:
             comm.close()
