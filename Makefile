@@ -3,8 +3,8 @@
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/);
 #                             FRAMEWORK=torch: under DistributedDataParallel; =jax: jitted
-#   make test                 everything that must pass: style, unit tests, simulator, Python tests
-#   make test-long            what is long and rarely broken: threads, emulators, chaos, docs
+#   make test                 style, unit tests, Python tests
+#   make test-long            what is long and rarely broken: simulator, threads, chaos, docs
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
@@ -41,7 +41,7 @@ MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
 ROUNDS ?= 10
 # Python tests wait more than they work, so there are more workers than cores.
-WORKERS ?= 4
+WORKERS ?= 6
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
@@ -49,30 +49,28 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 # The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test style-with-packages simulator python-test test-long check style demo
-.PHONY: bench sim soak test-torch fuzz flaky mutants test-threads test-threads-python
+.PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
+.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads test-threads-python
 .PHONY: test-aarch64 test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# The steps that compile and install go side by side, and so does style, once all is installed: the
-# unit tests of the simulator end on one core. Then one after the other, also under `make -j`: the
-# simulator keeps all cores busy, and some Python tests measure. All that `check` compiles is
-# compiled for the tests, so only the rest of it is here.
+# Python tests wait more than they work, so unit tests and style run beside them. Those that measure
+# come last, when nothing else runs. All that `check` compiles is compiled for the tests, so only the
+# rest of it is here. The summary line of pytest ends the output.
 test:
 	$(MAKE) $(VENV)/.tools
-	$(MAKE) -j4 unit-test style-with-packages
-	$(MAKE) simulator
-	$(MAKE) python-test
+	$(MAKE) -j2 unit-test installed-tests
 
 unit-test: $(VENV)/.tools
-	$(ZIG) test mutated-sim --summary new
+	$(ZIG) test --summary new
 
 # Pip does one thing at a time in an environment.
-style-with-packages: $(VENV)/.native $(VENV)/.packages
-	$(MAKE) -j1 style
+installed-tests: $(VENV)/.native $(VENV)/.packages
+	$(MAKE) -j1 build $(VENV)/.with-dev $(VENV)/.with-test
+	$(MAKE) -j2 style python-test
 
 # Each commit draws seeds that nobody has run before: they begin at a number of its tree, so another
 # run of that tree repeats them. Another TURN, a hexadecimal digit, takes other seeds of that tree.
@@ -81,23 +79,28 @@ TURN := 0
 TREE := $(shell git rev-parse --verify --quiet 'HEAD^{tree}' | cut -c 1-9)
 SEEDS_OF_TREE := $(if $(TREE),--start $(shell printf %d 0x$(TURN)$(TREE)),--fresh)
 
-# The one with mutations, all of them off, which the unit tests have compiled.
+# The one with mutations. They are switched on one after the other, to see whether the checkers do
+# their work, and are off in what follows.
 simulator: $(VENV)/.tools
 	$(ZIG) mutated-sim
+	zig-out/mutants/pccl-sim canaries
 	zig-out/mutants/pccl-sim --seconds $(SIM_SECONDS) $(SEEDS_OF_TREE)
 	zig-out/mutants/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) $(SEEDS_OF_TREE)
 	zig-out/mutants/pccl-sim fuzz --seconds $(FUZZ_SECONDS) $(SEEDS_OF_TREE)
 
-# Last in `make test`: the summary line of pytest ends the output.
 python-test: build $(VENV)/.with-test
 	$(PYTEST) -m "not long"
 
-# Runs the simulator for longer than `make test` does, with other seeds.
-test-long: build $(VENV)/.with-test $(VENV)/.with-release
-	$(MAKE) -j3 test-threads test-aarch64 test-windows $(VENV)/.with-docs
+# As in `test`, the Python tests run beside what is compiled.
+test-long: build $(VENV)/.with-test
+	$(MAKE) -j1 $(VENV)/.with-release $(VENV)/.with-docs
+	$(MAKE) -j2 emulated-and-simulated long-tests
+
+emulated-and-simulated:
+	$(MAKE) -j1 test-threads test-aarch64 simulator
+
+long-tests:
 	$(MAKE) docs
-	$(MAKE) simulator TURN=1 SIM_SECONDS=60 CRASH_SECONDS=15 FUZZ_SECONDS=30
-	zig-out/mutants/pccl-sim endurance
 	$(RUN) release/try_readme.py
 	$(PYTEST) -m long
 

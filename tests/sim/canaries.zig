@@ -16,7 +16,7 @@ const out = std.debug.print;
 const seeds_max = 10_000;
 /// Which the unmutated code must pass.
 const seeds_clean = 2000;
-/// Of these, in a debug build.
+/// The unit test takes the first of these, because a debug build is slow.
 const seeds_unit = 100;
 
 /// True if every mutation with a catcher was caught by it, and nothing else fails.
