@@ -134,6 +134,25 @@ def test_results_of_every_op(frontend: Adapter, worlds: Worlds, collective: str,
         run_on_all(worlds(3), frontend, call, dtype)
 
 
+@pytest.mark.parametrize("collective", REDUCING)
+def test_an_average_lies_between_the_inputs_although_their_sum_has_no_room(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """The greatest number of f16 is 65504; of three arrays with 60000 the sum is infinite."""
+    arriving = {"reduce": {"root": 0}}.get(collective, {})
+
+    def program(comm: pccl.Communicator) -> None:
+        x = frontend.make([60000] * 6, (6,), "f16")
+        tree = [frontend.make([60000] * 6, (6,), "f16") for _ in range(2)]
+        one = frontend.call(collective, comm, x, op="avg", **arriving)
+        many = frontend.call_tree(collective, comm, tree, op="avg", **arriving)
+        for result in (one, *(many or [None])):
+            assert result is None or set(frontend.read(result)) == {60000}
+        assert (one is None) == (collective == "reduce" and comm.rank != 0)
+
+    worlds(3).run(program)
+
+
 @pytest.mark.parametrize("op", BITWISE)
 @pytest.mark.parametrize("collective", REDUCING)
 def test_bits_of_integers_and_of_bool_are_combined(
