@@ -41,7 +41,7 @@ table, rows = np.ones(8), np.zeros(4)
 outgoing, incoming = np.ones(8), np.zeros(8)
 weights, biases = np.ones(5), np.ones(2, np.float32)
 array = np.ones(3)
-arrays, step = {"array": array}, 7
+arrays, saved = {"array": array}, 7
 """
 # A statement at a time: of a message, each of the two peers has its own half.
 EXAMPLES = """
