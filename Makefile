@@ -50,19 +50,19 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
-.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads test-threads-python
-.PHONY: test-aarch64 test-windows test-avx512 test-portable wheels docs clean
+.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants
+.PHONY: test-threads test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-# Python tests wait more than they work, so unit tests and style run beside them. Those that measure
-# come last, when nothing else runs. All that `check` compiles is compiled for the tests, so only the
-# rest of it is here. The summary line of pytest ends the output.
+# Python tests wait more than they work, so unit tests and style run beside them. Those that
+# measure come last, when nothing else runs. All that `check` compiles is compiled for the tests, so
+# only the rest of it is here. The summary line of pytest ends the output.
 test:
 	$(MAKE) $(VENV)/.tools
-	$(MAKE) -j2 unit-test installed-tests
+	$(MAKE) -j3 unit-test installed-tests
 
 unit-test: $(VENV)/.tools
 	$(ZIG) test --summary new

@@ -34,7 +34,7 @@ def refuse_on_all(
     frontend: Adapter,
     world: pccl.LocalWorld,
     call_of: Callable[[int], Call],
-    words: str = "",
+    words: str | None = None,
     **dtypes: str,
 ) -> None:
     """Every peer gets Mismatch and has its input as it was; `dtypes`: of ranks r0, r1 ..."""

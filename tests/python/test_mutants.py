@@ -50,7 +50,8 @@ print("end", file=sys.stderr)
 def run(folder: Path, *options: str, survivors: str = "", also: str = "second") -> tuple[int, str]:
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
-    for name in ("pccl-sim", "test-protocol", "test-session", "test-collective", "test-net"):
+    layers = ("kernels", "protocol", "collective", "session", "net", "abi")
+    for name in ("pccl-sim", *(f"test-{layer}" for layer in layers)):
         (programs / name).write_text(f"#!{sys.executable}\n{PLAYED}")
         (programs / name).chmod(0o755)
     (folder / "survivors.txt").write_text(survivors)
