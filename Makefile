@@ -50,8 +50,8 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
-.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants
-.PHONY: test-threads test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs clean
+.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads
+.PHONY: test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
