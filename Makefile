@@ -97,7 +97,7 @@ test-long: build $(VENV)/.with-test
 	$(MAKE) -j2 emulated-and-simulated long-tests
 
 emulated-and-simulated:
-	$(MAKE) -j1 test-threads test-aarch64 simulator
+	$(MAKE) -j3 test-threads test-aarch64 simulator
 
 long-tests:
 	$(MAKE) docs

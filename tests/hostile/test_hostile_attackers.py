@@ -89,13 +89,12 @@ def test_those_who_say_no_more_are_hung_up_on(run: Run) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("attack", [*STRANGERS, *INSIDERS])
 def test_ten_thousand_of_them_and_newcomers_are_in_within_five_seconds(
-    run: Run, attack: str, processes: int
+    run: Run, attack: str
 ) -> None:
     counted = attack in ("garbage", "resets", "slow", "questions")
-    jobs = jobs_of(run, attack, processes=processes, connections=10_000 if counted else 0)
+    jobs = jobs_of(run, attack, processes=2, connections=10_000 if counted else 0)
     descriptors = PEERS_MAX if attack in INSIDERS else STRANGERS_MAX
     run.strike(jobs, descriptors=descriptors)
 
