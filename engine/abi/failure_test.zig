@@ -136,8 +136,8 @@ test "a call whose deadline passed names those it waited for, or says what is pr
         .{
             .missing = .full(6),
             .outside = one,
-            .wanted = "which have not called it; rank 3 (node7:42, 7f3a0103) is still in an " ++
-                "earlier epoch until its program calls admit)",
+            .wanted = "which have not called it; rank 3 (node7:42, 7f3a0103) has not " ++
+                "entered the epoch, as a member from before does when its program calls admit)",
         },
     }) |case| {
         for ([_]session.Status{ .deadline_exceeded, .aborted, .in_doubt }) |value| {

@@ -63,7 +63,7 @@ pub const Elsewhere = struct {
     }
 
     /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)"
-    /// or "; it is still in an earlier epoch until its program calls admit"
+    /// or "; it has not entered the epoch, as a member from before does when its program calls …"
     pub fn words(elsewhere: *const Elsewhere, rank: usize) Words {
         return .{ .elsewhere = elsewhere, .rank = rank };
     }
@@ -75,8 +75,8 @@ pub const Elsewhere = struct {
         pub fn format(it: Words, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const epoch = it.elsewhere.epoch;
             if (epoch.not_entered().has(it.rank))
-                return writer.writeAll("; it is still in an earlier epoch until its program " ++
-                    "calls admit");
+                return writer.writeAll("; it has not entered the epoch, as a member from before " ++
+                    "does when its program calls admit");
             const waits = it.elsewhere.get(it.rank) orelse return;
             try writer.print("; it waits in {f} for {f}", .{
                 it.elsewhere.by_rank[it.rank].?.named(epoch.number),

@@ -369,8 +369,8 @@ test "the log says of a member that it has not entered the epoch of the call" {
     for ([_]usize{ 0, 1, peers_max }) |index| try court.called(index, tag);
     try court.pass(warning_ns);
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "sequence 0 of epoch 2), for which 3 of 4 have waited 10 s; it is still in an earlier " ++
-        "epoch until its program calls admit; group g");
+        "sequence 0 of epoch 2), for which 3 of 4 have waited 10 s; it has not entered the " ++
+        "epoch, as a member from before does when its program calls admit; group g");
 }
 
 test "what a member waits in instead is told again now and then, however often it changes" {

@@ -161,7 +161,7 @@ pub const Ranks = struct {
     }
 };
 
-/// "; rank 1 (node7:4242, 7f3a01c2) is still in an earlier epoch until its program calls admit"
+/// "; rank 1 (node7:4242, 7f3a01c2) has not entered the epoch, as a member from before does when …"
 pub const Outside = struct {
     names: *const Names,
     operation: *const Operation,
@@ -172,9 +172,9 @@ pub const Outside = struct {
         if (count == 0) return;
         const ranks: Ranks = .{ .names = it.names, .operation = it.operation, .ranks = it.ranks };
         const tail = if (count == 1)
-            "is still in an earlier epoch until its program calls admit"
+            "has not entered the epoch, as a member from before does when its program calls admit"
         else
-            "are still in an earlier epoch until their programs call admit";
+            "have not entered the epoch, as members from before do when their programs call admit";
         try writer.print("; {f} {s}", .{ ranks, tail });
     }
 };

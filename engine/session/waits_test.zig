@@ -87,8 +87,8 @@ test "a call of a newcomer that is alone in its epoch names the members that hav
     operation.deadline = w.now + 9 * second;
     try w.pass(7 * second);
     const wanted = "waiting 6 s for rank 0 (n0, 00000000) and rank 1 (n1, 00000000); rank 0 " ++
-        "(n0, 00000000) and rank 1 (n1, 00000000) are still in an earlier epoch until their " ++
-        "programs call admit; group g";
+        "(n0, 00000000) and rank 1 (n1, 00000000) have not entered the epoch, as members from " ++
+        "before do when their programs call admit; group g";
     const said = w.said[0..w.said_bytes];
     try std.testing.expect(std.mem.endsWith(u8, said, wanted));
     try w.pass(3 * second);

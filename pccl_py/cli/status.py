@@ -371,7 +371,8 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     for rank in sorted(silent):
         if not epoch["members"][rank].get("entered", True):
             says = (
-                f"{_ranked(epoch, rank)} is still in an earlier epoch until its program calls admit"
+                f"{_ranked(epoch, rank)} has not entered the epoch, as a member from before does "
+                "when its program calls admit"
             )
             lines.append(Text(shown(says), style="yellow"))
     for member in epoch["members"]:

@@ -370,8 +370,8 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
         "barrier tag 5 sequence 0 for rank 0 (node7:4242 #0, 0b0f5e0e)",
         "nothing of all_reduce tag 0 sequence 12 moves between rank 0 (node7:4242 #0, 0b0f5e0e) "
         "and rank 1 (node8:77 #1, 9d3c2b1a), though all have called it",
-        "rank 0 (node7:4242 #0, 0b0f5e0e) is still in an earlier epoch until its program calls "
-        "admit",
+        "rank 0 (node7:4242 #0, 0b0f5e0e) has not entered the epoch, as a member from before does "
+        "when its program calls admit",
         "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB", "2.1 s",
     ):  # fmt: skip
         assert word in text, text
