@@ -133,8 +133,10 @@ def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
 def form_with_shapes(form: int, shapes: Sequence[tuple[int, ...]]) -> int:
     """The form of a call, as the core has it, whose arrays have these shapes."""
     listed = tuple(map(tuple, shapes))
-    if not all(isinstance(length, int) for shape in listed for length in shape):
-        return form  # of jax.export with symbolic shapes: the program serves several
+    # The first length is not in the form. Another one that is symbolic, as in programs of
+    # jax.export, serves several shapes.
+    if not all(isinstance(length, int) for shape in listed for length in shape[1:]):
+        return form
     made = form ^ form_of_shapes(listed)
     if made != form:
         _shapes[made] = listed
