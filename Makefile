@@ -59,7 +59,7 @@ build: $(VENV)/.installed
 
 # Python tests wait more than they work, so unit tests and style run beside them. Those that
 # measure come last, when nothing else runs. All that `check` compiles is compiled for the tests, so
-# only the rest of it is here. The summary line of pytest ends the output.
+# only the rest of it is here.
 test:
 	$(MAKE) $(VENV)/.tools
 	$(MAKE) -j3 unit-test installed-tests
@@ -97,7 +97,7 @@ test-long: build $(VENV)/.with-test
 	$(MAKE) -j2 emulated-and-simulated long-tests
 
 emulated-and-simulated:
-	$(MAKE) -j3 test-threads test-aarch64 simulator
+	$(MAKE) -j1 test-threads test-aarch64 simulator
 
 long-tests:
 	$(MAKE) docs
