@@ -439,6 +439,15 @@ def told_shapes(sentence: str, shapes: Iterable[Sequence[int]]) -> str:
     return sentence.replace(DIFFER_IN_SHAPE, f"{DIFFER_IN_SHAPE} (here {here})")
 
 
+def not_added_up(dtype: str) -> TypeError:
+    """The error for a dtype whose elements only move, by its name in the frontend."""
+    ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
+    return TypeError(
+        f"dtype {dtype} is not added up, and goes where nothing is: convert it first"
+        f"{ops if dtype == 'bool' else ''}"
+    )
+
+
 def counted(number: int, what: str, several: str = "") -> str:
     """A number of things: "1 rank", "3 ranks"; `several` where an s does not make the plural."""
     return f"{number} {what if number == 1 else several or what + 's'}"

@@ -16,7 +16,14 @@ import jax.numpy as jnp
 
 from pccl_py import InvalidArgument, ReduceOp, _pccl
 from pccl_py.kit import Form
-from pccl_py.words import DType, form_of, form_of_shapes, parse_dtype, told_shapes
+from pccl_py.words import (
+    DType,
+    form_of,
+    form_of_shapes,
+    not_added_up,
+    parse_dtype,
+    told_shapes,
+)
 
 _NUMBERS = frozenset(
     ["bfloat16"]
@@ -186,11 +193,7 @@ def check_dtype(name: str, op: ReduceOp | None) -> None:
     if op is None:
         return
     if moves and not (op.is_bitwise and name == "bool"):
-        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
-        raise TypeError(
-            f"dtype {name} is not added up, and goes where nothing is: convert it first"
-            f"{ops if name == 'bool' else ''}"
-        )
+        raise not_added_up(name)
     dtype = parse_kind(name)
     if op.is_bitwise and dtype is not None and dtype.is_float:
         raise InvalidArgument(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pccl_py import InvalidArgument
 from pccl_py.buffers import OPAQUE, check_array
 from pccl_py.kit import Frontend
+from pccl_py.words import not_added_up
 
 Array = NDArray[Any]
 
@@ -95,11 +96,7 @@ def check_dtype(x: Array, *, adds: bool) -> None:
         return
     name = x.dtype.name
     if moves:
-        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
-        raise TypeError(
-            f"dtype {name} is not added up, and goes where nothing is: convert it first"
-            f"{ops if name == 'bool' else ''}"
-        )
+        raise not_added_up(name)
     trees = "; trees, for pccl_numpy.tree, are of dicts, lists, tuples, named tuples and arrays"
     raise TypeError(
         f"dtype {name} is not supported; supported are float16, float32, float64, bfloat16 "

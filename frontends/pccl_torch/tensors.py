@@ -31,6 +31,7 @@ from torch.autograd.graph import increment_version
 from pccl_py import DType, Group
 from pccl_py.buffers import Buffer
 from pccl_py.kit import Frontend
+from pccl_py.words import not_added_up
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.F32,
@@ -196,11 +197,7 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
     if dtype in DTYPES or dtype in PAIRS or (dtype in OPAQUE and not adds):
         return
     if dtype in OPAQUE:
-        ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
-        raise TypeError(
-            f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first"
-            f"{ops if dtype == torch.bool else ''}"
-        )
+        raise not_added_up(_name(dtype))
     raise TypeError(
         f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "
         "bfloat16, complex64, complex128 and the integers of 8 to 64 bits; and where nothing is "
