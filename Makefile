@@ -73,11 +73,9 @@ installed-tests: $(VENV)/.native $(VENV)/.packages
 	$(MAKE) -j2 style python-test
 
 # Each commit draws seeds that nobody has run before: they begin at a number of its tree, so another
-# run of that tree repeats them. Another TURN, a hexadecimal digit, takes other seeds of that tree.
-# Without git they begin at a number that the clock draws.
-TURN := 0
+# run of that tree repeats them. Without git they begin at a number that the clock draws.
 TREE := $(shell git rev-parse --verify --quiet 'HEAD^{tree}' | cut -c 1-9)
-SEEDS_OF_TREE := $(if $(TREE),--start $(shell printf %d 0x$(TURN)$(TREE)),--fresh)
+SEEDS_OF_TREE := $(if $(TREE),--start $(shell printf %d 0x$(TREE)),--fresh)
 
 # The one with mutations. They are switched on one after the other, to see whether the checkers do
 # their work, and are off in what follows.
