@@ -689,7 +689,7 @@ class _Array:
         return buffer
 
     def shape(self, kind: _Kind) -> Shape:
-        """That of what all members have alike, but for the number of rows: not a root's whole."""
+        """The shape that all members share but for the number of rows: not the whole of a root."""
         buffer = self.any if kind is not _Kind.SCATTER or self.recv is None else self.recv
         shape = tuple(buffer.shape or ())
         return shape[:-1] if buffer.paired else shape  # the last are the two parts of a number

@@ -56,7 +56,7 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
-    /// Those of them that had not entered the operation's epoch, so that they could not call it.
+    /// Ranks among `missing` that had not entered the operation's epoch, and so could not call it.
     outside: Mask = .empty,
     /// The operations that those waited in themselves.
     elsewhere: Told = .{},
@@ -1060,7 +1060,7 @@ pub const Member = struct {
         try epoch.asked.put(m.gpa, message.op, {});
     }
 
-    /// Whom a call that fails has waited for in the end, and why.
+    /// Writes into `failure` which ranks the failed call has waited for in the end, and why.
     fn note_missing(m: *const Member, op: *const Op, failure: *Failure) void {
         failure.outside = m.outside_of(op);
         failure.elsewhere = op.elsewhere;
@@ -1068,7 +1068,7 @@ pub const Member = struct {
         failure.missing = epoch.alive.intersect(&op.missing);
     }
 
-    /// Those that a call waits for and that have not entered its epoch.
+    /// Ranks that a call waits for and that have not entered its epoch.
     pub fn outside_of(m: *const Member, op: *const Op) Mask {
         const epoch = m.epoch_of(op.epoch) orelse return .empty;
         return epoch.not_entered().intersect(&op.missing);

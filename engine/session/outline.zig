@@ -1,7 +1,7 @@
 //! outline: finds the array of a list that differs, when two members have called with other arrays,
 //! or with other shards. A descriptor has a hash of all counts and dtypes, and beside it a few sums
 //! over them. From the sums and this peer's own list, the one that differs is found, like a wrong
-//! digit from check digits. The hash then shows that it is this one and no other. Several that
+//! digit from check digits. The hash of the list with that change then confirms it. Several that
 //! differ are not told apart, except two in each other's place. The hash covers the form as well,
 //! which says what the arrays are to the caller, as by the names of a tree's leaves: where sums are
 //! equal and hashes are not, forms differ. The upper half of a form is the shape of the arrays. It
@@ -54,7 +54,7 @@ fn shape_of(form: u64) u64 {
     return form & ~@as(u64, std.math.maxInt(u32));
 }
 
-/// Whether two forms, or hashes of the same items, have nothing or the shape alone as a difference.
+/// Whether two forms, or hashes of the same items, differ in the shape at most.
 fn alike_but_for_shape(one: u64, other: u64) bool {
     return shape_of(one ^ other) == one ^ other;
 }

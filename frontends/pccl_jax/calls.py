@@ -88,7 +88,7 @@ class Call:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Those of the results that no operand says."""
+        """Shapes of the results whose shape no operand has."""
         return [shape for shape, _ in self.results]
 
     def replace(self, **changes: Any) -> Call:

@@ -1046,7 +1046,7 @@ def _joined(tensors: Tensors) -> Tensor:
 
 
 def _stacked(tensors: Tensors) -> Tensor:
-    """The same as rows of one tensor, where those of all have one shape."""
+    """The joined tensors as rows of one tensor, where the rows of all have one shape."""
     joined, (tail, *others) = _joined(tensors), [tensor.shape[1:] for tensor in tensors]
     if not tail or any(other != tail for other in others):
         return joined

@@ -77,7 +77,7 @@ def shapes_told(rows: str, own: str) -> str:
 def test_shapes_that_disagree_are_a_mismatch_on_all(
     frontend: Adapter, worlds: Worlds, collective: str
 ) -> None:
-    """As many elements of each rank; rows of 3 meet rows of 2."""
+    """Each rank has equally many elements; rows of 3 meet rows of 2."""
     world = worlds(3)
     words = shapes_told(r", rows of [23]\).*, rows of [23]\)", r"\(\d, [23]\)")
 

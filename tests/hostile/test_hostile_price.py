@@ -21,10 +21,7 @@ INSIDER_RATIO_MIN = 0.4
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
-@pytest.mark.parametrize(
-    "attack",
-    ["slow", "questions"],
-)
+@pytest.mark.parametrize("attack", ["slow", "questions"])
 def test_most_of_the_cpu_time_stays_for_the_work(attack: str) -> None:
     with World(PEERS, SIZE, SILENCE) as world:
         measured = Bench(world, Plan(tries=2, newcomers=False)).measure(attack)
