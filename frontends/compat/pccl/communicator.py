@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pccl_py
@@ -31,6 +32,7 @@ from pccl.words import (
     name_of,
     told,
 )
+from pccl_py.buffers import readable
 from pccl_py.collectives import Part
 from pccl_py.many import IN_FLIGHT_MAX
 from pccl_py.words import SECONDS_MAX
@@ -354,7 +356,7 @@ class Communicator:
         with told(name):
             if quantization is not None:
                 options["codec"] = quantization.codec
-            work: pccl_py.Work = group.all_reduce(_data_of(send), _data_of(recv), **options)
+            work: pccl_py.Work = group.all_reduce(_elements_of(send), _elements_of(recv), **options)
         return work
 
     def _finish(self, work: pccl_py.Work, name: str) -> ReduceInfo:
@@ -411,9 +413,13 @@ def _part(descriptor: ReduceOpDescriptor) -> Part:
     return Part(send, recv, beside)
 
 
-def _data_of(array: Any) -> Any:
-    """A tensor of torch without its gradient, which is not handed out with it."""
-    return array.detach() if hasattr(array, "detach") else array
+def _elements_of(array: Any) -> pccl_py.Buffer:
+    """The memory of an array in one dimension: PCCL 1.0 compares counts, and no shapes.
+
+    A tensor of torch is taken without its gradient, which does not hand out memory with it.
+    """
+    buffer = readable(array.detach() if hasattr(array, "detach") else array)
+    return replace(buffer, shape=None)
 
 
 def _set_log_level() -> None:
