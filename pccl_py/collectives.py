@@ -562,7 +562,7 @@ class Collectives(Closing):
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
-        told = upper or any(_is_bytes(array) or array.any.paired for array in arrays)
+        told = upper or _have_kinds(arrays)
         reword = partial(_told, arrays, shapes) if told else None
         origin = self._origin(kind.name.lower())
         return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
@@ -710,14 +710,16 @@ def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
     return form_of(f"{form} {kinds}")
 
 
-def _is_bytes(array: _Array) -> bool:
-    return array.any.dtype is DType.U8
+def _have_kinds(arrays: list[_Array]) -> bool:
+    """Whether an array is of bytes or of complex numbers, which `form` tells apart."""
+    return any(array.any.dtype is DType.U8 or array.any.paired for array in arrays)
 
 
 def _told(arrays: list[_Array], shapes: tuple[Shape, ...], sentence: str) -> str:
     """An error that the arrays of others differ from these in kind or in shape."""
-    kinds = first_of([array.any.kind for array in arrays])
-    sentence = sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
+    if _have_kinds(arrays):
+        kinds = first_of([array.any.kind for array in arrays])
+        sentence = sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
     return told_shapes(sentence, shapes)
 
 
