@@ -440,9 +440,10 @@ typedef struct pccl_collective_options {
   float *residual_out;
   uint64_t form; /* 0, or a number for what the arrays are to the caller: all members must give the same one, else
                     PCCL_MISMATCH. Its lower 32 bits are 0, or a hash, of their names for example; for bool arrays
-                    PCCL_FORM_BOOL. Its upper 32 bits are the shape: 0 for one dimension, and for a matrix the length
-                    of its rows. So (uint64_t)3 << 32 meets a NumPy array x of shape (2, 3), and 0 meets
-                    x.reshape(-1). Messages, barriers and all_to_all_v ignore it */
+                    PCCL_FORM_BOOL. Its upper 32 bits are the shape: 0 for one dimension, and for one matrix the length
+                    of its rows, below 2^31. So (uint64_t)3 << 32 meets a NumPy array x of shape (2, 3), and 0
+                    meets x.reshape(-1). Lists and three dimensions have a hash there that C cannot give: flatten
+                    them in Python. Messages, barriers and all_to_all_v ignore it */
 } pccl_collective_options_t;
 #define PCCL_COLLECTIVE_OPTIONS_INIT \
   { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT, PCCL_PLAN_AUTO, PCCL_CODEC_NONE, 0, \
