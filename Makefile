@@ -90,15 +90,15 @@ python-test: build $(VENV)/.with-test
 	$(PYTEST) -m "not long"
 
 # As in `test`, the Python tests run beside what is compiled.
-test-long: build $(VENV)/.with-test
-	$(MAKE) -j1 $(VENV)/.with-release $(VENV)/.with-docs
-	$(MAKE) -j2 emulated-and-simulated long-tests
+test-long:
+	$(MAKE) $(VENV)/.tools
+	$(MAKE) -j3 emulated-and-simulated long-tests
 
-emulated-and-simulated:
+emulated-and-simulated: $(VENV)/.tools
 	$(MAKE) -j1 test-threads test-aarch64 simulator
 
-long-tests:
-	$(MAKE) docs
+long-tests: $(VENV)/.native $(VENV)/.packages
+	$(MAKE) -j1 build $(VENV)/.with-test $(VENV)/.with-release docs
 	$(RUN) release/try_readme.py
 	$(PYTEST) -m long
 
@@ -154,7 +154,7 @@ soak: build $(VENV)/.with-test
 	PYTHONPATH=tests/processes $(RUN) tests/chaos/soak.py --minutes $(MINUTES) \
 	$(if $(SEED),--seed $(SEED)) $(if $(NAMESPACES),--namespaces)
 
-test-aarch64: $(VENV)/.installed
+test-aarch64: $(VENV)/.tools
 	@command -v qemu-aarch64 >/dev/null || { \
 	echo "make: qemu-aarch64 is missing: apt install qemu-user (dnf install qemu-user)"; exit 1; }
 	$(ZIG) test-kernels -Dtarget=aarch64-linux-musl -fqemu --summary new
