@@ -528,7 +528,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
 
         /// `decode` with signs. All sums of codes are integers of 15 bits, and exact times a scale
         /// of 8, so that the transform of the codes and that of their values have the same bits.
-        /// Only a great scale can make more of them than an f32 holds.
+        /// A product with the scale may be beyond what an f32 holds.
         inline fn decode_back(
             out: [*]u8,
             scales: [*]const u8,

@@ -216,7 +216,8 @@ pub fn Described(comptime Names: type) type {
                 });
         }
 
-        /// Null: the other's reads the same, or it is not known, as names of leaves lie over it.
+        /// The shape of the call. Null where it reads the same as that of the other call, and where
+        /// either is unknown, because the hash of the leaves' names covers it.
         fn shape(it: It) ?Shape {
             const called = it.other orelse return null;
             if (called.kind != it.descriptor.kind) return null;

@@ -66,7 +66,7 @@ def admit(deadline: float | None = None) -> Admission:
     before = {peer: rank for rank, peer in enumerate(run.answered)}
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
     joined = ranks.keys() - before.keys()
-    # If members have come or gone since the founders entered, the answer is about these alone.
+    # If members have come or gone since the founders entered, the answer names only these members.
     if ranks.keys() == before.keys() or not run.joined >= before.keys():
         joined |= ranks.keys() & run.joined
     answer = Admission(
