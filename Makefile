@@ -50,7 +50,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
-.PHONY: emulated-and-simulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads
+.PHONY: sanitized-and-emulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads
 .PHONY: test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
@@ -92,10 +92,10 @@ python-test: build $(VENV)/.with-test
 # As in `test`, the Python tests run beside what is compiled.
 test-long:
 	$(MAKE) $(VENV)/.tools
-	$(MAKE) -j3 emulated-and-simulated long-tests
+	$(MAKE) -j4 sanitized-and-emulated simulator long-tests
 
-emulated-and-simulated: $(VENV)/.tools
-	$(MAKE) -j1 test-threads test-aarch64 simulator
+sanitized-and-emulated: $(VENV)/.tools
+	$(MAKE) -j1 test-threads test-aarch64
 
 long-tests: $(VENV)/.native $(VENV)/.packages
 	$(MAKE) -j1 build $(VENV)/.with-test $(VENV)/.with-release docs
