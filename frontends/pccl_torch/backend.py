@@ -541,17 +541,18 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     # ---- reductions
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> PcclWork:
-        """Reduces the tensors over all members, in place, as one operation."""
+        """Reduces a tensor over all members, in place."""
+        _check_one(tensors, "allreduce")
         return self._reduce("all_reduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PcclWork:
-        """The same."""
+        """Reduces each of the tensors over all members, in place, as one operation."""
         return self._reduce("all_reduce", tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> PcclWork:
         """Reduces a tensor over all members, in place on the root."""
-        root = _root(opts)
-        return self._reduce("reduce", tensors, opts, root=root)
+        _check_one(tensors, "reduce")
+        return self._reduce("reduce", tensors, opts, root=_root(opts))
 
     def average(
         self,
@@ -670,9 +671,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     # ---- moves
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> PcclWork:
-        """Copies the tensors of the root to all members, as one operation."""
-        self.enter("broadcast", _timeout(opts))
+        """Copies a tensor of the root to all members."""
+        _check_one(tensors, "broadcast")
         root = _root(opts)
+        self.enter("broadcast", _timeout(opts))
         take = self._source if root == self._rank else self._target
         used = [take(tensor) for tensor in tensors]
         return self._begin(
@@ -1097,8 +1099,23 @@ def _is_founding(admission: Admission) -> bool:
     return admission.changed and len(admission.joined) == admission.world_size
 
 
+def _check_one(tensors: Tensors, method: str) -> None:
+    """In gloo the tensors of a list are parts of one sum, and NCCL takes one tensor."""
+    if len(tensors) != 1:
+        raise InvalidArgument(
+            f"{method} takes a list of one tensor, and this list has {len(tensors)}: call "
+            f"{method} for each tensor, or allreduce_coalesced"
+        )
+
+
 def _root(opts: Any) -> int:
-    return 0 if opts is None else int(opts.rootRank)
+    if opts is None:
+        return 0
+    if getattr(opts, "rootTensor", 0) != 0:
+        raise InvalidArgument(
+            f"rootTensor is {opts.rootTensor}, and must be 0, as a collective has one tensor"
+        )
+    return int(opts.rootRank)
 
 
 def _timeout(opts: Any) -> timedelta | None:

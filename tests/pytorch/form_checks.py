@@ -220,6 +220,16 @@ def refusals(rank: Rank) -> None:
         lambda: group.barrier(3),
     ):
         _refused(call, "no form of this collective")
+    second = dist.BroadcastOptions()
+    second.rootTensor = 1
+    for call in (
+        lambda: group.allreduce([x, x]),
+        lambda: group.reduce([x, x], dist.ReduceOptions()),
+        lambda: group.broadcast([x, x]),
+        lambda: group.broadcast([x], second),
+    ):
+        with pytest.raises(ValueError, match="one tensor"):
+            call()
     dist.all_reduce(x)
     assert x.tolist() == [3, 3, 3]
 
