@@ -36,6 +36,7 @@ from pccl_jax.shared_state import EachOwn
 from pccl_jax.trees import Leaves
 from pccl_py import Codec, CodecKind, CodecName, InvalidArgument, Outcome, Recovery, ReduceOp
 from pccl_py.codec import parse_codec
+from pccl_py.options import ReduceOptions
 from pccl_py.words import RecoveryName
 
 __all__ = ["AverageState", "average_gradients", "outcome"]
@@ -99,8 +100,15 @@ def average_gradients(
         return AverageState(jnp.zeros(count, jnp.float32), zero, jnp.zeros(WORDS, jnp.uint32))
 
     def update(
-        updates: Any, state: AverageState, params: Any = None, *, comm: Comm | None = comm, **_: Any
+        updates: Any,
+        state: AverageState,
+        params: Any = None,
+        *,
+        comm: Comm | None = comm,
+        **of_others: Any,
     ) -> tuple[Any, AverageState]:
+        for name in ReduceOptions.__annotations__.keys() & of_others.keys():
+            raise TypeError(f"{name} is an argument of average_gradients, not of update")
         if comm is None:
             raise InvalidArgument(
                 "average_gradients has no communicator: pass it one, or update(..., comm=comm)"
