@@ -190,6 +190,9 @@ def values_that_gloo_lacks(rank: Rank) -> None:
         dist.all_reduce(x, op=Op.AVG)
         total = torch.stack([data(r, dtype, 9).to(torch.int64) for r in range(size)]).sum(0)
         assert torch.equal(x.to(torch.int64), total.div(size, rounding_mode="trunc")), dtype
+    x = torch.full((9,), 60000.0, dtype=torch.float16)  # their sum is infinity
+    dist.all_reduce(x, op=Op.AVG)
+    assert x.tolist() == [60000.0] * 9
     x = data(rank.rank, torch.bool, 9)
     dist.all_reduce(x)
     whether = torch.any(torch.stack([data(r, torch.bool, 9) for r in range(size)]), 0)

@@ -100,6 +100,17 @@ def test_the_hook_gives_the_gradients_that_ddp_without_it_gives(three: pccl.Loca
         torch.testing.assert_close(hooked, plain)
 
 
+def test_the_hook_averages_gradients_whose_sum_f16_does_not_hold(three: pccl.LocalWorld) -> None:
+    def run(comm: pccl.Communicator) -> list[float]:
+        module = Slope(3).half()
+        slope = torch.full((3,), 60000.0, dtype=torch.float16)
+        wrapped(group_of(comm), pccl_torch.average_hook(), module)(slope).backward()
+        (gradient,) = gradients(module)
+        return gradient.tolist()
+
+    assert three.run(run) == [[60000.0] * 3] * 3
+
+
 def test_the_hook_averages_what_no_sync_has_gathered(world: pccl.LocalWorld) -> None:
     def run(comm: pccl.Communicator) -> list[float]:
         wrapper = wrapped(group_of(comm), pccl_torch.average_hook(), Slope(3))
