@@ -68,8 +68,7 @@ pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
 pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
     const link = link_to(s, t, rank) orelse return false;
     const peer = &t.peers[rank];
-    const owes = t.fetch.owes(rank) or peer.owes_page;
-    const waits = owes and t.has_said_all(rank) and link.open_count > 0;
+    const waits = t.owes(rank) and t.has_said_all(rank) and link.open_count > 0;
     if (late or !waits or link.brings(t.owner)) peer.gave_at = s.now;
     return s.now -| peer.gave_at >= 2 *| s.settings.silence_ns;
 }

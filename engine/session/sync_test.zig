@@ -249,6 +249,34 @@ test "a link is measured by what comes in, too, for as long as it comes" {
     for (case.all()) |*held| try held.end(.ok);
 }
 
+test "a sync that stands names the link of the source that owes, and no other" {
+    // Method: what two members send to the third stays under way, for less than the silence limit.
+    // The third has asked one of them for the hashes of all leaves.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    const w = &case.world;
+    for (w.nodes[0..3]) |*node| node.s.settings.stall_warning_ns = 2 * std.time.ns_per_s;
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const late = case.held[2].operation.?;
+    const t = &late.work.sync.transfer;
+    while (t.hashes_from == null) try expect(try w.step());
+    const source = t.hashes_from.?;
+    t.discard(1 - source);
+    for (case.held[0..2]) |*giver| {
+        const link = hostile_test.link_to(giver.node, case.held[2].node);
+        for (link.lanes) |place| if (place) |lane| {
+            w.pipe_of(lane).stuck = lane;
+        };
+    }
+    try w.pass(3 * std.time.ns_per_s);
+    try expectEqual(1, late.op.stuck.count());
+    try expect(late.op.stuck.has(source));
+    for (w.pipes.items) |*pipe| pipe.stuck = null;
+    try w.settle();
+    for (case.all()) |*held| try held.end(.ok);
+}
+
 test "a sync that waits for another member is in the log by the name of its state" {
     var case: Case = undefined;
     try case.init(&.{ 7, 7 }, &.{ 4, 4 });

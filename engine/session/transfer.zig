@@ -155,6 +155,11 @@ pub const Transfer = struct {
         return t.phase != .leaves or t.fetch.has_said_all(rank);
     }
 
+    /// Whether this peer has been asked for something that it has not brought.
+    pub fn owes(t: *const Transfer, rank: u16) bool {
+        return t.fetch.owes(rank) or t.peers[rank].owes_page;
+    }
+
     /// It may not have heard of this request, because a lane broke: it is said once more, if the
     /// answer has not come.
     pub fn say_again(t: *Transfer, rank: u16, item: Item) void {

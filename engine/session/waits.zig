@@ -6,7 +6,9 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
+const asking = @import("asking.zig");
 const Awaited = @import("awaited.zig").Awaited;
+const Link = @import("link.zig").Link;
 const Names = @import("names.zig").Names;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -47,10 +49,10 @@ pub fn review(s: *Session, operation: *Operation, late: bool) void {
         .sync => |it| it.bytes_sent + it.bytes_received + it.hash_bytes_sent +
             it.hash_bytes_received,
     };
-    const moves = exchanged != operation.exchanged or operation.exchanged_at == 0;
+    const has_moved = exchanged != operation.exchanged or operation.exchanged_at == 0;
     operation.exchanged = exchanged;
     // While others have not called, nothing need move.
-    if (late or moves or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
+    if (late or has_moved or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
     const warning_ns = s.settings.stall_warning_ns;
     const stands = s.now -| operation.exchanged_at >= warning_ns;
     const stuck: base.Mask = if (stands) stuck_of(s, operation) else .empty;
@@ -58,25 +60,28 @@ pub fn review(s: *Session, operation: *Operation, late: bool) void {
 }
 
 /// The ranks at the other ends of links that have moved nothing, and on which a frame is
-/// unacknowledged, has come in part, or may not be sent yet.
+/// unacknowledged, has come in part, or may not be sent yet; and the sources of a sync that owe
+/// what they were asked for, and whose links have moved nothing.
 fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
     var stuck: base.Mask = .empty;
-    for (operation.neighbours) |*neighbour| {
-        const link = neighbour.link;
-        if (s.now -| link.moved_at < s.settings.stall_warning_ns) continue;
-        if (!link.is_loaded() and is_open(operation, neighbour)) continue;
-        for (operation.ids, 0..) |id, rank| if (id.eql(link.peer)) stuck.set(rank);
+    switch (operation.work) {
+        .movement => |x| for (operation.neighbours) |*neighbour| {
+            const place = neighbour.position;
+            const link = neighbour.link;
+            const is_open = !x.sends_to(place) or x.board.targets[place].open;
+            if (moves(s, link) or (!link.is_loaded() and is_open)) continue;
+            for (operation.ids, 0..) |id, rank| if (id.eql(link.peer)) stuck.set(rank);
+        },
+        .sync => |it| for (0..it.transfer.peers.len) |rank| {
+            const link = asking.link_to(s, &it.transfer, rank) orelse continue;
+            if (it.transfer.owes(@intCast(rank)) and !moves(s, link)) stuck.set(rank);
+        },
     }
     return stuck;
 }
 
-/// The member has said that it can receive, or receives nothing from here.
-fn is_open(operation: *const Operation, neighbour: *const Operation.Neighbour) bool {
-    return switch (operation.work) {
-        .movement => |x| !x.sends_to(neighbour.position) or
-            x.board.targets[neighbour.position].open,
-        .sync => true,
-    };
+fn moves(s: *const Session, link: *const Link) bool {
+    return s.now -| link.moved_at < s.settings.stall_warning_ns;
 }
 
 /// Many calls may wait for one member: one line in such a time.
