@@ -168,6 +168,7 @@ class Member:
         hsdp = pccl_torch.Hsdp(replicas=1, shards=2)
         groups: Any = [hsdp.mesh.get_group(name) for name in ("replicate", "shard")]
         assert {group.comm.deadline for group in groups} == {dist.group.WORLD.comm.deadline}
+        groups[0].set_timeout(timedelta(seconds=50))
         model = sharded(hsdp.mesh)
         if os.environ["PCCL_RESTARTS"] == "0":
             self.fails("unsynced", partial(loss_of, model, 0))
@@ -179,6 +180,7 @@ class Member:
             self.fails("lost", partial(train, model, 1))
             while not hsdp.whole:
                 pccl_torch.admit()
+            assert groups[0].comm.deadline == 50  # also in the members of now
         self.fails("sync", partial(hsdp.sync, model.state_dict()))
         hsdp = pccl_torch.Hsdp(replicas=1, shards=2)
         model = sharded(hsdp.mesh)
