@@ -27,20 +27,6 @@ from pccl_py.words import shown
 CLI = "pccl_py.cli"
 
 
-def pccl_command(
-    *arguments: str, said: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", CLI, *arguments],
-        input=said,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=60,
-        check=False,
-    )
-
-
 # ---- coordinator -----------------------------------------------------------------------------
 
 
@@ -93,7 +79,7 @@ def test_verbose_shows_events_on_stderr_only(start: Any) -> None:
     assert begins in program.errors
 
 
-def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
+def test_a_port_in_use_is_one_sentence(pccl_command: Any, coordinator: pccl.Coordinator) -> None:
     answer = pccl_command("coordinator", "--bind", f"127.0.0.1:{coordinator.port}")
     assert answer.returncode == 1
     assert answer.stdout == ""
@@ -108,7 +94,7 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
         ["coordinator", "--silence", "0.1", "--heartbeat", "0.1"],
         ["coordinator", "--stall", "5"],  # before anybody is named
         ["coordinator", "--stall-warning", "0.1"],  # less than a heartbeat
-        ["run", "-n", "1", "--stall", "5", "--", "true"],
+        ["run", "-n", "1", "--stall", "5", "--", "touch", "it ran"],
         ["token", "no-port"],
         ["token"],
         ["token", "--show"],
@@ -117,17 +103,21 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
         ["status"],
     ],
 )
-def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
+def test_bad_usage_is_one_sentence_on_stderr(
+    pccl_command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     answer = pccl_command(*arguments, PCCL_TOKEN="pccl1-nonsense")
     assert answer.returncode == 2
     assert answer.stdout == ""
+    assert os.listdir(tmp_path) == []
     assert re.fullmatch(r"pccl: [^\n]+\n", answer.stderr), answer.stderr
 
 
 # ---- token -----------------------------------------------------------------------------------
 
 
-def test_a_token_is_made_and_shown() -> None:
+def test_a_token_is_made_and_shown(pccl_command: Any) -> None:
     made = pccl_command(
         "token", "example.org:4000", "--run-id-file", "-", said="0123456789abcdef" * 2
     )
@@ -140,7 +130,7 @@ def test_a_token_is_made_and_shown() -> None:
     )
 
 
-def test_the_version_says_what_is_loaded() -> None:
+def test_the_version_says_what_is_loaded(pccl_command: Any) -> None:
     answer = pccl_command("--version")
     assert answer.returncode == 0
     assert answer.stdout == (
@@ -161,15 +151,30 @@ def test_the_version_is_shown_without_the_imports_of_other_commands(start: Any) 
     assert program.rest().splitlines()[1:] == ["[]"]
 
 
-def test_help_leaves_half_of_a_narrow_terminal_to_the_text() -> None:
-    answer = pccl_command("run", "--help", COLUMNS="80")
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run", "--restarts"),
+        ("coordinator", "--stall"),
+        ("token", "--run-id-file"),
+        ("status", "--interval"),
+        ("doctor", "--ports"),
+    ],
+)
+def test_help_leaves_half_of_a_narrow_terminal_to_the_text(
+    pccl_command: Any, command: str, option: str
+) -> None:
+    answer = pccl_command(*command.split(), "--help", COLUMNS="80")
     assert answer.returncode == 0
-    (row,) = (line for line in answer.stdout.splitlines() if "--restarts " in line)
-    assert len(row) - row.index("Restart a failed") >= 38, row
-    assert max(map(len, answer.stdout.splitlines())) == 80
+    lines = answer.stdout.splitlines()
+    (row,) = (line for line in lines if f" {option} " in line)
+    assert len(re.split(r"  +(?=[A-Z][a-z])", row)[-1]) >= 38, row
+    assert max(map(len, lines)) == 80
 
 
-def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_token_file_that_cannot_be_written_is_one_sentence(
+    pccl_command: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "no such folder" / "token"
     answer = pccl_command("coordinator", "--token-file", str(file))
     assert answer.returncode == 1
@@ -177,7 +182,7 @@ def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
     assert answer.stderr == f"pccl: {file} cannot be written: No such file or directory\n"
 
 
-def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
+def test_help_shows_the_defaults_that_the_library_fills_in(pccl_command: Any) -> None:
     answer = pccl_command("doctor", "--help", COLUMNS="200")
     assert "29400-29500. [default: PCCL_PORTS]" in answer.stdout
     answer = pccl_command("coordinator", "--help", COLUMNS="200")
@@ -185,7 +190,7 @@ def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
         assert f"[default: {value}]" in answer.stdout, value
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command(pccl_command: Any) -> None:
     answer = pccl_command("--help")
     assert answer.returncode == 0
     for command in ("coordinator", "token", "run", "status", "doctor", "bench", "flags"):
@@ -217,7 +222,7 @@ def join(world: pccl.LocalWorld) -> pccl.Communicator:
     return pccl.connect(world.coordinator.token, bind="127.0.0.1:0", deadline=30)
 
 
-def test_the_status_as_json_has_the_documented_keys() -> None:
+def test_the_status_as_json_has_the_documented_keys(pccl_command: Any) -> None:
     """A run with everything in it: an old epoch with a lost member, a new one, a newcomer.
 
     An operation of epoch 1 stays in flight, so that two epochs are alive and the newcomer waits.
@@ -261,16 +266,19 @@ def test_the_status_as_json_has_the_documented_keys() -> None:
 def test_the_status_shows_people_the_same(start: Any) -> None:
     with pccl.LocalWorld(2, group="training") as world:
         world.run(lambda comm: comm.all_reduce(np.ones(100_000)))
-        answer = pccl_command("status", PCCL_TOKEN=world.coordinator.token)
-        assert answer.returncode == 0, answer.stderr
+        program = start("status", module=CLI, PCCL_TOKEN=world.coordinator.token)
+        assert program.end() == 0, program.errors
+        said = program.rest()
         for word in ("training", "epoch 1", "committed 1", "running", "127.0.0.1"):
-            assert word in answer.stdout, answer.stdout
+            assert word in said, said
         for comm in world.comms:
-            assert comm.peer_id.short in answer.stdout
+            assert comm.peer_id.short in said
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_person_who_waits_for_an_answer_is_told_of_whom(form: list[str]) -> None:
+def test_a_person_who_waits_for_an_answer_is_told_of_whom(
+    pccl_command: Any, form: list[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         token = pccl.token_create(address)
@@ -474,7 +482,7 @@ def test_a_coordinator_says_what_its_queues_may_hold() -> None:
         pccl.Coordinator(memory=1024)
 
 
-def test_room_for_sums_that_is_out_of_range_is_refused_with_the_range() -> None:
+def test_room_for_sums_that_is_out_of_range_is_refused_with_the_range(pccl_command: Any) -> None:
     with pytest.raises(
         pccl.InvalidArgument, match="window_bytes is 1073741825; it must be 1 to 1073741824"
     ):
@@ -542,11 +550,11 @@ def test_a_link_of_an_earlier_release_carries_nothing_that_is_known() -> None:
     assert status_view.carries({"rank": 1, "sent_per_s": 1, "received_per_s": 2}) == ""
 
 
-def test_a_run_that_cannot_be_reached_is_one_sentence() -> None:
+def test_a_run_that_cannot_be_reached_is_one_sentence(start: Any) -> None:
     token = pccl.token_create("127.0.0.1:1")
-    answer = pccl_command("status", "--timeout", "0.3", PCCL_TOKEN=token)
-    assert answer.returncode == 1
-    assert re.fullmatch(r"pccl: .*127\.0\.0\.1:1.*\n", answer.stderr), answer.stderr
+    program = start("status", "--timeout", "0.3", module=CLI, PCCL_TOKEN=token)
+    assert program.end() == 1
+    assert re.fullmatch(r"pccl: .*127\.0\.0\.1:1.*\n", program.errors), program.errors
 
 
 def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
