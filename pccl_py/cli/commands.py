@@ -405,7 +405,9 @@ def bench_kernels(
         list[float] | None,
         typer.Option(help="Size in MiB of f32; may be given again. " + default("1 and 64")),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 15,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Rounds, of which medians are taken.")
+    ] = 15,
 ) -> None:
     """How fast each kernel runs here, beside a loop with its loads and stores and no arithmetic.
 
@@ -428,9 +430,13 @@ def _add_bench(collective: str) -> None:
     def bench_collective(
         least: Annotated[str, typer.Option("--min", help="Smallest size: 4096, 4KiB.")] = "4KiB",
         most: Annotated[str, typer.Option("--max", help="Largest size.")] = "64MiB",
-        factor: Annotated[int, typer.Option(min=2, help="From one size to the next.")] = 4,
-        iters: Annotated[int, typer.Option(min=1, help="Calls of each size.")] = 10,
-        warmup: Annotated[int, typer.Option(min=1, help="Calls before, of each size.")] = 2,
+        factor: Annotated[
+            int, typer.Option(min=2, metavar="N", help="From one size to the next.")
+        ] = 4,
+        iters: Annotated[int, typer.Option(min=1, metavar="N", help="Calls of each size.")] = 10,
+        warmup: Annotated[
+            int, typer.Option(min=1, metavar="N", help="Calls before, of each size.")
+        ] = 2,
         codec: Annotated[str, typer.Option(help="How floats travel: docs/KERNELS.md.")] = "none",
         dtype: Annotated[str, typer.Option(help="Type of elements: f32, bf16, i64, ...")] = "f32",
         initial_world_size: Annotated[

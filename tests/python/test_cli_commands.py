@@ -159,6 +159,8 @@ def test_the_version_is_shown_without_the_imports_of_other_commands(start: Any) 
         ("token", "--run-id-file"),
         ("status", "--interval"),
         ("doctor", "--ports"),
+        ("bench kernels", "--rounds"),
+        ("bench all_reduce", "--initial-world-size"),
     ],
 )
 def test_help_leaves_half_of_a_narrow_terminal_to_the_text(
