@@ -141,11 +141,14 @@ class Repository:
     def text(self, path: str) -> str:
         return (self.root / path).read_text("utf-8")
 
-    def sources(self) -> Iterator[str]:
-        for path in sorted(self.files):
-            known = Path(path).suffix in SOURCE_SUFFIXES or path in ("Makefile", ".ci/run")
-            if known and Path(path).name not in NO_SOURCES:
-                yield path
+    @cache  # noqa: B019
+    def sources(self) -> list[str]:
+        return [
+            path
+            for path in sorted(self.files)
+            if Path(path).suffix in SOURCE_SUFFIXES or path in ("Makefile", ".ci/run")
+            if Path(path).name not in NO_SOURCES
+        ]
 
     @cache  # noqa: B019
     def words(self) -> frozenset[str]:
@@ -309,9 +312,10 @@ def bare_option(there: Repository, text: str) -> list[str] | None:
     if not re.match(r"--?[A-Za-z]", text):
         return None
     name = re.split(r"[ =]", text)[0]
-    known = any(name in program.options for program in there.programs().values())
-    quoted = any(f'"{name}"' in there.text(path) for path in there.sources())
-    return [] if known or quoted else [f"no program of ours has {name}"]
+    known = any(name in program.options for program in there.programs().values()) or any(
+        f'"{name}"' in there.text(path) for path in there.sources()
+    )
+    return [] if known else [f"no program of ours has {name}"]
 
 
 def test_name(there: Repository, text: str) -> list[str] | None:
@@ -327,7 +331,7 @@ def resolve(there: Repository, text: str, document: Path) -> list[str]:
     """The files that a document may mean."""
     text = text.rstrip("/")
     if "/" not in text:
-        return [path for path in there.files if Path(path).name == text]
+        return [path for path in there.files if path.rpartition("/")[2] == text]
     folders = (Path(), Path("engine"), Path("tests"), document.parent)
     meant = {os.path.normpath(folder / text) for folder in folders}
     if "*" in text:
@@ -368,8 +372,11 @@ def words_of_code(there: Repository, text: str) -> list[str] | None:
     if named.startswith("_") and any(word.endswith(named) for word in there.words()):
         return []
     parts = [named] if named in FOREIGN else named.split(".")
-    known = there.words() | FOREIGN
-    return [f"{part} is in no source file" for part in parts if part not in known]
+    return [
+        f"{part} is in no source file"
+        for part in parts
+        if part not in FOREIGN and part not in there.words()
+    ]
 
 
 # ---- documents
@@ -421,16 +428,16 @@ def cells(text: str) -> Iterator[tuple[str, str]]:
 def table(there: Repository, head: str, cell: str) -> list[str]:
     """Names in the columns that have scenarios, checkers and mutations."""
     known = {
-        "scenario": there.scenarios(),
-        "kept out by": there.scenarios() | there.tests(),
-        "caught by": there.scenarios() | there.checks(),
-        "checker": there.checks(),
-        "mutation": there.checks() | there.words(),
+        "scenario": (there.scenarios(),),
+        "kept out by": (there.scenarios(), there.tests()),
+        "caught by": (there.scenarios(), there.checks()),
+        "checker": (there.checks(),),
+        "mutation": (there.checks(), there.words()),
     }.get(head)
     if known is None:
         return []
     names = re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b", SPAN.sub("", cell))
-    return [f"{name} is no {head}" for name in names if name not in known]
+    return [f"{name} is no {head}" for name in names if all(name not in one for one in known)]
 
 
 def headless(prose: str) -> Iterator[str]:
