@@ -405,7 +405,8 @@ def link(there: Repository, target: str, document: Path) -> list[str]:
     if meant not in there.files:
         return [f"there is no {meant}"]
     if anchor:
-        heads = re.findall(r"^#+ (.*)$", there.text(meant), re.MULTILINE)
+        prose = LINK.sub("]", BLOCK.sub("", there.text(meant)))
+        heads = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
         slugs = [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads]
         if anchor not in slugs:
             return [f"{meant} has no section {anchor}"]

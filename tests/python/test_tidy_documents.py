@@ -81,6 +81,15 @@ def test_names_of_what_is_there_pass() -> None:
     assert len(DOCUMENTS) > 10, "the list of documents is wrong"
 
 
+def test_sections_are_headings_and_no_comments_in_blocks_of_code(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("")
+    (tmp_path / "X.md").write_text("# The `b` of [c](d.md)\n\n```sh\n# a comment\n```\n")
+    there = documents.Repository(tmp_path)
+    assert documents.link(there, "#the-b-of-c", Path("X.md")) == []
+    found = documents.link(there, "#a-comment", Path("X.md"))
+    assert found == ["X.md has no section a-comment"]
+
+
 def test_the_table_of_canaries_is_that_of_the_mutations_which_the_gate_catches() -> None:
     lists = [path for path in THERE.files if re.fullmatch(r"tests/mutants/\w+\.txt", path)]
     mutants = "\n".join(map(THERE.text, sorted(lists))).split("\nmutant ")[1:]
