@@ -1,6 +1,6 @@
 """Options that several commands of `pccl` have: their types, their help, and how they are read.
 
-The commands, and the options that only one of them has, are in __init__.py.
+The commands, and the options that only one of them has, are in commands.py.
 """
 
 from __future__ import annotations
