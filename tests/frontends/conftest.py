@@ -43,7 +43,7 @@ def worlds() -> Iterator[Worlds]:
         if known is None or any(comm.closed for comm in known.comms):
             if known is not None:
                 known.close()
-            made[n] = pccl.LocalWorld(n, deadline=30)
+            made[n] = pccl.LocalWorld(n, deadline=60)
         return made[n]
 
     yield world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,9 @@ import pccl_py as pccl
 
 Worlds = Callable[[int], pccl.LocalWorld]
 Make = Callable[..., Any]
+
+# They are called with every dtype: the first adds up, the second also takes what only moves.
+OF_EVERY_DTYPE = ("all_reduce", "all_gather")
 
 
 def uneven(world: int) -> tuple[int, ...]:
@@ -89,7 +93,7 @@ def run_on_all(world: pccl.LocalWorld, frontend: Adapter, call: Call, dtype: str
     world.run(lambda comm: run_forms(frontend, comm, call, frontend.make, dtype))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_results_of_contiguous_arrays(
     frontend: Adapter, worlds: Worlds, collective: str, world: int
@@ -118,12 +122,15 @@ def test_results_of_arrays_that_are_not_contiguous(
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_results_of_every_dtype(frontend: Adapter, worlds: Worlds, collective: str) -> None:
+    """A frontend has one place for the names of dtypes: two collectives show all of them, the
+    others show each size, bool and the last of those that only move."""
     call = calls_of(collective, 3)[1]
-    moves = collective not in REDUCING
-    for dtype in frontend.dtypes:
-        run_on_all(worlds(3), frontend, call, dtype)
-    for dtype in frontend.moving_dtypes if moves else ():
-        run_on_all(worlds(3), frontend, replace(call, bits=True), dtype)
+    moving = frontend.moving_dtypes if collective not in REDUCING else ()
+    some = ("f64", "bf16", "u8", "bool", frontend.moving_dtypes[-1])
+    for dtype in (*frontend.dtypes, *moving):
+        if collective in OF_EVERY_DTYPE or dtype in some:
+            moves = dtype in moving
+            run_on_all(worlds(3), frontend, replace(call, bits=moves), dtype)
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
@@ -159,15 +166,14 @@ def test_bits_of_integers_and_of_bool_are_combined(
     frontend: Adapter, worlds: Worlds, collective: str, op: str
 ) -> None:
     call = Call(collective, (2, 2, 2), (3,), root=1, op=op)
-    for dtype in frontend.dtypes:
-        if dtype[0] in "iu":
-            run_on_all(worlds(3), frontend, call, dtype)
+    for dtype in ("u8", "i64"):
+        run_on_all(worlds(3), frontend, call, dtype)
     if "bool" in frontend.moving_dtypes:
         run_on_all(worlds(3), frontend, replace(call, bits=True), "bool")
 
 
-@pytest.mark.parametrize("world", [5, 8, 16])
-def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
+@pytest.mark.parametrize("world", [5, 16])
+def test_results_in_larger_worlds(frontend: Adapter, worlds: Worlds, world: int) -> None:
     collectives = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
     calls = [Call(name, (3,) * world, (2,), root=world // 2) for name in collectives]
     calls += [Call(name, uneven(world), root=1) for name in collectives if name in COUNTED]
@@ -177,23 +183,23 @@ def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
         for call in calls:
             run_forms(frontend, comm, call, frontend.make)
 
-    with pccl.LocalWorld(world, deadline=60) as made:
-        made.run(program)
+    worlds(world).run(program)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3, 2)])
 def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> None:
-    """From each rank to the next of those that send, of any layout; the third looks on."""
-    count = len(Call("broadcast", shape[:1] or (1,), shape[1:]).given(0) or [])
+    """From rank 0 to rank 2, of any layout; rank 1 looks on. One shape has every dtype."""
+    count = math.prod(shape)
+    dtypes = (*frontend.dtypes, *frontend.moving_dtypes) if len(shape) == 3 else ("f32",)
+    has_strides = frontend.strided([1, 2], (2,)) is not None
 
     def program(comm: pccl.Communicator) -> None:
-        for dtype in (*frontend.dtypes, *frontend.moving_dtypes):
+        for dtype in dtypes:
             most = 2 if dtype in frontend.moving_dtypes else 100
             values = [float(number % most) for number in range(count)]
-            for make in (frontend.make, frontend.strided):
+            for make in (frontend.make, frontend.strided)[: 1 + has_strides]:
                 if comm.rank == 0:
-                    x = make(values, shape, dtype)
-                    frontend.send(comm, frontend.make(values, shape, dtype) if x is None else x, 2)
+                    frontend.send(comm, make(values, shape, dtype), 2)
                 elif comm.rank == 2:
                     got = frontend.recv(comm, shape, dtype, 0)
                     check(frontend, got, values, shape, dtype)
@@ -201,7 +207,7 @@ def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> Non
     worlds(3).run(program)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_tree_of_arrays_is_one_operation(
     frontend: Adapter, worlds: Worlds, collective: str, world: int
@@ -327,24 +333,28 @@ def test_messages_are_begun_or_waited_for_and_have_their_outcome(
 def test_arrays_of_one_shape_meet_whatever_frontend_a_peer_has(
     frontend: Adapter, worlds: Worlds, collective: str
 ) -> None:
-    """Goal: each frontend says a shape alike. Method: rank 1 has NumPy."""
+    """Goal: each frontend says a shape and a dtype alike. Method: rank 1 has NumPy."""
     calls = [Call(collective, (2,) * 3, tail, root=1) for tail in ((), (3,), (3, 2), (1, 3, 1))]
     if collective in COUNTED:
         calls += [Call(collective, (1, 0, 3), tail, root=1) for tail in ((3,), (3, 2))]
+    pairs = [*((call, "f32") for call in calls), (calls[1], "i16")]
+    if collective not in REDUCING:
+        pairs.append((replace(calls[1], bits=True), "bool"))
 
     def program(comm: pccl.Communicator) -> None:
         used = NumpyAdapter() if comm.rank == 1 else frontend
-        for call in calls:
+        for call, dtype in pairs:
             given, wanted = call.given(comm.rank), call.wanted(comm.rank)
             x = out = None
             if given is None:
-                out = used.make([0] * len(wanted or []), call.wanted_shape(comm.rank))
+                out = used.make([0] * len(wanted or []), call.wanted_shape(comm.rank), dtype)
             else:
-                x = used.make(given, call.given_shape(comm.rank))
+                x = used.make(given, call.given_shape(comm.rank), dtype)
             got = used.call(collective, comm, x, out, **call.options)
             assert (None if got is None else used.read(got)) == wanted
             if got is not None:
                 assert used.shape(got) == call.wanted_shape(comm.rank)
+                assert used.dtype(got) == dtype
 
     worlds(3).run(program)
 
