@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed", exc_type=ModuleNotFoundError)
 
 import numpy as np
-import pccl_numpy as pnp
 import pccl_torch as pt
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -526,20 +525,6 @@ def test_every_small_float_of_pytorch_moves(world: pccl.LocalWorld) -> None:
             tail = "; bool has op .*" if dtype == torch.bool else ""
             with pytest.raises(TypeError, match=f"is not added up, .*convert it first{tail}$"):
                 pt.all_reduce(comm, x, op="sum")
-
-    world.run(program)
-
-
-def test_tensors_and_numpy_arrays_meet_in_one_operation(world: pccl.LocalWorld) -> None:
-    def program(comm: pccl.Communicator) -> None:
-        for number, kind in enumerate(("float32", "int16", "bool")):
-            if comm.rank:
-                array = np.ones(3, kind)
-                got = pnp.all_gather(comm, array, tag=number).tolist()
-            else:
-                tensor = torch.ones(3, dtype=getattr(torch, kind))
-                got = pt.all_gather(comm, tensor, tag=number).tolist()
-            assert got == [1] * 6
 
     world.run(program)
 
