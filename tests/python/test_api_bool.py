@@ -1,7 +1,7 @@
 """Bool arrays, and others whose elements travel as bytes, are told from those of u8.
 
 Goal: where members call with arrays that are alike on the wire and not to their callers, all get a
-Mismatch that names the kinds, whatever offers the array. Their values: test_api_trees.py; what an
+Mismatch that names the kinds, whatever offers the array. Their values: tests/frontends; what an
 array is: test_buffers.py.
 """
 

@@ -1,7 +1,7 @@
-"""pccl_numpy.tree: trees of arrays in, trees of arrays out, one operation each.
+"""pccl_numpy.tree: named tuples, None, strided leaves, names of leaves, and what is refused.
 
-Goal: structure, shapes and dtypes survive, strided arrays too, and every function does for each
-array what its namesake does for one. Lists of arrays on the wire: test_api_arrays.py.
+That every function does for each array what its namesake does for one: tests/frontends. Lists of
+arrays on the wire: test_api_arrays.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Layer(NamedTuple):
     bias: Any
 
 
-def model(rank: int, rows: int = 3) -> dict[str, Any]:
-    """Dicts, tuples, a list, None, a scalar, other dtypes and strides."""
-    strided = np.arange(4 * rows, dtype="f8").reshape(2, 2 * rows).T[::2] + rank
+def model(rank: int) -> dict[str, Any]:
+    """Dicts, tuples, a list, None, other dtypes and strides."""
+    strided = np.arange(12, dtype="f8").reshape(2, 6).T[::2] + rank
     return {
-        "z": Layer(np.full((rows, 2), rank + 1, "f4"), None),
-        "a": [np.arange(rows, dtype="i4") + rank, (strided,)],
-        "empty": np.empty((rows, 0), "u1"),
+        "z": Layer(np.full((3, 2), rank + 1, "f4"), None),
+        "a": [np.arange(3, dtype="i4") + rank, (strided,)],
+        "empty": np.empty((3, 0), "u1"),
     }
 
 
@@ -51,96 +51,55 @@ def equal(got: Any, wanted: list[np.ndarray]) -> bool:
     )
 
 
-def summed(world_size: int, rows: int = 3) -> list[np.ndarray]:
-    models = [leaves(model(rank, rows)) for rank in range(world_size)]
-    return [sum(arrays[1:], arrays[0]) for arrays in zip(*models, strict=True)]
+def joined(models: list[list[np.ndarray]], join: Any) -> list[np.ndarray]:
+    return [join(arrays) for arrays in zip(*models, strict=True)]
 
 
-def joined(world_size: int) -> list[np.ndarray]:
-    models = [leaves(model(rank)) for rank in range(world_size)]
-    return [np.concatenate(arrays) for arrays in zip(*models, strict=True)]
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_every_function_does_for_each_array_what_it_does_for_one(world_size: int) -> None:
-    n = world_size
+def test_structures_survive_with_named_tuples_none_and_strided_leaves() -> None:
+    """New trees, in place and into `out`; the root of a broadcast in place is only read."""
+    models = [leaves(model(rank)) for rank in range(3)]
+    total, whole = joined(models, sum), joined(models, np.concatenate)
 
     def program(comm: pccl.Communicator) -> None:
         rank, tree = comm.rank, pnp.tree
-        assert equal(tree.all_reduce(comm, model(rank)), summed(n))
-        assert equal(tree.all_reduce(comm, model(rank), op="max"), leaves(model(n - 1)))
+        assert equal(tree.all_reduce(comm, model(rank)), total)
         mine = model(rank)
         outcome = tree.all_reduce_(comm, mine, tag=3)
-        assert outcome.sequence == 0 and equal(mine, summed(n))
-
-        assert equal(tree.broadcast(comm, model(rank), n - 1), leaves(model(n - 1)))
+        assert outcome.sequence == 0 and equal(mine, total)
         mine = model(rank)
-        if rank == n - 1:
+        if rank == 2:
             for array in leaves(mine):
                 array.flags.writeable = False
-        tree.broadcast_(comm, mine, n - 1)
-        assert equal(mine, leaves(model(n - 1)))
-
-        total = tree.reduce(comm, model(rank), root=n - 1)
-        assert equal(total, summed(n)) if rank == n - 1 else total is None
-
-        rows = slice(3 * rank, 3 * rank + 3)
-        part = tree.reduce_scatter(comm, model(rank, 3 * n))
-        assert equal(part, [array[rows] for array in summed(n, 3 * n)])
-        assert equal(tree.all_gather(comm, model(rank)), joined(n))
-        whole = tree.gather(comm, model(rank), root=0)
-        assert equal(whole, joined(n)) if rank == 0 else whole is None
-
+        tree.broadcast_(comm, mine, 2)
+        assert equal(mine, models[2])
+        gathered = tree.all_gather(comm, model(rank))
+        assert equal(gathered, whole)
         into = model(7)
-        assert tree.scatter(comm, whole, into, 0) is into
-        assert equal(into, leaves(model(rank)))
+        assert tree.scatter(comm, gathered if rank == 0 else None, into, 0) is into
+        assert equal(into, models[rank])
 
-        swapped = tree.all_to_all(comm, model(rank, 3 * n))
-        every = [leaves(model(other, 3 * n)) for other in range(n)]
-        wanted = [
-            np.concatenate([array[rows] for array in each]) for each in zip(*every, strict=True)
-        ]
-        assert equal(swapped, wanted)
-
-    with pccl.LocalWorld(n, deadline=60) as world:
+    with pccl.LocalWorld(3, deadline=60) as world:
         world.run(program)
 
 
-def test_what_only_moves_may_be_of_bytes_that_no_kernel_knows() -> None:
-    """Goal: bool and the float8 types of ml_dtypes are moved as they are, and never added up."""
-    kinds = (np.dtype(bool), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
-
-    def values(rank: int, kind: np.dtype[Any], count: int = 4) -> np.ndarray:
-        return (np.arange(count) % 3 + rank).astype(kind)
-
+def test_bytes_that_no_kernel_knows_are_moved_in_trees_and_never_added_up() -> None:
     def program(comm: pccl.Communicator) -> None:
-        rank, other = comm.rank, 1 - comm.rank
-        for kind in kinds:
-            mine, theirs = values(rank, kind), values(other, kind)
-            both = np.concatenate([values(0, kind), values(1, kind)])
-            rows = slice(2 * rank, 2 * rank + 2)
-            swapped = np.concatenate([values(0, kind)[rows], values(1, kind)[rows]])
+        for kind in (np.dtype(bool), np.dtype(ml_dtypes.float8_e4m3fn)):
+            first, second = ((np.arange(4) % 3 + rank).astype(kind) for rank in range(2))
+            mine = (first, second)[comm.rank]
             for got, wanted in (
-                (pnp.broadcast(comm, mine, 1), values(1, kind)),
-                (pnp.all_gather(comm, mine), both),
-                (pnp.gather(comm, mine), both if rank == 0 else None),
-                (pnp.scatter(comm, both, np.empty_like(mine)), mine),
-                (pnp.all_to_all(comm, mine), swapped),
-                (pnp.tree.all_gather(comm, {"a": mine})["a"], both),
-                (pnp.tree.broadcast(comm, [mine], 0)[0], values(0, kind)),
+                (pnp.tree.all_gather(comm, {"a": mine})["a"], np.concatenate([first, second])),
+                (pnp.tree.broadcast(comm, [mine], 1)[0], second),
             ):
-                if got is None or wanted is None:
-                    assert got is wanted
-                    continue
                 assert got.dtype == kind and got.tobytes() == wanted.tobytes()
-            if rank == 0:
-                pnp.send(comm, mine, 1)
-            else:
-                assert pnp.recv_(comm, mine, 0) and mine.tobytes() == theirs.tobytes()
             tail = "; bool has op .*" if kind == np.bool_ else ""
             for call in (pnp.all_reduce, pnp.reduce_scatter, pnp.tree.all_reduce):
                 with pytest.raises(TypeError, match=f"added up, .*convert it first{tail}$"):
                     call(comm, mine)
+            if comm.rank == 0:
+                pnp.send(comm, mine, 1)
+            else:
+                assert pnp.recv_(comm, mine, 0) and mine.tobytes() == first.tobytes()
 
     with pccl.LocalWorld(2, deadline=30) as world:
         world.run(program)
@@ -329,20 +288,4 @@ def test_names_that_differ_are_told_with_the_first_of_many() -> None:
         assert f"elements; this peer's are {told}, .... All" in str(caught.value)
 
     with pccl.LocalWorld(2, deadline=30) as world:
-        world.run(program)
-
-
-def test_rows_that_differ_are_exchanged_by_their_counts() -> None:
-    """Goal: pnp.all_to_all with counts moves whole rows. Method: rank r has r + 1 for each."""
-
-    def program(comm: pccl.Communicator) -> None:
-        rank, n = comm.rank, comm.world_size
-        x = np.full((n * (rank + 1), 2), rank, "f4")
-        received = [other + 1 for other in range(n)]
-        got = pnp.all_to_all(comm, x, send_counts=[rank + 1] * n, recv_counts=received)
-        assert got.tolist() == [[other, other] for other in range(n) for _ in range(other + 1)]
-        with pytest.raises(ValueError, match="send_counts"):
-            pnp.all_to_all(comm, x, send_counts=[rank] * n, recv_counts=received)
-
-    with pccl.LocalWorld(3, deadline=30) as world:
         world.run(program)
