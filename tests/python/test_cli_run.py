@@ -8,8 +8,8 @@ import re
 import select
 import signal
 import socket
-import stat
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import pccl_py as pccl
-from pccl_py.cli import run
+from pccl_py.cli import commands, log, run
 
 PYTHON = [sys.executable, "-u", "-c"]
 CLI = "pccl_py.cli"
@@ -40,20 +40,6 @@ def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
     lines = sorted(program.rest().splitlines())
     assert lines == [f"[{rank}] {rank} 3 3 0 pccl1- {rank} 3 127.0.0.1 None" for rank in range(3)]
     assert program.errors == ""
-
-
-def test_the_processes_reduce_together(start: Any) -> None:
-    source = (
-        "import array, pccl_py as pccl\n"
-        "with pccl.connect() as comm:\n"
-        "    comm.admit()\n"
-        "    values = array.array('f', [comm.rank] * 1000)\n"
-        "    comm.all_reduce(values)\n"
-        "    print(comm.world_size, values[-1])\n"
-    )
-    program = start("run", "-n", "4", "--", *PYTHON, source, module=CLI)
-    assert program.end() == 0, program.errors
-    assert sorted(program.rest().splitlines()) == [f"[{rank}] 4 6.0" for rank in range(4)]
 
 
 def test_the_first_processes_have_their_numbers_as_ranks_and_nobody_else_has_their_ids(
@@ -145,14 +131,10 @@ def test_options_of_the_command_are_not_ours(start: Any) -> None:
 
 
 def test_the_token_is_written_for_others_who_join(start: Any, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    source = "import os, sys\nprint(open(sys.argv[1]).read() == os.environ['PCCL_TOKEN'] + '\\n')"
-    program = start(
-        "run", "-n", "1", "--token-file", str(file), "--", *PYTHON, source, str(file), module=CLI
-    )
+    """It is there when a process starts."""
+    reads = ("sh", "-c", 'test "$(cat "$0")" = "$PCCL_TOKEN"', str(tmp_path / "token"))
+    program = start("run", "-n", "1", "--token-file", reads[-1], "--", *reads, module=CLI)
     assert program.end() == 0, program.errors
-    assert program.rest() == "[0] True\n"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_processes_join_the_run_of_a_token(start: Any, tmp_path: Path) -> None:
@@ -196,26 +178,26 @@ def test_a_new_run_is_started_with_a_token_where_that_is_asked_for(start: Any) -
         f"subprocess.run([sys.executable, '-m', '{CLI}', 'run', *sys.argv[1:], '--',\n"
         "    sys.executable, '-c', inner, os.environ['PCCL_TOKEN']], check=True)\n"
     )
-    command = ("run", "-n", "1", "--", *PYTHON, source, "-n", "1")
-    program = start(*command, "--new-run", "--bind", "127.0.0.1", module=CLI)
-    joins = start(*command, module=CLI)
+    options = ("-n", "1", "--new-run", "--bind", "127.0.0.1")
+    program = start("run", "-n", "1", "--", *PYTHON, source, *options, module=CLI)
     assert program.end() == 0, program.errors
     assert (program.rest(), program.errors) == ("[0] [0] False\n", "")
-    assert joins.end() == 0 and joins.rest() == "[0] [0] True\n"
-
-
-FAILING = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
 
 
 @pytest.mark.parametrize(("minimum", "code"), [(1, 0), (2, 0), (3, 3)])
-def test_enough_processes_must_succeed(start: Any, minimum: int, code: int) -> None:
-    program = start(
-        "run", "-n", "3", "--min-world-size", str(minimum), "--", *PYTHON, FAILING, module=CLI
+def test_enough_processes_must_succeed(minimum: int, code: int) -> None:
+    written = io.StringIO()
+    processes = run.Processes(
+        ["sh", "-c", "exit $((RANK == 1 ? 3 : 0))"],
+        3,
+        "token",
+        run.Policy(min_world_size=minimum),
+        console=Console(file=written, width=200),
     )
-    assert program.end() == code
-    assert "process 1 exited with status 3" in program.errors
-    said = re.search("[0-2] of 3 processes succeeded, 3 needed", program.errors)
-    assert (said is not None) == (code != 0), program.errors
+    assert processes.run() == code
+    assert "process 1 exited with status 3" in written.getvalue()
+    said = re.search("[0-2] of 3 processes succeeded, 3 needed", written.getvalue())
+    assert (said is not None) == (code != 0), written.getvalue()
 
 
 def test_those_that_are_left_wait_to_begin_only_where_the_run_has_not_begun() -> None:
@@ -311,14 +293,6 @@ def test_the_others_go_on_without_one_that_fails(start: Any) -> None:
     assert "was killed by SIGKILL" in program.errors
 
 
-def test_stop_ends_the_others(start: Any) -> None:
-    source = "import os, signal, sys\nif os.environ['RANK'] == '2': sys.exit(5)\nsignal.pause()"
-    program = start("run", "-n", "3", "--on-failure", "stop", "--", *PYTHON, source, module=CLI)
-    assert program.end() == 5
-    assert "stopping the others" in program.errors
-    assert program.errors.count("was killed by SIGTERM") == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_is_passed_on_once(start: Any, number: int) -> None:
     source = (
@@ -399,29 +373,70 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (["run", "-n", "2", "--min-world-size", "3", "--", "true"], "--min-world-size is 3"),
-        (["run", "-n", "0", "--", "true"], f"greater than or equal to 1. {EXAMPLE}"),
-        (["run", "-np", "2", "--", "true"], f"unable to parse string as an integer. {EXAMPLE}"),
-        (["run", "-n", "1"], f"COMMAND...'. {EXAMPLE}"),
-        (["run", "--", "true"], f"Missing option '-n'. {EXAMPLE}"),
-        (["run", "-n", "1", "--no-such-option", "--", "true"], "--no-such-option"),
-        (["run", "-n", "1", "--chunk-bytes", "1000", "--", "true"], "1000"),
-        (["run", "-n", "1", "--lanes", "65", "--", "true"], "must be 'auto' or 1 to 64, not '65'"),
-        (["run", "-n", "1", "--lanes", "0", "--", "true"], "must be 'auto' or 1 to 64, not '0'"),
-        (["run", "-n", "1", "--lanes", "abc", "--", "true"], "'auto' or 1 to 64, not 'abc'"),
-        (["run", "-n", "1", "--send-rate", "fast", "--", "true"], "8kbit to 10tbit per second"),
-        (["run", "-n", "1", "--send-rate", "0", "--", "true"], 'such as "200mbit", "25MB"'),
-        (["run", "-n", "1", "--congestion", "reno", "--", "true"], "'system', 'bbr', 'cubic'"),
-        (["run", "-n", "1", "--probe", "on", "--", "true"], "'auto', 'off'"),
+        (["-n", "1"], f"COMMAND...'. {EXAMPLE}"),
+        (["-n", "2", "--min-world-size", "3", "--"], "--min-world-size is 3"),
+        (["-n", "1", "--chunk-bytes", "1000", "--"], "1000"),
     ],
 )
-def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], words: str) -> None:
-    program = start(*arguments, module=CLI, COLUMNS="200")
+def test_bad_usage_is_said_and_nothing_is_run(
+    start: Any, tmp_path: Path, options: list[str], words: str
+) -> None:
+    command = ("touch", str(tmp_path / "ran")) if "--" in options else ()
+    program = start("run", *options, *command, module=CLI, COLUMNS="200")
     assert program.end() == 2
-    assert words in re.sub(r"\x1b\[[0-9;]*m", "", program.errors), program.errors
+    assert words in uncoloured(program.errors), program.errors
     assert "Traceback" not in program.errors
+    assert not os.listdir(tmp_path)
+
+
+def uncoloured(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Calls `pccl run` in this process, where it must run nothing, and returns its stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(log, "to_stderr", lambda level: None)  # that would outlive the test
+
+    def call(*options: str, **environment: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        command = ["touch", str(tmp_path / "ran")]
+        monkeypatch.setattr(sys, "argv", ["pccl", "run", *options, "--", *command])
+        with pytest.raises(SystemExit) as end:
+            commands.main()
+        assert end.value.code == 2
+        assert not os.listdir(tmp_path), "the command was run"
+        return uncoloured(capsys.readouterr().err)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-n", "0"], f"greater than or equal to 1. {EXAMPLE}"),
+        (["-np", "2"], f"unable to parse string as an integer. {EXAMPLE}"),
+        ([], f"Missing option '-n'. {EXAMPLE}"),
+        (["-n", "1", "--no-such-option"], "--no-such-option"),
+        (["-n", "1", "--lanes", "65"], "must be 'auto' or 1 to 64, not '65'"),
+        (["-n", "1", "--lanes", "0"], "must be 'auto' or 1 to 64, not '0'"),
+        (["-n", "1", "--lanes", "abc"], "'auto' or 1 to 64, not 'abc'"),
+        (["-n", "1", "--send-rate", "fast"], "8kbit to 10tbit per second"),
+        (["-n", "1", "--send-rate", "0"], 'such as "200mbit", "25MB"'),
+        (["-n", "1", "--congestion", "reno"], "'system', 'bbr', 'cubic'"),
+        (["-n", "1", "--probe", "on"], "'auto', 'off'"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused_before_anything_is_run(
+    refused: Callable[..., str], options: list[str], words: str
+) -> None:
+    assert words in refused(*options)
 
 
 @pytest.mark.parametrize(
@@ -442,11 +457,9 @@ def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], 
     ],
 )
 def test_a_token_that_cannot_be_joined_so_is_said_and_nothing_is_run(
-    start: Any, token: str, options: list[str], words: str
+    refused: Callable[..., str], token: str, options: list[str], words: str
 ) -> None:
-    program = start("run", "-n", "1", *options, "--", "true", module=CLI, PCCL_TOKEN=token)
-    assert program.end() == 2
-    assert program.errors == f"pccl: {words}\n"
+    assert refused("-n", "1", *options, PCCL_TOKEN=token) == f"pccl: {words}\n"
 
 
 @pytest.mark.parametrize(
@@ -459,11 +472,9 @@ def test_a_token_that_cannot_be_joined_so_is_said_and_nothing_is_run(
     ],
 )
 def test_what_only_one_process_can_have_is_refused_for_more(
-    start: Any, variable: str, said: str, words: str
+    refused: Callable[..., str], variable: str, said: str, words: str
 ) -> None:
-    program = start("run", "-n", "2", "--", "true", module=CLI, **{variable: said})
-    assert program.end() == 2
-    assert re.search(f"{variable} .*{words}", program.errors), program.errors
+    assert re.search(f"{variable} .*{words}", refused("-n", "2", **{variable: said}))
 
 
 @pytest.mark.parametrize(
@@ -475,12 +486,9 @@ def test_what_only_one_process_can_have_is_refused_for_more(
     ],
 )
 def test_a_variable_that_each_process_would_refuse_is_refused_before_any_starts(
-    start: Any, variable: str, said: str, words: str
+    refused: Callable[..., str], variable: str, said: str, words: str
 ) -> None:
-    program = start("run", "-n", "2", "--", "true", module=CLI, COLUMNS="200", **{variable: said})
-    assert program.end() == 2
-    assert re.search(f"{variable} .*{words}", program.errors), program.errors
-    assert "Traceback" not in program.errors
+    assert re.search(f"{variable} .*{words}", refused("-n", "2", **{variable: said}))
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:0", "localhost", "[::1]:0", "::1", ":0"])
@@ -733,14 +741,15 @@ def test_nobody_is_started_again_after_a_signal(start: Any) -> None:
 
 
 def test_stop_ends_the_others_when_restarts_are_used_up(start: Any) -> None:
-    source = "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(5)\nsignal.pause()"
+    source = "test $RANK != 1 || exit 5; exec sleep 600"
     program = start(
-        "run", "-n", "2", "--restarts", "1", "--on-failure", "stop", "--", *PYTHON, source,
+        "run", "-n", "3", "--restarts", "1", "--on-failure", "stop", "--", "sh", "-c", source,
         module=CLI,
     )  # fmt: skip
     assert program.end() == 5
     assert program.errors.count("process 1 exited with status 5") == 2
-    assert "process 0 was killed by SIGTERM" in program.errors
+    assert "stopping the others" in program.errors
+    assert program.errors.count("was killed by SIGTERM") == 2
 
 
 def test_a_restart_that_comes_when_the_others_have_finished_ends_with_them(
