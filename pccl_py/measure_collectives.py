@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pccl_py import buffers
@@ -304,14 +305,20 @@ class Benchmark:
         return [(told[at], told[at + 1], told[at + 2]) for at in range(0, len(told), 3)]
 
 
+@cache
+def _drawn(steps: int) -> bytes:
+    """A step for each element of a period."""
+    draw = random.Random(PERIOD)
+    return bytes(draw.randrange(steps) for _ in range(PERIOD))
+
+
 class Pattern:
     """The elements that ranks give: small integers with exact sums, others on each rank."""
 
     def __init__(self, dtype: DType, world: int) -> None:
         self._dtype, self._world = dtype, world
         self._steps = min(4, EXACT.get(dtype, EXACT_OF_OTHERS) // world + 1)
-        draw = random.Random(PERIOD)
-        self._drawn = [draw.randrange(self._steps) for _ in range(PERIOD)]
+        self._drawn = _drawn(self._steps)
         self._periods: dict[int, bytes] = {}  # as many ranks differ as there are steps
 
     def of(self, rank: int) -> bytes:
