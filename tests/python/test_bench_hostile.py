@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bench.__main__ import app
 from bench.hostile import Measured, Window
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +38,8 @@ def test_the_attack_of_a_stranger_is_measured_beside_one_on_a_bystander(tmp_path
 
 
 def test_an_unknown_attack_is_one_sentence(tmp_path: Path) -> None:
-    done = bench("--attack", "nonsense", "--out", str(tmp_path))
-    assert done.returncode == 2 and "nonsense" in done.stderr and "resets" in done.stderr
+    done = CliRunner().invoke(app, ["hostile", "--attack", "nonsense", "--out", str(tmp_path)])
+    assert done.exit_code == 2 and "nonsense" in done.output and "resets" in done.output
 
 
 def test_a_ratio_is_of_windows_beside_each_other() -> None:

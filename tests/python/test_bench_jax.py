@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import jax_plan, jax_steps
+from bench.__main__ import app
 from bench.common import MIB, Row
 from bench.jax_plan import Case
 
@@ -51,9 +53,8 @@ def test_a_quick_run_prints_rows_of_all_contenders(tmp_path: Path) -> None:
 
 
 def test_an_unknown_case_is_named() -> None:
-    command = [sys.executable, "-m", "bench", "jax", "--case", "nccl"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "nccl: there are dispatch, all_reduce" in done.stderr
+    done = CliRunner().invoke(app, ["jax", "--case", "nccl"])
+    assert done.exit_code == 2 and "nccl: there are dispatch, all_reduce" in done.output
 
 
 def test_a_plan_has_each_size_and_a_quick_one_is_small() -> None:

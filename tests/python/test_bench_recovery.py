@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import recovery
+from bench.__main__ import app
 from bench.recovery import Tries, quantile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +49,8 @@ def test_a_small_run_prints_rows_for_every_case(tmp_path: Path) -> None:
 
 
 def test_an_unknown_case_is_one_sentence(tmp_path: Path) -> None:
-    done = bench("--case", "nonsense", "--out", str(tmp_path))
-    assert done.returncode == 2 and "nonsense" in done.stderr and "kill" in done.stderr
+    done = CliRunner().invoke(app, ["recovery", "--case", "nonsense", "--out", str(tmp_path)])
+    assert done.exit_code == 2 and "nonsense" in done.output and "kill" in done.output
 
 
 def test_quantiles_are_values_that_were_measured() -> None:

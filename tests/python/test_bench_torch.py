@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import together, torch_ft, torch_kill, torch_link, torch_plan, torch_steps
+from bench.__main__ import app
 from bench.common import Row
 from bench.torch_plan import Case
 
@@ -44,9 +46,8 @@ def test_a_quick_run_prints_rows_of_both_and_of_the_overhead(tmp_path: Path) -> 
 
 
 def test_an_unknown_case_is_named() -> None:
-    command = [sys.executable, "-m", "bench", "torch", "--case", "nccl"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "nccl: there are all_reduce, ddp" in done.stderr
+    done = CliRunner().invoke(app, ["torch", "--case", "nccl"])
+    assert done.exit_code == 2 and "nccl: there are all_reduce, ddp" in done.output
 
 
 def test_a_plan_has_each_size_and_a_quick_one_is_small() -> None:
