@@ -94,18 +94,16 @@ def test_a_batch_is_one_operation(world: pccl.LocalWorld, name: str) -> None:
     case = CASES[name]
     axis = list(CASES).index(name) % 3  # of the batch, before, between or behind the others
 
+    @pj.jit
     def mapped(comm: pj.Comm, x: Any) -> Any:
         return jax.vmap(lambda x: case.run(comm, x), in_axes=axis)(x)
-
-    jitted = pj.jit(mapped)
 
     def program(comm: pccl.Communicator) -> None:
         xs = [np.moveaxis(each, axis, 0) for each in inputs(axis, BATCH)]
         wanted = [case.alone([x[index] for x in xs], comm.rank) for index in range(BATCH)]
-        for call in (mapped, jitted):
-            made, count = operations(comm, call, comm, inputs(axis, BATCH)[comm.rank])
-            np.testing.assert_allclose(made, np.stack(wanted), rtol=1e-6)
-            assert count == 1
+        made, count = operations(comm, mapped, comm, inputs(axis, BATCH)[comm.rank])
+        np.testing.assert_allclose(made, np.stack(wanted), rtol=1e-6)
+        assert count == 1
 
     world.run(program)
 
@@ -179,10 +177,9 @@ def test_derivatives_of_batches_and_batches_of_derivatives(world: pccl.LocalWorl
             return loss(comm, x)
 
         for function in either_way(one):
-            for call in (function, pj.jit(function)):
-                made, count = operations(comm, call, x)
-                np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
-                assert count == 4
+            made, count = operations(comm, pj.jit(function), x)
+            np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
+            assert count == 4
 
         def means(x: Any) -> Any:
             return pj.all_reduce(comm, x, op="avg") ** 2
