@@ -193,19 +193,9 @@ def test_a_call_on_results_of_a_program_that_failed_says_that_it_was_not_made(
     world.run(program)
 
 
-def test_arguments_that_are_wrong_are_refused_while_tracing(world: pccl.LocalWorld) -> None:
-    comm = world.comms[0]
-    x = jnp.ones((5, 2))
-    with pytest.raises(pccl.InvalidArgument, match="5 rows, which 3 ranks cannot share"):
-        pj.jit(lambda comm, x: pj.reduce_scatter(comm, x))(comm, x)
-    with pytest.raises(TypeError, match="bool.*added up"):
-        pj.jit(lambda comm, x: pj.all_reduce(comm, x > 0))(comm, x)
+def test_a_work_is_refused(world: pccl.LocalWorld) -> None:
     with pytest.raises(TypeError, match="no option 'async_op' here"):
-        pj.all_reduce(comm, x, async_op=True)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="must be a Communicator or a Group, not int"):
-        pj.all_reduce(3, x)  # type: ignore[call-overload]
-    with pytest.raises(pccl.InvalidArgument, match="rank from 0 to 2, not 7"):
-        pj.jit(lambda comm, x: pj.broadcast(comm, x, root=7))(comm, x)
+        pj.all_reduce(world.comms[0], jnp.ones(5), async_op=True)  # type: ignore[call-overload]
 
 
 def test_a_peer_that_leaves_in_the_middle_of_a_jitted_scan(world: pccl.LocalWorld) -> None:
@@ -265,10 +255,10 @@ def test_under_complete_recovery_a_loss_ends_the_scan_and_each_call_until_an_adm
     assert step.compiled == 1
 
 
-def ends(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def ends(program: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, which must end by itself."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -277,37 +267,44 @@ def ends(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 INTERRUPTED = """
-    import os, signal, sys, threading
+    import os, signal, threading
     import jax, jax.numpy as jnp, pccl_jax as pj, pccl_py as pccl
-    world = pccl.LocalWorld(2, deadline=50)
-    comm, other = world.comms
-    def interrupt():
-        while comm.info().operations_in_flight == 0:
-            other.info()
-        os.kill(os.getpid(), signal.SIGINT)
     reduced = {
         "eager": lambda comm, x: pj.all_reduce(comm, x),
         "inline": pj.jit(lambda comm, x: pj.all_reduce(comm, x)),
         "beside": pj.jit(lambda comm, x: pj.all_reduce(comm, x @ x @ x) + 1),
-    }[sys.argv[1]]
-    threading.Thread(target=interrupt).start()
-    try:
-        reduced(comm, jnp.ones((300, 300)))
-    except KeyboardInterrupt:
-        print("interrupted")
-    try:
-        pj.all_reduce(comm, jnp.ones(1))
-    except pccl.Expelled:
-        print("expelled")
-    world.close()
+    }
+    def interrupt():
+        while comm.info().operations_in_flight == 0:
+            other.info()
+        os.kill(os.getpid(), signal.SIGINT)
+    for how in reduced:
+        world = pccl.LocalWorld(2, deadline=15)
+        comm, other = world.comms
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            reduced[how](comm, jnp.ones((300, 300)))
+        except KeyboardInterrupt:
+            print(how, "interrupted")
+        try:
+            pj.all_reduce(comm, jnp.ones(1))
+        except pccl.Expelled:
+            print(how, "expelled")
+        interrupting.join()
+        world.close()
 """
 
 
-@pytest.mark.parametrize("how", ["eager", "inline", "beside"])
-def test_an_interrupt_withdraws_a_program_that_waits(how: str) -> None:
-    """Whether the handler blocks the main thread, or one of XLA while the main thread waits."""
-    done = ends(INTERRUPTED, how)
-    assert done.stdout.split() == ["interrupted", "expelled"], done.stderr
+def test_an_interrupt_withdraws_a_program_that_waits() -> None:
+    """Whether the handler blocks the main thread, or one of XLA while the main thread waits.
+
+    Each way has a world of its own, whose deadline ends it where the interrupt does not.
+    """
+    done = ends(INTERRUPTED)
+    ways = ("eager", "inline", "beside")
+    wanted = [f"{how} {what}" for how in ways for what in ("interrupted", "expelled")]
+    assert done.stdout.splitlines() == wanted, done.stderr
 
 
 LEFT = """
