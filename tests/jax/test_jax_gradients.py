@@ -1,4 +1,4 @@
-"""Derivatives: against a program of one process, where lax.psum adds up, and by check_grads.
+"""Derivatives: against a program of one process, where lax.psum adds up.
 
 In the one process vmap runs all ranks at once, and the sum of their losses is differentiated
 without any communication. Rows that differ from rank to rank have no such program: lists of arrays
@@ -19,7 +19,6 @@ import numpy as np
 import pccl_jax as pj
 import pytest
 from jax import lax
-from jax.test_util import check_grads
 
 import pccl_py as pccl
 
@@ -155,7 +154,11 @@ def loss_of(made: Any, rank: int) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives_are_those_of_one_process(world: pccl.LocalWorld, name: str) -> None:
-    """Goal: jvp, grad, and jvp of grad. Method: the sum of all losses, differentiated alone."""
+    """Goal: jvp, grad, and each of both. Method: the sum of all losses, differentiated alone.
+
+    The second derivatives are alike in both arguments: grad of the grad along the directions, and
+    grad of jvp, are jvp of grad, whose product with the directions is jvp of jvp.
+    """
     case = CASES[name]
     with jax.enable_x64(True):
         xs, directions = inputs(case), inputs(case, seed=8)
@@ -167,6 +170,7 @@ def test_derivatives_are_those_of_one_process(world: pccl.LocalWorld, name: str)
         every = tuple(range(RANKS))
         gradient = jax.grad(total, argnums=every)
         wanted = [*jax.jvp(total, xs, directions), *jax.jvp(gradient, xs, directions)]
+        bent = sum((a * b).sum() for a, b in zip(wanted[3], directions, strict=True))
 
     def program(comm: pccl.Communicator) -> Any:
         rank = comm.rank
@@ -174,40 +178,24 @@ def test_derivatives_are_those_of_one_process(world: pccl.LocalWorld, name: str)
         def loss(x: Any) -> Any:
             return loss_of(case.run(comm, rank, jnp.sin(x)), rank)
 
-        with jax.enable_x64(True):
-            first = jax.jvp(loss, (xs[rank],), (directions[rank],))
-            second = jax.jvp(jax.grad(loss), (xs[rank],), (directions[rank],))
-            np.testing.assert_allclose(second[0], wanted[2][rank], rtol=1e-10, atol=1e-12)
-            np.testing.assert_allclose(second[1], wanted[3][rank], rtol=1e-10, atol=1e-12)
-            return [float(each) for each in first]
+        def along(function: Callable[[Any], Any]) -> Any:
+            return jax.jvp(function, (xs[rank],), (directions[rank],))
 
-    values, tangents = zip(*world.run(program), strict=True)
-    np.testing.assert_allclose(sum(values), wanted[0], rtol=1e-10)
-    np.testing.assert_allclose(sum(tangents), wanted[1], rtol=1e-10)
+        def slope(x: Any) -> Any:
+            return (jax.grad(loss)(x) * directions[rank]).sum()
 
-
-@pytest.mark.parametrize("name", CASES)
-def test_check_grads(world: pccl.LocalWorld, name: str) -> None:
-    """Goal: JVP and VJP of JVP and VJP. Method: a function of all ranks' inputs, alike on each.
-
-    The average of equal inputs has the average of all peers' gradients, which are those of each
-    rank's own part; the gathered results are on all, three times in the sum of the losses.
-    """
-    case = CASES[name]
-    with jax.enable_x64(True):
-        xs = inputs(case)
-        sizes = [each.size for each in results_alone(case, xs)]
-
-    def program(comm: pccl.Communicator) -> None:
-        def everything(*xs: Any) -> Any:
-            own = pj.all_reduce(comm, xs, op="avg")[comm.rank]
-            made = case.run(comm, comm.rank, jnp.sin(own))
-            return pj.all_gather(comm, jnp.cos(made).ravel(), sizes)
+        def tangent(x: Any) -> Any:
+            return jax.jvp(loss, (x,), (directions[rank],))[1]
 
         with jax.enable_x64(True):
-            check_grads(everything, xs, order=2, modes=["fwd", "rev"])
+            gradient, jvp_of_grad = along(jax.grad(loss))
+            np.testing.assert_allclose(gradient, wanted[2][rank], rtol=1e-10, atol=1e-12)
+            for made in (jvp_of_grad, jax.grad(slope)(xs[rank]), jax.grad(tangent)(xs[rank])):
+                np.testing.assert_allclose(made, wanted[3][rank], rtol=1e-10, atol=1e-12)
+            return [float(each) for each in (loss(xs[rank]), *along(tangent))]
 
-    world.run(program)
+    sums = np.sum(world.run(program), axis=0)
+    np.testing.assert_allclose(sums, [wanted[0], wanted[1], bent], rtol=1e-10)
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -420,26 +408,19 @@ def test_a_tie_and_an_outcome_come_together() -> None:
 # ---- what has none -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_calls_without_a_derivative_say_why_while_they_are_traced() -> None:
+    options: tuple[tuple[dict[str, Any], str], ...] = (
         ({"op": "min"}, "op min has no derivative: it is that of those ranks alone"),
         ({"op": "max"}, "op max has no derivative: it is that of those ranks alone"),
         ({"op": "prod"}, "op prod has no derivative: for each rank it is the product"),
         ({"codec": "int8"}, "codec int8 has no derivative: rounding is constant"),
         ({"codec": "bf16"}, "codec bf16 has no derivative: rounding is constant"),
-    ],
-    ids=["min", "max", "prod", "int8", "bf16"],
-)
-def test_calls_without_a_derivative_say_why_while_they_are_traced(
-    options: dict[str, Any], said: str
-) -> None:
-    with pccl.LocalWorld(1, deadline=20) as world:
-        (comm,) = world.comms
-        x = jnp.ones(3)
+    )
+    x = jnp.ones(3)
 
+    def check(comm: pccl.Communicator, named: dict[str, Any], said: str) -> None:
         def loss(x: Any) -> Any:
-            return pj.all_reduce(comm, x, **options).sum()
+            return pj.all_reduce(comm, x, **named).sum()
 
         before = comm.barrier().sequence
         for transform in (
@@ -453,7 +434,11 @@ def test_calls_without_a_derivative_say_why_while_they_are_traced(
         stopped = jax.grad(lambda x: loss(lax.stop_gradient(x)) + x.sum())
         assert stopped(x).tolist() == [1.0] * 3
         # Nothing was called but this one.
-        assert comm.barrier().sequence == before + 2
+        assert comm.barrier().sequence == before + 2, said
+
+    with pccl.LocalWorld(1, deadline=20) as world:
+        for named, said in options:
+            check(world.comms[0], named, said)
 
 
 def test_transposes_that_cannot_be_say_why() -> None:
@@ -498,14 +483,10 @@ def test_a_loss_between_the_passes_keeps_the_divisor(world: pccl.LocalWorld, jit
         assert int(outcome.contributors) == 2
 
 
-@pytest.mark.parametrize("value", [60000, 2**-24, -(2**-20)])
-@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "reduce_scatter"])
-def test_tangents_and_cotangents_of_an_average_keep_to_float16(
-    world: pccl.LocalWorld, kind: str, value: float
-) -> None:
+def test_tangents_and_cotangents_of_an_average_keep_to_float16(world: pccl.LocalWorld) -> None:
     """Goal: neither a sum of float16 overflows, nor does a part of one vanish."""
 
-    def program(comm: pccl.Communicator) -> Any:
+    def check(comm: pccl.Communicator, kind: str, value: float) -> None:
         options: dict[str, Any] = {"root": 0} if kind == "reduce" else {}
         x = jnp.full(RANKS, value, jnp.float16)
 
@@ -517,17 +498,22 @@ def test_tangents_and_cotangents_of_an_average_keep_to_float16(
         (cotangent,) = vjp(jnp.full(made.shape, value, jnp.float16))
         assert tangent.dtype == cotangent.dtype == jnp.float16
         if kind == "all_reduce":
-            assert (cotangent == x).all()
+            assert (cotangent == x).all(), value
         else:  # of one rank's result alone
-            assert (cotangent == (np.float32(value) / RANKS).astype(np.float16)).all()
+            third = (np.float32(value) / RANKS).astype(np.float16)
+            assert (cotangent == third).all(), (kind, value)
         if kind != "reduce" or comm.rank == 0:
-            assert (tangent == value).all() and (y == value).all()
+            assert (tangent == value).all() and (y == value).all(), (kind, value)
+
+    def program(comm: pccl.Communicator) -> None:
+        for kind in ("all_reduce", "reduce", "reduce_scatter"):
+            for value in (60000, 2**-24, -(2**-20)):
+                check(comm, kind, value)
 
     world.run(program)
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> None:
+def test_a_loss_inside_of_an_average_is_divided_range_by_range() -> None:
     """Goal: where ranges have different contributors, so has the backward pass.
 
     Method: a peer leaves in the middle, later from world to world until its loss splits the result.
@@ -535,11 +521,10 @@ def test_a_loss_inside_of_an_average_is_divided_range_by_range(jitted: bool) -> 
     """
     elements = 1 << 22
 
-    def both(comm: pj.Comm, x: Any) -> Any:
+    @pj.jit
+    def step(comm: pj.Comm, x: Any) -> Any:
         y, vjp = jax.vjp(lambda x: pj.all_reduce(comm, x, op="avg"), x)
         return y, vjp(jnp.ones(elements))[0]
-
-    step = pj.jit(both) if jitted else both
 
     def program(comm: pccl.Communicator, wait_seconds: float) -> Any:
         if comm.rank == 2:
