@@ -1,6 +1,6 @@
 """The entry point of `import torch`: "pccl" is a backend without `import pccl_torch`, at no cost.
 
-Each test is a process of its own, as the question is what that imports; some are forked from one
+The question is what a process imports, so programs have fresh interpreters, or are forked from one
 that has only imported torch. How a run starts: frontends/pccl_torch/start.py.
 """
 
@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-import pccl_py as pccl
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -35,18 +33,22 @@ def run(program: str, *folders: Path, **environment: str) -> str:
 def run_of(command: list[str], *folders: Path, **environment: str) -> str:
     """The output of a command with this tree on the path of Python."""
     paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
-    done = subprocess.run(
-        command,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(str, paths)),
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+    except subprocess.TimeoutExpired as late:
+        late.add_note(f"It said until then: {late.stdout!r}, {late.stderr!r}")
+        raise
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -113,6 +115,10 @@ print(looking + calling)
     assert float(run(program, folder, FOLDER=str(folder))) < IMPORT_SECONDS_MAX
 
 
+FIRST_LINES = {
+    re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
+    for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
+}
 # Run in a process that has imported torch, and nothing else.
 PROGRAMS = {
     "group": """
@@ -163,6 +169,17 @@ dist.init_process_group("cpu:pccl,cuda:nccl", store=dist.HashStore(), rank=0, wo
 dist.all_reduce(x)
 print(dist.group.WORLD._beside._made)
 dist.destroy_process_group()
+""",
+    "first line": f"""
+import os, pccl_py as pccl, pccl_torch
+import torch.distributed as dist
+os.environ.pop("MASTER_ADDR", None)
+with pccl.Coordinator(initial_world_size=1) as coordinator:
+    os.environ.update(PCCL_TOKEN=coordinator.token, RANK="0", WORLD_SIZE="1")
+    for line in {sorted(FIRST_LINES)}:
+        exec(line)
+        print(type(dist.group.WORLD).__name__, dist.get_world_size())
+        dist.destroy_process_group()
 """,
 }
 FORKS = """
@@ -220,31 +237,62 @@ def test_the_rendezvous_works_without_an_import_and_says_what_is_missing(
     assert group == "ProcessGroupPccl 1"
 
 
-def test_the_first_line_of_the_documents_starts_under_pccl_run() -> None:
+def test_the_first_line_of_the_documents_starts_under_pccl_run(
+    said: Callable[[str], str],
+) -> None:
     """Where `pccl run` has joined a run, PyTorch's own rendezvous raises for MASTER_ADDR, before
     any code of PCCL runs."""
-    lines = {
-        re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
-        for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
-    }
-    program = """
-import os, torch, torch.distributed as dist
-os.environ.pop("MASTER_ADDR", None)
-for line in os.environ["LINES"].splitlines():
-    exec(line)
-    print(type(dist.group.WORLD).__name__, dist.get_world_size())
-    dist.destroy_process_group()
+    assert said("first line").splitlines() == ["ProcessGroupPccl 1"] * len(FIRST_LINES)
+
+
+def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
+    said: Callable[[str], str],
+) -> None:
+    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
+    first, refused, second = said("another").splitlines()
+    assert first == "ProcessGroupPccl gloo [1.0, 1.0, 1.0]"
+    assert refused.startswith("the members of the group have changed, and those of its gloo cannot")
+    assert second == "{}"
+
+
+# ---- under pccl run ------------------------------------------------------------------------------
+
+
+IN_TURN = """
+import functools, json, os
+for name, program in json.loads(os.environ["PROGRAMS"]).items():
+    say = functools.partial(print, name, flush=True)
+    exec(compile(program, name, "exec"), {"print": say})
 """
-    with pccl.Coordinator(initial_world_size=1) as coordinator:
-        given = {"PCCL_TOKEN": coordinator.token, "RANK": "0", "WORLD_SIZE": "1"}
-        said = run("import pccl_torch\n" + program, LINES="\n".join(lines), **given)
-    assert said.splitlines() == ["ProcessGroupPccl 1"] * len(lines)
 
 
-def test_a_group_under_pccl_run_has_its_ranks_also_without_a_rendezvous() -> None:
-    """RANK is the rank in a new run, by "env://" and by "pccl://", and the run is that of the
-    token. The groups are made one after the other."""
-    program = """
+def run_in_turn(count: int, programs: dict[str, str]) -> Callable[[str], list[str]]:
+    """The lines that each of these programs prints, one after the other in `count` processes.
+
+    A line begins with the name of its program, and a traceback says it as the name of its file.
+    """
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", str(count), "--"]
+    done = run_of([*command, sys.executable, "-c", IN_TURN], PROGRAMS=json.dumps(programs))
+
+    def lines(name: str) -> list[str]:
+        said = (line.split(maxsplit=2) for line in done.splitlines())
+        return sorted(f"{number} {rest}" for number, who, rest in said if who == name)
+
+    return lines
+
+
+def _block_of(word: str) -> str:
+    """The block of docs/TORCH.md that has this word."""
+    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (block,) = (each for each in blocks if word in each)
+    return str(block)
+
+
+@pytest.fixture(scope="module")
+def of_three() -> Callable[[str], list[str]]:
+    """Survivors come last, whose block of the document says another PCCL_INITIAL_WORLD_SIZE."""
+    group = """
 import os, torch, torch.distributed as dist, pccl_py as pccl
 for named in ({}, {"init_method": "pccl://"}):
     dist.init_process_group("pccl", **named)
@@ -256,21 +304,7 @@ for named in ({}, {"init_method": "pccl://"}):
     dist.barrier()
     dist.destroy_process_group()
 """
-    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "3", "--", sys.executable, "-c"]
-    lines = run_of([*command, program]).splitlines()
-    assert sorted(lines) == [f"[{n}] True 111 3" for n in (0, 0, 1, 1, 2, 2)]
-
-
-def _block_of(word: str) -> str:
-    """The block of docs/TORCH.md that has this word."""
-    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (block,) = (each for each in blocks if word in each)
-    return str(block)
-
-
-def test_survivors_make_their_group_anew_as_the_document_has_it() -> None:
-    program = f"""
+    survivors = f"""
 import os, signal, torch, torch.distributed as dist
 dist.init_process_group("pccl", init_method="pccl://")
 dist.barrier()
@@ -286,13 +320,27 @@ dist.all_reduce(tensor)
 print(dist.get_rank(), dist.get_world_size(), tensor.item())
 dist.destroy_process_group()
 """
-    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "3", "--", sys.executable, "-c"]
-    lines = run_of([*command, program]).splitlines()
-    assert sorted(lines) == ["[0] 0 2 2.0", "[0] PeerLost", "[2] 1 2 2.0", "[2] PeerLost"]
+    return run_in_turn(3, {"group": group, "survivors": survivors})
 
 
-def test_a_checkpoint_is_saved_beside_the_training_as_the_document_has_it(tmp_path: Path) -> None:
-    program = f"""
+def test_a_group_under_pccl_run_has_its_ranks_also_without_a_rendezvous(
+    of_three: Callable[[str], list[str]],
+) -> None:
+    """RANK is the rank in a new run, by "env://" and by "pccl://", and the run is that of the
+    token. The groups are made one after the other."""
+    assert of_three("group") == [f"[{n}] True 111 3" for n in (0, 0, 1, 1, 2, 2)]
+
+
+def test_survivors_make_their_group_anew_as_the_document_has_it(
+    of_three: Callable[[str], list[str]],
+) -> None:
+    lines = ["[0] 0 2 2.0", "[0] PeerLost", "[2] 1 2 2.0", "[2] PeerLost"]
+    assert of_three("survivors") == lines
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    checkpoint = f"""
 import os, torch, torch.distributed as dist
 dist.init_process_group("pccl", init_method="pccl://")
 rank = dist.get_rank()
@@ -300,7 +348,7 @@ model = torch.nn.Linear(2, 1)
 with torch.no_grad():
     for each in model.parameters():
         each.fill_(5.0)
-folder = {str(tmp_path / "saved")!r}
+folder = {str(tmp_path_factory.mktemp("checkpoint") / "saved")!r}
 def step():
     for index in range(300):
         tensor = torch.full((1,), float(rank + index))
@@ -312,14 +360,7 @@ dcp.load(state, checkpoint_id=folder)
 print(*(x.unique().item() for x in state["model"].values()))
 dist.destroy_process_group()
 """
-    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable, "-c"]
-    assert sorted(run_of([*command, program]).splitlines()) == ["[0] 5.0 5.0", "[1] 5.0 5.0"]
-
-
-def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it() -> None:
-    """Two processes with data of their own, of which one begins with other parameters."""
-    block = _block_of(LOOP)
-    program = f"""
+    loop = f"""
 import os, torch
 rank = int(os.environ["RANK"])
 torch.manual_seed(rank)
@@ -327,20 +368,21 @@ model = torch.nn.Linear(3, 1)
 x = torch.randn(64, 3)
 def loss_of(model):
     return (model(x) - x @ torch.tensor([[1.0], [2.0], [3.0]])).square().mean()
-{block}
+{_block_of(LOOP)}
 print(int(steps_done), float(loss_of(model)) < 1e-4, model.weight.tolist(), model.bias.tolist())
 """
-    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable, "-c"]
-    done = run_of([*command, program])
-    first, second = sorted(done.splitlines())
-    assert first.startswith("[0] 100 True [[") and first[3:] == second[3:]
+    return run_in_turn(2, {"loop": loop, "checkpoint": checkpoint})
 
 
-def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(
-    said: Callable[[str], str],
+def test_a_checkpoint_is_saved_beside_the_training_as_the_document_has_it(
+    of_two: Callable[[str], list[str]],
 ) -> None:
-    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
-    first, refused, second = said("another").splitlines()
-    assert first == "ProcessGroupPccl gloo [1.0, 1.0, 1.0]"
-    assert refused.startswith("the members of the group have changed, and those of its gloo cannot")
-    assert second == "{}"
+    assert of_two("checkpoint") == ["[0] 5.0 5.0", "[1] 5.0 5.0"]
+
+
+def test_the_loop_of_pccl_py_trains_a_model_as_the_document_has_it(
+    of_two: Callable[[str], list[str]],
+) -> None:
+    """Two processes with data of their own, of which one begins with other parameters."""
+    first, second = of_two("loop")
+    assert first.startswith("[0] 100 True [[") and first[3:] == second[3:]
