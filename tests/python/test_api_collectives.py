@@ -284,19 +284,17 @@ def test_threads_of_one_peer_share_its_communicator(world: pccl.LocalWorld) -> N
 
 
 def mismatching_calls() -> dict[str, tuple[Any, Any]]:
-    def ones(dtype: Any = np.float32, count: int = 10) -> np.ndarray:
-        return np.ones(count, dtype)
-
+    """Two calls with ten float32."""
     return {
-        "count": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(count=11))),
-        "dtype": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(np.int32))),
-        "op": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(), op="max")),
+        "count": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x[:9])),
+        "dtype": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x.view(np.int32))),
+        "op": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x, op="max")),
         "recovery": (
-            lambda c: c.all_reduce(ones()),
-            lambda c: c.all_reduce(ones(), recovery="raise"),
+            lambda c, x: c.all_reduce(x),
+            lambda c, x: c.all_reduce(x, recovery="raise"),
         ),
-        "kind": (lambda c: c.all_reduce(ones()), lambda c: c.broadcast(ones())),
-        "root": (lambda c: c.broadcast(ones(), 0), lambda c: c.broadcast(ones(), 1)),
+        "kind": (lambda c, x: c.all_reduce(x), lambda c, x: c.broadcast(x)),
+        "root": (lambda c, x: c.broadcast(x, 0), lambda c, x: c.broadcast(x, 1)),
     }
 
 
@@ -307,8 +305,10 @@ def test_peers_that_disagree_all_get_mismatch_and_keep_their_arrays(what: str) -
         agreed, other = mismatching_calls()[what]
 
         def program(comm: pccl.Communicator) -> str:
+            array = np.full(10, comm.rank + 1, np.float32)
             with pytest.raises(pccl.Mismatch) as caught:
-                (other if comm.rank == 1 else agreed)(comm)
+                (other if comm.rank == 1 else agreed)(comm, array)
+            assert (array == comm.rank + 1).all()
             comm.all_reduce(np.ones(3))
             return str(caught.value)
 
