@@ -16,7 +16,7 @@ import pytest
 
 import pccl_py as pccl
 from pccl_py import measure_collectives
-from pccl_py.cli import bench, commands
+from pccl_py.cli import bench
 from pccl_py.measure_collectives import COLLECTIVES, REDUCING, TRAFFIC, Benchmark, Pattern
 from pccl_py.words import DType
 
@@ -228,20 +228,13 @@ def test_a_lost_peer_ends_the_measurement(start: Any) -> None:
     ],
 )
 def test_bad_usage_of_the_bench_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    words: str,
+    pccl_command: Any, arguments: list[str], words: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["pccl", "bench", *arguments])
     with pccl.Coordinator() as coordinator:
-        monkeypatch.setenv("PCCL_TOKEN", coordinator.token)
-        with pytest.raises(SystemExit) as end:
-            commands.main()
-    said = capsys.readouterr()
-    assert end.value.code == 2
-    assert words in said.err
-    assert said.err.startswith("pccl: ") and said.err.count("\n") == 1
+        done = pccl_command("bench", *arguments, PCCL_TOKEN=coordinator.token)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.startswith("pccl: ") and done.stderr.count("\n") == 1
 
 
 def test_sizes_are_read_as_people_and_nccl_write_them() -> None:

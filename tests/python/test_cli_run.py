@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import pccl_py as pccl
-from pccl_py.cli import commands, log, run
+from pccl_py.cli import run
 
 PYTHON = [sys.executable, "-u", "-c"]
 CLI = "pccl_py.cli"
@@ -396,23 +396,15 @@ def uncoloured(text: str) -> str:
 
 
 @pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def refused(tmp_path: Path, pccl_command: Any) -> Callable[..., str]:
     """Calls `pccl run` in this process, where it must run nothing, and returns its stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(log, "to_stderr", lambda level: None)  # that would outlive the test
 
     def call(*options: str, **environment: str) -> str:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
         command = ["touch", str(tmp_path / "ran")]
-        monkeypatch.setattr(sys, "argv", ["pccl", "run", *options, "--", *command])
-        with pytest.raises(SystemExit) as end:
-            commands.main()
-        assert end.value.code == 2
+        done = pccl_command("run", *options, "--", *command, COLUMNS="200", **environment)
+        assert done.returncode == 2
         assert not os.listdir(tmp_path), "the command was run"
-        return uncoloured(capsys.readouterr().err)
+        return uncoloured(done.stderr)
 
     return call
 
