@@ -108,7 +108,7 @@ def average_gradients(
         **of_others: Any,
     ) -> tuple[Any, AverageState]:
         for name in ReduceOptions.__annotations__.keys() & of_others.keys():
-            raise TypeError(f"{name} is an argument of average_gradients, not of update")
+            raise TypeError(f"update has no argument {name}: pass {name} to average_gradients")
         if comm is None:
             raise InvalidArgument(
                 "average_gradients has no communicator: pass it one, or update(..., comm=comm)"
