@@ -98,7 +98,9 @@ def test_g2_ten_thousand_strangers_and_lengths_of_any_size_cost_no_memory() -> N
         strangers.reduce(peers, 3)
         after = strangers.resident_bytes([coordinator, *peers])
         grown = [now - then for now, then in zip(after, before, strict=True)]
-        assert max(grown) < MIB, f"grown by {grown} bytes"
+        # What all would leave is 3 MiB and more; on a busy machine 64 are there at once, each with
+        # a buffer of 16 KiB.
+        assert max(grown) < 2 * MIB, f"grown by {grown} bytes"
 
 
 def test_g3_streams_may_arrive_one_byte_at_a_time() -> None:
