@@ -49,6 +49,21 @@ def pair() -> Iterator[tuple[Any, Any]]:
         yield ranks
 
 
+@pytest.fixture(scope="session", autouse=True)
+def every_function_has_succeeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Goal: no function that is only refused. Method: calling.py notes the calls that succeed.
+
+    At the end of the session, whatever the order of these tests, if all of them are run.
+    """
+    yield
+    ours = {name for name in globals() if name.startswith("test_")}
+    run = {
+        item.name.partition("[")[0] for item in request.session.items if item.path == Path(__file__)
+    }
+    if run == ours:
+        assert functions() - succeeded == set()
+
+
 # ---- the header ------------------------------------------------------------------------------
 
 
@@ -1666,17 +1681,3 @@ def test_a_doubt_is_resolved_when_the_decision_is_known(pair: tuple[Any, Any]) -
     refused(lib.pccl_work_wait(works[0][0], 0), "PCCL_IN_DOUBT")  # as often as it is called
     for work in works:
         lib.pccl_work_destroy(work[0])
-
-
-# ---- last: what the tests before have called ---------------------------------------------------
-
-
-def test_every_function_has_succeeded_here(request: pytest.FixtureRequest) -> None:
-    """Goal: no function that is only refused. Method: calling.py notes the calls that succeed."""
-    ours = {name for name in globals() if name.startswith("test_")}
-    run = {
-        item.name.partition("[")[0] for item in request.session.items if item.path == request.path
-    }
-    if run != ours:
-        pytest.skip("the other tests of this file are not all run")
-    assert functions() - succeeded == set()

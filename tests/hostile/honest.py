@@ -32,8 +32,9 @@ KIB, MIB = 1 << 10, 1 << 20
 PEAK_BYTES_MAX = 64 * MIB
 KEPT_BYTES_MAX = 16 * MIB
 NEWCOMER_SECONDS_MAX = 5
-# A socket that was accepted and is not yet looked at, a file that is being written.
-SPARE_DESCRIPTORS = 8
+# A file that is being written, and the sockets of one round of the engine, which accepts up to 64
+# and closes those without a place.
+SPARE_DESCRIPTORS = 8 + 64
 LOOKUPS_MAX = 4  # names that the coordinator looks up at once, each on a thread of its own
 
 
