@@ -25,6 +25,16 @@ def narrow() -> Iterator[None]:
     jax.config.update("jax_enable_x64", before)
 
 
+@pytest.fixture(autouse=True)
+def programs_end() -> Iterator[None]:
+    """Programs that a test has begun on this thread are over before the next test begins."""
+    import pccl_jax  # after JAX has its settings
+
+    yield
+    with pccl_jax.errors():
+        pass
+
+
 @pytest.fixture
 def world() -> Iterator[pccl.LocalWorld]:
     """Three peers, which are threads of this process."""
