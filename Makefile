@@ -42,7 +42,7 @@ MINUTES ?= 20
 ROUNDS ?= 10
 # Python tests wait more than they work, so there are more workers than cores.
 WORKERS ?= 8
-# What runs under qemu-user. The golden digests alone, with AARCH64=golden, take a third of the time.
+# The step of build.zig that runs under qemu-user; AARCH64=golden takes a sixth of the time.
 AARCH64 ?= test-kernels
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup
 # All but net and abi, which Windows lacks.

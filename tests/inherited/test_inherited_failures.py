@@ -98,8 +98,8 @@ def test_g2_ten_thousand_strangers_and_lengths_of_any_size_cost_no_memory() -> N
         strangers.reduce(peers, 3)
         after = strangers.resident_bytes([coordinator, *peers])
         grown = [now - then for now, then in zip(after, before, strict=True)]
-        # What all would leave is 3 MiB and more; on a busy machine 64 are there at once, each with
-        # a buffer of 16 KiB.
+        # All of them would leave 3 MiB and more. On a busy machine 64 strangers are there at once,
+        # each with a buffer of 16 KiB.
         assert max(grown) < 2 * MIB, f"grown by {grown} bytes"
 
 

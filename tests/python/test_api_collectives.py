@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -68,6 +69,9 @@ def test_every_world_size_sums_and_reports_its_members(world_size: int) -> None:
 def test_an_outcome_says_which_way_was_taken_and_no_figure_that_nobody_knows() -> None:
     by_plan: dict[pccl.PlanName, str] = {"auto": "ring", "ring": "ring", "direct": "direct"}
 
+    def reduced(comm: pccl.Communicator, plan: pccl.PlanName) -> pccl.Outcome:
+        return comm.all_reduce(np.ones(9), plan=plan)
+
     def message(comm: pccl.Communicator) -> pccl.Outcome | None:
         if comm.rank == 0:
             return comm.send(np.ones(9), dst=1)
@@ -75,7 +79,7 @@ def test_an_outcome_says_which_way_was_taken_and_no_figure_that_nobody_knows() -
 
     with pccl.LocalWorld(3, deadline=30) as world:  # whose links have carried nothing yet
         for plan, taken in by_plan.items():
-            for outcome in world.run(lambda comm: comm.all_reduce(np.ones(9), plan=plan)):  # noqa: B023
+            for outcome in world.run(partial(reduced, plan=plan)):
                 assert (outcome.plan, outcome.predicted, outcome.bound) == (taken, None, None)
         assert [one.plan for one in world.run(message) if one] == ["message", "message"]
 
