@@ -30,7 +30,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -43,6 +42,7 @@ from bench import common, together
 from bench.common import Row
 from bench.jax_plan import Case, plan
 from bench.report import Report
+from harness.child import held_port
 
 BENCH = "jax"
 CASE_SECONDS_MAX = 1200.0
@@ -65,8 +65,11 @@ def _case(case: Case, status: Console) -> list[Row]:
     """The rows of one case, from processes of its own."""
     before, began = together.busy_seconds(), time.monotonic()
     command = [sys.executable, "-m", "bench.jax_worker", case.to_json()]
-    with pccl.Coordinator(bind="127.0.0.1:0", initial_world_size=case.world) as coordinator:
-        places = environments(case.world, coordinator.token)
+    with (
+        pccl.Coordinator(bind="127.0.0.1:0", initial_world_size=case.world) as coordinator,
+        held_port() as held,
+    ):
+        places = environments(case.world, coordinator.token, held.getsockname()[1])
         if case.kind == "overlap":  # XLA leaves a core to the transfer
             for place in places:
                 place["NPROC"] = str(max(1, cores_each(case) - 1))
@@ -127,10 +130,8 @@ def cores_each(case: Case) -> int:
     return len(common.cores_of(0, case.world))
 
 
-def environments(world: int, token: str) -> list[dict[str, str]]:
-    """How the processes of one world find each other, in a run and in JAX."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def environments(world: int, token: str, port: int) -> list[dict[str, str]]:
+    """How the processes of one world find each other, in a run and in JAX, at `port`."""
     shared = {
         "PCCL_TOKEN": token,
         "PCCL_BIND": "127.0.0.1:0",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from typing import Any, Self
 
 import pccl_py as pccl
 from bench.recovery_worker import Job
-from harness.child import Child
+from harness.child import Child, held_port
 from pccl_py.closing import Closing
 
 WAIT_SECONDS_MAX = 120.0
@@ -159,10 +158,7 @@ class World(Closing):
         self.silence = silence
         self.peers: list[Peer] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pccl-recovery-")
-        # Bound and not listening: the port stays ours while no coordinator runs.
-        self._port = socket.socket()
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind(("127.0.0.1", 0))
+        self._port = held_port()  # also while no coordinator runs
         self._address = f"127.0.0.1:{self._port.getsockname()[1]}"
         self._run_id = os.urandom(16)
         self.token = pccl.token_create(self._address, self._run_id)

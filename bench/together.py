@@ -11,7 +11,6 @@ import os
 import queue
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from harness.child import Child
@@ -44,31 +43,25 @@ def machine_seconds() -> list[float]:
 def last_lines(
     name: str, commands: list[list[str]], environments: list[dict[str, str]], seconds_max: float
 ) -> list[str]:
-    """The last line of JSON of each process. Raises RuntimeError if one fails."""
-    told: list[queue.Queue[str | None]] = [queue.Queue() for _ in commands]
+    """The last line of JSON of each process. Raises RuntimeError as soon as one fails."""
+    told: queue.Queue[tuple[int, str | int]] = queue.Queue()  # its lines, and how it ended
+    lines = [""] * len(commands)
     with contextlib.ExitStack() as stack:
-        children = []
-        for command, environment, heard in zip(commands, environments, told, strict=True):
-            child = Child(
-                command,
-                heard=heard.put,
-                ended=functools.partial(_end, heard),
-                environment=environment,
-                log=sys.stderr,
-            )
-            children.append(stack.enter_context(child))
-        lines = [list(_until_the_end(waiting, seconds_max)) for waiting in told]
-        codes = [child.wait(seconds_max) for child in children]
-    if any(codes):
-        raise RuntimeError(f"processes of {name} ended with status {codes}")
-    return [said[-1] for said in lines]
+        for number, (command, environment) in enumerate(zip(commands, environments, strict=True)):
+            tell = functools.partial(_tell, told, number)
+            child = Child(command, heard=tell, ended=tell, environment=environment, log=sys.stderr)
+            stack.enter_context(child)
+        running = len(commands)
+        while running > 0:
+            number, word = told.get(timeout=seconds_max)
+            if word == 0:
+                running -= 1
+            elif isinstance(word, int):
+                raise RuntimeError(f"process {number} of {name} ended with status {word}")
+            elif word.startswith("{"):
+                lines[number] = word
+    return lines
 
 
-def _end(told: queue.Queue[str | None], _: int) -> None:
-    told.put(None)
-
-
-def _until_the_end(told: queue.Queue[str | None], seconds_max: float) -> Iterator[str]:
-    while (said := told.get(timeout=seconds_max)) is not None:
-        if said.startswith("{"):
-            yield said
+def _tell(told: queue.Queue[tuple[int, str | int]], number: int, word: str | int) -> None:
+    told.put((number, word))

@@ -141,7 +141,7 @@ def _lines(plan: Plan) -> list[dict[str, Any]]:
                         environment=environment,
                     )
                 )
-                for environment in environments(world=WORLD)
+                for environment in environments(0, world=WORLD)
             ]
             for child in children:
                 child.wait_until_heard(SECONDS_MAX)

@@ -24,7 +24,7 @@ from typing import Any
 from bench.common import Row
 from bench.torch_places import environments
 from bench.torch_plan import Plan
-from harness.child import Child
+from harness.child import Child, held_port
 
 WORLD = 3
 TRIES = 5
@@ -82,11 +82,12 @@ def _alone(plan: Plan) -> list[dict[str, Any]]:
     told: queue.Queue[str] = queue.Queue()
     command = [sys.executable, "-m", "bench.torch_kill_worker", plan.to_json()]
     with contextlib.ExitStack() as stack:
+        port = stack.enter_context(held_port()).getsockname()[1]
         children = [
             stack.enter_context(
                 Child(command, heard=told.put, environment=environment, log=sys.stderr)
             )
-            for environment in environments(world=WORLD)
+            for environment in environments(port, world=WORLD)
         ]
         codes = [child.wait_until_heard(SECONDS_MAX) for child in children]
     if any(codes[:-1]):
@@ -100,7 +101,7 @@ def _under_torchrun(plan: Plan) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(WORLD), "--max-restarts", "1"]
     command += ["-m", "bench.torch_kill_worker", plan.to_json()]
-    shared = environments(world=WORLD)[0]
+    shared = environments(0, world=WORLD)[0]
     inherited = {name: shared[name] for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
     errors: list[str] = []
     with Child(command, heard=told.put, environment=inherited) as child:

@@ -6,17 +6,13 @@ torch_kill.py.
 
 from __future__ import annotations
 
-import socket
-
 from bench.torch_link import Line
 
 WORLD = 2
 
 
-def environments(line: Line | None = None, world: int = WORLD) -> list[dict[str, str]]:
-    """Those of the processes of one world: as torchrun has them."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def environments(port: int, line: Line | None = None, world: int = WORLD) -> list[dict[str, str]]:
+    """Those of the processes of one world: as torchrun has them. Rank 0 listens at `port`."""
     shared: dict[str, str] = {
         "MASTER_ADDR": "127.0.0.1" if line is None else line.address(0),
         "MASTER_PORT": str(port),

@@ -41,6 +41,7 @@ from bench.common import Row
 from bench.report import Report
 from bench.torch_places import environments
 from bench.torch_plan import Case, plan, to_json
+from harness.child import held_port
 
 BENCH = "torch"
 MEGABITS = 100
@@ -115,9 +116,10 @@ def _rows(name: str, times: dict[str, float]) -> list[Row]:
 def _tellings(case: Case, line: torch_link.Line | None) -> list[str]:
     """A line of each process. Raises RuntimeError if one fails."""
     command = [sys.executable, "-m", "bench.torch_worker", to_json([case])]
-    places = environments(line)
-    commands = [[*(line.prefix(rank) if line else []), *command] for rank in range(len(places))]
-    return together.last_lines(case.name, commands, places, LINE_SECONDS_MAX)
+    with held_port() as held:
+        places = environments(held.getsockname()[1], line)
+        commands = [[*(line.prefix(rank) if line else []), *command] for rank in range(len(places))]
+        return together.last_lines(case.name, commands, places, LINE_SECONDS_MAX)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,18 @@ END_SECONDS_MAX = 60.0
 
 def _nothing(*_: object) -> None:
     return
+
+
+def held_port(host: str = "127.0.0.1") -> socket.socket:
+    """A free port, at `getsockname()[1]`, for a process that is yet to listen there.
+
+    The socket is bound and does not listen: the system gives the port to nobody else, and a server
+    that reuses addresses, as servers do, can bind it as well.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
 
 
 class Child:

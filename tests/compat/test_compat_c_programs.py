@@ -20,6 +20,7 @@ import pytest
 from header import COMPAT, ROOT, compile_with, flags
 
 import pccl_py
+from harness.child import held_port
 
 CLI = [sys.executable, "-m", "pccl_py.cli"]
 ENVIRONMENT = {
@@ -217,8 +218,7 @@ def test_a_master_is_interrupted_in_a_signal_handler(
     """Its own peer loses it then, and says so at once."""
     host = "0.0.0.0" if family == socket.AF_INET else "::1"
     try:
-        with socket.create_server((host, 0), family=family) as server:
-            port = server.getsockname()[1]
+        held = held_port(host)
     except OSError:
         pytest.skip(f"this machine has no {host}")
     source, made = tmp_path / "master.c", tmp_path / "master"
@@ -229,8 +229,9 @@ def test_a_master_is_interrupted_in_a_signal_handler(
         "PCCL_RECONNECT_TIMEOUT": "0",
         "PCCL_BIND": f"{'[::1]' if version == '6' else '127.0.0.1'}:0",
     }
-    program = start(str(port), version, file=made, **environment)
-    program.expect("connected")
+    with held:
+        program = start(str(held.getsockname()[1]), version, file=made, **environment)
+        program.expect("connected")
     program.interrupt(signal.SIGINT)
     program.expect("over")
     assert program.end() == 0

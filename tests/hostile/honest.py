@@ -24,7 +24,7 @@ from peers import Peer
 
 import pccl_py as pccl
 from harness.attacker import Attackers, Job
-from harness.child import Child
+from harness.child import Child, held_port
 
 COUNT = 3_001
 WAIT_SECONDS_MAX = 60.0
@@ -109,10 +109,7 @@ class Run:
         self._environment = environment
         self._verbose = ["--verbose"] if verbose else []
         self._folder = folder
-        # Bound and not listening: the port stays ours while no coordinator runs.
-        self._port = socket.socket()
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind(("127.0.0.1", 0))
+        self._port = held_port()  # also while no coordinator runs
         self.port = self._port.getsockname()[1]
         self.run_id = os.urandom(16)
         self.token = pccl.token_create(f"127.0.0.1:{self.port}", self.run_id)

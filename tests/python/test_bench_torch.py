@@ -45,6 +45,12 @@ def test_a_quick_run_prints_rows_of_both_and_of_the_overhead(tmp_path: Path) -> 
     assert told == (others["value"] > torch_steps.OTHERS_MAX)
 
 
+def test_a_process_that_fails_ends_the_others_that_wait_for_it() -> None:
+    commands = [[sys.executable, "-c", text] for text in ("input()", "raise SystemExit(3)")]
+    with pytest.raises(RuntimeError, match="process 1 of a case ended with status 3"):
+        together.last_lines("a case", commands, [{}, {}], 60)
+
+
 def test_an_unknown_case_is_named() -> None:
     done = CliRunner().invoke(app, ["torch", "--case", "nccl"])
     assert done.exit_code == 2 and "nccl: there are all_reduce, ddp" in done.output

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.distributed
 from members import ANSWER_SECONDS_MAX, Member, Pool, Raised, all_of
 
 import pccl_py as pccl
+from harness.child import held_port
 
 # Its types are those of C++.
 dist: Any = torch.distributed
@@ -484,22 +484,21 @@ def test_another_backend_without_a_store_for_it_raises_at_once(
 
 def test_the_loss_of_rank_0_with_the_coordinator_is_a_clear_error_for_all(pool: Pool) -> None:
     members = pool.take(3)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    for rank, member in enumerate(members):
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": "3",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "PCCL_TOKEN": "",
-            "PCCL_RECONNECT_TIMEOUT": "1",
-            # Rank 0 has the store, also if its process had an agent's in the test before.
-            "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
-        member.ask("begin", environment=environment, weight=WEIGHTS[rank])
-    for member in members:
-        member.answer()
+    with held_port() as held:
+        for rank, member in enumerate(members):
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": "3",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(held.getsockname()[1]),
+                "PCCL_TOKEN": "",
+                "PCCL_RECONNECT_TIMEOUT": "1",
+                # Rank 0 has the store, also if its process had an agent's in the test before.
+                "TORCHELASTIC_USE_AGENT_STORE": "False",
+            }
+            member.ask("begin", environment=environment, weight=WEIGHTS[rank])
+        for member in members:
+            member.answer()
     check_equal(all_of(members, "train", steps=1), 1)
     survivors = members[1:]
     members[0].ask("train", steps=1, dies=True)
