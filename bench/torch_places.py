@@ -12,7 +12,7 @@ WORLD = 2
 
 
 def environments(port: int, line: Line | None = None, world: int = WORLD) -> list[dict[str, str]]:
-    """Those of the processes of one world: as torchrun has them. Rank 0 listens at `port`."""
+    """What torchrun sets for each process of a world, whose rank 0 listens at `port`."""
     shared: dict[str, str] = {
         "MASTER_ADDR": "127.0.0.1" if line is None else line.address(0),
         "MASTER_PORT": str(port),

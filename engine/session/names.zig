@@ -15,8 +15,8 @@ pub const Names = struct {
     states: [states_max]StateName = undefined,
     states_count: usize = 0,
 
-    /// So many ranks whose calls were missing are named, and as many that are outside of the epoch;
-    /// further ranks are counted.
+    /// The most ranks whose calls were missing that a sentence names, and the most ranks outside of
+    /// the epoch; further ranks are counted.
     pub const missing_max = 4;
     pub const items_max = 2 * missing_max + 2 * base.limits.elsewhere_told_max + 6;
 

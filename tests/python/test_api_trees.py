@@ -1,7 +1,7 @@
 """pccl_numpy.tree: named tuples, None, strided leaves, names of leaves, and what is refused.
 
-That every function does for each array what its namesake does for one: tests/frontends. Lists of
-arrays on the wire: test_api_arrays.py.
+tests/frontends shows that each function does for every leaf what the function of its name in
+pccl_numpy does for one array. Lists of arrays on the wire: test_api_arrays.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ("decision", "loss", "loss_and_links", "loss_64MiB", "sync", "join")
 
-# The first of them compiles the benchmark, beside other tests.
+# The first test compiles the benchmark, beside other tests.
 pytestmark = pytest.mark.timeout(600)
 
 Rows = list[dict[str, Any]]
