@@ -12,7 +12,7 @@ WORLD = 2
 
 
 def environments(port: int, line: Line | None = None, world: int = WORLD) -> list[dict[str, str]]:
-    """What torchrun sets for each process of a world, whose rank 0 listens at `port`."""
+    """Variables as torchrun sets them, by rank of a world whose rank 0 listens at `port`."""
     shared: dict[str, str] = {
         "MASTER_ADDR": "127.0.0.1" if line is None else line.address(0),
         "MASTER_PORT": str(port),
