@@ -229,8 +229,8 @@ def test_no_stack_has_the_run_id_or_the_token_and_no_memory_has_the_bytes_of_the
 
 
 def stacks(pid: int) -> list[bytes]:
-    """Of each thread: what lies on its stack, and what calls that have returned left below. What
-    another mapping right above has is not read."""
+    """The stacks of all threads: the bytes below the stack pointer, where calls that have returned
+    left theirs, and 16 KiB above it. The mapping may go on above a stack."""
     pointers = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         while (words := (task / "syscall").read_text().split()) == ["running"]:
