@@ -356,8 +356,8 @@ class Processes:
             # A new group waits for nobody that is not started again.
             given_up = sum(1 for other in self._codes if other not in self._due)
             settings["PCCL_INITIAL_WORLD_SIZE"] = str(self._n - given_up)
-            address, port = self._rendezvous.getsockname()
-            settings |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+            port = self._rendezvous.getsockname()[1]
+            settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         # Variables of the coordinator are for ours: another one could have neither port nor state.
         # The variables of torchrun are about other processes, if one of them has called `pccl run`,
         # and so are the address and port that an outer `pccl run` has set.
@@ -516,11 +516,12 @@ class Processes:
 def _port_for_one_process() -> socket.socket:
     """A socket that is bound and never listens: one process can listen on its port beside it.
 
-    The system gives the port to no other program that asks for a free one.
+    The system gives the port to no other program that asks for a free one, on whatever address: a
+    store of PyTorch listens on all addresses, and cannot where another program has the port on one.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind(("", 0))
     return held
 
 

@@ -33,7 +33,12 @@ def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
         "print(e['RANK'], e['WORLD_SIZE'], e['PCCL_INITIAL_WORLD_SIZE'], e['PCCL_RESTARTS'],"
         "e['PCCL_TOKEN'][:6], e['LOCAL_RANK'], e['LOCAL_WORLD_SIZE'], e['MASTER_ADDR'],"
         "e.get('TORCHELASTIC_RUN_ID'))\n"
-        "if e['RANK'] == '0': socket.create_server((e['MASTER_ADDR'], int(e['MASTER_PORT'])))",
+        "port = int(e['MASTER_PORT'])\n"
+        "if e['RANK'] == '0': socket.create_server(('', port))\n"
+        "else:\n"
+        "    try: socket.socket().bind(('127.0.0.2', port))\n"
+        "    except OSError: pass\n"
+        "    else: print('the port was given away')",
         module=CLI, MASTER_ADDR="elsewhere.invalid", TORCHELASTIC_RUN_ID="7",
     )  # fmt: skip
     assert program.end() == 0, program.errors
