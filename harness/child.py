@@ -30,12 +30,12 @@ def _nothing(*_: object) -> None:
 def held_port(host: str = "127.0.0.1") -> socket.socket:
     """A free port, at `getsockname()[1]`, for a process that is yet to listen there.
 
-    The socket is bound and does not listen: the system gives the port to nobody else, and a server
-    that reuses addresses, as servers do, can bind it as well.
+    The socket is bound on all addresses and does not listen: the system gives the port to nobody
+    else, and a server that reuses addresses, as servers do, can bind it as well.
     """
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((host, 0))
+    held.bind(("", 0))
     return held
 
 
