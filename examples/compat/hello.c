@@ -4,8 +4,9 @@
  *     pccl run -n 3 --restarts 1 -- ./hello 200 1@50
  *
  * The arguments are the number of steps and, if it is wanted, RANK@STEP: the process with that RANK
- * kills itself in that step; `pccl run` starts it again, and it joins. The names are those of PCCL
- * 1.0, of include/compat/pccl.h; what differs from it is in docs/MIGRATING.md.
+ * kills itself in that step; `pccl run` starts it again, and it joins. A third one is the number of
+ * peers that a step needs, 2 or more: with fewer they wait. The names are those of PCCL 1.0, of
+ * include/compat/pccl.h; what differs from it is in docs/MIGRATING.md.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -31,10 +32,11 @@ static const char *variable(const char *name) {
 
 int main(int argc, char **argv) {
   if (argc < 2) {
-    fprintf(stderr, "usage: pccl run -n 2 -- ./hello STEPS [RANK@STEP]\n");
+    fprintf(stderr, "usage: pccl run -n 2 -- ./hello STEPS [RANK@STEP [PEERS]]\n");
     return 2;
   }
   const uint64_t steps = strtoull(argv[1], NULL, 10);
+  const int needed = argc > 3 ? atoi(argv[3]) : 2;
   const char *rank = variable("RANK");
   const char *at = argc > 2 ? strchr(argv[2], '@') : NULL;
   const size_t length = at ? (size_t)(at - argv[2]) : 0;
@@ -66,7 +68,7 @@ int main(int argc, char **argv) {
       printf("[%s] %d peers at revision %" PRIu64 "\n", rank, size, state.revision);
     fflush(stdout);
     known = size;
-    if (size < 2) {
+    if (size < needed) {
       nanosleep(&(struct timespec){0, 100000000}, NULL);
       continue;
     }
