@@ -858,14 +858,14 @@ def a_call_that_takes_long(rank: Rank) -> None:
     dist.barrier(group=group)
     x = torch.ones(1)
     if rank.rank == 1:
-        dist.recv(torch.empty(1), 0)
+        for waits in (0, 2):
+            dist.recv(torch.empty(1), waits)
         dist.all_reduce(x, group=group)
     else:
         work = dist.all_reduce(x, group=group, async_op=True)
         with pytest.raises(TimeoutError):
             work.wait(timedelta(seconds=1.2 * founding._ASK_SECONDS_MIN))
-        if rank.rank == 0:
-            dist.send(torch.ones(1), 1)
+        dist.send(torch.ones(1), 1)
         work.wait()
     assert x.item() == 3
     dist.destroy_process_group(group)
