@@ -70,6 +70,9 @@ const Case = union(enum) {
     convert_fp8,
     rotate: base.codec.Block,
     hashes,
+    outer_worker: DType,
+    outer_step: kernels.OuterRule,
+    sparse,
 
     fn write(case: Case, buffer: []u8) []const u8 {
         return switch (case) {
@@ -85,6 +88,9 @@ const Case = union(enum) {
             .convert_fp8 => std.fmt.bufPrint(buffer, "convert/fp8_e4m3", .{}),
             .rotate => |block| std.fmt.bufPrint(buffer, "rotate/{t}", .{block}),
             .hashes => std.fmt.bufPrint(buffer, "hashes", .{}),
+            .outer_worker => |d| std.fmt.bufPrint(buffer, "outer/{t}", .{d}),
+            .outer_step => |rule| std.fmt.bufPrint(buffer, "outer/{t}", .{rule}),
+            .sparse => std.fmt.bufPrint(buffer, "sparse", .{}),
         } catch unreachable;
     }
 };
@@ -125,10 +131,21 @@ const Names = struct {
             number -= blocks.len;
             if (number == 0) return .hashes;
             number -= 1;
-            if (number >= codecs) return null;
-            const codec = codec_at(number) orelse continue;
-            // They only read codes.
-            if (codec.rounding == .nearest) return .{ .codec_sums = codec };
+            if (number < codecs) {
+                const codec = codec_at(number) orelse continue;
+                // They only read codes.
+                if (codec.rounding == .nearest) return .{ .codec_sums = codec };
+                continue;
+            }
+            number -= codecs;
+            if (number < dtypes.len) {
+                if (!dtypes[number].is_float()) continue;
+                return .{ .outer_worker = dtypes[number] };
+            }
+            number -= dtypes.len;
+            const rules = std.enums.values(kernels.OuterRule);
+            if (number < rules.len) return .{ .outer_step = rules[number] };
+            return if (number == rules.len) .sparse else null;
         }
     }
 
@@ -190,6 +207,57 @@ const Memory = struct {
                 kernels.top_k(&memory.out, &memory.other, &memory.inputs[0], 4096, k);
                 memory.add(memory.out[0 .. 4 * k]);
                 memory.add(memory.other[0 .. (k * 12 + 7) / 8]);
+            },
+            .outer_worker => |d| for ([_]bool{ false, true }) |specials| {
+                memory.fill(d, specials);
+                const bytes = d.size() * count;
+                @memcpy(memory.other[0..bytes], memory.inputs[0][0..bytes]);
+                memory.fill(.f32, specials);
+                const outer = &memory.inputs[1];
+                const sum = kernels.outer_difference(d, &memory.out, outer, &memory.other, count);
+                memory.add(memory.out[0 .. 4 * count]);
+                if (!specials) memory.add(std.mem.asBytes(&sum));
+                kernels.outer_mix(d, &memory.other, outer, 0.3, 0.7, count);
+                memory.add(memory.other[0 .. d.size() * count]);
+                kernels.outer_mix(d, &memory.other, outer, 0, 1, count);
+                memory.add(memory.other[0 .. d.size() * count]);
+            },
+            .sparse => {
+                memory.fill(.f32, false);
+                const in = &memory.inputs;
+                for ([_]kernels.sparse.Sparse{
+                    .{ .kept = 64 },
+                    .{ .kept = 99, .values = .floats },
+                    .{ .chunk = 256, .kept = 256 },
+                }) |sparse| {
+                    const piece = memory.out[0..sparse.bytes(count)];
+                    kernels.sparse.encode(sparse, piece, &in[0], count);
+                    memory.add(piece);
+                    kernels.sparse.add(sparse, &in[1], piece, 0.3, count) catch unreachable;
+                    memory.add(in[1][0 .. 4 * count]);
+                }
+            },
+            .outer_step => |rule| for ([_]bool{ false, true }) |specials| {
+                memory.fill(.f32, specials);
+                const how: kernels.OuterHow = .{
+                    .scale = 1.5,
+                    .learning_rate = 0.7,
+                    .decay = 0.9,
+                    .fresh = 0.1,
+                    .square_decay = 0.95,
+                    .square_fresh = 0.05,
+                    .weight = 0.19,
+                    .square_weight = 0.0975,
+                    .epsilon = 1e-8,
+                };
+                const in = &memory.inputs;
+                @memcpy(memory.out[0 .. 4 * count], in[2][0 .. 4 * count]);
+                for (0..2) |_| {
+                    kernels.outer_step(rule, &in[0], &memory.out, &in[1], &in[2], &how, count);
+                    memory.add(in[0][0 .. 4 * count]);
+                    memory.add(in[1][0 .. 4 * count]);
+                    memory.add(memory.out[0 .. 4 * count]);
+                }
             },
         }
         return memory.chain;

@@ -33,20 +33,25 @@ pub fn from_f32(comptime d: DType) table.Widen {
         fn run(out: [*]u8, input: [*]const u8, count: usize) callconv(.c) void {
             each(comptime d.size(), 4, out, input, count, .{}, struct {
                 inline fn step(to: [*]u8, from: [*]const u8, _: usize, _: anytype) void {
-                    const value = get(.f32, from);
-                    if (d != .f64) return vector.store(d, f32, to, value);
-                    const wide: @Vector(lanes, f64) = vector.canonical(f32, value);
-                    vector.put(to, wide);
+                    put(d, to, get(.f32, from));
                 }
             }.step);
         }
     }.run;
 }
 
-inline fn get(comptime d: DType, from: [*]const u8) V {
+/// Sixteen elements of any float dtype as f32.
+pub inline fn get(comptime d: DType, from: [*]const u8) V {
     if (d != .f64) return vector.load(d, f32, from);
     const pointer: *align(1) const @Vector(lanes, f64) = @ptrCast(from);
     return @floatCast(pointer.*);
+}
+
+/// Sixteen f32 as elements of any float dtype, each rounded once. NaNs are canonical.
+pub inline fn put(comptime d: DType, to: [*]u8, value: V) void {
+    if (d != .f64) return vector.store(d, f32, to, value);
+    const wide: @Vector(lanes, f64) = vector.canonical(f32, value);
+    vector.put(to, wide);
 }
 
 /// Vectors that are summed up and rounded together.

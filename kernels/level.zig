@@ -14,6 +14,7 @@ const range = @import("range.zig");
 const rotate = @import("rotate.zig");
 const skeleton = @import("skeleton.zig");
 const top_k = @import("top_k.zig");
+const outer = @import("outer.zig");
 const digest = @import("digest.zig");
 const blake3 = @import("blake3.zig");
 
@@ -59,6 +60,8 @@ fn add_codecs(comptime t: *table.Table) void {
         const d: DType = @enumFromInt(number);
         t.to_f32[number] = if (d.is_float()) half.to_f32(d) else null;
         t.from_f32[number] = if (d.is_float()) half.from_f32(d) else null;
+        t.outer_difference[number] = if (d.is_float()) outer.difference(d) else null;
+        t.outer_mix[number] = if (d.is_float()) outer.mix(d) else null;
     }
     t.fp8_to_f32 = &fp8.to_f32;
     t.fp8_from_f32 = &fp8.from_f32;
@@ -90,6 +93,7 @@ fn add_codecs(comptime t: *table.Table) void {
     t.widen_range = &range.widen;
     t.lost = &half.lost;
     t.top_k = &top_k.top_k;
+    for (&t.outer_step, 0..) |*entry, number| entry.* = outer.step(@enumFromInt(number));
     for (&t.skeletons, skeleton.shapes) |*entry, shape| entry.* = skeleton.skeleton(shape);
 }
 

@@ -170,6 +170,56 @@ pub fn top_k(
 
 pub const top_k_chunk_max = @import("table.zig").top_k_chunk_max;
 
+/// Pieces of the elements that matter most.
+pub const sparse = @import("sparse.zig");
+
+pub const OuterRule = @import("table.zig").OuterRule;
+pub const OuterHow = @import("table.zig").OuterHow;
+
+/// out := outer - parameters, in f32; returns the sum of the squares of the differences
+/// (outer_scalar.zig). `dtype` is that of the parameters. `out` may be `outer`.
+pub fn outer_difference(
+    dtype: DType,
+    out: [*]u8,
+    outer: [*]const u8,
+    parameters: [*]const u8,
+    count: usize,
+) f64 {
+    var sum: f64 = 0;
+    const kernel = dispatch.table().outer_difference[@intFromEnum(dtype)].?;
+    kernel(out, outer, parameters, &sum, count);
+    return sum;
+}
+
+/// parameters := keep * parameters + take * outer, rounded once to `dtype`; outer alone where keep
+/// is 0.
+pub fn outer_mix(
+    dtype: DType,
+    parameters: [*]u8,
+    outer: [*]const u8,
+    keep: f32,
+    take: f32,
+    count: usize,
+) void {
+    const kernel = dispatch.table().outer_mix[@intFromEnum(dtype)].?;
+    kernel(parameters, outer, keep, take, count);
+}
+
+/// Moves `outer` and the moments of the rule by one step (outer_scalar.zig). Moments that the rule
+/// has not are never read or written.
+pub fn outer_step(
+    rule: OuterRule,
+    outer: [*]u8,
+    first_moment: [*]u8,
+    second_moment: [*]u8,
+    gradient: [*]const u8,
+    how: *const OuterHow,
+    count: usize,
+) void {
+    const kernel = dispatch.table().outer_step[@intFromEnum(rule)];
+    kernel(outer, first_moment, second_moment, gradient, how, count);
+}
+
 /// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and those of an owner.
 pub const Piece = codec.Piece;
 pub const Residual = codec.Residual;
@@ -209,6 +259,8 @@ test {
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");
     _ = @import("fp8_test.zig");
+    _ = @import("outer_scalar.zig");
+    _ = sparse;
     _ = @import("golden.zig");
     _ = @import("measure.zig");
 }

@@ -78,6 +78,41 @@ pub const TopK = *const fn ([*]u8, [*]u8, [*]const u8, usize, usize) callconv(.c
 /// A place has 12 bits.
 pub const top_k_chunk_max = 4096;
 
+/// The optimizer of an outer step.
+pub const OuterRule = enum(u32) {
+    sgd = 0,
+    nesterov = 1,
+    adam = 2,
+
+    /// Arrays of f32 that the rule keeps beside the parameters, `first` before `second`.
+    pub fn moments(rule: OuterRule) usize {
+        return @intFromEnum(rule);
+    }
+};
+/// The numbers of an outer step (outer_scalar.zig). `decay` is the momentum of nesterov and the
+/// first beta of adam, `fresh` one less it; `weight` is one less its power by the number of steps,
+/// this one too.
+pub const OuterHow = extern struct {
+    scale: f32 = 1,
+    learning_rate: f32,
+    decay: f32 = 0,
+    fresh: f32 = 0,
+    square_decay: f32 = 0,
+    square_fresh: f32 = 0,
+    weight: f32 = 1,
+    square_weight: f32 = 1,
+    epsilon: f32 = 0,
+};
+/// out, outer, parameters, sum of squares, count.
+pub const OuterDifference =
+    *const fn ([*]u8, [*]const u8, [*]const u8, *f64, usize) callconv(.c) void;
+/// parameters, outer, keep, take, count.
+pub const OuterMix = *const fn ([*]u8, [*]const u8, f32, f32, usize) callconv(.c) void;
+/// outer, first and second moment, gradient, how, count.
+pub const OuterStep =
+    *const fn ([*]u8, [*]u8, [*]u8, [*]const u8, *const OuterHow, usize) callconv(.c) void;
+pub const outer_rule_count = 3;
+
 /// out, inputs, groups of elements: skeleton.zig.
 pub const Skeleton = *const fn ([*]u8, [*]const [*]const u8, usize) callconv(.c) void;
 pub const skeleton_count = 22;
@@ -125,5 +160,9 @@ pub const Table = extern struct {
     decode_range: [range_count]DecodeRange,
     lost: Lost,
     top_k: TopK,
+    /// Null for integers.
+    outer_difference: [dtype_count]?OuterDifference,
+    outer_mix: [dtype_count]?OuterMix,
+    outer_step: [outer_rule_count]OuterStep,
     skeletons: [skeleton_count]Skeleton,
 };
