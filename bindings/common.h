@@ -36,6 +36,7 @@ void init_collective(nb::module_ &module);
 void init_handlers(nb::module_ &module);
 void init_state(nb::module_ &module);
 void init_kernels(nb::module_ &module);
+void init_training(nb::module_ &module);
 
 // Raises the Python exception of a status, with pccl_last_error() of this thread as its message.
 [[noreturn]] void raise(pccl_status_t status);

@@ -19,4 +19,5 @@ NB_MODULE(_pccl, module) {
   init_handlers(module);
   init_state(module);
   init_kernels(module);
+  init_training(module);
 }

@@ -825,6 +825,74 @@ typedef enum pccl_log_level {
  * takes the oldest: PCCL_OK with *level and a zero-terminated message, PCCL_TIMEOUT if there is none. */
 PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, size_t capacity);
 
+/* ---- Low-communication training (docs/TRAINING.md) -------------------------------------------------------- */
+
+/* The arithmetic of DiLoCo (arXiv 2311.08105) and its family, on the calling thread, with the same bytes on every CPU.
+ * Outer parameters, moments and gradients are f32. Of the arrays of a call, out may be outer; no others overlap. */
+
+/* With g = scale * gradient:
+ *   SGD       outer -= learning_rate * g
+ *   NESTEROV  v = momentum * v + g;  outer -= learning_rate * (g + momentum * v); PyTorch's form; v is first_moment
+ *   ADAM      m = beta1 * m + (1 - beta1) * g;  s = beta2 * s + (1 - beta2) * g * g;
+ *             outer -= learning_rate * (m / (1 - beta1^step)) / (sqrt(s / (1 - beta2^step)) + epsilon) */
+typedef enum pccl_outer_rule {
+  PCCL_OUTER_SGD = 0,
+  PCCL_OUTER_NESTEROV = 1,
+  PCCL_OUTER_ADAM = 2
+} pccl_outer_rule_t;
+
+/* Every field counts as it is, also a zero: begin with PCCL_OUTER_OPTIONS_INIT, which has the paper's numbers. */
+typedef struct pccl_outer_options {
+  size_t size;            /* sizeof(pccl_outer_options_t) */
+  pccl_outer_rule_t rule;
+  float learning_rate;
+  float momentum;         /* of NESTEROV */
+  float beta1, beta2;     /* of ADAM: 0 or more, below 1 */
+  float epsilon;          /* of ADAM */
+  float scale;            /* of the gradient, where a loss has taken a part of the weights */
+  uint32_t reserved;
+  uint64_t step;          /* of ADAM: the number of this step, from 1 on */
+} pccl_outer_options_t;
+#define PCCL_OUTER_OPTIONS_INIT \
+  { sizeof(pccl_outer_options_t), PCCL_OUTER_NESTEROV, 0.7f, 0.9f, 0.9f, 0.95f, 1e-8f, 1.0f, 0, 1 }
+
+/* out := outer - parameters, the pseudo-gradient of a worker whose parameters are of the float dtype. *sum_of_squares
+ * (may be NULL) becomes the sum of their squares; it is not finite if any of them is not. */
+PCCL_API pccl_status_t pccl_outer_difference(const float *outer, const void *parameters, pccl_dtype_t dtype,
+                                             uint64_t count, float *out, double *sum_of_squares);
+/* parameters := alpha * parameters + (1 - alpha) * outer, rounded once; outer alone where alpha is 0. */
+PCCL_API pccl_status_t pccl_outer_mix(void *parameters, pccl_dtype_t dtype, const float *outer, uint64_t count,
+                                      float alpha);
+/* One step. A moment that the rule has not may be NULL, and is left alone; those that it has begin as zeros. */
+PCCL_API pccl_status_t pccl_outer_step(float *outer, float *first_moment, float *second_moment, const float *gradient,
+                                       uint64_t count, const pccl_outer_options_t *options);
+
+/* Of each chunk of an array the elements of greatest magnitude, for pccl_all_gather (SparseLoCo, arXiv 2508.15706). */
+typedef enum pccl_sparse_values {
+  PCCL_SPARSE_CODES = 0, /* 2 bits each: a sign, and one of two magnitudes of the chunk */
+  PCCL_SPARSE_FLOATS = 1 /* f32 */
+} pccl_sparse_values_t;
+
+typedef struct pccl_sparse_options {
+  size_t size;                 /* sizeof(pccl_sparse_options_t) */
+  uint32_t chunk;              /* elements of a chunk, at most 4096, the default; the last of an array may be shorter */
+  uint32_t kept;               /* elements kept of each chunk, at most chunk; default: 64, or chunk if that is less */
+  pccl_sparse_values_t values;
+  uint32_t reserved;
+} pccl_sparse_options_t;
+#define PCCL_SPARSE_OPTIONS_INIT { sizeof(pccl_sparse_options_t), 0, 0, PCCL_SPARSE_CODES, 0 }
+
+/* Options may be NULL for those of _INIT; they must be the same where a piece is made and where it is added. */
+
+/* Bytes of the piece of count f32: 116 for each 4096 by default. 0 for no elements, and for bad options. */
+PCCL_API uint64_t pccl_sparse_bytes(const pccl_sparse_options_t *options, uint64_t count);
+/* piece := what is kept of input, of which the residual is input - piece: pccl_sparse_add with a scale of -1. */
+PCCL_API pccl_status_t pccl_sparse_encode(const float *input, uint64_t count, const pccl_sparse_options_t *options,
+                                          void *piece);
+/* into += scale * piece. PCCL_INVALID_ARGUMENT, and nothing is added, if the piece is none of such an array. */
+PCCL_API pccl_status_t pccl_sparse_add(float *into, uint64_t count, const pccl_sparse_options_t *options,
+                                       const void *piece, float scale);
+
 /* ---- Measuring the kernels (docs/KERNELS.md) ---------------------------------------------------------------- */
 
 typedef enum pccl_kernel_what {

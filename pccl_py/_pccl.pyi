@@ -128,18 +128,7 @@ class Work:
     def outcome(
         self,
     ) -> tuple[
-        int,
-        int,
-        int,
-        int,
-        bytes,
-        int,
-        int,
-        int,
-        int,
-        int,
-        int,
-        list[tuple[int, int, list[bytes]]],
+        int, int, int, int, bytes, int, int, int, int, int, int, list[tuple[int, int, list[bytes]]]
     ]:
         """
         (epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns,
@@ -322,3 +311,39 @@ def kernel_run(name: str, what: int, memory: object, count: int, repeats: int) -
     """
     Processor time in ns of the kernel (what=1) or of its skeleton (2); 0 prepares the memory.
     """
+
+def outer_difference(outer: int, parameters: int, dtype: int, count: int, out: int) -> float:
+    """The sum of the squares of outer - parameters, which `out` becomes."""
+
+def outer_mix(parameters: int, dtype: int, outer: int, count: int, alpha: float) -> None:
+    """parameters := alpha * parameters + (1 - alpha) * outer."""
+
+def outer_step(
+    outer: int,
+    first_moment: int,
+    second_moment: int,
+    gradient: int,
+    count: int,
+    rule: int,
+    learning_rate: float,
+    momentum: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    scale: float,
+    step: int,
+) -> None:
+    """
+    One step of rule 0 (SGD), 1 (Nesterov) or 2 (Adam). 0 stands for a moment it has not.
+    """
+
+def sparse_bytes(chunk: int, kept: int, values: int, count: int) -> int:
+    """Bytes of a piece of `count` f32; 0 for options that cannot be."""
+
+def sparse_encode(input: int, count: int, chunk: int, kept: int, values: int, piece: int) -> None:
+    """piece := the elements of greatest magnitude of each chunk."""
+
+def sparse_add(
+    into: int, count: int, chunk: int, kept: int, values: int, piece: int, scale: float
+) -> None:
+    """into += scale * piece."""

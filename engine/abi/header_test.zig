@@ -19,6 +19,7 @@ fn difference(comptime C: type, comptime Ours: type) ?[]const u8 {
     const told = @typeName(C) ++ " is not " ++ @typeName(Ours);
     switch (@typeInfo(C)) {
         .void => return if (Ours == void) null else told,
+        .float => return if (Ours == C) null else told,
         .int => |int| {
             const Number = switch (@typeInfo(Ours)) {
                 .@"enum" => |of| of.tag_type,

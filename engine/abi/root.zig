@@ -37,6 +37,7 @@ pub const files = .{
     @import("state.zig"),
     @import("log.zig"),
     @import("kernels.zig"),
+    @import("training.zig"),
     @import("rates.zig"),
     @import("compat/comm.zig"),
     @import("compat/reduce.zig"),

@@ -1659,6 +1659,41 @@ def test_kernels_are_measured_on_memory_of_the_caller() -> None:
     assert "duration" in refused(lib.pccl_kernel_run(b"digest", run, memory, count, 1, ffi.NULL))
 
 
+def test_two_workers_take_an_outer_step() -> None:
+    """DiLoCo's round without a network: 1 - 0.5 and 1 - 3 have the average -0.75."""
+    outer, momentum, average = (ffi.new("float[]", [x] * 3) for x in (1, 0.5, 0))
+    differences, squares = [ffi.new("float[3]") for _ in range(2)], ffi.new("double *")
+    for worker, difference in zip(([0.5] * 3, [3.0] * 3), differences, strict=True):
+        parameters = ffi.new("float[]", worker)
+        of = lib.pccl_outer_difference
+        check(of(outer, parameters, lib.PCCL_F32, 3, difference, squares))
+    assert squares[0] == 12
+    for index in range(3):
+        average[index] = (differences[0][index] + differences[1][index]) / 2
+    nesterov = options("outer_options", rule=lib.PCCL_OUTER_NESTEROV, scale=1)
+    nesterov.learning_rate, nesterov.momentum = 0.5, 0.5
+    check(lib.pccl_outer_step(outer, momentum, ffi.NULL, average, 3, nesterov))
+    assert list(momentum) == [-0.5] * 3
+    assert list(outer) == [1 - 0.5 * (-0.75 + 0.5 * -0.5)] * 3
+    half = ffi.new("uint16_t[]", [0x4000] * 3)  # 2
+    check(lib.pccl_outer_mix(half, lib.PCCL_F16, outer, 3, 0.5))
+    assert list(half) == [0x3F00] * 3  # 1.75
+    assert "alpha" in refused(lib.pccl_outer_mix(half, lib.PCCL_F16, outer, 3, 2))
+
+
+def test_a_sparse_piece_is_added_where_it_was_taken() -> None:
+    values = ffi.new("float[]", [0, 0, -5, 1, 3])
+    two = options("sparse_options", kept=2, chunk=4)
+    piece = ffi.new("char[]", lib.pccl_sparse_bytes(two, 5))
+    check(lib.pccl_sparse_encode(values, 5, two, piece))
+    check(lib.pccl_sparse_add(values, 5, two, piece, -1))
+    assert list(values) == [0] * 5
+    assert lib.pccl_sparse_bytes(options("sparse_options", chunk=5000), 5) == 0
+    ffi.memmove(piece, b"\xff" * len(piece), len(piece))
+    assert "place" in refused(lib.pccl_sparse_add(values, 5, two, piece, 1))
+    assert list(values) == [0] * 5
+
+
 def test_a_doubt_is_resolved_when_the_decision_is_known(pair: tuple[Any, Any]) -> None:
     """A barrier votes as it calls, so a cancel comes too late for it."""
     works = [ffi.new("pccl_work_t **") for _ in pair]

@@ -59,6 +59,7 @@ def one_tensor(made: Any, data: Any) -> Any:
 
 
 NAME = ffi.new("char[]", b"x")
+FLOATS = ffi.new("float[64]")
 
 
 # ---- the calls that read a struct, and those that fill one -------------------------------------
@@ -92,6 +93,8 @@ READ: dict[str, Call] = {
     "comm_options": create_comm,
     "collective_options": lambda world, made: lib.pccl_barrier(world.comm, made, ffi.NULL),
     "state_options": create_state,
+    "outer_options": lambda _, made: lib.pccl_outer_step(*[FLOATS] * 4, 4, made),
+    "sparse_options": lambda _, made: lib.pccl_sparse_encode(FLOATS, 4, made, FLOATS),
     "sync_options": lambda world, made: lib.pccl_state_sync(world.state, made, ffi.NULL),
 }
 
