@@ -1,0 +1,31 @@
+"""DiLoCo and its family: training with rare exchanges, by workers that come, go and fail.
+
+    import pccl_train.torch
+
+    with pccl_train.torch.DiLoCo(comm, [model], inner_optimizer, sync_every=50) as diloco:
+        ...  # the loop as it was: each inner_optimizer.step() counts
+
+`pccl_train.torch`, `pccl_train.jax` and `pccl_train.numpy` have a `DiLoCo` for their parameters;
+all share the settings (`Method`), the outer optimizers and the bytes. docs/TRAINING.md says which
+method is good for what.
+"""
+
+from pccl_train.fragments import Tensor
+from pccl_train.method import Method
+from pccl_train.outer import SGD, Adam, Nesterov
+from pccl_train.rounds import Exchange, Replica, Rounds
+from pccl_train.schedule import Schedule
+from pccl_train.sparse import Sparse
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Exchange",
+    "Method",
+    "Nesterov",
+    "Replica",
+    "Rounds",
+    "Schedule",
+    "Sparse",
+    "Tensor",
+]

@@ -1,0 +1,130 @@
+"""Method: what a training with rare exchanges is made of; one description for all frontends.
+
+DiLoCo (arXiv 2311.08105) is the default. The others are settings of the same parts:
+
+    Method()                                                          DiLoCo
+    Method(fragment_sync_delay=H, sync_every=H)                       one round delayed
+    Method(fragment_sync_delay=H, sync_every=H, eager=True)           eager updates, 2502.12996
+    Method(sync_every=100, fragments=3, fragment_sync_delay=5,
+           fragment_update_alpha=0.5, codec="e3m0")                   Streaming DiLoCo, 2501.18512
+    Method(sync_every=30, outer=SGD(1.0), sparse=Sparse(kept=64))     SparseLoCo, 2508.15706
+
+MuLoCo (2505.23725) is DiLoCo with Muon as the worker's own optimizer. docs/TRAINING.md says which
+is good for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
+from pccl_py.errors import InvalidArgument
+from pccl_train.fragments import Layout, Order, Tensor, layouts, split
+from pccl_train.outer import Adam, OuterOptimizer, parse_outer
+from pccl_train.schedule import Schedule
+from pccl_train.sparse import Sparse
+
+WEIGHTS = ("tokens", "equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The settings of a training; the same on all peers, which a first sync compares.
+
+    `sync_every`: inner steps of a round, H. `fragments`: how many parts of the model are exchanged
+    at equal distances within a round, or the names of the tensors of each; `order`: how tensors are
+    distributed ("balanced" or "strided"). `fragment_sync_delay`: inner steps from the beginning of
+    an exchange to the use of its result, up to `sync_every`. `fragment_update_alpha`: the part of
+    its own parameters that a worker keeps then. `outer`: the outer optimizer, or its name.
+    `codec`: of the pseudo-gradients. `error_feedback`: adds what the codec lost to the next
+    exchange. `sparse`: exchanges the greatest elements alone. `eager`: a worker uses its own
+    pseudo-gradient at once, and that of the others a round later. `weights`: a contribution counts
+    by the tokens that were trained since the last exchange, or equally. `adaptive_steps`: a slower
+    worker takes fewer inner steps a round (arXiv 2401.09135). `clip_to_median`: the norm of a
+    contribution is at most the median of all.
+
+    Raises InvalidArgument for settings that do not go together.
+    """
+
+    sync_every: int = 500
+    fragments: int | tuple[tuple[str, ...], ...] = 1
+    order: Order = "balanced"
+    fragment_sync_delay: int = 0
+    fragment_update_alpha: float = 0.0
+    outer: OuterOptimizer | str = "nesterov"
+    codec: Codec | CodecKind | CodecName = "none"
+    error_feedback: bool = False
+    sparse: Sparse | None = None
+    eager: bool = False
+    weights: Literal["tokens", "equal"] = "tokens"
+    adaptive_steps: bool = False
+    clip_to_median: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outer", parse_outer(self.outer))
+        object.__setattr__(self, "codec", parse_codec(self.codec))
+        # Also checks the numbers of a round; fragments that are named are checked with the model.
+        Schedule.even(self.sync_every, self._count(), self.fragment_sync_delay)
+        if not 0 <= self.fragment_update_alpha <= 1:
+            raise InvalidArgument(
+                "fragment_update_alpha must lie between 0, which takes the outer parameters, and "
+                f"1, not {self.fragment_update_alpha}"
+            )
+        if self.weights not in WEIGHTS:
+            raise InvalidArgument(f"weights must be 'tokens' or 'equal', not {self.weights!r}")
+        if self.sparse is not None and self._encodes():
+            raise InvalidArgument("sparse pieces have their own codes: sparse excludes a codec")
+        if self.error_feedback and not self._encodes():
+            raise InvalidArgument("error_feedback must have a codec whose losses it keeps")
+        if self.eager:
+            self._check_eager()
+
+    def _check_eager(self) -> None:
+        if self.fragment_sync_delay != self.sync_every:
+            raise InvalidArgument(
+                "eager updates overlap a whole round: fragment_sync_delay must be sync_every, "
+                f"which is {self.sync_every}, not {self.fragment_sync_delay}"
+            )
+        if self.fragment_update_alpha != 0 or isinstance(self.outer, Adam) or self.sparse:
+            raise InvalidArgument(
+                "eager updates must have SGD or Nesterov as outer optimizer, a "
+                "fragment_update_alpha of 0, and no sparse pieces"
+            )
+
+    def _count(self) -> int:
+        return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
+
+    def _encodes(self) -> bool:
+        return parse_codec(self.codec).encodes
+
+    @property
+    def optimizer(self) -> OuterOptimizer:
+        """The outer optimizer, parsed."""
+        return parse_outer(self.outer)
+
+    @property
+    def schedule(self) -> Schedule:
+        """When which fragment is exchanged."""
+        return Schedule.even(self.sync_every, self._count(), self.fragment_sync_delay)
+
+    def layout(self, tensors: Sequence[Tensor]) -> list[Layout]:
+        """The fragments of a model with these tensors. Raises InvalidArgument (fragments.py)."""
+        if isinstance(self.fragments, int):
+            return layouts(tensors, split(tensors, self.fragments, self.order))
+        return layouts(tensors, self.fragments)
+
+    def told(self) -> str:
+        """One line, by which peers compare their settings."""
+        codec = parse_codec(self.codec)
+        how = f"{self.sparse}" if self.sparse else codec.name
+        parts = [
+            f"H={self.sync_every} P={self._count()} tau={self.fragment_sync_delay}",
+            f"alpha={self.fragment_update_alpha:g} {self.optimizer} {how}",
+            *(["feedback"] if self.error_feedback else []),
+            *(["eager"] if self.eager else []),
+            *(["clipped"] if self.clip_to_median else []),
+            self.weights,
+        ]
+        return " ".join(parts)

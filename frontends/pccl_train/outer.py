@@ -1,0 +1,183 @@
+"""Outer: the parameters that all workers share, and the optimizer that moves them.
+
+The outer parameters of a fragment and the moments of its optimizer lie in host memory, in f32. The
+kernels of the native library advance them (kernels/outer.zig), so workers of every CPU and of every
+framework hold the same bytes after each step. Sutskever et al. 2013 and Nesterov's momentum are
+meant in PyTorch's form; the default numbers are those of DiLoCo (arXiv 2311.08105).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl_py import _pccl, buffers
+from pccl_py.errors import InvalidArgument
+
+Vector: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """outer -= learning_rate * g, with g the averaged pseudo-gradient."""
+
+    learning_rate: float = 1.0
+
+    rule = 0
+    moments = 0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+
+    def _numbers(self) -> tuple[float, float, float, float, float]:
+        return self.learning_rate, 0.0, 0.0, 0.0, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """v = momentum * v + g;  outer -= learning_rate * (g + momentum * v)."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    rule = 1
+    moments = 1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        _check_decay(self.momentum, "momentum")
+
+    def _numbers(self) -> tuple[float, float, float, float, float]:
+        return self.learning_rate, self.momentum, 0.0, 0.0, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam (arXiv 1412.6980) of the averaged pseudo-gradients; FedOpt calls it FedAdam."""
+
+    learning_rate: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+
+    rule = 2
+    moments = 2
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        _check_decay(self.beta1, "beta1")
+        _check_decay(self.beta2, "beta2")
+        if not (self.epsilon >= 0 and math.isfinite(self.epsilon)):
+            raise InvalidArgument(f"epsilon must be 0 or more, not {self.epsilon}")
+
+    def _numbers(self) -> tuple[float, float, float, float, float]:
+        return self.learning_rate, 0.0, self.beta1, self.beta2, self.epsilon
+
+
+OuterOptimizer: TypeAlias = SGD | Nesterov | Adam
+
+_BY_NAME: dict[str, type[OuterOptimizer]] = {"sgd": SGD, "nesterov": Nesterov, "adam": Adam}
+
+
+def parse_outer(value: OuterOptimizer | str) -> OuterOptimizer:
+    """An outer optimizer from itself, or from its name with the default numbers."""
+    if isinstance(value, (SGD, Nesterov, Adam)):
+        return value
+    if value not in _BY_NAME:
+        raise InvalidArgument(
+            f"outer must be SGD, Nesterov or Adam, or one of {', '.join(map(repr, _BY_NAME))}, not "
+            f"{value!r}"
+        )
+    return _BY_NAME[value]()
+
+
+class Outer:
+    """The outer parameters of one fragment, the moments of their optimizer, and its step count.
+
+    `parameters` and `moments` are vectors of `size` f32, `steps` is an array of one i64.
+    """
+
+    def __init__(self, size: int, optimizer: OuterOptimizer) -> None:
+        self.optimizer = optimizer
+        self.parameters: Vector = np.zeros(size, np.float32)
+        self.moments: list[Vector] = [np.zeros(size, np.float32) for _ in range(optimizer.moments)]
+        self.steps: NDArray[np.int64] = np.zeros(1, np.int64)
+
+    def step(self, gradient: Vector, scales: Sequence[tuple[slice, float]]) -> None:
+        """One step, with the gradient of each part times its scale. Parts that are not listed have
+        no gradient, and stay as they are."""
+        self.steps += 1
+        for part, scale in scales:
+            moments = [moment[part] for moment in self.moments]
+            advance(
+                self.optimizer, self.parameters[part], moments, gradient[part], scale, self.steps[0]
+            )
+
+
+def advance(
+    optimizer: OuterOptimizer,
+    parameters: Vector,
+    moments: Sequence[Vector],
+    gradient: Vector,
+    scale: float,
+    step: int,
+) -> None:
+    """Moves `parameters` and `moments` by one step with `scale` times the gradient."""
+    if not parameters.size:
+        return
+    first, second = [*map(address, moments), 0, 0][:2]
+    _pccl.outer_step(
+        address(parameters),
+        first,
+        second,
+        address(gradient),
+        parameters.size,
+        optimizer.rule,
+        *optimizer._numbers(),
+        scale,
+        int(step),
+    )
+
+
+def difference(outer: Vector, parameters: Any, out: Vector) -> float:
+    """Sets out to outer - parameters; returns the sum of its squares, which is infinite or NaN if
+    an element is. `parameters` is any contiguous array of a float dtype on the CPU."""
+    own = buffers.readable(parameters)
+    _check_count(own, outer)
+    return _pccl.outer_difference(
+        address(outer), own.address, int(own.dtype), own.count, address(out)
+    )
+
+
+def mix(parameters: Any, outer: Vector, alpha: float) -> None:
+    """Sets parameters to alpha * parameters + (1 - alpha) * outer."""
+    own = buffers.writable(parameters)
+    _check_count(own, outer)
+    _pccl.outer_mix(own.address, int(own.dtype), address(outer), own.count, alpha)
+
+
+def address(array: NDArray[Any]) -> int:
+    """The address of a contiguous array."""
+    if not array.flags.c_contiguous:
+        raise InvalidArgument("a vector must be contiguous")
+    return int(array.ctypes.data)
+
+
+def _check_count(own: buffers.Buffer, outer: Vector) -> None:
+    if own.count != outer.size:
+        raise InvalidArgument(f"parameters has {own.count} elements, outer has {outer.size}")
+
+
+def _check_rate(value: float) -> None:
+    if not (value >= 0 and math.isfinite(value)):
+        raise InvalidArgument(f"learning_rate must be a number of 0 or more, not {value}")
+
+
+def _check_decay(value: float, name: str) -> None:
+    if not 0 <= value < 1:
+        raise InvalidArgument(f"{name} must be 0 or more and below 1, not {value}")

@@ -1,0 +1,799 @@
+"""Rounds: takes one worker through the rounds of a Method, together with the others of a group.
+
+After each inner step the frontend calls `step`. At the positions of the schedule a fragment's
+pseudo-gradient is taken, its exchange begins, and later its result moves the outer parameters and
+is mixed into the worker's own. All members make the same calls in the same order, whatever their
+speed; only exchanges under way begin a step earlier or later, each on a tag of its own.
+
+An exchange is two operations. The announcement (an all_gather of four numbers for each member) says
+by how many tokens a contribution counts, how long it is, and how fast its worker was. The
+contributions follow, each scaled by its part of all weights, as a codec would round weights that
+travelled with it. If a member is lost between the two, its part is scaled back from the outcome,
+range by range. Nobody restarts, and no round is discarded.
+
+A safe point precedes the beginning of each exchange. A newcomer that enters there receives the
+position, and every fragment that is not under way; it then passes the positions up to the end of
+the exchanges under way without inner steps, with contributions of weight 0, and so has a whole
+model before it trains.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl_py.buffers import Array
+from pccl_py.communicator import Group
+from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage
+from pccl_py.outcome import Outcome, SyncOutcome
+from pccl_py.shared_state import SharedState
+from pccl_py.words import PeerId
+from pccl_py.work import Work
+from pccl_train.fragments import Layout, Tensor, same_model
+from pccl_train.method import Method
+from pccl_train.outer import Outer, Vector, advance, difference, mix
+
+_log = logging.getLogger("pccl.train")
+
+# The tags of a training: two for each fragment, from here on.
+TAG = 1 << 40
+# Numbers of an announcement, f64: weight, sum of squares, inner steps a second.
+_WEIGHT, _SQUARES, _SPEED, _NUMBERS = range(4)
+
+
+class Replica(Protocol):
+    """A worker's own parameters, as a frontend holds them."""
+
+    def tensors(self) -> Sequence[Tensor]:
+        """All of them, in an order that is the same on all peers."""
+        ...
+
+    def read(self, names: Sequence[str]) -> Mapping[str, Array]:
+        """Contiguous arrays on the CPU with the values of these tensors; perhaps their memory."""
+        ...
+
+    def write(self, arrays: Mapping[str, Array]) -> None:
+        """Takes back arrays of `read`, whose values have changed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The end of an exchange, for a callback; the same on all members but for the times, the bytes
+    and `norm`.
+
+    `round` counts from 0. `weights`: by label, of those whose contributions count; `lost`: labels
+    of members that announced one and were lost before it was complete; `ignored`: labels of members
+    whose pseudo-gradient was not finite. `norm`: of this worker's pseudo-gradient. `waited`:
+    seconds that this worker stood still for it; `seconds`: from its beginning to its end.
+    """
+
+    round: int
+    fragment: int
+    world_size: int
+    weights: Mapping[str, float]
+    lost: tuple[str, ...]
+    ignored: tuple[str, ...]
+    norm: float
+    waited: float
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(eq=False)
+class _Flight:
+    """An exchange of one fragment that is under way."""
+
+    round: int
+    epoch: int
+    gradient: Vector
+    norm: float
+    began: float
+    table: NDArray[np.float64]
+    announced: Work[Outcome]
+    announcement: Outcome | None = None
+    # None until it is announced, and where no contribution has a weight.
+    work: Work[Outcome] | None = None
+    pieces: NDArray[np.uint8] | None = None
+    waited: float = 0.0
+    outcome: Outcome | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether this worker's pseudo-gradient was finite."""
+        return not np.isnan(self.norm)
+
+    def weight_of(self, peer: PeerId) -> float:
+        assert self.announcement is not None
+        members = self.announcement.roster.members
+        return float(self.table[members.index(peer), _WEIGHT])
+
+    @property
+    def total(self) -> float:
+        return float(self.table[:, _WEIGHT].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """The result of an exchange, whose time has not come: the parts that have a gradient, each with
+    its scale. `alpha`: what the worker keeps of its own parameters."""
+
+    gradient: Vector
+    scales: list[tuple[slice, float]]
+    alpha: float
+    told: Exchange
+
+
+class _Captured(NamedTuple):
+    """A pseudo-gradient, the sum of its squares, and by how much it counts."""
+
+    gradient: Vector
+    squares: float
+    weight: float
+
+
+@dataclass(eq=False)
+class _Fragment:
+    """One part of the model at this worker."""
+
+    number: int
+    layout: Layout
+    outer: Outer
+    spare: list[Vector] = field(default_factory=list)
+    # Weight of a contribution: tokens, or steps, since the parameters were last received.
+    tokens: float = 0.0
+    state: SharedState | None = None
+    flight: _Flight | _Arrived | None = None
+    captured: _Captured | None = None
+    # A newcomer entered while an exchange was under way: a sync follows it.
+    is_owed: bool = False
+    # Of sparse pieces: what was not sent. Of eager updates: where the worker's parameters began,
+    # and the momentum of its own contributions.
+    residual: Vector | None = None
+    begin: Vector | None = None
+    own_momentum: Vector | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [tensor.name for tensor, _ in self.layout.places()]
+
+    def take(self) -> Vector:
+        return self.spare.pop() if self.spare else np.empty(self.layout.size, np.float32)
+
+
+class Rounds:
+    """One worker of a training. Every method is for one thread.
+
+    `replica` has the worker's parameters, `method` the settings. `on_exchange` is called with each
+    Exchange. `name` distinguishes trainings in one group, whose tags begin at `tag`.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        method: Method,
+        *,
+        name: str = "diloco",
+        tag: int = TAG,
+        on_exchange: Callable[[Exchange], object] | None = None,
+    ) -> None:
+        self.method = method
+        self.name = name
+        self._replica = replica
+        self._tag = tag
+        self._on_exchange = on_exchange
+        self._schedule = method.schedule
+        self._layouts = method.layout(replica.tensors())
+        self._fragments = [
+            _Fragment(number, layout, Outer(layout.size, method.optimizer))
+            for number, layout in enumerate(self._layouts)
+        ]
+        for fragment in self._fragments:
+            self._take_up(fragment)
+        # Round, position, whether its exchanges are still to begin, and for each fragment whether
+        # an exchange is under way.
+        self._clock = np.zeros(3 + len(self._fragments), np.int64)
+        self._clock_state: SharedState | None = None
+        self._comm: Group | None = None
+        self._has_begun = False
+        self._steps = 0  # of the round in progress, at this worker
+        self._steps_of_round = method.sync_every
+        self._share = 0.0  # of all weights, in the last exchange
+        self._speed = _Speed()
+
+    # ---- where it is --------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """Rounds that are complete."""
+        return int(self._clock[0])
+
+    @property
+    def position(self) -> int:
+        """The position in the round: inner steps of a worker that takes all of them."""
+        return int(self._clock[1])
+
+    @property
+    def progress(self) -> int:
+        """Inner steps since the beginning of the run, of a worker that takes all of them."""
+        return self.round * self.method.sync_every + self.position
+
+    @property
+    def outer_parameters(self) -> dict[str, Vector]:
+        """Views of the outer parameters by the names of the tensors, f32, of their shapes."""
+        return {
+            tensor.name: fragment.outer.parameters[part].reshape(tensor.shape)
+            for fragment in self._fragments
+            for tensor, part in fragment.layout.places()
+        }
+
+    # ---- the group ----------------------------------------------------------------------------
+
+    def attach(self, comm: Group) -> None:
+        """Takes part in this group from now on; `begin` or the first `step` enters the run.
+
+        After a connection was lost, attach the next one: this worker is a newcomer then.
+        """
+        self.detach()
+        self._comm = comm
+        for fragment in self._fragments:
+            fragment.state = comm.shared_state(
+                self._shared(fragment), name=f"{self.name}/{fragment.number}", prefetch=True
+            )
+            if self.method.error_feedback:
+                comm.error_feedback(tag=self._tag_of(fragment))
+        self._clock_state = comm.shared_state(
+            {f"{self.method.told()} {self.name}": self._clock}, name=self.name
+        )
+        self._has_begun = False
+
+    def detach(self) -> None:
+        """Lets go of the group, and forgets exchanges under way. The group stays open."""
+        for fragment in self._fragments:
+            if fragment.state is not None:
+                fragment.state.close()
+            fragment.state, fragment.captured, fragment.is_owed = None, None, False
+            if isinstance(fragment.flight, _Flight):
+                fragment.flight = None  # its operation may still write to its memory
+        if self._clock_state is not None:
+            self._clock_state.close()
+        self._clock_state, self._comm = None, None
+
+    def begin(self) -> None:
+        """Enters the run: syncs, and waits for what is under way. Called by the first `step`.
+
+        The first round of a run is a sync, so parameters need not agree at first. Raises the errors
+        of `Group.admit` and `SharedState.sync`; Mismatch if another member has other settings or
+        another model.
+        """
+        comm = self._open()
+        if self._has_begun:
+            raise InvalidUsage("this worker has entered the run already")
+        if comm.epoch == 0:
+            comm.admit()
+        is_new = self._welcome(is_inside=False)
+        position = self.position
+        if is_new and self._clock[2]:
+            self._exchange_at(position)
+        while any(f.is_owed and f.flight is None for f in self._fragments):
+            position = position % self.method.sync_every + 1
+            self._at(position)
+        if is_new:
+            self._steps, self._steps_of_round = self.position, self.method.sync_every
+        self._has_begun = True
+        self._speed.stop()
+
+    def step(self, tokens: float = 1.0) -> None:
+        """To be called after each inner step: does what the schedule has at this position.
+
+        `tokens`: what the step was trained with; the weight of a contribution is their sum. Raises
+        the errors of `Group.all_reduce`, `Group.admit` and `SharedState.sync`; after one of them
+        this worker has left the run, and enters it again with `attach`.
+        """
+        if not (tokens >= 0 and np.isfinite(tokens)):
+            raise InvalidArgument(f"tokens must be a number of 0 or more, not {tokens}")
+        if not self._has_begun:
+            raise InvalidUsage("this worker has not entered the run: call begin() first")
+        self._speed.step()
+        for fragment in self._fragments:
+            fragment.tokens += tokens if self.method.weights == "tokens" else 1.0
+        self._steps += 1
+        last = self._schedule.position(self._steps, self._steps_of_round)
+        for position in range(self.position + 1, last + 1):
+            self._at(position)
+        self._launch_announced()
+        if last == self.method.sync_every:
+            self._next_round()
+        self._speed.stop()
+
+    def finish(self) -> None:
+        """Ends the training, at the same step on all members: takes the results of all exchanges
+        under way, and sets the worker's parameters to the outer ones."""
+        for fragment in self._fragments:
+            if fragment.flight is not None:
+                self._land(fragment)
+            self._receive(fragment)
+
+    # ---- one position -------------------------------------------------------------------------
+
+    def _at(self, position: int) -> None:
+        starting = [self._fragments[p] for p in self._schedule.starting(position)]
+        self._clock[1] = position
+        if starting:
+            same_model(self._replica.tensors(), self._layouts)
+        for fragment in starting:
+            self._capture(fragment)
+        for p in self._schedule.ending(position):
+            if self._fragments[p].flight is not None or self._fragments[p].is_owed:
+                self._land(self._fragments[p])
+        if self.method.eager:
+            for fragment in starting:
+                self._go_ahead(fragment)
+        if starting:
+            self._safe_point()
+            self._exchange_at(position)
+
+    def _exchange_at(self, position: int) -> None:
+        """What follows a safe point, for a newcomer that has entered there as well."""
+        starting = [self._fragments[p] for p in self._schedule.starting(position)]
+        for fragment in starting:
+            self._announce(fragment)
+        if self.method.fragment_sync_delay == 0:
+            for fragment in starting:
+                self._land(fragment)
+        if position == self.method.sync_every and not self._has_begun:
+            self._next_round()
+
+    def _next_round(self) -> None:
+        self._clock[0] += 1
+        self._clock[1] = 0
+        self._steps = 0
+        if self.method.adaptive_steps:
+            self._steps_of_round = self._schedule.steps(self._speed.own, self._speed.fastest)
+
+    def _safe_point(self) -> None:
+        # Members may enter another epoch here, and all begin an exchange in one.
+        self._launch_announced(wait=True)
+        admission = self._open().admit()
+        if admission.joined:
+            _log.info("%s: %s", self.name, admission)
+            self._welcome(is_inside=True)
+
+    def _welcome(self, *, is_inside: bool) -> bool:
+        """Members and newcomers sync; a fragment under way later, when its exchange has ended.
+
+        Returns whether this worker has received the clock. Its own content has the revision that
+        its own clock says.
+        """
+        revision = self.progress
+        self._clock[2] = is_inside
+        self._clock[3:] = [f.flight is not None or f.is_owed for f in self._fragments]
+        assert self._clock_state is not None
+        synced = self._clock_state.sync(revision=revision)
+        for fragment, is_under_way in zip(self._fragments, self._clock[3:], strict=True):
+            if is_under_way:
+                fragment.is_owed = True
+            else:
+                fragment.flight = None
+                self._sync(fragment, revision)
+        return self._open().peer_id not in synced.holders
+
+    def _sync(self, fragment: _Fragment, revision: int) -> None:
+        assert fragment.state is not None
+        synced: SyncOutcome = fragment.state.sync(revision=revision)
+        fragment.is_owed = False
+        if self._open().peer_id not in synced.holders:
+            self._receive(fragment)
+            for kept in (fragment.residual, fragment.own_momentum):
+                if kept is not None:
+                    kept.fill(0)
+            if fragment.begin is not None:
+                fragment.begin[:] = fragment.outer.parameters
+
+    # ---- one fragment -------------------------------------------------------------------------
+
+    def _capture(self, fragment: _Fragment) -> None:
+        """Takes the pseudo-gradient."""
+        gradient = fragment.take()
+        begin = fragment.outer.parameters if fragment.begin is None else fragment.begin
+        arrays = self._replica.read(fragment.names)
+        squares = 0.0
+        for tensor, part in fragment.layout.places():
+            squares += difference(begin[part], arrays[tensor.name], gradient[part])
+        if fragment.residual is not None and np.isfinite(squares) and fragment.tokens:
+            decay = np.float32(self._decay)
+            gradient += decay * fragment.residual
+        # The weight is taken with it: what follows may begin to count anew.
+        counts = self._has_begun and np.isfinite(squares)
+        fragment.captured = _Captured(gradient, squares, fragment.tokens if counts else 0.0)
+
+    def _announce(self, fragment: _Fragment) -> None:
+        comm = self._open()
+        # A newcomer that has entered at this position has none.
+        gradient, squares, weight = fragment.captured or _Captured(fragment.take(), 0.0, 0.0)
+        fragment.captured = None
+        is_good = bool(np.isfinite(squares))
+        if not is_good:
+            _log.warning(
+                "%s: the pseudo-gradient of fragment %d is not finite, and does not count",
+                self.name,
+                fragment.number,
+            )
+        own = np.array([weight, squares, self._speed.own])
+        table = np.zeros((comm.world_size, _NUMBERS))
+        work = comm.all_gather(
+            own,
+            table,
+            tag=self._tag_of(fragment) + 1,
+            recovery="resume",
+            async_op=True,
+        )
+        fragment.flight = _Flight(
+            round=self.round,
+            epoch=comm.epoch,
+            gradient=gradient,
+            norm=float(np.sqrt(squares)) if is_good else float("nan"),
+            began=time.monotonic(),
+            table=table,
+            announced=work,
+        )
+
+    def _launch_announced(self, *, wait: bool = False) -> None:
+        for fragment in self._fragments:
+            flight = fragment.flight
+            if not isinstance(flight, _Flight) or flight.announcement is not None:
+                continue
+            if wait or flight.announced.done():
+                self._launch(fragment, flight)
+
+    def _launch(self, fragment: _Fragment, flight: _Flight) -> None:
+        """Begins the exchange of contributions, whose weights are known."""
+        with _Waiting(flight):
+            flight.announcement = flight.announced.wait()
+        table = flight.table
+        self._speed.fastest = float(table[:, _SPEED].max())
+        if flight.total == 0:
+            return
+        members = flight.announcement.roster.members
+        rank = members.index(self._open().peer_id)
+        self._share = float(table[rank, _WEIGHT] / flight.total)
+        self._send(fragment, flight, self._share * self._clip(table, rank))
+
+    def _send(self, fragment: _Fragment, flight: _Flight, scale: float) -> None:
+        comm, sparse, gradient = self._open(), self.method.sparse, flight.gradient
+        if sparse is not None:
+            piece = np.zeros(sparse.bytes(gradient.size), np.uint8)
+            if scale:
+                if scale != self._share:
+                    gradient *= np.float32(scale / self._share)
+                sparse.encode(gradient, piece)
+                assert fragment.residual is not None
+                fragment.residual[:] = gradient
+                sparse.add(fragment.residual, piece, -1.0)
+            flight.pieces = np.zeros((comm.world_size, piece.size), np.uint8)
+            how: Any = {"tag": self._tag_of(fragment), "recovery": "resume", "async_op": True}
+            flight.work = comm.all_gather(piece, flight.pieces, **how)
+            return
+        if scale == 0:
+            gradient.fill(0)
+        elif scale != 1:
+            gradient *= np.float32(scale)
+        self._reduce(fragment, flight)
+
+    def _reduce(self, fragment: _Fragment, flight: _Flight) -> None:
+        flight.work = self._open().all_reduce(
+            flight.gradient,
+            op="sum",
+            recovery="resume",
+            codec=self.method.codec,
+            tag=self._tag_of(fragment),
+            async_op=True,
+        )
+
+    def _clip(self, table: NDArray[np.float64], rank: int) -> float:
+        if not self.method.clip_to_median:
+            return 1.0
+        counts = table[:, _WEIGHT] > 0
+        norms = np.sqrt(table[counts, _SQUARES])
+        own = float(np.sqrt(table[rank, _SQUARES]))
+        median = float(np.median(norms))
+        return median / own if own > median else 1.0
+
+    def _land(self, fragment: _Fragment) -> None:
+        """Takes the result of an exchange: the outer step, and the worker's own parameters."""
+        flight, fragment.flight = fragment.flight, None
+        if flight is not None:
+            arrived = self._arrive(fragment, flight) if isinstance(flight, _Flight) else flight
+            if arrived.scales:
+                fragment.outer.step(arrived.gradient, arrived.scales)
+            if self._on_exchange is not None:
+                self._on_exchange(arrived.told)
+            fragment.spare.append(arrived.gradient)
+            if not self.method.eager:
+                self._receive(fragment, arrived.alpha)
+        if fragment.is_owed:
+            self._sync(fragment, self.progress)
+
+    def _arrive(self, fragment: _Fragment, flight: _Flight) -> _Arrived:
+        """Waits for the result."""
+        scales = self._contributions(fragment, flight)
+        # Nothing of parameters that are not finite is kept, and all where no result has come.
+        alpha = self.method.fragment_update_alpha if flight.is_good else 0.0
+        if not scales and flight.is_good:
+            alpha = 1.0
+        return _Arrived(flight.gradient, scales, alpha, self._told(fragment, flight))
+
+    def _contributions(self, fragment: _Fragment, flight: _Flight) -> list[tuple[slice, float]]:
+        """Waits for the contributions: the parts that have some, each with its scale."""
+        if flight.announcement is None:
+            self._launch(fragment, flight)
+        if flight.work is None:
+            return []
+        with _Waiting(flight):
+            flight.outcome = self._wait(fragment, flight)
+        if flight.outcome is None:
+            return []
+        if flight.pieces is not None:
+            return self._add_pieces(flight)
+        scales = []
+        for part in flight.outcome.ranges:
+            present = sum(map(flight.weight_of, part.contributors))
+            if present > 0:
+                scales.append((slice(part.begin, part.end), flight.total / present))
+        return scales
+
+    def _wait(self, fragment: _Fragment, flight: _Flight) -> Outcome | None:
+        """The outcome; None if all members had to give the exchange up. The inputs are intact then,
+        so it is repeated once, among those that have begun it."""
+        assert flight.work is not None
+        try:
+            return flight.work.wait()
+        except (Aborted, DeadlineExceeded) as error:
+            if self._open().epoch != flight.epoch or flight.pieces is not None:
+                _log.warning("%s: an exchange is given up: %s", self.name, error)
+                return None
+            _log.warning("%s: an exchange is repeated: %s", self.name, error)
+            self._reduce(fragment, flight)
+            return flight.work.wait()
+
+    def _add_pieces(self, flight: _Flight) -> list[tuple[slice, float]]:
+        """The average of the pieces that have come here, in the order of the ranks."""
+        assert self.method.sparse is not None
+        assert flight.pieces is not None and flight.outcome is not None
+        size = flight.pieces.shape[1]
+        arrived = {part.begin // size for part in flight.outcome.ranges if part.contributors}
+        ranks = [rank for rank in sorted(arrived) if flight.table[rank, _WEIGHT] > 0]
+        present = float(flight.table[ranks, _WEIGHT].sum())
+        flight.gradient.fill(0)
+        for rank in ranks:
+            weight = float(flight.table[rank, _WEIGHT]) / present
+            self.method.sparse.add(flight.gradient, flight.pieces[rank], weight)
+        return [(slice(0, flight.gradient.size), 1.0)] if ranks else []
+
+    def _receive(self, fragment: _Fragment, alpha: float = 0.0) -> None:
+        """Mixes the outer parameters into the worker's own."""
+        if alpha == 1:
+            return
+        self._mix(fragment, fragment.outer.parameters, alpha)
+        fragment.tokens = 0.0
+
+    def _mix(self, fragment: _Fragment, vector: Vector, alpha: float) -> None:
+        arrays = self._replica.read(fragment.names)
+        for tensor, part in fragment.layout.places():
+            mix(arrays[tensor.name], vector[part], alpha)
+        self._replica.write(arrays)
+
+    def _go_ahead(self, fragment: _Fragment) -> None:
+        """Eager updates: the outer parameters, moved by this worker's own contribution. Its
+        momentum makes up for what comes a round later, so a worker that is alone does DiLoCo."""
+        assert fragment.begin is not None and fragment.captured is not None
+        gradient, squares, _ = fragment.captured
+        share = self._share or 1 / self._open().world_size
+        fragment.begin[:] = fragment.outer.parameters
+        if np.isfinite(squares) and self._has_begun:
+            moments = [] if fragment.own_momentum is None else [fragment.own_momentum]
+            advance(self.method.optimizer, fragment.begin, moments, gradient, share, 1)
+        self._mix(fragment, fragment.begin, 0.0)
+        fragment.tokens = 0.0
+
+    # ---- a checkpoint -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker needs to go on from here, beside its own parameters and optimizer.
+
+        Arrays are copies. Waits for the exchanges under way, whose results are in it. Call it
+        between two steps.
+        """
+        fragments = []
+        for fragment in self._fragments:
+            if isinstance(fragment.flight, _Flight):
+                fragment.flight = self._arrive(fragment, fragment.flight)
+            kept: dict[str, Any] = {
+                "parameters": fragment.outer.parameters.copy(),
+                "moments": [moment.copy() for moment in fragment.outer.moments],
+                "steps": int(fragment.outer.steps[0]),
+                "tokens": fragment.tokens,
+                "arrived": _saved(fragment.flight),
+                "feedback": None,
+            }
+            for name in ("residual", "begin", "own_momentum"):
+                vector = getattr(fragment, name)
+                kept[name] = None if vector is None else vector.copy()
+            if self.method.error_feedback and self._comm is not None:
+                feedback = self._comm.error_feedback(tag=self._tag_of(fragment))
+                kept["feedback"] = np.frombuffer(feedback.save(), np.float32)
+            fragments.append(kept)
+        return {
+            "settings": self.method.told(),
+            "names": [fragment.names for fragment in self._fragments],
+            "clock": [int(number) for number in self._clock],
+            "steps": [self._steps, self._steps_of_round],
+            "share": self._share,
+            "fragments": fragments,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `state_dict`; between `attach` and `begin`. The worker's own parameters
+        and optimizer are the program's to restore.
+
+        Among peers that start together the one that is furthest gives its outer parameters to all.
+        Raises InvalidArgument, and changes nothing, for the state of other settings or another
+        model.
+        """
+        if self._has_begun:
+            raise InvalidUsage("load_state_dict() must be called before this worker begins")
+        for what, mine in (
+            ("settings", self.method.told()),
+            ("names", [fragment.names for fragment in self._fragments]),
+        ):
+            if state[what] != mine:
+                raise InvalidArgument(
+                    f"the checkpoint has the {what} {state[what]!r}, this training has {mine!r}"
+                )
+        self._clock[:] = state["clock"]
+        self._steps, self._steps_of_round = state["steps"]
+        self._share = state["share"]
+        for fragment, kept in zip(self._fragments, state["fragments"], strict=True):
+            fragment.outer.parameters[:] = kept["parameters"]
+            for moment, saved in zip(fragment.outer.moments, kept["moments"], strict=True):
+                moment[:] = saved
+            fragment.outer.steps[0] = kept["steps"]
+            fragment.tokens = kept["tokens"]
+            fragment.flight = _restored(kept["arrived"])
+            for name in ("residual", "begin", "own_momentum"):
+                if (vector := getattr(fragment, name)) is not None:
+                    vector[:] = kept[name]
+            if kept["feedback"] is not None and kept["feedback"].size:
+                feedback = self._open().error_feedback(tag=self._tag_of(fragment))
+                feedback.load(kept["feedback"])
+
+    # ---- its parts ----------------------------------------------------------------------------
+
+    @property
+    def _decay(self) -> float:
+        return 0.0 if self.method.sparse is None else self.method.sparse.decay
+
+    def _take_up(self, fragment: _Fragment) -> None:
+        """The outer parameters begin as the worker's."""
+        arrays = self._replica.read(fragment.names)
+        zeros = np.zeros(fragment.layout.size, np.float32)
+        for tensor, part in fragment.layout.places():
+            difference(zeros[part], arrays[tensor.name], fragment.outer.parameters[part])
+        np.subtract(0.0, fragment.outer.parameters, out=fragment.outer.parameters)
+        if self.method.sparse is not None:
+            fragment.residual = zeros
+        if self.method.eager:
+            fragment.begin = fragment.outer.parameters.copy()
+            if self.method.optimizer.moments:
+                fragment.own_momentum = zeros
+
+    def _shared(self, fragment: _Fragment) -> dict[str, Any]:
+        tensors: dict[str, Any] = {}
+        vectors = [("", fragment.outer.parameters)]
+        vectors += [(f" moment {n}", m) for n, m in enumerate(fragment.outer.moments, 1)]
+        for suffix, vector in vectors:
+            for tensor, part in fragment.layout.places():
+                tensors[tensor.name + suffix] = vector[part].reshape(tensor.shape)
+        return {**tensors, "outer steps": fragment.outer.steps}
+
+    def _told(self, fragment: _Fragment, flight: _Flight) -> Exchange:
+        assert flight.announcement is not None
+        roster, table, outcome = flight.announcement.roster, flight.table, flight.outcome
+        counts = {
+            peer: float(row[_WEIGHT])
+            for peer, row in zip(roster.members, table, strict=True)
+            if row[_WEIGHT] > 0
+        }
+        whole = set() if outcome is None else set(outcome.contributors)
+        return Exchange(
+            round=flight.round,
+            fragment=fragment.number,
+            world_size=len(roster.members),
+            weights={roster.label(peer): weight for peer, weight in counts.items()},
+            lost=tuple(roster.label(peer) for peer in counts if peer not in whole),
+            ignored=tuple(
+                roster.label(peer)
+                for peer, row in zip(roster.members, table, strict=True)
+                if not np.isfinite(row[_SQUARES])
+            ),
+            norm=flight.norm,
+            waited=flight.waited,
+            seconds=time.monotonic() - flight.began,
+            bytes_sent=0 if outcome is None else outcome.bytes_sent,
+            bytes_received=0 if outcome is None else outcome.bytes_received,
+        )
+
+    def _tag_of(self, fragment: _Fragment) -> int:
+        return self._tag + 2 * fragment.number
+
+    def _open(self) -> Group:
+        if self._comm is None:
+            raise InvalidUsage("this worker is in no group: call attach(comm) first")
+        return self._comm
+
+
+def _saved(flight: object) -> dict[str, Any] | None:
+    if not isinstance(flight, _Arrived):
+        return None
+    return {
+        "gradient": flight.gradient.copy(),
+        "scales": [(part.start, part.stop, scale) for part, scale in flight.scales],
+        "alpha": flight.alpha,
+        "told": asdict(flight.told),
+    }
+
+
+def _restored(saved: Mapping[str, Any] | None) -> _Arrived | None:
+    if saved is None:
+        return None
+    return _Arrived(
+        np.array(saved["gradient"], np.float32),
+        [(slice(begin, end), scale) for begin, end, scale in saved["scales"]],
+        saved["alpha"],
+        Exchange(**saved["told"]),
+    )
+
+
+class _Waiting:
+    """Adds the time of its block to a flight."""
+
+    def __init__(self, flight: _Flight) -> None:
+        self._flight = flight
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._flight.waited += time.monotonic() - self._began
+
+
+class _Speed:
+    """Inner steps a second, without the time in which this module works or waits."""
+
+    def __init__(self) -> None:
+        self.fastest = 0.0
+        self._steps = 0
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    @property
+    def own(self) -> float:
+        """0 before the first step."""
+        return self._steps / self._seconds if self._seconds > 0 else 0.0
+
+    def step(self) -> None:
+        """A step has ended."""
+        if self._since is not None:
+            self._steps += 1
+            self._seconds += time.monotonic() - self._since
+
+    def stop(self) -> None:
+        """The next step begins now."""
+        self._since = time.monotonic()
