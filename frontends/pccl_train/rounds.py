@@ -68,18 +68,19 @@ class Exchange:
     """The end of an exchange, for a callback; the same on all members but for the times, the bytes
     and `norm`.
 
-    `round` counts from 0. `weights`: by label, of those whose contributions count; `lost`: labels
-    of members that announced one and were lost before it was complete; `ignored`: labels of members
-    whose pseudo-gradient was not finite. `norm`: of this worker's pseudo-gradient. `waited`:
+    `round` counts from 0. `members` has the labels of the members that announced a contribution, in
+    rank order, and `weights` what each counts, 0 for nothing. `lost` and `ignored` are ranks: of
+    members that were lost before their contribution was complete, and of members whose
+    pseudo-gradient was not finite. `norm` is that of this worker's pseudo-gradient. `waited`:
     seconds that this worker stood still for it; `seconds`: from its beginning to its end.
     """
 
     round: int
     fragment: int
-    world_size: int
-    weights: Mapping[str, float]
-    lost: tuple[str, ...]
-    ignored: tuple[str, ...]
+    members: tuple[str, ...]
+    weights: tuple[float, ...]
+    lost: tuple[int, ...]
+    ignored: tuple[int, ...]
     norm: float
     waited: float
     seconds: float
@@ -706,23 +707,19 @@ class Rounds:
     def _told(self, fragment: _Fragment, flight: _Flight) -> Exchange:
         assert flight.announcement is not None
         roster, table, outcome = flight.announcement.roster, flight.table, flight.outcome
-        counts = {
-            peer: float(row[_WEIGHT])
-            for peer, row in zip(roster.members, table, strict=True)
-            if row[_WEIGHT] > 0
-        }
-        whole = set() if outcome is None else set(outcome.contributors)
+        contributors = () if outcome is None else outcome.contributors
+        weights = tuple(float(weight) for weight in table[:, _WEIGHT])
         return Exchange(
             round=flight.round,
             fragment=fragment.number,
-            world_size=len(roster.members),
-            weights={roster.label(peer): weight for peer, weight in counts.items()},
-            lost=tuple(roster.label(peer) for peer in counts if peer not in whole),
-            ignored=tuple(
-                roster.label(peer)
-                for peer, row in zip(roster.members, table, strict=True)
-                if not np.isfinite(row[_SQUARES])
+            members=roster.labels,
+            weights=weights,
+            lost=tuple(
+                rank
+                for rank, peer in enumerate(roster.members)
+                if weights[rank] > 0 and peer not in contributors
             ),
+            ignored=tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(table[:, _SQUARES]))),
             norm=flight.norm,
             waited=flight.waited,
             seconds=time.monotonic() - flight.began,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import pccl_train.numpy
+import pytest
 from pccl_train import SGD, Nesterov, Sparse
 from problems import Worker, distance, train
 

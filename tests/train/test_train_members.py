@@ -1,0 +1,331 @@
+"""Members that leave at each phase of a round, newcomers at each position, weights, bad ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pccl_train.numpy
+import pytest
+from pccl_train import SGD, Exchange, Sparse
+from problems import Worker, outer_bytes, train
+
+import pccl_py as pccl
+
+STREAMING: dict[str, Any] = {
+    "sync_every": 6, "fragments": (("w",), ("b",), ("scale",)), "fragment_sync_delay": 3,
+    "fragment_update_alpha": 0.25,
+}  # fmt: skip
+METHODS: dict[str, dict[str, Any]] = {
+    "diloco": {"sync_every": 3},
+    "streaming": STREAMING,
+    "delayed": {"sync_every": 3, "fragment_sync_delay": 3, "outer": SGD(0.5)},
+    "eager": {"sync_every": 3, "fragment_sync_delay": 3, "outer": SGD(0.5), "eager": True},
+    "sparse": {"sync_every": 3, "outer": SGD(0.7), "sparse": Sparse(kept=4, chunk=16)},
+    "coded": {"sync_every": 3, "codec": "int8", "error_feedback": True},
+}
+ROUNDS = 6
+
+
+class Left(Exception):
+    """A member has left in the middle of a round."""
+
+
+class Leaving(pccl_train.numpy.DiLoCo):
+    """Leaves when it comes to a call of `phase` for the given time."""
+
+    phase = ""
+    calls = 0
+
+    def _comes_to(self, phase: str) -> None:
+        if phase == self.phase:
+            self.calls -= 1
+            if self.calls == 0:
+                self._open().close()
+                raise Left
+
+    def _capture(self, fragment: Any) -> None:
+        self._comes_to("capture")
+        super()._capture(fragment)
+
+    def _safe_point(self) -> None:
+        self._comes_to("safe point")
+        super()._safe_point()
+
+    def _launch(self, fragment: Any, flight: Any) -> None:
+        self._comes_to("announced")
+        super()._launch(fragment, flight)
+
+    def _contributions(self, fragment: Any, flight: Any) -> Any:
+        self._comes_to("under way")
+        return super()._contributions(fragment, flight)
+
+    def _mix(self, fragment: Any, vector: Any, alpha: float) -> None:
+        self._comes_to("landed")
+        super()._mix(fragment, vector, alpha)
+
+
+PHASES = ("capture", "safe point", "announced", "under way", "landed")
+
+
+def contributions(exchange: Exchange) -> int:
+    return sum(weight > 0 for weight in exchange.weights) - len(exchange.lost)
+
+
+class Journal:
+    """What each worker holds after each step; all that have a fragment must hold the same."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, dict[bytes, list[object]]] = defaultdict(lambda: defaultdict(list))
+
+    def note(self, who: object, diloco: pccl_train.Rounds) -> None:
+        with self._lock:
+            self._held[diloco.progress][outer_bytes(diloco)].append(who)
+
+    def check(self) -> None:
+        for progress, held in self._held.items():
+            assert len(held) == 1, f"step {progress}: {list(held.values())}"
+
+    def count(self, progress: int) -> int:
+        return sum(map(len, self._held[progress].values()))
+
+
+def run(
+    diloco: pccl_train.Rounds,
+    worker: Worker,
+    journal: Journal,
+    who: object,
+    rounds: int = ROUNDS,
+    after: Callable[[], object] = lambda: None,
+) -> None:
+    diloco.begin()
+    while diloco.round < rounds:
+        worker.step()
+        diloco.step()
+        journal.note(who, diloco)
+        after()
+    diloco.finish()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("method", METHODS)
+def test_survivors_of_a_loss_in_a_phase_of_a_round_hold_the_same_and_lose_no_round(
+    method: str, phase: str
+) -> None:
+    journal = Journal()
+
+    def program(comm: pccl.Communicator) -> list[Exchange] | None:
+        worker, told = Worker(comm.rank), list[Exchange]()
+        diloco = Leaving(comm, worker.parameters, on_exchange=told.append, **METHODS[method])
+        if comm.rank == 1:
+            diloco.phase, diloco.calls = phase, 4
+        try:
+            run(diloco, worker, journal, comm.rank)
+        except Left:
+            return None
+        return told
+
+    with pccl.LocalWorld(3) as world:
+        first, left, last = world.run(program)
+    assert left is None and first is not None and last is not None
+    journal.check()
+    fragments = len(STREAMING["fragments"]) if method == "streaming" else 1
+    assert len(first) == len(last) == ROUNDS * fragments
+    assert [each.weights for each in first] == [each.weights for each in last]
+    # Those before the loss have three contributions, those behind it two.
+    sizes = [contributions(each) for each in first]
+    assert sizes[0] == 3 and sizes[-1] == 2 and sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_newcomer_has_every_fragment_before_it_trains_and_counts_from_its_first_step(
+    method: str, step: int
+) -> None:
+    journal, told = Journal(), list[Exchange]()
+    is_there, newcomer = threading.Event(), list[threading.Thread]()
+    errors: list[BaseException] = []
+
+    with pccl.LocalWorld(2) as world:
+
+        def join() -> None:
+            try:
+                with pccl.connect(world.coordinator.token, bind="127.0.0.1:0") as comm:
+                    worker = Worker(9)
+                    worker.parameters["w"] += 100
+                    diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, **METHODS[method])
+                    is_there.set()
+                    run(diloco, worker, journal, "newcomer")
+                    assert abs(worker.parameters["w"]).max() < 50
+            except BaseException as error:  # noqa: BLE001  raised by the test
+                errors.append(error)
+                is_there.set()
+
+        def program(comm: pccl.Communicator) -> None:
+            worker = Worker(comm.rank)
+            diloco = pccl_train.numpy.DiLoCo(
+                comm, worker.parameters, **METHODS[method],
+                on_exchange=told.append if comm.rank == 0 else None,
+            )  # fmt: skip
+
+            def let_it_come() -> None:
+                if diloco.progress != step:
+                    return
+                if comm.rank == 0:
+                    newcomer.append(threading.Thread(target=join))
+                    newcomer[0].start()
+                is_there.wait()
+                await_pending(comm)
+
+            run(diloco, worker, journal, comm.rank, after=let_it_come)
+
+        world.run(program)
+        newcomer[0].join()
+    if errors:
+        raise errors[0]
+    journal.check()
+    last = ROUNDS * METHODS[method]["sync_every"]
+    assert journal.count(last) == 3
+    assert contributions(told[-1]) == 3
+    # With weight 0 at its first exchange, where it has taken no step.
+    grown = [each for each in told if len(each.weights) == 3]
+    assert contributions(grown[0]) == 2
+
+
+def await_pending(comm: pccl.Communicator) -> None:
+    """Until a newcomer waits to enter at the next safe point."""
+    while comm.info().pending == 0:
+        threading.Event().wait(0.01)
+
+
+def test_contributions_count_by_tokens_and_a_loss_is_scaled_back_exactly() -> None:
+    """Goal: the weighted average of those that contributed. Against fractions."""
+    tokens = (1, 5, 2)
+    values = (3, -1, 7)
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        rank, seen = comm.rank, list[float]()
+        parameters = {"x": np.zeros(1000, np.float32)}
+        diloco = Leaving(comm, parameters, sync_every=1, outer=SGD(1.0))
+        if rank == 1:
+            diloco.phase, diloco.calls = "under way", 2
+        diloco.begin()
+        try:
+            for _ in range(3):
+                before = parameters["x"].copy()
+                parameters["x"] += values[rank]
+                diloco.step(tokens[rank])
+                seen.append(float((parameters["x"] - before)[0]))
+                assert (parameters["x"] == parameters["x"][0]).all()
+        except Left:
+            pass
+        return seen
+
+    with pccl.LocalWorld(3) as world:
+        first, left, last = world.run(program)
+    assert first == last and len(left) == 1
+    of_all = Fraction(sum(t * v for t, v in zip(tokens, values, strict=True)), sum(tokens))
+    of_two = Fraction(tokens[0] * values[0] + tokens[2] * values[2], tokens[0] + tokens[2])
+    assert first[0] == pytest.approx(float(of_all), rel=1e-6)
+    assert first[2] == pytest.approx(float(of_two), rel=1e-6)
+    # The member that left in between contributed, or did not.
+    assert first[1] in (pytest.approx(first[0], rel=1e-6), pytest.approx(first[2], rel=1e-6))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_that_is_not_finite_counts_nothing_and_is_named(
+    method: str, bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(comm: pccl.Communicator) -> tuple[list[Exchange], bytes]:
+        worker, told = Worker(comm.rank), list[Exchange]()
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, worker.parameters, on_exchange=told.append, **METHODS[method]
+        )
+        diloco.begin()
+        while diloco.round < 4:
+            worker.step()
+            if comm.rank == 1 and diloco.progress == 7:
+                worker.parameters["b"][2] = bad
+            diloco.step()
+        diloco.finish()
+        assert all(np.isfinite(array).all() for array in worker.parameters.values())
+        return told, outer_bytes(diloco)
+
+    with pccl.LocalWorld(3) as world:
+        results = world.run(program)
+    assert len({outer for _, outer in results}) == 1
+    ignored = [each for each in results[0][0] if each.ignored]
+    assert ignored and all(each.ignored == (1,) for each in ignored)
+    assert all(each.weights[1] == 0 and contributions(each) == 2 for each in ignored)
+    assert "not finite" in caplog.text
+
+
+def test_a_slower_worker_takes_fewer_steps_and_passes_every_position() -> None:
+    def program(comm: pccl.Communicator) -> list[int]:
+        worker, steps = Worker(comm.rank), list[int]()
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, worker.parameters, sync_every=12, fragments=3, fragment_sync_delay=2,
+            adaptive_steps=True,
+        )  # fmt: skip
+        diloco.begin()
+        while diloco.round < 3:
+            began, taken = diloco.round, 0
+            while diloco.round == began:
+                worker.step()
+                # The speed that it announces.
+                diloco._speed._seconds = 1.0 if comm.rank == 0 else 4.0
+                diloco._speed._steps = 100
+                diloco.step()
+                taken += 1
+            steps.append(taken)
+        diloco.finish()
+        return steps
+
+    with pccl.LocalWorld(2) as world:
+        fast, slow = world.run(program)
+    assert fast == [12, 12, 12]
+    assert slow[0] == 12 and slow[1:] in ([3, 3], [2, 2], [2, 3], [3, 2])
+
+
+def test_the_norm_of_a_contribution_is_at_most_the_median() -> None:
+    def program(comm: pccl.Communicator) -> float:
+        parameters = {"x": np.zeros(4, np.float32)}
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, parameters, sync_every=1, outer=SGD(1.0), clip_to_median=True
+        )
+        diloco.begin()
+        parameters["x"] += (1, 2, 1000)[comm.rank]
+        diloco.step()
+        return float(parameters["x"][0])
+
+    with pccl.LocalWorld(3) as world:
+        assert world.run(program) == [pytest.approx((1 + 2 + 2) / 3)] * 3
+
+
+@pytest.fixture
+def pair() -> Iterator[pccl.LocalWorld]:
+    with pccl.LocalWorld(2) as world:
+        yield world
+
+
+def test_other_settings_and_other_models_are_a_mismatch_by_name(pair: pccl.LocalWorld) -> None:
+    def settings(comm: pccl.Communicator) -> None:
+        worker = Worker(comm.rank)
+        every = 3 + comm.rank
+        diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, sync_every=every)
+        with pytest.raises(pccl.Mismatch, match=r"H=3.*H=4|H=4.*H=3"):
+            diloco.begin()
+
+    pair.run(settings)
+
+
+def test_a_world_may_shrink_to_one_and_grow_again(pair: pccl.LocalWorld) -> None:
+    trained = train(pair, 3, name="two", sync_every=2)
+    assert trained[0].outer == trained[1].outer

@@ -1,0 +1,163 @@
+"""Settings, schedules and fragments: what is refused by name, and what comes when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pccl_train.numpy
+import pytest
+from pccl_train import SGD, Adam, Method, Nesterov, Schedule, Sparse, Tensor, fragments
+
+import pccl_py as pccl
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"sync_every": 0}, "sync_every"),
+        ({"sync_every": 4, "fragment_sync_delay": 5}, "fragment_sync_delay"),
+        ({"fragment_sync_delay": -1}, "fragment_sync_delay"),
+        ({"fragment_update_alpha": 1.1}, "fragment_update_alpha"),
+        ({"fragment_update_alpha": float("nan")}, "fragment_update_alpha"),
+        ({"sync_every": 3, "fragments": 4}, "4 fragments"),
+        ({"fragments": 0}, "0 fragments"),
+        ({"outer": "sgdm"}, "'sgdm'"),
+        ({"codec": "int3"}, "int3"),
+        ({"weights": "steps"}, "weights"),
+        ({"error_feedback": True}, "error_feedback"),
+        ({"codec": "int8", "sparse": Sparse()}, "sparse"),
+        ({"eager": True}, "eager"),
+        (
+            {"eager": True, "sync_every": 4, "fragment_sync_delay": 4, "outer": Adam()},
+            "SGD or Nesterov",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=word):
+        Method(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: SGD(-1), "learning_rate"),
+        (lambda: Nesterov(momentum=1), "momentum"),
+        (lambda: Adam(beta2=1.5), "beta2"),
+        (lambda: Adam(epsilon=-1), "epsilon"),
+        (lambda: Sparse(kept=0), "kept"),
+        (lambda: Sparse(chunk=5000), "chunk"),
+        (lambda: Sparse(decay=2), "decay"),
+        (lambda: Schedule(4, (5,)), "inner step"),
+        (lambda: Schedule(4, ()), "at least one"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused_by_name(make: Any, word: str) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=word):
+        make()
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3, 7, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_each_fragment_begins_once_a_round_and_ends_so_many_steps_later(
+    count: int, delay: int
+) -> None:
+    schedule = Schedule.even(8, count, delay)
+    begun = [(p, s) for s in range(1, 9) for p in schedule.starting(s)]
+    assert sorted(p for p, _ in begun) == list(range(count)) and begun[-1] == (count - 1, 8)
+    ended = {p: s for s in range(1, 9) for p in schedule.ending(s)}
+    if delay == 0:
+        assert ended == {}
+    else:
+        assert ended == {p: (s + delay - 1) % 8 + 1 for p, s in begun}
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+def test_a_worker_of_any_speed_passes_all_positions_in_its_steps(steps: int) -> None:
+    schedule = Schedule.even(12, 3)
+    positions = [schedule.position(step, steps) for step in range(1, steps + 1)]
+    assert positions[-1] == 12 and positions == sorted(set(positions))
+
+
+def test_the_steps_of_a_worker_follow_its_speed() -> None:
+    schedule = Schedule.even(10, 1)
+    found = [schedule.steps(speed, 4.0) for speed in (4.0, 2.0, 1.9, 0.1, 8.0, 0.0)]
+    assert found == [10, 5, 4, 1, 10, 10]
+
+
+def tensors(*sizes: int) -> list[Tensor]:
+    return [Tensor(f"t{n}", (size,), "f32") for n, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("order", ["balanced", "strided"])
+@pytest.mark.parametrize(
+    "sizes", [(1,) * 9, (1000, 1, 1, 1), (1, 1, 1, 1000), (5, 4, 3, 2, 1, 100, 1), (7, 0, 7, 0, 7)]
+)
+def test_a_tensor_that_fits_into_no_fragment_is_in_one_all_the_same(
+    sizes: tuple[int, ...], order: Any
+) -> None:
+    """Others have left a gap where a tensor did not fit into a bucket: it was never exchanged."""
+    model = tensors(*sizes)
+    for count in range(1, len(sizes) + 1):
+        parts = fragments.split(model, count, order)
+        assert len(parts) == count and all(parts)
+        layouts = fragments.layouts(model, parts)
+        places = [place for layout in layouts for place in layout.places()]
+        assert sum(tensor.size for tensor, _ in places) == sum(sizes)
+        for layout in layouts:
+            ends = [part.stop for _, part in layout.places()]
+            begins = [part.start for _, part in layout.places()]
+            assert begins == [0, *ends[:-1]][: len(begins)]
+
+
+def test_balanced_fragments_have_near_sizes() -> None:
+    sizes = np.random.default_rng(1).integers(1, 50, 200)
+    parts = fragments.split(tensors(*map(int, sizes)), 7)
+    totals = [sum(int(sizes[int(name[1:])]) for name in part) for part in parts]
+    assert max(totals) - min(totals) < 2 * 50
+    assert [name for part in parts for name in part] == [f"t{n}" for n in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "word"),
+    [
+        ((("t0",), ("t1",)), "no fragment has 't2'"),
+        ((("t0", "t1"), ("t1", "t2")), "'t1' is in fragment 0 and in fragment 1"),
+        ((("t0", "t1", "t2", "other"),), "'other'"),
+        ((("t0", "t1", "t2"), ()), "fragment 1 is empty"),
+    ],
+)
+def test_fragments_that_overlap_or_leave_a_gap_are_refused(parts: Any, word: str) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=word):
+        fragments.layouts(tensors(1, 2, 3), parts)
+
+
+def test_arrays_that_cannot_be_trained_are_refused_by_name() -> None:
+    good = np.zeros(3, np.float32)
+    for parameters, word in (
+        ({}, "empty"),
+        ({"n": np.zeros(3, np.int32)}, "'n'"),
+        ({"s": np.zeros((3, 3), np.float32).T[1:]}, "'s'"),
+        ({"c": np.zeros(3, np.complex64)}, "'c'"),
+    ):
+        with pytest.raises((pccl.InvalidArgument, TypeError), match=word):
+            pccl_train.numpy.DiLoCo(None, parameters)
+    with pytest.raises(pccl.InvalidArgument, match="'sync_every' is a setting"):
+        pccl_train.numpy.DiLoCo(None, {"x": good}, method=Method(), sync_every=3)
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": good}, sync_every=3)
+    with pytest.raises(pccl.InvalidUsage, match="attach"):
+        diloco.begin()
+    with pytest.raises(pccl.InvalidUsage, match="begin"):
+        diloco.step()
+
+
+def test_a_parameter_that_comes_later_is_refused() -> None:
+    parameters = {"x": np.zeros(3, np.float32)}
+    with pccl.LocalWorld(1) as world:
+        diloco = pccl_train.numpy.DiLoCo(world.comms[0], parameters, sync_every=1)
+        diloco.begin()
+        diloco.step()
+        parameters["y"] = np.zeros(2, np.float32)
+        with pytest.raises(pccl.InvalidArgument, match="'y'"):
+            diloco.step()
