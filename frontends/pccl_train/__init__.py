@@ -11,6 +11,7 @@ method is good for what.
 """
 
 from pccl_train.fragments import Tensor
+from pccl_train.loop import Turn, steps
 from pccl_train.method import Method
 from pccl_train.outer import SGD, Adam, Nesterov
 from pccl_train.rounds import Exchange, Replica, Rounds
@@ -28,4 +29,6 @@ __all__ = [
     "Schedule",
     "Sparse",
     "Tensor",
+    "Turn",
+    "steps",
 ]

@@ -46,9 +46,17 @@ class DiLoCo(Rounds):
                 f"{sorted(settings)[0]!r} is a setting, and method has all of them: pass one"
             )
         made = Method(**settings) if method is None else method
+        self._parameters = parameters
         super().__init__(_Arrays(parameters), made, name=name, on_exchange=on_exchange)
         if comm is not None:
             self.attach(comm)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {name: array.copy() for name, array in self._parameters.items()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        for name, array in self._parameters.items():
+            array[...] = state[name]
 
 
 class _Arrays:
@@ -70,7 +78,7 @@ class _Arrays:
             for name, array in self._parameters.items()
         ]
 
-    def read(self, names: Sequence[str]) -> Mapping[str, Any]:
+    def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, Any]:
         return {name: self._parameters[name] for name in names}
 
     def write(self, arrays: Mapping[str, Any]) -> None:

@@ -20,21 +20,24 @@ model before it trains.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl_py.buffers import Array
 from pccl_py.communicator import Group
-from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage
+from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError
 from pccl_py.outcome import Outcome, SyncOutcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import PeerId
 from pccl_py.work import Work
+from pccl_train import checkpoint
 from pccl_train.fragments import Layout, Tensor, same_model
 from pccl_train.method import Method
 from pccl_train.outer import Outer, Vector, advance, difference, mix
@@ -54,12 +57,15 @@ class Replica(Protocol):
         """All of them, in an order that is the same on all peers."""
         ...
 
-    def read(self, names: Sequence[str]) -> Mapping[str, Array]:
-        """Contiguous arrays on the CPU with the values of these tensors; perhaps their memory."""
+    def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, Array]:
+        """Contiguous arrays on the CPU with the values of these tensors; perhaps their memory.
+
+        `to_write`: they may be changed, and `write` takes them back.
+        """
         ...
 
     def write(self, arrays: Mapping[str, Array]) -> None:
-        """Takes back arrays of `read`, whose values have changed."""
+        """Takes back arrays of `read(to_write=True)`, whose values have changed."""
         ...
 
 
@@ -160,6 +166,8 @@ class _Fragment:
     residual: Vector | None = None
     begin: Vector | None = None
     own_momentum: Vector | None = None
+    # Of a checkpoint: what codecs lost of this worker's contributions.
+    feedback: Vector | None = None
 
     @property
     def names(self) -> list[str]:
@@ -208,6 +216,9 @@ class Rounds:
         self._steps_of_round = method.sync_every
         self._share = 0.0  # of all weights, in the last exchange
         self._speed = _Speed()
+        self.last_exchange: Exchange | None = None
+        # Asked about an error of `step`: True, and the step is over, without what was due in it.
+        self.survives: Callable[[PcclError], bool] = lambda error: False
 
     # ---- where it is --------------------------------------------------------------------------
 
@@ -225,6 +236,11 @@ class Rounds:
     def progress(self) -> int:
         """Inner steps since the beginning of the run, of a worker that takes all of them."""
         return self.round * self.method.sync_every + self.position
+
+    @property
+    def world_size(self) -> int:
+        """Members of the group; 0 before it is attached to one that this worker has entered."""
+        return 0 if self._comm is None or not self._comm.epoch else self._comm.world_size
 
     @property
     def outer_parameters(self) -> dict[str, Vector]:
@@ -279,6 +295,7 @@ class Rounds:
             raise InvalidUsage("this worker has entered the run already")
         if comm.epoch == 0:
             comm.admit()
+        self._give_back_losses()
         is_new = self._welcome(is_inside=False)
         position = self.position
         if is_new and self._clock[2]:
@@ -306,13 +323,31 @@ class Rounds:
         for fragment in self._fragments:
             fragment.tokens += tokens if self.method.weights == "tokens" else 1.0
         self._steps += 1
-        last = self._schedule.position(self._steps, self._steps_of_round)
-        for position in range(self.position + 1, last + 1):
-            self._at(position)
-        self._launch_announced()
-        if last == self.method.sync_every:
-            self._next_round()
+        try:
+            last = self._schedule.position(self._steps, self._steps_of_round)
+            for position in range(self.position + 1, last + 1):
+                self._at(position)
+            self._launch_announced()
+            if last == self.method.sync_every:
+                self._next_round()
+        except PcclError as error:
+            if not self.survives(error):
+                raise
         self._speed.stop()
+
+    def __enter__(self) -> Self:
+        """Begins, if it is attached to a group."""
+        if self._comm is not None:
+            self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leaves the parameters and the group as they are."""
 
     def finish(self) -> None:
         """Ends the training, at the same step on all members: takes the results of all exchanges
@@ -514,6 +549,7 @@ class Rounds:
             arrived = self._arrive(fragment, flight) if isinstance(flight, _Flight) else flight
             if arrived.scales:
                 fragment.outer.step(arrived.gradient, arrived.scales)
+            self.last_exchange = arrived.told
             if self._on_exchange is not None:
                 self._on_exchange(arrived.told)
             fragment.spare.append(arrived.gradient)
@@ -586,7 +622,7 @@ class Rounds:
         fragment.tokens = 0.0
 
     def _mix(self, fragment: _Fragment, vector: Vector, alpha: float) -> None:
-        arrays = self._replica.read(fragment.names)
+        arrays = self._replica.read(fragment.names, to_write=True)
         for tensor, part in fragment.layout.places():
             mix(arrays[tensor.name], vector[part], alpha)
         self._replica.write(arrays)
@@ -607,7 +643,7 @@ class Rounds:
     # ---- a checkpoint -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker needs to go on from here, beside its own parameters and optimizer.
+        """What this worker needs to go on from here, its own parameters too, but not its optimizer.
 
         Arrays are copies. Waits for the exchanges under way, whose results are in it. Call it
         between two steps.
@@ -638,11 +674,11 @@ class Rounds:
             "steps": [self._steps, self._steps_of_round],
             "share": self._share,
             "fragments": fragments,
+            "own": self._own_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict`; between `attach` and `begin`. The worker's own parameters
-        and optimizer are the program's to restore.
+        """Goes on from a `state_dict`; before `begin`.
 
         Among peers that start together the one that is furthest gives its outer parameters to all.
         Raises InvalidArgument, and changes nothing, for the state of other settings or another
@@ -671,9 +707,17 @@ class Rounds:
             for name in ("residual", "begin", "own_momentum"):
                 if (vector := getattr(fragment, name)) is not None:
                     vector[:] = kept[name]
-            if kept["feedback"] is not None and kept["feedback"].size:
-                feedback = self._open().error_feedback(tag=self._tag_of(fragment))
-                feedback.load(kept["feedback"])
+            losses = kept["feedback"]
+            fragment.feedback = None if losses is None else np.asarray(losses, np.float32)
+        self._load_own_state(state["own"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `state_dict` to a file, which is whole or as before. Raises OSError."""
+        checkpoint.save(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from a file of `save`. Raises OSError, and InvalidArgument for another file."""
+        self.load_state_dict(checkpoint.load(path))
 
     # ---- its parts ----------------------------------------------------------------------------
 
@@ -694,6 +738,20 @@ class Rounds:
             fragment.begin = fragment.outer.parameters.copy()
             if self.method.optimizer.moments:
                 fragment.own_momentum = zeros
+
+    def _own_state(self) -> dict[str, Any]:
+        """The worker's own parameters, as a frontend saves them."""
+        raise NotImplementedError
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `_own_state` gave."""
+        raise NotImplementedError
+
+    def _give_back_losses(self) -> None:
+        for fragment in self._fragments:
+            losses, fragment.feedback = fragment.feedback, None
+            if losses is not None and losses.size:
+                self._open().error_feedback(tag=self._tag_of(fragment)).load(losses)
 
     def _shared(self, fragment: _Fragment) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
@@ -751,7 +809,7 @@ def _restored(saved: Mapping[str, Any] | None) -> _Arrived | None:
     if saved is None:
         return None
     return _Arrived(
-        np.array(saved["gradient"], np.float32),
+        np.asarray(saved["gradient"], np.float32),
         [(slice(begin, end), scale) for begin, end, scale in saved["scales"]],
         saved["alpha"],
         Exchange(**saved["told"]),

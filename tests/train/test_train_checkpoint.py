@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,40 +32,47 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Saved:
-    """All that a program would write down."""
+    """All that a program would write down, through a file."""
 
-    def __init__(self, worker: Worker, diloco: pccl_train.Rounds) -> None:
-        self.state = diloco.state_dict()
-        self.parameters = copy.deepcopy(worker.parameters)
+    def __init__(self, worker: Worker, diloco: pccl_train.Rounds, path: Path) -> None:
+        diloco.save(path)
+        self.path = path
         self.random = copy.deepcopy(worker.random)
 
 
 def train(
-    comm: pccl.Communicator, method: str, saved: Saved | None, until: int, save_at: int = 0
+    comm: pccl.Communicator,
+    method: str,
+    saved: Saved | None,
+    until: int,
+    save_at: int = 0,
+    folder: Path = Path(),
 ) -> tuple[bytes, bytes, Saved | None]:
     worker = Worker(comm.rank)
     if saved is not None:
-        worker.parameters, worker.random = copy.deepcopy((saved.parameters, saved.random))
+        worker.random = copy.deepcopy(saved.random)
     diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, **METHODS[method])
     if saved is not None:
-        diloco.load_state_dict(saved.state)
+        diloco.load(saved.path)
     diloco.begin()
     kept = None
     while diloco.progress < until:
         worker.step()
         diloco.step()
         if diloco.progress == save_at:
-            kept = Saved(worker, diloco)
+            kept = Saved(worker, diloco, folder / f"{comm.rank}.npz")
     diloco.finish()
     return outer_bytes(diloco), worker.bytes(), kept
 
 
 @pytest.mark.parametrize("at", range(10, 17))
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_is_resumed_has_the_bytes_of_one_that_went_on(method: str, at: int) -> None:
+def test_a_run_that_is_resumed_has_the_bytes_of_one_that_went_on(
+    method: str, at: int, tmp_path: Path
+) -> None:
     """Codecs that rotate draw signs from epoch, tag and sequence: e3m0 is here without."""
     with pccl.LocalWorld(2) as world:
-        whole = world.run(lambda comm: train(comm, method, None, 30, at))
+        whole = world.run(lambda comm: train(comm, method, None, 30, at, tmp_path))
     with pccl.LocalWorld(2) as world:
         resumed = world.run(lambda comm: train(comm, method, whole[comm.rank][2], 30))
     for went_on, came_back in zip(whole, resumed, strict=True):
@@ -72,9 +80,9 @@ def test_a_run_that_is_resumed_has_the_bytes_of_one_that_went_on(method: str, at
         assert went_on[1] == came_back[1]
 
 
-def test_one_without_a_checkpoint_receives_what_another_one_has() -> None:
+def test_one_without_a_checkpoint_receives_what_another_one_has(tmp_path: Path) -> None:
     with pccl.LocalWorld(2) as world:
-        whole = world.run(lambda comm: train(comm, "streaming", None, 30, 14))
+        whole = world.run(lambda comm: train(comm, "streaming", None, 30, 14, tmp_path))
     with pccl.LocalWorld(2) as world:
         resumed = world.run(
             lambda comm: train(comm, "streaming", whole[1][2] if comm.rank else None, 30)
@@ -83,17 +91,46 @@ def test_one_without_a_checkpoint_receives_what_another_one_has() -> None:
     assert not np.isnan(np.frombuffer(resumed[0][0], np.float32)).any()
 
 
-def test_the_checkpoint_of_another_training_is_refused_and_changes_nothing() -> None:
+def test_the_checkpoint_of_another_training_is_refused_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
     with pccl.LocalWorld(1) as world:
-        (whole,) = world.run(lambda comm: train(comm, "streaming", None, 10, 7))
+        (whole,) = world.run(lambda comm: train(comm, "streaming", None, 10, 7, tmp_path))
         (comm,) = world.comms
         assert whole[2] is not None
         worker = Worker(0)
         diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, sync_every=5, name="other")
         before = outer_bytes(diloco)
         with pytest.raises(pccl.InvalidArgument, match="H=6 P=3.*H=5 P=1"):
-            diloco.load_state_dict(whole[2].state)
+            diloco.load(whole[2].path)
         assert outer_bytes(diloco) == before and diloco.progress == 0
         diloco.begin()
         with pytest.raises(pccl.InvalidUsage, match="before"):
             diloco.load_state_dict(diloco.state_dict())
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(3, np.float32)}, sync_every=5)
+    for content in (b"", b"no archive", b"PK\x03\x04"):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(pccl.InvalidArgument, match="bad.npz"):
+            diloco.load(tmp_path / "bad.npz")
+    with pytest.raises(FileNotFoundError):
+        diloco.load(tmp_path / "nothing.npz")
+
+
+def test_a_save_that_fails_leaves_the_file_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(3, np.float32)}, sync_every=5)
+    path = tmp_path / "kept.npz"
+    diloco.save(path)
+    before = path.read_bytes()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(np, "savez", fails)
+    with pytest.raises(OSError, match="no space"):
+        diloco.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,143 @@
+"""DiLoCo and its family for JAX: any pytree of parameters, and any inner optimizer.
+
+    diloco = pccl_train.jax.DiLoCo(sync_every=50, codec="int8", fragment_sync_delay=5)
+    params, state = diloco.init(comm, params)       # a sync of all members
+    while state.round < 20:
+        params, opt_state = inner_step(params, opt_state, next(batches))    # jitted
+        params, state = diloco.step(params, state)                          # not jitted
+
+`step` is called outside of `jit`. An exchange goes on while jitted steps run. The state is one
+object that changes; the parameters are new arrays where a result has come, else those of before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pccl_train.jax needs JAX: pip install 'pccl-py[jax]'", name=error.name
+    ) from error
+
+import jax.numpy as jnp
+import numpy as np
+
+from pccl_py.communicator import Group
+from pccl_py.errors import InvalidArgument
+from pccl_train.fragments import Tensor
+from pccl_train.method import Method
+from pccl_train.rounds import Exchange, Rounds
+
+
+class DiLoCo:
+    """A method for pytrees; the arguments are those of `Method`.
+
+    `on_exchange` is called with each Exchange; `name` distinguishes trainings in one group.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_exchange: Callable[[Exchange], object] | None = None,
+        name: str = "diloco",
+        **settings: Any,
+    ) -> None:
+        self.method = Method(**settings)
+        self._on_exchange = on_exchange
+        self._name = name
+
+    def prepare(self, params: Any) -> State:
+        """The state of a worker that begins with these parameters; in no group yet."""
+        return State(params, self.method, name=self._name, on_exchange=self._on_exchange)
+
+    def init(self, comm: Group, params: Any) -> tuple[Any, State]:
+        """Enters the run: the parameters with which all members begin, and the state.
+
+        Raises the errors of `Rounds.begin`, and InvalidArgument for a tree without floats.
+        """
+        state = self.prepare(params)
+        state.attach(comm)
+        state.begin()
+        return state.params, state
+
+    def step(self, params: Any, state: State, tokens: float = 1.0) -> tuple[Any, State]:
+        """To be called after each inner step, with its parameters; see `Rounds.step`.
+
+        Raises InvalidArgument for a tree of another structure.
+        """
+        state.params = params
+        state.step(tokens)
+        return state.params, state
+
+
+class State(Rounds):
+    """The rounds of one worker, and its parameters between two steps."""
+
+    def __init__(self, params: Any, method: Method, **options: Any) -> None:
+        self._tree = _Tree(params)
+        super().__init__(self._tree, method, **options)
+
+    @property
+    def params(self) -> Any:
+        """The parameters, a pytree of JAX arrays."""
+        return jax.tree_util.tree_unflatten(self._tree.structure, self._tree.leaves)
+
+    @params.setter
+    def params(self, params: Any) -> None:
+        leaves, structure = jax.tree_util.tree_flatten(params)
+        if structure != self._tree.structure:
+            raise InvalidArgument(
+                f"the parameters were {self._tree.structure} and are {structure} now: make a new "
+                "state, on all peers"
+            )
+        self._tree.leaves = leaves
+
+    def _own_state(self) -> dict[str, Any]:
+        # As bytes: NumPy's archives do not know bfloat16.
+        return {
+            name: np.frombuffer(np.asarray(leaf).tobytes(), np.uint8)
+            for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
+        }
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._tree.write(
+            {
+                name: np.frombuffer(state[name].tobytes(), leaf.dtype).reshape(leaf.shape)
+                for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
+            }
+        )
+
+
+class _Tree:
+    """The leaves of a pytree, by the paths to them."""
+
+    def __init__(self, params: Any) -> None:
+        found, self.structure = jax.tree_util.tree_flatten_with_path(params)
+        self.names = [jax.tree_util.keystr(path) for path, _ in found]
+        self.leaves = [jnp.asarray(leaf) for _, leaf in found]
+        if not found:
+            raise InvalidArgument("params has no leaves: there is nothing to exchange")
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize == 1:
+                raise InvalidArgument(f"params{name} must be of floats, not {leaf.dtype}")
+
+    def tensors(self) -> Sequence[Tensor]:
+        return [
+            Tensor(name, tuple(leaf.shape), str(leaf.dtype))
+            for name, leaf in zip(self.names, self.leaves, strict=True)
+        ]
+
+    def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, Any]:
+        found = dict(zip(self.names, self.leaves, strict=True))
+        # On the CPU the memory of an array is read where it is.
+        take = np.array if to_write else np.asarray
+        return {name: take(found[name]) for name in names}
+
+    def write(self, arrays: Mapping[str, Any]) -> None:
+        """New arrays, where the old ones were."""
+        for index, name in enumerate(self.names):
+            if name in arrays:
+                self.leaves[index] = jax.device_put(arrays[name], self.leaves[index].sharding)

@@ -1,0 +1,238 @@
+"""DiLoCo and its family for PyTorch modules, with torchft's names of arguments.
+
+    comm = pccl.connect()
+    with pccl_train.torch.DiLoCo(comm, [model], inner_optimizer, sync_every=50) as diloco:
+        for batch in batches:
+            model(batch).backward()
+            inner_optimizer.step()      # counts as an inner step; what is due happens behind it
+            inner_optimizer.zero_grad()
+
+Steps of the optimizer are counted, so gradients may be accumulated, and a step that a GradScaler
+skips does not count. Only parameters that require a gradient are exchanged; a parameter that
+several modules share is exchanged once. Buffers are each worker's own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pccl_train.torch needs PyTorch: pip install torch", name=error.name
+    ) from error
+
+import numpy as np
+from torch import nn
+
+from pccl_py import buffers
+from pccl_py.communicator import Group
+from pccl_py.errors import InvalidArgument
+from pccl_train import checkpoint
+from pccl_train.fragments import Tensor
+from pccl_train.method import Method
+from pccl_train.outer import OuterOptimizer
+from pccl_train.rounds import Exchange, Rounds
+
+
+class DiLoCo(Rounds):
+    """A worker whose parameters are those of PyTorch modules.
+
+    `comm`: the group of all workers; with parameters that are sharded within a worker (FSDP2), the
+    group of the ranks that have the same shard; None: `attach` gives it later. `model_fragments`:
+    a module, or a list of modules, each of which is a fragment; of one module, `fragments` (of
+    `Method`) says how it is divided. `inner_optimizer`: its steps are the inner steps.
+    `outer`: an outer optimizer, or "nesterov", "sgd" or "adam". `tokens`: the tokens of the last
+    step, asked after each; without it all steps count alike. The other arguments are those of
+    `Method`, with torchft's names. `on_exchange` is called with each Exchange; `name` distinguishes
+    trainings in one group.
+
+    In a `with` block steps of the optimizer are counted; it begins with a sync of all members.
+    Parameters on an accelerator go through pinned host memory. Raises InvalidArgument for modules
+    without parameters to train and for settings that do not go together.
+    """
+
+    def __init__(
+        self,
+        comm: Group | None,
+        model_fragments: nn.Module | Sequence[nn.Module],
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        outer: OuterOptimizer | str = "nesterov",
+        sync_every: int = 500,
+        fragment_sync_delay: int = 0,
+        fragment_update_alpha: float = 0.0,
+        tokens: Callable[[], float] | None = None,
+        on_exchange: Callable[[Exchange], object] | None = None,
+        name: str = "diloco",
+        **settings: Any,
+    ) -> None:
+        modules = [model_fragments] if isinstance(model_fragments, nn.Module) else model_fragments
+        parameters, parts = _named(modules)
+        if len(modules) > 1:
+            if "fragments" in settings:
+                raise InvalidArgument(
+                    f"model_fragments has {len(modules)} modules, which are the fragments: pass "
+                    "one module to have it divided by `fragments`"
+                )
+            settings["fragments"] = parts
+        method = Method(
+            sync_every=sync_every,
+            outer=outer,
+            fragment_sync_delay=fragment_sync_delay,
+            fragment_update_alpha=fragment_update_alpha,
+            **settings,
+        )
+        super().__init__(_Parameters(parameters), method, name=name, on_exchange=on_exchange)
+        self._parameters = parameters
+        self._optimizer = inner_optimizer
+        self._tokens = tokens
+        self._hook: Any = None
+        if comm is not None:
+            self.attach(comm)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._hook = self._optimizer.register_step_post_hook(self._after_step)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hook.remove()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `state_dict` to a file of torch.save, which is whole or as before."""
+        state = self.state_dict()
+        state["fragments"] = _as_tensors(state["fragments"])
+        checkpoint.write(path, lambda file: torch.save(state, file))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Goes on from a file of `save`. Raises OSError, and InvalidArgument for another file."""
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as refusal:
+            raise InvalidArgument(f"{os.fspath(path)!r} is no checkpoint: {refusal}") from refusal
+        self.load_state_dict(state)
+
+    def _own_state(self) -> dict[str, Any]:
+        parameters = {name: x.detach().clone() for name, x in self._parameters.items()}
+        return {"parameters": parameters, "optimizer": self._optimizer.state_dict()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(state["parameters"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def _after_step(self, *_: object) -> None:
+        self.step(1.0 if self._tokens is None else self._tokens())
+
+
+def _as_tensors(value: Any) -> Any:
+    """With tensors in the place of NumPy's arrays, which `weights_only` does not read."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {key: _as_tensors(each) for key, each in value.items()}
+    return [_as_tensors(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _named(
+    modules: Sequence[nn.Module],
+) -> tuple[dict[str, nn.Parameter], tuple[tuple[str, ...], ...]]:
+    """The parameters to train by name, and the names of each module."""
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    parts: list[tuple[str, ...]] = []
+    for number, module in enumerate(modules):
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"model_fragments must be modules, not {type(module).__name__}")
+        own = []
+        for name, parameter in module.named_parameters():
+            # A compiled module holds the one that it was made of.
+            name = name.replace("_orig_mod.", "")
+            if len(modules) > 1:
+                name = f"{number}.{name}"
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            found[name] = parameter
+            own.append(name)
+        if not own:
+            raise InvalidArgument(
+                f"module {number} of model_fragments has no parameter of its own that requires a "
+                "gradient: there is nothing to exchange"
+            )
+        parts.append(tuple(own))
+    return found, tuple(parts)
+
+
+class _Parameters:
+    """Parameters in the memory of the CPU, or of an accelerator and then through pinned memory."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        # Where a parameter's own memory cannot be used.
+        self._copies: dict[str, torch.Tensor] = {}
+        for name, tensor in self._locals(list(parameters)).items():
+            if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+                raise InvalidArgument(f"parameter {name!r} must be of floats, not {tensor.dtype}")
+
+    def tensors(self) -> Sequence[Tensor]:
+        return [
+            Tensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in self._locals(list(self._parameters)).items()
+        ]
+
+    def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, buffers.Array]:
+        """The parameters themselves, where they are contiguous on the CPU."""
+        tensors, waits = {}, False
+        for name, tensor in self._locals(names).items():
+            if tensor.device.type == "cpu" and tensor.is_contiguous():
+                tensors[name] = tensor
+                continue
+            if name not in self._copies:
+                self._copies[name] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu"
+                )
+            tensors[name] = self._copies[name].copy_(tensor, non_blocking=True)
+            waits = waits or tensor.device.type != "cpu"
+        if waits:
+            torch.accelerator.synchronize()
+        return {name: _memory(tensor) for name, tensor in tensors.items()}
+
+    def write(self, arrays: Mapping[str, buffers.Array]) -> None:
+        for name, tensor in self._locals(list(arrays)).items():
+            if name in self._copies:
+                tensor.copy_(self._copies[name], non_blocking=True)
+
+    def _locals(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Of a DTensor the shard that is here."""
+        found = {}
+        for name in names:
+            tensor = self._parameters[name].detach()
+            found[name] = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return found
+
+
+def _memory(tensor: torch.Tensor) -> buffers.Buffer:
+    return buffers.Buffer(
+        tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype], owner=tensor, shape=tensor.shape
+    )
+
+
+_DTYPES: dict[torch.dtype, Any] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+}

@@ -1,0 +1,232 @@
+"""DiLoCo of PyTorch modules: what is exchanged, what is counted, and its checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pccl_train import Exchange
+from problems import outer_bytes
+
+import pccl_py as pccl
+
+torch = pytest.importorskip("torch")
+import pccl_train.torch  # noqa: E402
+
+nn = torch.nn
+
+
+def draw(module: Any, seed: int) -> Any:
+    """Ranks are threads, which share the generator of torch."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+class Net(nn.Module):
+    """Two linear maps with one weight, a frozen parameter, and a buffer."""
+
+    def __init__(self, seed: int, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6, dtype=dtype)
+        self.second = nn.Linear(6, 6, bias=False, dtype=dtype)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.zeros(6, dtype=dtype), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(()))
+        draw(self, seed)
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.second(torch.tanh(self.first(x))) + self.frozen
+
+
+def loss_of(net: Any, rank: int, step: int) -> Any:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(4, 6, generator=generator)
+    out = net(x.to(next(net.parameters()).dtype))
+    return ((out.float() - x.flip(1)) ** 2).mean()
+
+
+def trained(
+    comm: pccl.Communicator, net: Any, steps: int, **settings: Any
+) -> pccl_train.torch.DiLoCo:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    with pccl_train.torch.DiLoCo(comm, net, optimizer, **settings) as diloco:
+        for step in range(steps):
+            loss_of(net, comm.rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        diloco.finish()
+    return diloco
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_workers_train_one_model_and_shared_parameters_travel_once(dtype: Any) -> None:
+    def program(comm: pccl.Communicator) -> tuple[list[str], bytes, float, float]:
+        net = Net(comm.rank, dtype)
+        first = loss_of(net, 0, 999).item()
+        diloco = trained(comm, net, 60, sync_every=5, fragments=2, fragment_sync_delay=2)
+        for name, value in diloco.outer_parameters.items():
+            own = dict(net.named_parameters())[name].detach()
+            assert torch.equal(own, torch.from_numpy(value).to(dtype))
+        return [*diloco.outer_parameters], outer_bytes(diloco), first, loss_of(net, 0, 999).item()
+
+    with pccl.LocalWorld(3) as world:
+        results = world.run(program)
+    assert results[0][0] == ["first.weight", "first.bias"]
+    assert len({outer for _, outer, _, _ in results}) == 1
+    assert all(last < first for _, _, first, last in results)
+
+
+def test_the_outer_step_is_that_of_torchs_sgd(tmp_path: Path) -> None:
+    """To rounding: DiLoCo by hand, with torch.optim.SGD(nesterov=True)."""
+
+    def program(comm: pccl.Communicator) -> None:
+        net = Net(0)
+        shared = copy.deepcopy(net)
+        by_hand = torch.optim.SGD(
+            [p for p in shared.parameters() if p.requires_grad], lr=0.7, momentum=0.9, nesterov=True
+        )
+        diloco = trained(comm, net, 12, sync_every=4)
+        local = copy.deepcopy(shared)
+        inner = torch.optim.AdamW(local.parameters(), lr=1e-2)
+        for step in range(12):
+            loss_of(local, comm.rank, step).backward()
+            inner.step()
+            inner.zero_grad()
+            if step % 4 == 3:
+                pairs = [*zip(shared.parameters(), local.parameters(), strict=True)]
+                for outer, own in pairs:
+                    if outer.requires_grad:
+                        outer.grad = outer.detach() - own.detach()
+                        comm.all_reduce(outer.grad, op="avg")
+                by_hand.step()
+                with torch.no_grad():
+                    for outer, own in pairs:
+                        own.copy_(outer)
+        for name, value in diloco.outer_parameters.items():
+            expected = dict(shared.named_parameters())[name].detach().numpy()
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+    with pccl.LocalWorld(2) as world:
+        world.run(program)
+
+
+def test_accumulated_gradients_a_scheduler_and_steps_that_a_scaler_skips() -> None:
+    """The steps of the optimizer count, whatever the program does between them."""
+
+    def program(comm: pccl.Communicator) -> tuple[int, int, bytes]:
+        net = Net(comm.rank)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        told: list[Exchange] = []
+        settings: dict[str, Any] = {"sync_every": 3, "on_exchange": told.append}
+        steps = turn = 0
+        with pccl_train.torch.DiLoCo(comm, [net], optimizer, **settings) as diloco:
+            while steps < 9:
+                for micro in range(2):
+                    scaler.scale(loss_of(net, comm.rank, 2 * turn + micro)).backward()
+                if comm.rank == 1 and turn == 4:
+                    net.first.bias.grad[0] = float("inf")
+                scaler.step(optimizer)
+                steps += not (comm.rank == 1 and turn == 4)
+                scaler.update()
+                scheduler.step()
+                optimizer.zero_grad()
+                turn += 1
+        return len(told), turn, outer_bytes(diloco)
+
+    with pccl.LocalWorld(2) as world:
+        first, second = world.run(program)
+    assert first[:2] == (3, 9) and second[:2] == (3, 10)
+    assert first[2] == second[2]
+
+
+def test_each_module_of_a_list_is_a_fragment() -> None:
+    def program(comm: pccl.Communicator) -> list[int]:
+        net = draw(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), comm.rank)
+        told: list[Exchange] = []
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        parts = [net[0], torch.compile(net[2], backend="eager")]
+        settings: dict[str, Any] = {"sync_every": 4, "on_exchange": told.append}
+        with pccl_train.torch.DiLoCo(comm, parts, optimizer, **settings) as diloco:
+            for step in range(8):
+                loss_of(net, comm.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert [*diloco.outer_parameters] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        return [each.fragment for each in told]
+
+    with pccl.LocalWorld(2) as world:
+        assert world.run(program) == [[0, 1, 0, 1]] * 2
+
+
+def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
+    """Parameters, the inner optimizer, and an exchange under way."""
+
+    def run(comm: pccl.Communicator, begin: int, end: int, save_at: int = 0) -> bytes:
+        net = Net(comm.rank, torch.bfloat16)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        file = tmp_path / f"{comm.rank}.pt"
+        diloco = pccl_train.torch.DiLoCo(
+            comm, net, optimizer, sync_every=4, fragments=2, fragment_sync_delay=3,
+            fragment_update_alpha=0.5,
+        )  # fmt: skip
+        if begin:
+            diloco.load(file)
+        with diloco:
+            for step in range(begin, end):
+                loss_of(net, comm.rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step + 1 == save_at:
+                    diloco.save(file)
+        own = b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())
+        return outer_bytes(diloco) + own
+
+    for at in (5, 6, 7, 8):
+        with pccl.LocalWorld(2) as world:
+            whole = world.run(lambda comm: run(comm, 0, 14, at))  # noqa: B023
+        with pccl.LocalWorld(2) as world:
+            assert world.run(lambda comm: run(comm, at, 14)) == whole  # noqa: B023
+    (tmp_path / "bad.pt").write_bytes(b"no checkpoint")
+    diloco = pccl_train.torch.DiLoCo(None, Net(0), torch.optim.SGD(Net(0).parameters(), lr=1))
+    with pytest.raises(pccl.InvalidArgument, match="bad.pt"):
+        diloco.load(tmp_path / "bad.pt")
+
+
+def frozen() -> Any:
+    return nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "word"),
+    [
+        (lambda: [nn.Linear(2, 2), frozen()], pccl.InvalidArgument, "module 1"),
+        (lambda: [nn.Linear(2, 2), 3], TypeError, "modules, not int"),
+        (lambda: nn.Tanh(), pccl.InvalidArgument, "module 0"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), pccl.InvalidArgument, "complex64"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused_by_name(
+    make: Callable[[], Any], error: type[Exception], word: str
+) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)
+    with pytest.raises(error, match=word):
+        pccl_train.torch.DiLoCo(None, make(), optimizer)
+
+
+def test_modules_are_fragments_or_one_is_divided() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)
+    with pytest.raises(pccl.InvalidArgument, match="2 modules"):
+        pccl_train.torch.DiLoCo(
+            None, [nn.Linear(2, 2), nn.Linear(2, 2)], optimizer, fragments=2, sync_every=4
+        )
