@@ -35,7 +35,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a fragment lie in its vector, one behind the other."""
+    """Where the tensors of a fragment lie in its vector, one behind the other.
+
+    They are in the order of their names, which all peers have, whatever the order of their models.
+    """
 
     tensors: tuple[Tensor, ...]
 
@@ -81,7 +84,7 @@ def layouts(tensors: Sequence[Tensor], fragments: Iterable[Iterable[str]]) -> li
             owner[name] = number
         if not own:
             raise InvalidArgument(f"fragment {number} is empty: it must have at least one tensor")
-        made.append(Layout(tuple(known[name] for name in own)))
+        made.append(Layout(tuple(known[name] for name in sorted(own))))
     if missing := [name for name in known if name not in owner]:
         raise InvalidArgument(
             f"no fragment has {_some(missing)}: a tensor that is in none would never be exchanged"

@@ -111,18 +111,24 @@ class State(Rounds):
         )
 
 
+def _name(path: Sequence[Any]) -> str:
+    """As PyTorch names parameters: "layers.0.w"."""
+    keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
+    return ".".join(map(str, keys)) or "params"
+
+
 class _Tree:
     """The leaves of a pytree, by the paths to them."""
 
     def __init__(self, params: Any) -> None:
         found, self.structure = jax.tree_util.tree_flatten_with_path(params)
-        self.names = [jax.tree_util.keystr(path) for path, _ in found]
+        self.names = [_name(path) for path, _ in found]
         self.leaves = [jnp.asarray(leaf) for _, leaf in found]
         if not found:
             raise InvalidArgument("params has no leaves: there is nothing to exchange")
         for name, leaf in zip(self.names, self.leaves, strict=True):
             if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize == 1:
-                raise InvalidArgument(f"params{name} must be of floats, not {leaf.dtype}")
+                raise InvalidArgument(f"parameter {name!r} must be of floats, not {leaf.dtype}")
 
     def tensors(self) -> Sequence[Tensor]:
         return [

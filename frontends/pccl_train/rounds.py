@@ -243,6 +243,11 @@ class Rounds:
         return 0 if self._comm is None or not self._comm.epoch else self._comm.world_size
 
     @property
+    def pending(self) -> int:
+        """Newcomers that wait to enter at the next safe point, as far as this worker knows."""
+        return 0 if self._comm is None else self._comm.info().pending
+
+    @property
     def outer_parameters(self) -> dict[str, Vector]:
         """Views of the outer parameters by the names of the tensors, f32, of their shapes."""
         return {

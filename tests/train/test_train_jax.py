@@ -57,7 +57,7 @@ def test_workers_train_one_tree_while_exchanges_are_under_way(dtype: Any) -> Non
         state.finish()
         assert len(told) == 24
         for name, value in state.outer_parameters.items():
-            assert name.startswith("['layers']") or name == "['scale']"
+            assert name.startswith("layers.") or name == "scale"
             assert value.dtype == np.float32
         return outer_bytes(state), first, float(loss_of(state.params, batch(7, 7)))
 
@@ -98,7 +98,7 @@ def test_other_trees_are_refused_by_name() -> None:
     diloco = pccl_train.jax.DiLoCo(sync_every=4)
     with pytest.raises(pccl.InvalidArgument, match="no leaves"):
         diloco.prepare({})
-    with pytest.raises(pccl.InvalidArgument, match=r"\['n'\].*int32"):
+    with pytest.raises(pccl.InvalidArgument, match="'n'.*int32"):
         diloco.prepare({"n": jnp.zeros(3, jnp.int32)})
     with pccl.LocalWorld(1) as world:
         params, state = diloco.init(world.comms[0], {"a": jnp.zeros(3)})

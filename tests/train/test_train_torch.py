@@ -80,7 +80,7 @@ def test_workers_train_one_model_and_shared_parameters_travel_once(dtype: Any) -
 
     with pccl.LocalWorld(3) as world:
         results = world.run(program)
-    assert results[0][0] == ["first.weight", "first.bias"]
+    assert results[0][0] == ["first.bias", "first.weight"]
     assert len({outer for _, outer, _, _ in results}) == 1
     assert all(last < first for _, _, first, last in results)
 
@@ -162,7 +162,7 @@ def test_each_module_of_a_list_is_a_fragment() -> None:
                 loss_of(net, comm.rank, step).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        assert [*diloco.outer_parameters] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert [*diloco.outer_parameters] == ["0.bias", "0.weight", "1.bias", "1.weight"]
         return [each.fragment for each in told]
 
     with pccl.LocalWorld(2) as world:

@@ -1,0 +1,100 @@
+"""`steps` in real processes: a worker is killed and comes back, and the run ends for all alike."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pccl_train.numpy
+import pytest
+
+import pccl_py as pccl
+
+PROGRAM = """
+import hashlib, os, signal, sys, threading, time
+import numpy as np
+import pccl_py as pccl
+import pccl_train.numpy
+
+rank, restarts = int(os.environ["RANK"]), int(os.environ["PCCL_RESTARTS"])
+random = np.random.default_rng(rank)
+x = random.standard_normal(2000).astype(np.float32)
+lost = []
+diloco = pccl_train.numpy.DiLoCo(
+    None, {"x": x}, sync_every=4, fragment_sync_delay=2, codec="int8", outer="sgd",
+    on_exchange=lambda exchange: lost.extend(exchange.lost),
+)
+DIES_AT, ENDS_AT = 21, 60
+workers = []
+for turn in pccl_train.steps(diloco, ENDS_AT, bind="127.0.0.1:0"):
+    workers.append(turn.world_size)
+    if rank == 1 and restarts == 0 and turn.step == DIES_AT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Two are not to be done before the third is back.
+    while turn.step == 40 and turn.world_size == 2 and diloco.pending == 0:
+        threading.Event().wait(0.02)
+    x -= 0.1 * (x - 3) + 0.01 * random.standard_normal(2000).astype(np.float32)
+    diloco.step()
+print("end", turn.step, hashlib.blake2b(x, digest_size=8).hexdigest(), len(lost),
+      workers[0], min(workers), workers[-1], bool(abs(x - 3).max() < 0.5))
+"""
+
+
+def test_a_worker_that_is_killed_comes_back_and_all_end_with_the_same_parameters(
+    start: Any,
+) -> None:
+    program = start(
+        "run", "-n", "3", "--restarts", "1", "--", sys.executable, "-c", PROGRAM,
+        module="pccl_py.cli",
+    )  # fmt: skip
+    assert program.end() == 0, program.errors
+    ends = re.findall(r"\[(\d)\] end (\d+) (\w+) (\d+) (\d) (\d) (\d) (\w+)", program.rest())
+    assert sorted(end[0] for end in ends) == ["0", "1", "2"], program.errors
+    assert len({end[2] for end in ends}) == 1
+    assert all(end[1] == "59" and end[6:] == ("3", "True") for end in ends), ends
+    survivors = [end for end in ends if end[0] != "1"]
+    assert all(end[4:6] == ("3", "2") for end in survivors), ends
+
+
+def test_a_run_that_is_started_again_goes_on_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "kept.npz"
+
+    def run(total: int) -> tuple[list[int], bytes]:
+        x = np.zeros(10, np.float32)
+        diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
+        with pccl.Coordinator() as coordinator:
+            options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
+            seen = []
+            for turn in pccl_train.steps(diloco, total, checkpoint=file, **options):
+                x += 1
+                diloco.step()
+                seen.append(turn.step)
+            assert f"of {total}" in str(turn) and "1 workers" in str(turn)
+        return seen, x.tobytes()
+
+    whole = run(12)
+    file.unlink()
+    assert run(7)[0] == [*range(7)]
+    again = run(12)
+    # The file is that of the second round, after step 6.
+    assert again[0] == [*range(6, 12)] and again[1] == whole[1]
+
+
+def test_errors_that_a_run_does_not_survive_end_the_loop() -> None:
+    x = np.zeros(3, np.float32)
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
+    with pytest.raises(pccl.InvalidArgument, match="total"):
+        next(pccl_train.steps(diloco, -1))
+    with pccl.Coordinator() as coordinator:
+        options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
+        turns = pccl_train.steps(diloco, 5, **options)
+        assert next(turns).step == 0
+        with pytest.raises(ZeroDivisionError):
+            turns.throw(ZeroDivisionError())
+        # It has left the group, and may enter one again.
+        assert [turn.step for turn in pccl_train.steps(diloco, 0, **options)] == []
+    with pytest.raises(pccl.CoordinatorUnreachable):
+        next(pccl_train.steps(diloco, 5, patience=1e-3, connect_timeout=0.1, **options))
