@@ -56,7 +56,9 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
         return value
 
     tree = np.frombuffer(json.dumps(plain(state)).encode(), np.uint8)
-    write(path, lambda file: np.savez(file, tree=tree, **arrays))
+    arrays["tree"] = tree
+    savez: Any = np.savez  # whose types take names for options
+    write(path, lambda file: savez(file, **arrays))
 
 
 def load(path: str | os.PathLike[str]) -> Any:

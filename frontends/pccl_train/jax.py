@@ -121,7 +121,8 @@ class _Tree:
     """The leaves of a pytree, by the paths to them."""
 
     def __init__(self, params: Any) -> None:
-        found, self.structure = jax.tree_util.tree_flatten_with_path(params)
+        found, structure = jax.tree_util.tree_flatten_with_path(params)
+        self.structure: Any = structure
         self.names = [_name(path) for path, _ in found]
         self.leaves = [jnp.asarray(leaf) for _, leaf in found]
         if not found:

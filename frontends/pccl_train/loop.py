@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -53,7 +53,7 @@ def steps(
     checkpoint_every: int = 1,
     patience: float = 1800.0,
     **options: Unpack[ConnectOptions],
-) -> Iterator[Turn]:
+) -> Generator[Turn, None, None]:
     """Takes part in a run until `total` inner steps are done, and finishes it with all members.
 
     `diloco` must be in no group: `options` are those of `connect`. `checkpoint`: a file that is

@@ -216,6 +216,7 @@ class Rounds:
         self._steps_of_round = method.sync_every
         self._share = 0.0  # of all weights, in the last exchange
         self._speed = _Speed()
+        self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
         self.last_exchange: Exchange | None = None
         # Asked about an error of `step`: True, and the step is over, without what was due in it.
         self.survives: Callable[[PcclError], bool] = lambda error: False
@@ -397,7 +398,7 @@ class Rounds:
         self._clock[1] = 0
         self._steps = 0
         if self.method.adaptive_steps:
-            self._steps_of_round = self._schedule.steps(self._speed.own, self._speed.fastest)
+            self._steps_of_round = self._schedule.steps(*self._speeds)
 
     def _safe_point(self) -> None:
         # Members may enter another epoch here, and all begin an exchange in one.
@@ -499,11 +500,11 @@ class Rounds:
         with _Waiting(flight):
             flight.announcement = flight.announced.wait()
         table = flight.table
-        self._speed.fastest = float(table[:, _SPEED].max())
-        if flight.total == 0:
-            return
         members = flight.announcement.roster.members
         rank = members.index(self._open().peer_id)
+        self._speeds = float(table[rank, _SPEED]), float(table[:, _SPEED].max())
+        if flight.total == 0:
+            return
         self._share = float(table[rank, _WEIGHT] / flight.total)
         self._send(fragment, flight, self._share * self._clip(table, rank))
 
@@ -838,7 +839,6 @@ class _Speed:
     """Inner steps a second, without the time in which this module works or waits."""
 
     def __init__(self) -> None:
-        self.fastest = 0.0
         self._steps = 0
         self._seconds = 0.0
         self._since: float | None = None

@@ -46,12 +46,13 @@ class Worker:
             parameter[...] = (parameter - np.float32(self.rate) * gradient).astype(parameter.dtype)
 
     def bytes(self) -> bytes:
-        return b"".join(array.tobytes() for array in self.parameters.values())
+        return b"".join(self.parameters[name].tobytes() for name in sorted(self.parameters))
 
 
 def outer_bytes(diloco: pccl_train.Rounds) -> bytes:
-    """The outer parameters."""
-    return b"".join(array.tobytes() for array in diloco.outer_parameters.values())
+    """The outer parameters, in the order of their names."""
+    found = diloco.outer_parameters
+    return b"".join(found[name].tobytes() for name in sorted(found))
 
 
 def distance(diloco: pccl_train.Rounds) -> float:

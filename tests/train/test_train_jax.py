@@ -13,15 +13,18 @@ from problems import outer_bytes
 
 import pccl_py as pccl
 
-jax = pytest.importorskip("jax")
-import pccl_train.jax  # noqa: E402
-
-jnp = jax.numpy
+pytest.importorskip("jax")
+import jax
+import jax.numpy as jnp
+import pccl_train.jax
 
 
 def params_of(seed: int, dtype: Any = np.float32) -> Any:
     random = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(0.3 * random.standard_normal(shape), dtype)  # noqa: E731
+
+    def draw(*shape: int) -> Any:
+        return jnp.asarray(0.3 * random.standard_normal(shape), dtype)
+
     return {"layers": [(draw(4, 4), draw(4)), (draw(4, 4), draw(4))], "scale": draw()}
 
 

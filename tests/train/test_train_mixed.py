@@ -15,10 +15,12 @@ from problems import outer_bytes
 
 import pccl_py as pccl
 
-torch = pytest.importorskip("torch")
-jax = pytest.importorskip("jax")
-import pccl_train.jax  # noqa: E402
-import pccl_train.torch  # noqa: E402
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+import jax
+import pccl_train.jax
+import pccl_train.torch
+import torch
 
 LEVELS = ("baseline", "v3", "v4", "v4x")
 SHAPES = {"w": (9, 5), "b": (5,)}
@@ -34,13 +36,14 @@ def noise(shape: tuple[int, ...], key: int) -> np.ndarray:
     """Numbers from -1 to 1 that no version of NumPy changes (a multiplicative hash)."""
     places = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(1000 * key)
     bits = places * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
-    return (bits.astype(np.float32) / np.float32(2**23) - 1).reshape(shape)
+    numbers: np.ndarray = bits.astype(np.float32) / np.float32(2**23) - 1
+    return numbers.reshape(shape)
 
 
 def moved(values: np.ndarray, rank: int, name: str, step: int) -> np.ndarray:
     """An inner step that every framework can make exactly: it is made here."""
     push = noise(SHAPES[name], 100 * step + 10 * rank + (name == "w"))
-    return values * np.float32(0.75) + push
+    return np.asarray(values * np.float32(0.75) + push)
 
 
 def start() -> dict[str, np.ndarray]:
@@ -98,6 +101,10 @@ def with_jax(comm: pccl.Communicator) -> str:
     return str(digest)
 
 
+def at(array: np.ndarray) -> Any:
+    return ffi.cast("float *", array.ctypes.data)
+
+
 def with_c() -> str:
     """The same three workers through the C interface, which takes turns with their sums."""
     digest, total = Digest(), sum(TOKENS)
@@ -106,26 +113,22 @@ def with_c() -> str:
     workers = [{name: value.copy() for name, value in outer.items()} for _ in TOKENS]
     nesterov = options("outer_options", rule=lib.PCCL_OUTER_NESTEROV, scale=1)
     nesterov.learning_rate, nesterov.momentum = 0.6, 0.8
-    at = lambda array: ffi.cast("float *", array.ctypes.data)  # noqa: E731
     for step in range(ROUNDS * STEPS):
         for rank, worker in enumerate(workers):
             for name, value in worker.items():
                 value[...] = moved(value, rank, name, step)
         if step % STEPS == STEPS - 1:
             for name, value in outer.items():
-                total_gradient = None
+                average = np.zeros_like(value)
                 for tokens, worker in zip(TOKENS, workers, strict=True):
                     gradient = np.empty_like(value)
                     own = ffi.cast("void *", worker[name].ctypes.data)
                     of = lib.pccl_outer_difference
                     check(of(at(value), own, lib.PCCL_F32, value.size, at(gradient), ffi.NULL))
-                    gradient *= np.float32(tokens / total)
-                    total_gradient = (
-                        gradient if total_gradient is None else total_gradient + gradient
-                    )
+                    average += gradient * np.float32(tokens / total)
                 step_of, size = lib.pccl_outer_step, value.size
                 moments = (at(momentum[name]), ffi.NULL)
-                check(step_of(at(value), *moments, at(total_gradient), size, nesterov))
+                check(step_of(at(value), *moments, at(average), size, nesterov))
                 for worker in workers:
                     own = ffi.cast("void *", worker[name].ctypes.data)
                     check(lib.pccl_outer_mix(own, lib.PCCL_F32, at(value), size, 0))

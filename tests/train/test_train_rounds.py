@@ -132,8 +132,7 @@ def test_fragments_without_a_delay_are_each_a_diloco(world: pccl.LocalWorld) -> 
 
 def test_eager_updates_of_one_worker_are_diloco(alone: pccl.LocalWorld) -> None:
     """To the bit, where the worker then begins; the shared ones come a round later."""
-    eager = {"fragment_sync_delay": 4, "eager": True}
-    one = train(alone, 9, name="eager", sync_every=4, **eager)
+    one = train(alone, 9, name="eager", sync_every=4, fragment_sync_delay=4, eager=True)
     two = train(alone, 9, name="plain", sync_every=4)
     assert one[0].outer == two[0].outer
 

@@ -14,10 +14,10 @@ from problems import outer_bytes
 
 import pccl_py as pccl
 
-torch = pytest.importorskip("torch")
-import pccl_train.torch  # noqa: E402
-
-nn = torch.nn
+pytest.importorskip("torch")
+import pccl_train.torch
+import torch
+from torch import nn
 
 
 def draw(module: Any, seed: int) -> Any:
@@ -33,6 +33,8 @@ def draw(module: Any, seed: int) -> Any:
 class Net(nn.Module):
     """Two linear maps with one weight, a frozen parameter, and a buffer."""
 
+    calls: torch.Tensor
+
     def __init__(self, seed: int, dtype: Any = torch.float32) -> None:
         super().__init__()
         self.first = nn.Linear(6, 6, dtype=dtype)
@@ -43,7 +45,7 @@ class Net(nn.Module):
         draw(self, seed)
 
     def forward(self, x: Any) -> Any:
-        self.calls += 1
+        self.calls.add_(1)
         return self.second(torch.tanh(self.first(x))) + self.frozen
 
 
@@ -80,7 +82,7 @@ def test_workers_train_one_model_and_shared_parameters_travel_once(dtype: Any) -
 
     with pccl.LocalWorld(3) as world:
         results = world.run(program)
-    assert results[0][0] == ["first.bias", "first.weight"]
+    assert results[0][0] == ["first.weight", "first.bias"]
     assert len({outer for _, outer, _, _ in results}) == 1
     assert all(last < first for _, _, first, last in results)
 
@@ -135,6 +137,7 @@ def test_accumulated_gradients_a_scheduler_and_steps_that_a_scaler_skips() -> No
                 for micro in range(2):
                     scaler.scale(loss_of(net, comm.rank, 2 * turn + micro)).backward()
                 if comm.rank == 1 and turn == 4:
+                    assert net.first.bias.grad is not None
                     net.first.bias.grad[0] = float("inf")
                 scaler.step(optimizer)
                 steps += not (comm.rank == 1 and turn == 4)
