@@ -828,7 +828,7 @@ PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, siz
 /* ---- Low-communication training (docs/TRAINING.md) -------------------------------------------------------- */
 
 /* The arithmetic of DiLoCo (arXiv 2311.08105) and its family, on the calling thread, with the same bytes on every CPU.
- * Outer parameters, moments and gradients are f32. Of the arrays of a call, out may be outer; no others overlap. */
+ * Outer parameters, moments and gradients are f32. The arrays of a call must not overlap, but out may be outer. */
 
 /* With g = scale * gradient:
  *   SGD       outer -= learning_rate * g
@@ -867,7 +867,8 @@ PCCL_API pccl_status_t pccl_outer_mix(void *parameters, pccl_dtype_t dtype, cons
 PCCL_API pccl_status_t pccl_outer_step(float *outer, float *first_moment, float *second_moment, const float *gradient,
                                        uint64_t count, const pccl_outer_options_t *options);
 
-/* Of each chunk of an array the elements of greatest magnitude, for pccl_all_gather (SparseLoCo, arXiv 2508.15706). */
+/* Sparse pieces have the elements of greatest magnitude of each chunk of an array, for pccl_all_gather (SparseLoCo,
+ * arXiv 2508.15706). */
 typedef enum pccl_sparse_values {
   PCCL_SPARSE_CODES = 0, /* 2 bits each: a sign, and one of two magnitudes of the chunk */
   PCCL_SPARSE_FLOATS = 1 /* f32 */

@@ -209,58 +209,68 @@ const Memory = struct {
                 memory.add(memory.other[0 .. (k * 12 + 7) / 8]);
             },
             .outer_worker => |d| for ([_]bool{ false, true }) |specials| {
-                memory.fill(d, specials);
-                const bytes = d.size() * count;
-                @memcpy(memory.other[0..bytes], memory.inputs[0][0..bytes]);
-                memory.fill(.f32, specials);
-                const outer = &memory.inputs[1];
-                const sum = kernels.outer_difference(d, &memory.out, outer, &memory.other, count);
-                memory.add(memory.out[0 .. 4 * count]);
-                if (!specials) memory.add(std.mem.asBytes(&sum));
-                kernels.outer_mix(d, &memory.other, outer, 0.3, 0.7, count);
-                memory.add(memory.other[0 .. d.size() * count]);
-                kernels.outer_mix(d, &memory.other, outer, 0, 1, count);
-                memory.add(memory.other[0 .. d.size() * count]);
-            },
-            .sparse => {
-                memory.fill(.f32, false);
-                const in = &memory.inputs;
-                for ([_]kernels.sparse.Sparse{
-                    .{ .kept = 64 },
-                    .{ .kept = 99, .values = .floats },
-                    .{ .chunk = 256, .kept = 256 },
-                }) |sparse| {
-                    const piece = memory.out[0..sparse.bytes(count)];
-                    kernels.sparse.encode(sparse, piece, &in[0], count);
-                    memory.add(piece);
-                    kernels.sparse.add(sparse, &in[1], piece, 0.3, count) catch unreachable;
-                    memory.add(in[1][0 .. 4 * count]);
-                }
+                memory.outer_worker(d, specials);
             },
             .outer_step => |rule| for ([_]bool{ false, true }) |specials| {
-                memory.fill(.f32, specials);
-                const how: kernels.OuterHow = .{
-                    .scale = 1.5,
-                    .learning_rate = 0.7,
-                    .decay = 0.9,
-                    .fresh = 0.1,
-                    .square_decay = 0.95,
-                    .square_fresh = 0.05,
-                    .weight = 0.19,
-                    .square_weight = 0.0975,
-                    .epsilon = 1e-8,
-                };
-                const in = &memory.inputs;
-                @memcpy(memory.out[0 .. 4 * count], in[2][0 .. 4 * count]);
-                for (0..2) |_| {
-                    kernels.outer_step(rule, &in[0], &memory.out, &in[1], &in[2], &how, count);
-                    memory.add(in[0][0 .. 4 * count]);
-                    memory.add(in[1][0 .. 4 * count]);
-                    memory.add(memory.out[0 .. 4 * count]);
-                }
+                memory.outer_step(rule, specials);
             },
+            .sparse => memory.sparse(),
         }
         return memory.chain;
+    }
+
+    fn outer_worker(memory: *Memory, d: DType, specials: bool) void {
+        memory.fill(d, specials);
+        const bytes = d.size() * count;
+        @memcpy(memory.other[0..bytes], memory.inputs[0][0..bytes]);
+        memory.fill(.f32, specials);
+        const outer = &memory.inputs[1];
+        const sum = kernels.outer_difference(d, &memory.out, outer, &memory.other, count);
+        memory.add(memory.out[0 .. 4 * count]);
+        if (!specials) memory.add(std.mem.asBytes(&sum));
+        kernels.outer_mix(d, &memory.other, outer, 0.3, 0.7, count);
+        memory.add(memory.other[0 .. d.size() * count]);
+        kernels.outer_mix(d, &memory.other, outer, 0, 1, count);
+        memory.add(memory.other[0 .. d.size() * count]);
+    }
+
+    fn outer_step(memory: *Memory, rule: kernels.OuterRule, specials: bool) void {
+        memory.fill(.f32, specials);
+        const how: kernels.OuterHow = .{
+            .scale = 1.5,
+            .learning_rate = 0.7,
+            .decay = 0.9,
+            .fresh = 0.1,
+            .square_decay = 0.95,
+            .square_fresh = 0.05,
+            .weight = 0.19,
+            .square_weight = 0.0975,
+            .epsilon = 1e-8,
+        };
+        const in = &memory.inputs;
+        @memcpy(memory.out[0 .. 4 * count], in[2][0 .. 4 * count]);
+        for (0..2) |_| {
+            kernels.outer_step(rule, &in[0], &memory.out, &in[1], &in[2], &how, count);
+            memory.add(in[0][0 .. 4 * count]);
+            memory.add(in[1][0 .. 4 * count]);
+            memory.add(memory.out[0 .. 4 * count]);
+        }
+    }
+
+    fn sparse(memory: *Memory) void {
+        memory.fill(.f32, false);
+        const in = &memory.inputs;
+        for ([_]kernels.sparse.Sparse{
+            .{ .kept = 64 },
+            .{ .kept = 99, .values = .floats },
+            .{ .chunk = 256, .kept = 256 },
+        }) |how| {
+            const piece = memory.out[0..how.bytes(count)];
+            kernels.sparse.encode(how, piece, &in[0], count);
+            memory.add(piece);
+            kernels.sparse.add(how, &in[1], piece, 0.3, count) catch unreachable;
+            memory.add(in[1][0 .. 4 * count]);
+        }
     }
 
     const base_dtypes = [_]DType{ .f32, .f64, .f16, .bf16 };

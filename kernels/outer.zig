@@ -116,7 +116,8 @@ pub fn step(comptime rule: table.OuterRule) table.OuterStep {
                 const at = index * 4;
                 const has_first = comptime rule.moments() > 0;
                 const has_second = comptime rule.moments() > 1;
-                one(
+                vector_step(
+                    rule,
                     outer + at,
                     if (has_first) first + at else first,
                     if (has_second) second + at else second,
@@ -137,44 +138,46 @@ pub fn step(comptime rule: table.OuterRule) table.OuterStep {
                 if (number < comptime rule.moments())
                     @memcpy(moments[number][0..left], moment + at);
             }
-            one(&outer_block, &moments[0], &moments[1], &gradient_block, how);
+            vector_step(rule, &outer_block, &moments[0], &moments[1], &gradient_block, how);
             @memcpy(outer + at, outer_block[0..left]);
             inline for (.{ first, second }, 0..) |moment, number| {
                 if (number < comptime rule.moments())
                     @memcpy(moment + at, moments[number][0..left]);
             }
         }
-
-        inline fn one(
-            outer: [*]u8,
-            first: [*]u8,
-            second: [*]u8,
-            gradient: [*]const u8,
-            how: *const table.OuterHow,
-        ) void {
-            const rate: V = @splat(how.learning_rate);
-            const g = half.get(.f32, gradient) * @as(V, @splat(how.scale));
-            const direction = switch (rule) {
-                .sgd => g,
-                .nesterov => blk: {
-                    const decay: V = @splat(how.decay);
-                    const velocity = decay * half.get(.f32, first) + g;
-                    vector.store(.f32, f32, first, velocity);
-                    break :blk g + decay * velocity;
-                },
-                .adam => blk: {
-                    const mean = @as(V, @splat(how.decay)) * half.get(.f32, first) +
-                        @as(V, @splat(how.fresh)) * g;
-                    const square = @as(V, @splat(how.square_decay)) * half.get(.f32, second) +
-                        @as(V, @splat(how.square_fresh)) * (g * g);
-                    vector.store(.f32, f32, first, mean);
-                    vector.store(.f32, f32, second, square);
-                    const root = @sqrt(square / @as(V, @splat(how.square_weight)));
-                    break :blk mean / @as(V, @splat(how.weight)) /
-                        (root + @as(V, @splat(how.epsilon)));
-                },
-            };
-            vector.store(.f32, f32, outer, half.get(.f32, outer) - rate * direction);
-        }
     }.run;
+}
+
+/// One vector of a step.
+inline fn vector_step(
+    comptime rule: table.OuterRule,
+    outer: [*]u8,
+    first: [*]u8,
+    second: [*]u8,
+    gradient: [*]const u8,
+    how: *const table.OuterHow,
+) void {
+    const rate: V = @splat(how.learning_rate);
+    const g = half.get(.f32, gradient) * @as(V, @splat(how.scale));
+    const direction = switch (rule) {
+        .sgd => g,
+        .nesterov => blk: {
+            const decay: V = @splat(how.decay);
+            const velocity = decay * half.get(.f32, first) + g;
+            vector.store(.f32, f32, first, velocity);
+            break :blk g + decay * velocity;
+        },
+        .adam => blk: {
+            const mean = @as(V, @splat(how.decay)) * half.get(.f32, first) +
+                @as(V, @splat(how.fresh)) * g;
+            const square = @as(V, @splat(how.square_decay)) * half.get(.f32, second) +
+                @as(V, @splat(how.square_fresh)) * (g * g);
+            vector.store(.f32, f32, first, mean);
+            vector.store(.f32, f32, second, square);
+            const root = @sqrt(square / @as(V, @splat(how.square_weight)));
+            break :blk mean / @as(V, @splat(how.weight)) /
+                (root + @as(V, @splat(how.epsilon)));
+        },
+    };
+    vector.store(.f32, f32, outer, half.get(.f32, outer) - rate * direction);
 }

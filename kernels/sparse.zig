@@ -21,11 +21,11 @@ const assert = std.debug.assert;
 
 const chunk_max = kernels.top_k_chunk_max;
 
-/// What a piece keeps.
+/// The rule by which a piece keeps elements.
 pub const Sparse = struct {
     /// Elements of a chunk; the last one of an array has what is left.
     chunk: u16 = chunk_max,
-    /// Of each chunk, or all of a shorter one.
+    /// Elements kept of each chunk, or all of a shorter one.
     kept: u16,
     values: enum { codes, floats } = .codes,
 

@@ -4,7 +4,7 @@
         loss = model(next(batches))
         loss.backward()
         optimizer.step()  # with pccl_train.numpy: diloco.step()
-        print(turn)
+        progress.update(str(turn))
 
 It connects, enters the run, and after a failure connects again, as a newcomer that the others give
 their state to. Nothing is printed here; `str(turn)` is a progress line.

@@ -84,8 +84,8 @@ class Method:
     def _check_eager(self) -> None:
         if self.fragment_sync_delay != self.sync_every:
             raise InvalidArgument(
-                "eager updates overlap a whole round: fragment_sync_delay must be sync_every, "
-                f"which is {self.sync_every}, not {self.fragment_sync_delay}"
+                "eager updates overlap a whole round: fragment_sync_delay must be "
+                f"{self.sync_every}, as sync_every is, not {self.fragment_sync_delay}"
             )
         if self.fragment_update_alpha != 0 or isinstance(self.outer, Adam) or self.sparse:
             raise InvalidArgument(

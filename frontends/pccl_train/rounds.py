@@ -161,12 +161,12 @@ class _Fragment:
     captured: _Captured | None = None
     # A newcomer entered while an exchange was under way: a sync follows it.
     is_owed: bool = False
-    # Of sparse pieces: what was not sent. Of eager updates: where the worker's parameters began,
+    # Sparse pieces leave a residual. Eager updates need the parameters with which the worker began,
     # and the momentum of its own contributions.
     residual: Vector | None = None
     begin: Vector | None = None
     own_momentum: Vector | None = None
-    # Of a checkpoint: what codecs lost of this worker's contributions.
+    # A checkpoint has the losses of codecs, which error feedback goes on with.
     feedback: Vector | None = None
 
     @property
@@ -383,7 +383,7 @@ class Rounds:
             self._exchange_at(position)
 
     def _exchange_at(self, position: int) -> None:
-        """What follows a safe point, for a newcomer that has entered there as well."""
+        """Begins the exchanges of a position, behind its safe point; newcomers begin here."""
         starting = [self._fragments[p] for p in self._schedule.starting(position)]
         for fragment in starting:
             self._announce(fragment)
@@ -649,7 +649,7 @@ class Rounds:
     # ---- a checkpoint -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker needs to go on from here, its own parameters too, but not its optimizer.
+        """The state from which this worker can go on, with its own parameters.
 
         Arrays are copies. Waits for the exchanges under way, whose results are in it. Call it
         between two steps.

@@ -32,9 +32,8 @@ class Schedule:
             )
         if not 0 <= self.delay <= self.sync_every:
             raise InvalidArgument(
-                f"fragment_sync_delay must lie between 0 and sync_every, which is "
-                f"{self.sync_every}, not {self.delay}: a result must be there before the next "
-                "exchange of its fragment"
+                f"fragment_sync_delay must lie between 0 and {self.sync_every}, as sync_every is, "
+                f"not {self.delay}: a result must be there before the next exchange of its fragment"
             )
         if not self.starts:
             raise InvalidArgument("a schedule must have at least one fragment")

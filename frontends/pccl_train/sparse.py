@@ -20,7 +20,7 @@ CHUNK_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Of each `chunk` elements the `kept` greatest are sent, as codes of 2 bits or, with
+    """Sends the `kept` greatest of each `chunk` elements, as codes of 2 bits or, with
     `quantized=False`, as f32. `decay`: the residual's, before a pseudo-gradient is added to it.
 
     Raises InvalidArgument for numbers that cannot be.

@@ -216,7 +216,7 @@ class _Parameters:
                 tensor.copy_(self._copies[name], non_blocking=True)
 
     def _locals(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Of a DTensor the shard that is here."""
+        """The tensors, and the local shard of each DTensor."""
         found = {}
         for name in names:
             tensor = self._parameters[name].detach()

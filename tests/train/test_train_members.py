@@ -77,7 +77,7 @@ def contributions(exchange: Exchange) -> int:
 
 
 class Journal:
-    """What each worker holds after each step; all that have a fragment must hold the same."""
+    """The outer parameters of each worker after each step, which must be the same."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ SHAPES = {"w": (9, 5), "b": (5,)}
 TOKENS = (1, 2, 0)
 ROUNDS, STEPS = 6, 2
 SETTINGS: dict[str, Any] = {"sync_every": STEPS, "outer": Nesterov(0.6, 0.8)}
-# Of outer parameters after each round. It changes only with the arithmetic.
+# The outer parameters after each step have this digest, which changes only with the arithmetic.
 GOLDEN = "d1aacef121722805211302e779197734"
 
 
