@@ -19,6 +19,7 @@ model before it trains.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -256,6 +257,13 @@ class Rounds:
             for fragment in self._fragments
             for tensor, part in fragment.layout.places()
         }
+
+    def digest(self) -> str:
+        """32 hexadecimal digits of the outer parameters, equal on workers that hold equal ones."""
+        found, hasher = self.outer_parameters, hashlib.blake2b(digest_size=16)
+        for name in sorted(found):
+            hasher.update(found[name].tobytes())
+        return hasher.hexdigest()
 
     # ---- the group ----------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+"""A small GPT over bytes, and text to train it with: the Python files of the standard library.
+
+It is what the examples of low-communication training train: streaming_diloco.py, torch_diloco.py,
+muloco.py and sparseloco.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 64, 4, 2, 16
+# `pccl run` numbers its processes; each has text of its own.
+WORKER = int(os.environ.get("RANK", "0"))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:2], HEADS, WIDTH // HEADS)
+        q, k, v = (
+            part.view(shape).transpose(1, 2) for part in self.attention(self.norm(x)).chunk(3, -1)
+        )
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(heads.transpose(1, 2).reshape(x.shape))
+        mixed: Tensor = x + self.mlp(x)
+        return mixed
+
+
+class SmallGPT(nn.Module):
+    """141,000 parameters; forward gives the mean loss in nats a byte of (batch, CONTEXT + 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.head = nn.Linear(WIDTH, 256)
+
+    def forward(self, text: Tensor) -> Any:
+        x = self.bytes(text[:, :-1]) + self.places.weight
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
+
+
+def batches(seed: int) -> Iterator[Tensor]:
+    """(BATCH, CONTEXT + 1) bytes each, from files that no other worker of few takes first."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[WORKER % 4 :: 4]
+    text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1), generator=generator)
+        yield text[starts + torch.arange(CONTEXT + 1)].long()
+
+
+def tell(text: object) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""The examples of low-communication training, as their heads say that they are run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.long
+
+
+def ends(start: Any, name: str, *arguments: str, **environment: str) -> list[tuple[str, str]]:
+    """Loss and digest of each of two processes."""
+    file = ROOT / "examples" / f"{name}.py"
+    assert len(file.read_text("utf-8").splitlines()) <= 100
+    program = start(
+        "run", "-n", "2", "--", sys.executable, str(file), *arguments,
+        module="pccl_py.cli", **environment,
+    )  # fmt: skip
+    assert program.end() == 0, program.errors
+    said = program.rest()
+    found = re.findall(r"\[\d\] end: loss ([\d.]+), digest (\w{32})", said)
+    assert len(found) == 2, said
+    return found
+
+
+@pytest.mark.parametrize("name", ["streaming_diloco", "muloco", "sparseloco", "jax_diloco"])
+def test_an_example_trains_one_model_on_two_workers(start: Any, name: str) -> None:
+    pytest.importorskip("jax" if name.startswith("jax") else "torch")
+    found = ends(start, name, "90")
+    assert len({digest for _, digest in found}) == 1
+    assert all(float(loss) < 3.6 for loss, _ in found), found  # 5.5 is the loss of any guess
+
+
+def test_the_loop_of_ones_own_goes_on_from_its_checkpoint(start: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder = {"FOLDER": str(tmp_path)}
+    ends(start, "torch_diloco", "100", **folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "torch_diloco.0.pt",
+        "torch_diloco.1.pt",
+    ]
+    found = ends(start, "torch_diloco", "150", "--resume", **folder)
+    assert len({digest for _, digest in found}) == 1
+    assert all(float(loss) < 2.9 for loss, _ in found), found
