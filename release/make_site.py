@@ -30,7 +30,10 @@ LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 PAGES = {"README.md": "index.md", "include/pccl.h": "reference/c.md"}
 # Those that are not there yet are left out; one that is there and not here is an error.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "TORCH.md", "JAX.md", "MIGRATING.md"],
+    "Start": [
+        *("index.md", "INSTALL.md", "TUTORIAL.md", "TRAINING.md"),
+        *("TORCH.md", "JAX.md", "MIGRATING.md"),
+    ],
     "Use": [
         *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
         *("C.md", "KERNELS.md", "PERFORMANCE.md", "BENCHMARKS.md", "SECURITY.md"),
