@@ -66,6 +66,8 @@ def main() -> None:
                 sys.stdout.write(f"round {state.round}: loss {float(loss):.3f}\n")
                 sys.stdout.flush()
         state.finish()
+    windows, targets = text[: BATCH * CONTEXT].reshape(BATCH, -1), text[CONTEXT::CONTEXT][:BATCH]
+    loss = loss_of(state.params, windows, targets)
     sys.stdout.write(f"end: loss {float(loss):.3f}, digest {state.digest()}\n")
 
 
