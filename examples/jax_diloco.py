@@ -53,21 +53,23 @@ def main() -> None:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[WORKER % 4 :: 4]
     text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8)
     random = np.random.default_rng(WORKER)
+
+    def drawn() -> Any:
+        starts = random.integers(0, len(text) - CONTEXT, BATCH)
+        return text[starts[:, None] + np.arange(CONTEXT)], text[starts + CONTEXT]
+
     diloco = pccl_train.jax.DiLoCo(sync_every=40, fragment_sync_delay=10, codec="int8")
     with pccl.connect() as comm:
         params, state = diloco.init(comm, initial(WORKER))  # all leave it with equal parameters
         optimizer = adamw.init(params)
         while state.progress < STEPS:
-            starts = random.integers(0, len(text) - CONTEXT, BATCH)
-            windows = text[starts[:, None] + np.arange(CONTEXT)]
-            params, optimizer, loss = inner_step(params, optimizer, windows, text[starts + CONTEXT])
+            params, optimizer, loss = inner_step(params, optimizer, *drawn())
             params, state = diloco.step(params, state, tokens=BATCH)
             if state.position == 0:
                 sys.stdout.write(f"round {state.round}: loss {float(loss):.3f}\n")
                 sys.stdout.flush()
         state.finish()
-    windows, targets = text[: BATCH * CONTEXT].reshape(BATCH, -1), text[CONTEXT::CONTEXT][:BATCH]
-    loss = loss_of(state.params, windows, targets)
+    loss = loss_of(state.params, *drawn())
     sys.stdout.write(f"end: loss {float(loss):.3f}, digest {state.digest()}\n")
 
 
