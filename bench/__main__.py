@@ -309,6 +309,26 @@ def jax_command(
     jax_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
 
 
+@app.command(name="diloco")
+def diloco_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    method: Annotated[list[str] | None, typer.Option(help="May be given again.  [each]")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
+) -> None:
+    """DiLoCo and its family on real text, against synchronous training. It needs torch."""
+    from bench import diloco  # torch takes seconds to import
+
+    unknown = set(method or ()) - set(diloco.cases(diloco.FULL))
+    if unknown:
+        known = ", ".join(diloco.cases(diloco.FULL))
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    pccl_py.exit_on_sigterm()
+    diloco.run(quick=quick, only=method, as_json=as_json, out=out)
+
+
 @app.command(name="wan")
 def wan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,

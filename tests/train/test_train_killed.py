@@ -1,0 +1,77 @@
+"""Workers in processes of their own, one of which is killed at a phase of an exchange.
+
+The fault points are those of the library (engine/net/fault.zig), with the sequence of an operation
+on its tag: the third announcement or contribution of a fragment.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import pccl_py as pccl
+
+pytestmark = pytest.mark.long
+
+PROGRAM = """
+import sys
+import numpy as np
+import pccl_py as pccl
+import pccl_train.numpy
+
+number, method = int(sys.argv[1]), sys.argv[2]
+settings = {
+    "diloco": dict(sync_every=3, codec="int8", error_feedback=True),
+    "streaming": dict(sync_every=6, fragments=(("a",), ("b",)), fragment_sync_delay=4,
+                      fragment_update_alpha=0.5),
+    "sparse": dict(sync_every=3, outer="sgd", sparse=pccl_train.Sparse(kept=64, chunk=1024)),
+}[method]
+random = np.random.default_rng(number)
+parameters = {name: random.standard_normal(300_000).astype(np.float32) for name in "ab"}
+with pccl.connect(bind="127.0.0.1:0", initial_world_size=3) as comm:
+    diloco = pccl_train.numpy.DiLoCo(comm, parameters, **settings)
+    diloco.begin()
+    lost = []
+    while diloco.round < 6:
+        for name, value in parameters.items():
+            value -= 0.1 * (value - random.random(len(value), np.float32))
+        diloco.step()
+        lost += diloco.last_exchange.lost if diloco.last_exchange else ()
+        print(diloco.progress, diloco.digest(), flush=True)
+    diloco.finish()
+    print("end", diloco.digest(), flush=True)
+"""
+
+POINTS = (
+    "operation.called:3",
+    "operation.settled:3:0",
+    "operation.settled:3:0.5",
+    "operation.voted:3",
+    "sync.offered:0",
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
+def test_survivors_of_a_kill_hold_the_same_after_every_step(
+    start: Any, method: str, point: str
+) -> None:
+    with pccl.Coordinator(heartbeat=0.1, silence=5) as coordinator:
+        token = {"PCCL_TOKEN": coordinator.token}
+        *survivors, victim = (
+            start(PROGRAM, str(number), method, **token, **fault)
+            for number, fault in enumerate(({}, {}, {"PCCL_FAULT_POINT": point}))
+        )
+        assert victim.end() == -signal.SIGKILL, victim.errors
+        held = defaultdict(set)
+        for survivor in survivors:
+            assert survivor.end() == 0, survivor.errors
+            for line in survivor.rest().splitlines():
+                step, digest = line.split()
+                held[step].add(digest)
+    rounds = 6 * (6 if method == "streaming" else 3)
+    assert held.keys() == {*map(str, range(1, rounds + 1)), "end"}
+    assert all(len(digests) == 1 for digests in held.values()), held
