@@ -250,7 +250,8 @@ def test_a_group_that_lost_somebody_says_whose_safe_point_newcomers_wait_for(
         entering = pool.submit(enter_with(coordinator))
         while not busy.admit().changed:
             continue
-        while not (group := pccl.run_status(coordinator.token)["groups"][0])["awaited"]:
+        # Until the coordinator has heard that the busy one has entered, both are awaited.
+        while len((group := pccl.run_status(coordinator.token)["groups"][0])["awaited"]) != 1:
             continue
         assert (group["awaited"], group["awaits"]) == ([str(slow.peer_id)], "safe_point")
         label = slow.label(slow.peer_id)
