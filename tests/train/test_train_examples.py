@@ -47,3 +47,14 @@ def test_the_loop_of_ones_own_goes_on_from_its_checkpoint(start: Any, tmp_path: 
     found = ends(start, "torch_diloco", "150", "--resume", **folder)
     assert len({digest for _, digest in found}) == 1
     assert all(float(loss) < 2.9 for loss, _ in found), found
+
+
+def test_machines_that_send_one_byte_a_step_learn_and_hold_the_same(start: Any) -> None:
+    program = start(
+        "run", "-n", "3", "--", sys.executable, str(ROOT / "examples" / "one_byte.py"), "900",
+        module="pccl_py.cli",
+    )  # fmt: skip
+    assert program.end() == 0, program.errors
+    ends = re.findall(r"step 900: 3 machines, (\d+)% right, digest (\w{8})", program.rest())
+    assert len(ends) == 3 and len({digest for _, digest in ends}) == 1
+    assert all(int(right) > 88 for right, _ in ends), ends
