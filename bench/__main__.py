@@ -316,17 +316,29 @@ def diloco_command(
         False
     ),
     method: Annotated[list[str] | None, typer.Option(help="May be given again.  [each]")] = None,
+    part: Annotated[
+        str, typer.Option(help="quality: on real text; links: over shaped links; or all.")
+    ] = "all",
     out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """DiLoCo and its family on real text, against synchronous training. It needs torch."""
+    """DiLoCo and its family: quality on real text, and time over links of 50 to 1000 Mbit/s.
+
+    It needs torch; `links` needs what `wan` needs, root among others.
+    """
     from bench import diloco  # torch takes seconds to import
 
+    if part not in [each.value for each in diloco.Part]:
+        raise typer.BadParameter(f"{part!r} must be all, quality or links", param_hint="--part")
+    lacking = "" if part == "quality" else wan_network.missing()
+    if lacking:
+        typer.echo(lacking, err=True)
+        raise typer.Exit(2)
     unknown = set(method or ()) - set(diloco.cases(diloco.FULL))
     if unknown:
         known = ", ".join(diloco.cases(diloco.FULL))
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
     pccl_py.exit_on_sigterm()
-    diloco.run(quick=quick, only=method, as_json=as_json, out=out)
+    diloco.run(quick=quick, part=diloco.Part(part), only=method, as_json=as_json, out=out)
 
 
 @app.command(name="wan")

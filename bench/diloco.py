@@ -20,6 +20,7 @@ import statistics
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import pccl_py as pccl
+from bench import diloco_links, wan_network
 from bench.common import Row
 from bench.report import Report
 
@@ -42,6 +44,14 @@ CONTEXT, BATCH = 64, 8
 HELD_OUT_EVERY = 32  # one block of 32 is kept from training
 BLOCK = 4096
 SYNCHRONOUS = "synchronous"
+
+
+class Part(str, Enum):
+    """The parts of the benchmark."""
+
+    ALL = "all"
+    QUALITY = "quality"
+    LINKS = "links"
 
 
 @dataclass(frozen=True)
@@ -268,12 +278,26 @@ class Run:
 # ---- running
 
 
-def run(*, quick: bool, only: list[str] | None, as_json: bool, out: Path) -> list[Row]:
+def run(*, quick: bool, part: Part, only: list[str] | None, as_json: bool, out: Path) -> list[Row]:
     """Measures the methods, or those of `only`; prints and writes the rows."""
-    size = QUICK if quick else FULL
+    report = Report(BENCH, out, as_json=as_json)
+    tables = []
+    if part in (Part.ALL, Part.QUALITY):
+        quality(report, only, QUICK if quick else FULL)
+        tables.append(_table(report.rows))
+    if part in (Part.ALL, Part.LINKS):
+        grid = diloco_links.QUICK if quick else diloco_links.FULL
+        for row in diloco_links.measured(wan_network.build(), grid):
+            report.add([row])
+        tables.append(diloco_links.table(report.rows))
+    return report.finish(*tables)
+
+
+def quality(report: Report, only: list[str] | None, size: Size) -> None:
+    """Trains by each method, or those of `only`, and adds the rows."""
     torch.set_num_threads(1)
     methods = {n: c for n, c in cases(size).items() if only is None or n in only}
-    report, text = Report(BENCH, out, as_json=as_json), Text()
+    text = Text()
     found: dict[str, list[Trained]] = {name: [] for name in (SYNCHRONOUS, *methods)}
     turns = [(seed, name) for seed in range(size.seeds) for name in found]
     world: Run | None = None
@@ -286,7 +310,6 @@ def run(*, quick: bool, only: list[str] | None, as_json: bool, out: Path) -> lis
     base = found[SYNCHRONOUS]
     for name, trained in found.items():
         report.add(_rows(name, trained, base))
-    return report.finish(_table(report.rows))
 
 
 def _rows(name: str, trained: list[Trained], base: list[Trained]) -> Iterator[Row]:
@@ -310,7 +333,7 @@ def _table(rows: list[Row]) -> Table:
     for heading in ("method", "loss", "loss more by", "fewer bytes by", "peak, KiB"):
         made.add_column(heading, justify="left" if heading == "method" else "right")
     by_name = {(row.case, row.metric): row for row in rows}
-    for case in dict.fromkeys(row.case for row in rows):
+    for case in dict.fromkeys(row.case for row in rows if row.case.startswith("quality/")):
         loss, sent = by_name[case, "loss"], by_name[case, "bytes_sent"]
         made.add_row(
             case.removeprefix("quality/"),

@@ -48,7 +48,7 @@ def loss_of(parameters: Floats, points: Floats, wanted: Floats) -> float:
 
 
 def direction(step: int, seed: int) -> Floats:
-    """What everybody can make from two numbers."""
+    """A direction that everybody can make from two numbers."""
     random = np.random.Generator(np.random.Philox(key=[step, seed]))
     return random.standard_normal(SIZE, np.float32)
 
