@@ -212,6 +212,7 @@ class Rounds:
         self._clock = np.zeros(3 + len(self._fragments), np.int64)
         self._clock_state: SharedState | None = None
         self._comm: Group | None = None
+        self._members: frozenset[PeerId] = frozenset()  # with which this worker has synced
         self._has_begun = False
         self._steps = 0  # of the round in progress, at this worker
         self._steps_of_round = method.sync_every
@@ -411,7 +412,14 @@ class Rounds:
     def _safe_point(self) -> None:
         # Members may enter another epoch here, and all begin an exchange in one.
         self._launch_announced(wait=True)
-        admission = self._open().admit()
+        comm = self._open()
+        if strangers := [peer for peer in comm.members if peer not in self._members]:
+            named = ", ".join(map(comm.label, strangers))
+            raise InvalidUsage(
+                f"the program has called admit(), which let in {named}: a worker that trains must "
+                "leave safe points to DiLoCo, which receives newcomers"
+            )
+        admission = comm.admit()
         if admission.joined:
             _log.info("%s: %s", self.name, admission)
             self._welcome(is_inside=True)
@@ -422,6 +430,7 @@ class Rounds:
         Returns whether this worker has received the clock. Its own content has the revision that
         its own clock says.
         """
+        self._members = frozenset(self._open().members)
         revision = self.progress
         self._clock[2] = is_inside
         self._clock[3:] = [f.flight is not None or f.is_owed for f in self._fragments]

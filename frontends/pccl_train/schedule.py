@@ -79,4 +79,5 @@ class Schedule:
         the fastest, or where no speed is known."""
         if not (speed > 0 and fastest > 0):
             return self.sync_every
-        return min(self.sync_every, max(1, int(self.sync_every * speed / fastest)))
+        # In this order, as a number over itself is 1, and the fastest takes all steps.
+        return min(self.sync_every, max(1, int(self.sync_every * (speed / fastest))))

@@ -329,3 +329,23 @@ def test_other_settings_and_other_models_are_a_mismatch_by_name(pair: pccl.Local
 def test_a_world_may_shrink_to_one_and_grow_again(pair: pccl.LocalWorld) -> None:
     trained = train(pair, 3, name="two", sync_every=2)
     assert trained[0].outer == trained[1].outer
+
+
+def test_newcomers_that_the_program_itself_lets_in_are_an_error_that_says_so() -> None:
+    with pccl.LocalWorld(2) as world:
+        newcomer = pccl.connect(world.coordinator.token, bind="127.0.0.1:0")
+        entering = threading.Thread(target=newcomer.admit)
+        entering.start()
+
+        def program(comm: pccl.Communicator) -> None:
+            worker = Worker(comm.rank)
+            diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, sync_every=1)
+            diloco.begin()
+            while comm.world_size == 2:
+                comm.admit(together=True)
+            with pytest.raises(pccl.InvalidUsage, match=r"admit\(\), which let in"):
+                diloco.step()
+
+        world.run(program)
+        entering.join()
+        newcomer.close()

@@ -84,6 +84,8 @@ def test_the_steps_of_a_worker_follow_its_speed() -> None:
     schedule = Schedule.even(10, 1)
     found = [schedule.steps(speed, 4.0) for speed in (4.0, 2.0, 1.9, 0.1, 8.0, 0.0)]
     assert found == [10, 5, 4, 1, 10, 10]
+    for speed in np.random.default_rng(3).uniform(0.1, 1000, 1000):
+        assert schedule.steps(float(speed), float(speed)) == 10
 
 
 def tensors(*sizes: int) -> list[Tensor]:
