@@ -14,6 +14,7 @@ from pccl_train.fragments import Tensor
 from pccl_train.loop import Turn, steps
 from pccl_train.method import Method
 from pccl_train.outer import SGD, Adam, Nesterov
+from pccl_train.privacy import Privacy
 from pccl_train.rounds import Exchange, Replica, Rounds
 from pccl_train.schedule import Schedule
 from pccl_train.sparse import Sparse
@@ -24,6 +25,7 @@ __all__ = [
     "Exchange",
     "Method",
     "Nesterov",
+    "Privacy",
     "Replica",
     "Rounds",
     "Schedule",

@@ -23,6 +23,7 @@ from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_train.fragments import Layout, Order, Tensor, layouts, split
 from pccl_train.outer import Adam, OuterOptimizer, parse_outer
+from pccl_train.privacy import Privacy
 from pccl_train.schedule import Schedule
 from pccl_train.sparse import Sparse
 
@@ -43,7 +44,7 @@ class Method:
     pseudo-gradient at once, and that of the others a round later. `weights`: a contribution counts
     by the tokens that were trained since the last exchange, or equally. `adaptive_steps`: a slower
     worker takes fewer inner steps a round (arXiv 2401.09135). `clip_to_median`: the norm of a
-    contribution is at most the median of all.
+    contribution is at most the median of all. `privacy`: clips contributions and adds noise.
 
     Raises InvalidArgument for settings that do not go together.
     """
@@ -61,6 +62,7 @@ class Method:
     weights: Literal["tokens", "equal"] = "tokens"
     adaptive_steps: bool = False
     clip_to_median: bool = False
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer", parse_outer(self.outer))
@@ -78,6 +80,13 @@ class Method:
             raise InvalidArgument("sparse pieces have their own codes: sparse excludes a codec")
         if self.error_feedback and not self._encodes():
             raise InvalidArgument("error_feedback must have a codec whose losses it keeps")
+        if self.privacy is not None and (
+            self.sparse or self.clip_to_median or self.weights != "equal"
+        ):
+            raise InvalidArgument(
+                "privacy must have weights='equal', and neither sparse nor clip_to_median: its "
+                "noise is made for a plain average"
+            )
         if self.eager:
             self._check_eager()
 
@@ -125,6 +134,7 @@ class Method:
             *(["feedback"] if self.error_feedback else []),
             *(["eager"] if self.eager else []),
             *(["clipped"] if self.clip_to_median else []),
+            *([f"{self.privacy}"] if self.privacy else []),
             self.weights,
         ]
         return " ".join(parts)

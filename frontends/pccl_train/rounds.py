@@ -217,6 +217,7 @@ class Rounds:
         self._steps = 0  # of the round in progress, at this worker
         self._steps_of_round = method.sync_every
         self._share = 0.0  # of all weights, in the last exchange
+        self._random = np.random.default_rng()  # the noise of privacy: of the system's entropy
         self._speed = _Speed()
         self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
         self.last_exchange: Exchange | None = None
@@ -523,6 +524,10 @@ class Rounds:
         if flight.total == 0:
             return
         self._share = float(table[rank, _WEIGHT] / flight.total)
+        privacy = self.method.privacy
+        if privacy is not None and self._share:
+            counted = int((table[:, _WEIGHT] > 0).sum())
+            privacy.cover(flight.gradient, flight.norm, counted, self._random)
         self._send(fragment, flight, self._share * self._clip(table, rank))
 
     def _send(self, fragment: _Fragment, flight: _Flight, scale: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pccl_train.numpy
 import pytest
-from pccl_train import SGD, Exchange, Sparse
+from pccl_train import SGD, Exchange, Privacy, Sparse
 from problems import Worker, outer_bytes, train
 
 import pccl_py as pccl
@@ -349,3 +349,26 @@ def test_newcomers_that_the_program_itself_lets_in_are_an_error_that_says_so() -
         world.run(program)
         entering.join()
         newcomer.close()
+
+
+def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_for() -> None:
+    count = 40_000
+    rows = (1.0, 0.0, 3.0)  # of elements whose norms are 200, 0 and 600
+
+    def program(comm: pccl.Communicator) -> np.ndarray:
+        parameters = {"x": np.zeros(count, np.float32)}
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, parameters, sync_every=1, outer=SGD(1.0), weights="equal",
+            privacy=Privacy(clip=100.0, noise=0.3),
+        )  # fmt: skip
+        diloco.begin()
+        parameters["x"] += rows[comm.rank]
+        diloco.step()
+        return parameters["x"].copy()
+
+    with pccl.LocalWorld(3) as world:
+        first, second, third = world.run(program)
+    assert first.tobytes() == second.tobytes() == third.tobytes()
+    # Two are clipped to a norm of 100: 0.5 an element. The noise of the sum is 0.3 * 100.
+    assert first.mean() == pytest.approx((0.5 + 0 + 0.5) / 3, abs=0.2)
+    assert first.std() == pytest.approx(0.3 * 100 / 3, rel=0.03)

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pccl_train.numpy
 import pytest
-from pccl_train import SGD, Adam, Method, Nesterov, Schedule, Sparse, Tensor, fragments
+from pccl_train import (
+    SGD,
+    Adam,
+    Method,
+    Nesterov,
+    Privacy,
+    Schedule,
+    Sparse,
+    Tensor,
+    fragments,
+)
 
 import pccl_py as pccl
 
@@ -49,6 +59,9 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], w
         (lambda: Sparse(kept=0), "kept"),
         (lambda: Sparse(chunk=5000), "chunk"),
         (lambda: Sparse(decay=2), "decay"),
+        (lambda: Privacy(clip=0, noise=1), "clip"),
+        (lambda: Privacy(clip=1, noise=float("nan")), "noise"),
+        (lambda: Method(privacy=Privacy(1, 1)), "weights='equal'"),
         (lambda: Schedule(4, (5,)), "inner step"),
         (lambda: Schedule(4, ()), "at least one"),
     ],
@@ -163,3 +176,15 @@ def test_a_parameter_that_comes_later_is_refused() -> None:
         parameters["y"] = np.zeros(2, np.float32)
         with pytest.raises(pccl.InvalidArgument, match="'y'"):
             diloco.step()
+
+
+def test_the_guarantee_of_noise_lies_at_what_theory_allows() -> None:
+    """By Renyi: k exchanges of multiplier s have k a / (2 s^2) at order a."""
+    pytest.importorskip("dp_accounting")
+    for noise, exchanges in ((1.0, 1), (4.0, 100), (0.7, 20)):
+        found = Privacy(clip=1.0, noise=noise).epsilon(exchanges, delta=1e-5)
+        orders = np.linspace(1.01, 200, 20_000)
+        plain = exchanges * orders / (2 * noise**2) + np.log(1e5) / (orders - 1)
+        assert 0.7 * plain.min() < found <= plain.min() * 1.001
+    few, many = (Privacy(1.0, 2.0).epsilon(count) for count in (10, 1000))
+    assert few < many
