@@ -5,7 +5,7 @@ pseudo-gradient is taken, its exchange begins, and later its result moves the ou
 is mixed into the worker's own. All members make the same calls in the same order, whatever their
 speed; only exchanges under way begin a step earlier or later, each on a tag of its own.
 
-An exchange is two operations. The announcement (an all_gather of four numbers for each member) says
+An exchange is two operations. The announcement (an all_gather of three numbers a member) says
 by how many tokens a contribution counts, how long it is, and how fast its worker was. The
 contributions follow, each scaled by its part of all weights, as a codec would round weights that
 travelled with it. If a member is lost between the two, its part is scaled back from the outcome,
@@ -270,7 +270,7 @@ class Rounds:
     # ---- the group ----------------------------------------------------------------------------
 
     def attach(self, comm: Group) -> None:
-        """Takes part in this group from now on; `begin` or the first `step` enters the run.
+        """Takes part in this group from now on; `begin` enters the run.
 
         After a connection was lost, attach the next one: this worker is a newcomer then.
         """
@@ -300,7 +300,7 @@ class Rounds:
         self._clock_state, self._comm = None, None
 
     def begin(self) -> None:
-        """Enters the run: syncs, and waits for what is under way. Called by the first `step`.
+        """Enters the run: syncs with the members, and waits for exchanges under way.
 
         The first round of a run is a sync, so parameters need not agree at first. Raises the errors
         of `Group.admit` and `SharedState.sync`; Mismatch if another member has other settings or
@@ -518,6 +518,7 @@ class Rounds:
         with _Waiting(flight):
             flight.announcement = flight.announced.wait()
         table = flight.table
+        _make_sane(table)
         members = flight.announcement.roster.members
         rank = members.index(self._open().peer_id)
         self._speeds = float(table[rank, _SPEED]), float(table[:, _SPEED].max())
@@ -635,12 +636,18 @@ class Rounds:
         size = flight.pieces.shape[1]
         arrived = {part.begin // size for part in flight.outcome.ranges if part.contributors}
         ranks = [rank for rank in sorted(arrived) if flight.table[rank, _WEIGHT] > 0]
-        present = float(flight.table[ranks, _WEIGHT].sum())
+        total, added = flight.total, 0.0
         flight.gradient.fill(0)
         for rank in ranks:
-            weight = float(flight.table[rank, _WEIGHT]) / present
-            self.method.sparse.add(flight.gradient, flight.pieces[rank], weight)
-        return [(slice(0, flight.gradient.size), 1.0)] if ranks else []
+            weight = float(flight.table[rank, _WEIGHT]) / total
+            try:
+                self.method.sparse.add(flight.gradient, flight.pieces[rank], weight)
+            except InvalidArgument as refusal:  # on all members, which have the same bytes
+                _log.warning("%s: rank %d is ignored: %s", self.name, rank, refusal)
+                flight.table[rank] = 0.0, np.nan, 0.0
+            else:
+                added += weight
+        return [(slice(0, flight.gradient.size), 1 / added)] if added else []
 
     def _receive(self, fragment: _Fragment, alpha: float = 0.0) -> None:
         """Mixes the outer parameters into the worker's own."""
@@ -842,6 +849,12 @@ def _restored(saved: Mapping[str, Any] | None) -> _Arrived | None:
         saved["alpha"],
         Exchange(**saved["told"]),
     )
+
+
+def _make_sane(table: NDArray[np.float64]) -> None:
+    """Announcements that no honest member makes count nothing, on all members alike."""
+    is_bad = ~np.isfinite(table).all(axis=1) | (table < 0).any(axis=1)
+    table[is_bad] = 0.0, np.nan, 0.0
 
 
 class _Waiting:

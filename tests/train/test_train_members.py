@@ -372,3 +372,63 @@ def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_fo
     # Two are clipped to a norm of 100: 0.5 an element. The noise of the sum is 0.3 * 100.
     assert first.mean() == pytest.approx((0.5 + 0 + 0.5) / 3, abs=0.2)
     assert first.std() == pytest.approx(0.3 * 100 / 3, rel=0.03)
+
+
+class Lying(pccl_train.numpy.DiLoCo):
+    """Rank 1 announces what it is told to, and may send a piece that is none."""
+
+    lie: tuple[float, float, float] | None = None
+    forges = False
+
+    def _announce(self, fragment: Any) -> None:
+        comm = self._open()
+        real = comm.all_gather
+
+        def lying(array: Any, out: Any, **options: Any) -> Any:
+            if self.lie is not None:
+                array[:] = self.lie
+            return real(array, out, **options)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(comm, "all_gather", lying)
+            super()._announce(fragment)
+
+    def _send(self, fragment: Any, flight: Any, scale: float) -> None:
+        comm = self._open()
+        real = comm.all_gather
+
+        def forging(array: Any, out: Any, **options: Any) -> Any:
+            if self.forges:
+                array[:] = 0xFF
+            return real(array, out, **options)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(comm, "all_gather", forging)
+            super()._send(fragment, flight, scale)
+
+
+@pytest.mark.parametrize(
+    "lie", [(np.nan, 1, 1), (-5, 1, 1), (np.inf, 1, 1), (1, -1, 1), (1, 1, np.nan), "forged"]
+)
+def test_announcements_and_pieces_that_no_honest_worker_sends_count_nothing(lie: Any) -> None:
+    sparse: dict[str, Any] = {"sparse": Sparse(kept=3, chunk=10, decay=0.0, quantized=False)}
+
+    def program(comm: pccl.Communicator) -> tuple[bytes, Exchange | None]:
+        parameters = {"x": np.zeros(20, np.float32)}
+        settings: dict[str, Any] = sparse if lie == "forged" else {}
+        diloco = Lying(comm, parameters, sync_every=1, outer=SGD(1.0), **settings)
+        diloco.begin()
+        if comm.rank == 1:
+            diloco.forges, diloco.lie = lie == "forged", None if lie == "forged" else lie
+        parameters["x"] += (2, 1000, 4)[comm.rank]
+        diloco.step()
+        return parameters["x"].tobytes(), diloco.last_exchange
+
+    with pccl.LocalWorld(3) as world:
+        results = world.run(program)
+    assert len({bytes_of for bytes_of, _ in results}) == 1
+    values = np.frombuffer(results[0][0], np.float32)
+    assert set(values.tolist()) == ({0.0, 3.0} if lie == "forged" else {3.0})
+    for _, told in results:
+        assert told is not None and told.ignored == (1,)
+        assert told.weights[1] == 0
