@@ -43,6 +43,7 @@ NAVIGATION: dict[str, list[str]] = {
         "reference/numpy.md",
         "reference/torch.md",
         "reference/jax.md",
+        "reference/train.md",
         "reference/c.md",
         "reference/cli.md",
     ],
@@ -66,6 +67,7 @@ def main() -> None:
     write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
     write("reference/torch.md", python_page("pccl_torch", "PyTorch reference"))
     write("reference/jax.md", python_page("pccl_jax", "JAX reference"))
+    write("reference/train.md", python_page("pccl_train", "Training reference"))
     command = typer.main.get_command(pccl_py.cli.commands.app)
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")

@@ -26,7 +26,10 @@ NEEDED = (
     "pccl_py/libpccl_jax.so",
     *("pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h"),
 )
-FOLDERS = ("pccl_py/", "pccl_jax/", "pccl_numpy/", "pccl_torch/", "pccl_torch_entry/", "pccl_py-")
+FOLDERS = (
+    *("pccl_py/", "pccl_jax/", "pccl_numpy/", "pccl_torch/", "pccl_torch_entry/", "pccl_train/"),
+    "pccl_py-",
+)
 BIND_NOW = 8
 RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
 

@@ -23,7 +23,7 @@ GOOD = [
     EXTENSION,
 ]
 GOOD += ["pccl_py/include/pccl.h", "pccl_py/include/compat/pccl.h", "pccl_numpy/__init__.py"]
-GOOD += ["pccl_py/libpccl_jax.so", "pccl_jax/__init__.py"]
+GOOD += ["pccl_py/libpccl_jax.so", "pccl_jax/__init__.py", "pccl_train/__init__.py"]
 GOOD += ["pccl_torch/__init__.py", "pccl_torch_entry/__init__.py", "pccl_py-1.dist-info/METADATA"]
 
 
