@@ -58,6 +58,8 @@ FOREIGN |= frozenset(
 )
 # Words of the libraries that docs/TORCH.md has recipes for.
 FOREIGN |= frozenset({"TrainingArguments", "DDPStrategy"})
+# Words of the libraries from which docs/TRAINING.md says how to move.
+FOREIGN |= frozenset({"DiLoCoOptimizer"})
 # Words of the libraries that docs/MIGRATING.md is about.
 FOREIGN |= frozenset(
     re.findall(
