@@ -56,6 +56,27 @@ with pccl.connect(initial_world_size=2) as comm:
 """
 
 
+BEFORE_TRAINING = """
+import pccl_train.torch
+import torch
+
+torch.set_num_threads(1)
+
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return (super().forward(x) - x).square().mean()
+
+
+model = Model(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+batches = iter(lambda: torch.randn(8, 4), None)
+"""
+AFTER_TRAINING = """
+print(turn.step, diloco.digest())
+"""
+
+
 def main() -> None:
     """Ends with status 1 where something is not as the README says."""
     wheel = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else made()
@@ -68,8 +89,9 @@ def main() -> None:
         compiler.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc "$@"\n')
         compiler.chmod(0o755)
     readme = (ROOT / "README.md").read_text("utf-8")
-    first, by_hand, more = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    first, by_hand, more, training = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     follow_programs(first, by_hand, more)
+    follow_training(training)
     for block in re.findall(r"```(?:sh|console)\n(.*?)```", readme, re.DOTALL):
         follow_commands(block)
     say(f"{wheel.name}: all that the README shows works")
@@ -99,6 +121,14 @@ def follow_programs(first: str, by_hand: str, more: str) -> None:
     (FOLDER / "more.py").write_text(BEFORE + EXAMPLES)
     said = run("pccl", "run", "-n", "2", "--", "more.py", "more.txt")
     assert sorted(said.splitlines()) == ["[0] all of it", "[1] all of it"], said
+
+
+def follow_training(block: str) -> None:
+    """The loop for PyTorch, which this environment has and that of the wheel has not."""
+    (FOLDER / "training.py").write_text(BEFORE_TRAINING + block + AFTER_TRAINING)
+    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable]
+    lines = run(*command, "training.py").splitlines()
+    assert len(lines) == 2 and len({line.partition("] ")[2] for line in lines}) == 1, lines
 
 
 def follow_commands(block: str) -> None:
