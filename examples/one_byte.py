@@ -55,8 +55,9 @@ def direction(step: int, seed: int) -> Floats:
 
 def gradient_along(parameters: Floats, z: Floats, points: Floats, wanted: Floats) -> np.int8:
     """The difference of two losses, in one byte."""
-    forward = loss_of(parameters + DISTANCE * z, points, wanted)
-    backward = loss_of(parameters - DISTANCE * z, points, wanted)
+    step = np.asarray(DISTANCE * z, np.float32)
+    forward = loss_of(parameters + step, points, wanted)
+    backward = loss_of(parameters - step, points, wanted)
     slope = (forward - backward) / (2 * DISTANCE)
     return np.int8(round(127 * float(np.clip(slope / GREATEST, -1, 1))))
 

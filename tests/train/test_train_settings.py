@@ -180,7 +180,7 @@ def test_a_parameter_that_comes_later_is_refused() -> None:
 
 def test_the_guarantee_of_noise_lies_at_what_theory_allows() -> None:
     """By Renyi: k exchanges of multiplier s have k a / (2 s^2) at order a."""
-    pytest.importorskip("dp_accounting")
+    pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'; it wants attrs below 24")
     for noise, exchanges in ((1.0, 1), (4.0, 100), (0.7, 20)):
         found = Privacy(clip=1.0, noise=noise).epsilon(exchanges, delta=1e-5)
         orders = np.linspace(1.01, 200, 20_000)
