@@ -61,13 +61,8 @@ fn run(
         "a kernel is measured with a multiple of {d} elements, {d} at most; count is {d}",
         .{ measure.granule, count_max, count },
     );
-    version.choose_cpu_level() catch return status.fail(
-        .invalid_argument,
-        "PCCL_CPU_LEVEL names no level that this CPU can run",
-        .{},
-    );
-    const mode = kernels.float_mode.standard();
-    defer kernels.float_mode.restore(mode);
+    const mode: version.KernelMode = try .begin();
+    defer mode.end();
     const begin = now();
     switch (what) {
         .prepare => _ = measure.Bench.init(case, bytes[0..size], count),

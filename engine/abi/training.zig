@@ -14,6 +14,7 @@ const version = @import("version.zig");
 const DType = base.DType;
 const Rule = kernels.OuterRule;
 const Sparse = kernels.sparse.Sparse;
+const Mode = version.KernelMode;
 
 /// pccl_outer_options_t
 pub const OuterOptions = extern struct {
@@ -38,24 +39,6 @@ pub const SparseOptions = extern struct {
     reserved: u32 = 0,
 };
 
-/// Kernels run as they do on the engine's threads: at the chosen level, in the standard mode.
-const Mode = struct {
-    before: u64,
-
-    fn begin() status.Error!Mode {
-        version.choose_cpu_level() catch return status.fail(
-            .invalid_argument,
-            "PCCL_CPU_LEVEL names no level that this CPU can run",
-            .{},
-        );
-        return .{ .before = kernels.float_mode.standard() };
-    }
-
-    fn end(mode: Mode) void {
-        kernels.float_mode.restore(mode.before);
-    }
-};
-
 /// The bytes of an array of so many elements.
 fn some(
     pointer: anytype,
@@ -75,13 +58,8 @@ fn Bytes(comptime Pointer: type) type {
     return if (pointer.is_const) [*]const u8 else [*]u8;
 }
 
-fn float_dtype(given: c_int) status.Error!DType {
-    const small = std.math.cast(u8, given) orelse 255;
-    const dtype = DType.from_int(small) orelse return status.fail(
-        .invalid_argument,
-        "dtype {d} is unknown; see pccl_dtype_t",
-        .{given},
-    );
+fn float_dtype(given: c_uint) status.Error!DType {
+    const dtype = try number.known(DType, given, "dtype", "pccl_dtype_t");
     if (!dtype.is_float()) return status.fail(
         .invalid_argument,
         "parameters of dtype {t} cannot be trained; they must be f32, f64, f16 or bf16",
@@ -95,7 +73,7 @@ pub const pccl_outer_difference = status.C(outer_difference).call;
 fn outer_difference(
     outer: ?[*]align(1) const f32,
     parameters: ?*const anyopaque,
-    dtype_number: c_int,
+    dtype_number: c_uint,
     count: u64,
     out: ?[*]align(1) f32,
     sum_of_squares: ?*f64,
@@ -114,7 +92,7 @@ pub const pccl_outer_mix = status.C(outer_mix).call;
 
 fn outer_mix(
     parameters: ?*anyopaque,
-    dtype_number: c_int,
+    dtype_number: c_uint,
     outer: ?[*]align(1) const f32,
     count: u64,
     alpha: f32,

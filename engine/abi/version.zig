@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const kernels = @import("kernels");
+const status = @import("status.zig");
 
 const major = 0;
 const minor = 1;
@@ -35,6 +36,24 @@ pub fn choose_cpu_level() LevelError!void {
     const wanted = std.mem.span(std.c.getenv("PCCL_CPU_LEVEL") orelse return);
     if (wanted.len > 0 and !kernels.force(wanted)) return error.BadCpuLevel;
 }
+
+/// Kernels on a thread of the caller: at the chosen level, in the standard float mode.
+pub const KernelMode = struct {
+    before: u64,
+
+    pub fn begin() status.Error!KernelMode {
+        choose_cpu_level() catch return status.fail(
+            .invalid_argument,
+            "PCCL_CPU_LEVEL names no level that this CPU can run",
+            .{},
+        );
+        return .{ .before = kernels.float_mode.standard() };
+    }
+
+    pub fn end(mode: KernelMode) void {
+        kernels.float_mode.restore(mode.before);
+    }
+};
 
 pub fn pccl_dtype_size(number: c_int) callconv(.c) usize {
     const small = std.math.cast(u8, number) orelse return 0;
