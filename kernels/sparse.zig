@@ -46,11 +46,19 @@ pub const Sparse = struct {
     fn chunk_bytes(sparse: Sparse, elements: usize) usize {
         if (elements == 0) return 0;
         const k = sparse.kept_of(elements);
-        const places = if (k == elements) 0 else (k * 12 + 7) / 8;
-        return places + switch (sparse.values) {
-            .codes => 4 + (k + 3) / 4,
+        return sparse.magnitude_bytes() + sparse.place_bytes(elements) + switch (sparse.values) {
+            .codes => (k + 3) / 4,
             .floats => 4 * k,
         };
+    }
+
+    fn magnitude_bytes(sparse: Sparse) usize {
+        return if (sparse.values == .codes) 4 else 0;
+    }
+
+    fn place_bytes(sparse: Sparse, elements: usize) usize {
+        const k = sparse.kept_of(elements);
+        return if (k == elements) 0 else (k * 12 + 7) / 8;
     }
 
     fn kept_of(sparse: Sparse, elements: usize) usize {
@@ -102,18 +110,17 @@ const Chunks = struct {
         if (left == 0) return null;
         const sparse = chunks.sparse;
         const elements = @min(left, sparse.chunk);
-        const kept = sparse.kept_of(elements);
         const all = chunks.piece[0..sparse.chunk_bytes(elements)];
         chunks.piece = chunks.piece[all.len..];
         chunks.first += elements;
-        const magnitude_bytes: usize = if (sparse.values == .codes) 4 else 0;
-        const place_bytes = if (kept == elements) 0 else (kept * 12 + 7) / 8;
+        const magnitudes = sparse.magnitude_bytes();
+        const places = sparse.place_bytes(elements);
         return .{
             .elements = elements,
-            .kept = kept,
-            .magnitudes = all[0..magnitude_bytes],
-            .places = all[magnitude_bytes..][0..place_bytes],
-            .values = all[magnitude_bytes + place_bytes ..],
+            .kept = sparse.kept_of(elements),
+            .magnitudes = all[0..magnitudes],
+            .places = all[magnitudes..][0..places],
+            .values = all[magnitudes + places ..],
         };
     }
 };
