@@ -35,7 +35,8 @@ from pccl_train.rounds import Exchange, Rounds
 class DiLoCo:
     """A method for pytrees; the arguments are those of `Method`.
 
-    `on_exchange` is called with each Exchange; `name` distinguishes trainings in one group.
+    `on_exchange` is called with each Exchange; `name` distinguishes trainings that follow each
+    other in one group.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ class DiLoCo(Rounds):
     """A worker whose parameters are named, contiguous NumPy arrays of float dtypes.
 
     `comm`: the group; None: `attach` gives it later. `on_exchange` is called with each Exchange;
-    `name` distinguishes trainings in one group. All other arguments are those of `Method`.
-    Raises InvalidArgument and TypeError for arrays that cannot be trained.
+    `name` distinguishes trainings that follow each other in one group. All other arguments are
+    those of `Method`. Raises InvalidArgument and TypeError for arrays that cannot be trained.
     """
 
     def __init__(

@@ -163,9 +163,7 @@ def mix(parameters: Any, outer: Vector, alpha: float) -> None:
 
 def address(array: NDArray[Any]) -> int:
     """The address of a contiguous array."""
-    if not array.flags.c_contiguous:
-        raise InvalidArgument("a vector must be contiguous")
-    return int(array.ctypes.data)
+    return buffers.readable(array).address
 
 
 def _check_count(own: buffers.Buffer, outer: Vector) -> None:

@@ -182,7 +182,7 @@ class Rounds:
     """One worker of a training. Every method is for one thread.
 
     `replica` has the worker's parameters, `method` the settings. `on_exchange` is called with each
-    Exchange. `name` distinguishes trainings in one group, whose tags begin at `tag`.
+    Exchange. `name` distinguishes trainings that follow each other in one group.
     """
 
     def __init__(
@@ -191,13 +191,11 @@ class Rounds:
         method: Method,
         *,
         name: str = "diloco",
-        tag: int = TAG,
         on_exchange: Callable[[Exchange], object] | None = None,
     ) -> None:
         self.method = method
         self.name = name
         self._replica = replica
-        self._tag = tag
         self._on_exchange = on_exchange
         self._schedule = method.schedule
         self._layouts = method.layout(replica.tensors())
@@ -285,7 +283,6 @@ class Rounds:
         self._clock_state = comm.shared_state(
             {f"{self.method.told()} {self.name}": self._clock}, name=self.name
         )
-        self._has_begun = False
 
     def detach(self) -> None:
         """Lets go of the group, and forgets exchanges under way. The group stays open."""
@@ -297,7 +294,7 @@ class Rounds:
                 fragment.flight = None  # its operation may still write to its memory
         if self._clock_state is not None:
             self._clock_state.close()
-        self._clock_state, self._comm = None, None
+        self._clock_state, self._comm, self._has_begun = None, None, False
 
     def begin(self) -> None:
         """Enters the run: syncs with the members, and waits for exchanges under way.
@@ -468,8 +465,8 @@ class Rounds:
         for tensor, part in fragment.layout.places():
             squares += difference(begin[part], arrays[tensor.name], gradient[part])
         if fragment.residual is not None and np.isfinite(squares) and fragment.tokens:
-            decay = np.float32(self._decay)
-            gradient += decay * fragment.residual
+            assert self.method.sparse is not None
+            gradient += np.float32(self.method.sparse.decay) * fragment.residual
         # The weight is taken with it: what follows may begin to count anew.
         counts = self._has_begun and np.isfinite(squares)
         fragment.captured = _Captured(gradient, squares, fragment.tokens if counts else 0.0)
@@ -756,10 +753,6 @@ class Rounds:
 
     # ---- its parts ----------------------------------------------------------------------------
 
-    @property
-    def _decay(self) -> float:
-        return 0.0 if self.method.sparse is None else self.method.sparse.decay
-
     def _take_up(self, fragment: _Fragment) -> None:
         """The outer parameters begin as the worker's."""
         arrays = self._replica.read(fragment.names)
@@ -821,7 +814,7 @@ class Rounds:
         )
 
     def _tag_of(self, fragment: _Fragment) -> int:
-        return self._tag + 2 * fragment.number
+        return TAG + 2 * fragment.number
 
     def _open(self) -> Group:
         if self._comm is None:

@@ -50,7 +50,7 @@ class DiLoCo(Rounds):
     `outer`: an outer optimizer, or "nesterov", "sgd" or "adam". `tokens`: the tokens of the last
     step, asked after each; without it all steps count alike. The other arguments are those of
     `Method`, with torchft's names. `on_exchange` is called with each Exchange; `name` distinguishes
-    trainings in one group.
+    trainings that follow each other in one group.
 
     In a `with` block steps of the optimizer are counted; it begins with a sync of all members.
     Parameters on an accelerator go through pinned host memory. Raises InvalidArgument for modules
