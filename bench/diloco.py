@@ -31,16 +31,17 @@ from pccl_train import SGD, Exchange, Nesterov, Sparse
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 import pccl_py as pccl
 from bench import diloco_links, wan_network
 from bench.common import Row
 from bench.report import Report
+from examples.small_gpt import CONTEXT, SmallGPT
 
 BENCH = "diloco"
 WORKERS = 4
-CONTEXT, BATCH = 64, 8
+BATCH = 8
 HELD_OUT_EVERY = 32  # one block of 32 is kept from training
 BLOCK = 4096
 SYNCHRONOUS = "synchronous"
@@ -104,45 +105,16 @@ def cases(size: Size) -> dict[str, Case]:
 # ---- the model and the text
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = (*x.shape[:2], 4, x.shape[2] // 4)
-        parts = self.attention(self.norm(x)).chunk(3, -1)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in parts)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(x.shape))
-        out: Tensor = x + self.mlp(x)
-        return out
-
-
-class Model(nn.Module):
-    """forward: the mean loss in nats a byte of (batch, CONTEXT + 1) bytes."""
+class Model(SmallGPT):
+    """The GPT of the examples, of a size, with parameters that follow from a seed."""
 
     def __init__(self, size: Size, seed: int) -> None:
-        super().__init__()
-        width = size.width
-        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList([Block(width) for _ in range(size.layers)])
-        self.head = nn.Linear(width, 256)
+        super().__init__(size.width, size.layers)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(0, 0.5 / parameter.shape[1] ** 0.5, generator=generator)
-
-    def forward(self, text: Tensor) -> Any:
-        x = self.bytes(text[:, :-1]) + self.places.weight
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
 
     def optimizers(self, muon: bool) -> list[torch.optim.Optimizer]:
         """AdamW; with `muon` for what is no matrix of a block, and Muon, last, for these."""
