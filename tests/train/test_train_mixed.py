@@ -106,7 +106,7 @@ def at(array: np.ndarray) -> Any:
 
 
 def with_c() -> str:
-    """The same three workers through the C interface, which takes turns with their sums."""
+    """Three workers with the inner steps of the other programs, by the C interface."""
     digest, total = Digest(), sum(TOKENS)
     outer = {name: value.copy() for name, value in start().items()}
     momentum = {name: np.zeros_like(value) for name, value in outer.items()}
