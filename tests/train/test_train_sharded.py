@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.long
 
 PROGRAM = """
-import hashlib, sys
+import hashlib, os, sys, traceback
 import pccl_py as pccl
 import pccl_train.torch
 import torch
@@ -24,49 +24,57 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-worker, rank, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}{worker}", rank=rank, world_size=2)
-torch.manual_seed(worker)
-model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 7))
-for layer in (model[0], model[2]):
-    fully_shard(layer)
-fully_shard(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-generator = torch.Generator().manual_seed(10 * worker + rank)
 
-def step():
-    x = torch.randn(16, 7, generator=generator)
-    loss = (model(x) - x.flip(1)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
+def train(worker, rank):
+    store = f"file://{sys.argv[1]}{worker}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.manual_seed(worker)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 7))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(10 * worker + rank)
 
-with pccl.connect(bind="127.0.0.1:0", group=f"shard{rank}", initial_world_size=2) as comm:
-    settings = dict(sync_every=5, fragments=2, fragment_sync_delay=2, codec="int8")
-    with pccl_train.torch.DiLoCo(comm, model, optimizer, **settings) as diloco:
-        first = step()
-        while diloco.round < 20:
-            last = step()
-        diloco.finish()
-    assert all(isinstance(p, DTensor) for p in model.parameters())
-    whole = [p.full_tensor().detach().numpy().tobytes() for p in model.parameters()]
-print(hashlib.blake2b(b"".join(whole), digest_size=8).hexdigest(), last < 0.8 * first, flush=True)
-dist.destroy_process_group()
+    def step():
+        x = torch.randn(16, 7, generator=generator)
+        loss = (model(x) - x.flip(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    with pccl.connect(bind="127.0.0.1:0", group=f"shard{rank}", initial_world_size=2) as comm:
+        settings = dict(sync_every=5, fragments=2, fragment_sync_delay=2, codec="int8")
+        with pccl_train.torch.DiLoCo(comm, model, optimizer, **settings) as diloco:
+            first = step()
+            while diloco.round < 20:
+                last = step()
+            diloco.finish()
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        whole = [p.full_tensor().detach().numpy().tobytes() for p in model.parameters()]
+    digest = hashlib.blake2b(b"".join(whole), digest_size=8).hexdigest()
+    os.write(1, f"{digest} {last < 0.8 * first}\\n".encode())
+    dist.destroy_process_group()
+
+# PyTorch is imported once for all four.
+ranks = [(worker, rank) for worker in range(2) for rank in range(2)]
+for worker, rank in ranks:
+    if os.fork() == 0:
+        try:
+            train(worker, rank)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(any(os.wait()[1] for _ in ranks))
 """
 
 
 def test_shards_of_fsdp_are_exchanged_between_workers(start: Any, tmp_path: Path) -> None:
     with pccl.Coordinator() as coordinator:
-        programs = [
-            start(
-                PROGRAM, str(worker), str(rank), f"{tmp_path}/store", PCCL_TOKEN=coordinator.token
-            )
-            for worker in range(2)
-            for rank in range(2)
-        ]
-        said = [program.line() for program in programs]
-        for program in programs:
-            assert program.end() == 0, program.errors
-    assert len(set(said)) == 1 and said[0].endswith("True"), said
+        program = start(PROGRAM, f"{tmp_path}/store", PCCL_TOKEN=coordinator.token)
+        assert program.end() == 0, program.errors
+    said = program.rest().splitlines()
+    assert len(said) == 4 and len(set(said)) == 1 and said[0].endswith("True"), said
