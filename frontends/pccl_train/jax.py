@@ -8,6 +8,13 @@
 
 `step` is called outside of `jit`. An exchange goes on while jitted steps run. The state is one
 object that changes; the parameters are new arrays where a result has come, else those of before.
+
+With `inner` a newcomer takes over the state of a member's inner optimizer:
+
+    params, state = diloco.init(comm, params, inner=optimizer.init(params))
+    ...
+        params, opt_state = inner_step(params, state.inner, next(batches))
+        params, state = diloco.step(params, state, inner=opt_state)
 """
 
 from __future__ import annotations
@@ -54,30 +61,43 @@ class DiLoCo:
         """The state of a worker that begins with these parameters; in no group yet."""
         return State(params, self.method, name=self._name, on_exchange=self._on_exchange)
 
-    def init(self, comm: Group, params: Any) -> tuple[Any, State]:
+    def init(self, comm: Group, params: Any, *, inner: Any = None) -> tuple[Any, State]:
         """Enters the run: the parameters with which all members begin, and the state.
 
-        Raises the errors of `Rounds.begin`, and InvalidArgument for a tree without floats.
+        `inner`: a pytree of the inner optimizer, which becomes `state.inner`; at a newcomer that of
+        a member. Raises the errors of `Rounds.begin`, and InvalidArgument for a tree without
+        floats.
         """
         state = self.prepare(params)
+        state.inner = inner
         state.attach(comm)
         state.begin()
         return state.params, state
 
-    def step(self, params: Any, state: State, tokens: float = 1.0) -> tuple[Any, State]:
+    def step(
+        self, params: Any, state: State, tokens: float = 1.0, *, inner: Any = None
+    ) -> tuple[Any, State]:
         """To be called after each inner step, with its parameters; see `Rounds.step`.
 
-        Raises InvalidArgument for a tree of another structure.
+        `inner`: what `state.inner` becomes before. Raises InvalidArgument for a tree of another
+        structure.
         """
         state.params = params
+        if inner is not None:
+            state.inner = inner
         state.step(tokens)
         return state.params, state
 
 
 class State(Rounds):
-    """The rounds of one worker, and its parameters between two steps."""
+    """The rounds of one worker, and its parameters between two steps.
+
+    `inner` is a pytree that a newcomer takes over from a member, as the state of an optimizer; None
+    where it takes nothing.
+    """
 
     def __init__(self, params: Any, method: Method, **options: Any) -> None:
+        self.inner: Any = None
         self._tree = _Tree(params)
         super().__init__(self._tree, method, **options)
 
@@ -110,6 +130,33 @@ class State(Rounds):
                 for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
             }
         )
+
+    @property
+    def _inherits(self) -> bool:
+        return self.inner is not None
+
+    def _gift(self, *, with_optimizer: bool) -> bytes:
+        if not with_optimizer or self.inner is None:
+            return b""
+        return b"".join(
+            np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(self.inner)
+        )
+
+    def _take_gift(self, gift: bytes) -> None:
+        leaves, structure = jax.tree_util.tree_flatten(self.inner)
+        own = [np.asarray(leaf) for leaf in leaves]
+        if len(gift) != sum(array.nbytes for array in own):
+            raise InvalidArgument(
+                f"a member has given {len(gift)} bytes for `inner`, which has "
+                f"{sum(array.nbytes for array in own)} here: it must be the same on all peers"
+            )
+        taken, at = [], 0
+        for leaf, array in zip(leaves, own, strict=True):
+            value = np.frombuffer(gift, array.dtype, array.size, at).reshape(array.shape)
+            place = leaf.sharding if isinstance(leaf, jax.Array) else None
+            taken.append(jax.device_put(value, place))
+            at += array.nbytes
+        self.inner = jax.tree_util.tree_unflatten(structure, taken)
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -14,7 +14,8 @@ range by range. Nobody restarts, and no round is discarded.
 A safe point precedes the beginning of each exchange. A newcomer that enters there receives the
 position, and every fragment that is not under way; it then passes the positions up to the end of
 the exchanges under way without inner steps, with contributions of weight 0, and so has a whole
-model before it trains.
+model before it trains. A member sends it the buffers that are shared and, if it asks for that, the
+state of its inner optimizer, in messages.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ from pccl_train.outer import Outer, Vector, advance, difference, mix
 
 _log = logging.getLogger("pccl.train")
 
-# The tags of a training: two for each fragment, from here on.
+# The tags of a training: two for each fragment, from here on, and that of its buffers before them.
 TAG = 1 << 40
+BUFFERS_TAG = TAG - 1
+# The gift of a member to a newcomer travels in messages, whose tags are smaller.
+GIFT_TAG = 1 << 37
 # Numbers of an announcement, f64: weight, sum of squares, inner steps a second.
 _WEIGHT, _SQUARES, _SPEED, _NUMBERS = range(4)
 
@@ -68,6 +72,15 @@ class Replica(Protocol):
     def write(self, arrays: Mapping[str, Array]) -> None:
         """Takes back arrays of `read(to_write=True)`, whose values have changed."""
         ...
+
+
+class Buffers(NamedTuple):
+    """Tensors of a worker that no optimizer moves, by their names: of `averaged` all members take
+    the average at the end of each round, of `synced` the bytes of rank 0."""
+
+    replica: Replica
+    averaged: tuple[str, ...]
+    synced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +195,8 @@ class Rounds:
     """One worker of a training. Every method is for one thread.
 
     `replica` has the worker's parameters, `method` the settings. `on_exchange` is called with each
-    Exchange. `name` distinguishes trainings that follow each other in one group.
+    Exchange. `name` distinguishes trainings that follow each other in one group. `buffers` are
+    shared at the end of each round.
     """
 
     def __init__(
@@ -192,10 +206,12 @@ class Rounds:
         *,
         name: str = "diloco",
         on_exchange: Callable[[Exchange], object] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self.method = method
         self.name = name
         self._replica = replica
+        self._buffers = buffers
         self._on_exchange = on_exchange
         self._schedule = method.schedule
         self._layouts = method.layout(replica.tensors())
@@ -280,9 +296,12 @@ class Rounds:
             )
             if self.method.error_feedback:
                 comm.error_feedback(tag=self._tag_of(fragment))
-        self._clock_state = comm.shared_state(
-            {f"{self.method.told()} {self.name}": self._clock}, name=self.name
-        )
+        told = [self.method.told(), self.name]
+        if self._buffers is not None:
+            told[1:1] = [
+                f"averaged={len(self._buffers.averaged)} synced={len(self._buffers.synced)}"
+            ]
+        self._clock_state = comm.shared_state({" ".join(told): self._clock}, name=self.name)
 
     def detach(self) -> None:
         """Lets go of the group, and forgets exchanges under way. The group stays open."""
@@ -310,6 +329,8 @@ class Rounds:
             comm.admit()
         self._give_back_losses()
         is_new = self._welcome(is_inside=False)
+        if not self._clock[2]:
+            self._share_buffers()  # of members that begin together
         position = self.position
         if is_new and self._clock[2]:
             self._exchange_at(position)
@@ -397,8 +418,10 @@ class Rounds:
         if self.method.fragment_sync_delay == 0:
             for fragment in starting:
                 self._land(fragment)
-        if position == self.method.sync_every and not self._has_begun:
-            self._next_round()
+        if position == self.method.sync_every:
+            self._share_buffers()
+            if not self._has_begun:
+                self._next_round()
 
     def _next_round(self) -> None:
         self._clock[0] += 1
@@ -440,7 +463,75 @@ class Rounds:
             else:
                 fragment.flight = None
                 self._sync(fragment, revision)
+        self._hand_over(synced.holders)
         return self._open().peer_id not in synced.holders
+
+    def _hand_over(self, holders: Sequence[PeerId]) -> None:
+        """Each newcomer takes buffers and inner optimizer from a member, in turn."""
+        comm = self._open()
+        newcomers = [peer for peer in comm.members if peer not in holders]
+        for number, newcomer in enumerate(newcomers):
+            giver = holders[number % len(holders)]
+            try:
+                if comm.peer_id == newcomer:
+                    self._take_from(comm, giver)
+                elif comm.peer_id == giver:
+                    self._give_to(comm, newcomer)
+            except (Aborted, DeadlineExceeded) as error:
+                _log.warning(
+                    "%s: %s has not received the buffers and the inner optimizer of %s, and begins "
+                    "with its own: %s",
+                    self.name,
+                    comm.label(newcomer),
+                    comm.label(giver),
+                    error,
+                )
+
+    def _take_from(self, comm: Group, giver: PeerId) -> None:
+        comm.send(np.array([self._inherits], np.uint8), giver, tag=GIFT_TAG)
+        size = np.zeros(1, np.uint64)
+        comm.recv(size, giver, tag=GIFT_TAG)
+        # Moments of f32 are 4 times as long as the outer parameters at most; buffers are small.
+        limit = (1 << 30) + sum(16 * 4 * layout.size for layout in self._layouts)
+        if size[0] > limit:
+            raise InvalidUsage(
+                f"{comm.label(giver)} gives {size[0]} bytes, where {limit} are the most: its model "
+                "must be another"
+            )
+        if size[0]:
+            gift = np.empty(int(size[0]), np.uint8)
+            comm.recv(gift, giver, tag=GIFT_TAG)
+            self._take_gift(gift.tobytes())
+        elif self._inherits:
+            _log.warning(
+                "%s: %s has no inner optimizer to give, so that of this worker starts fresh",
+                self.name,
+                comm.label(giver),
+            )
+
+    def _give_to(self, comm: Group, newcomer: PeerId) -> None:
+        inherits = np.zeros(1, np.uint8)
+        comm.recv(inherits, newcomer, tag=GIFT_TAG)
+        gift = np.frombuffer(self._gift(with_optimizer=bool(inherits[0])), np.uint8)
+        comm.send(np.array([gift.size], np.uint64), newcomer, tag=GIFT_TAG)
+        if gift.size:
+            comm.send(gift, newcomer, tag=GIFT_TAG)
+
+    def _share_buffers(self) -> None:
+        if self._buffers is None:
+            return
+        replica, averaged, synced = self._buffers
+        comm = self._open()
+        arrays = replica.read([*averaged, *synced], to_write=True)
+        try:
+            if averaged:
+                own = [arrays[name] for name in averaged]
+                comm.all_reduce(own, op="avg", recovery="resume", tag=BUFFERS_TAG)
+            if synced:
+                comm.broadcast([arrays[name] for name in synced], root=0, tag=BUFFERS_TAG)
+        except Aborted as error:
+            _log.warning("%s: buffers are not shared in this round: %s", self.name, error)
+        replica.write(arrays)
 
     def _sync(self, fragment: _Fragment, revision: int) -> None:
         assert fragment.state is not None
@@ -774,6 +865,18 @@ class Rounds:
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         """Takes back what `_own_state` gave."""
         raise NotImplementedError
+
+    @property
+    def _inherits(self) -> bool:
+        """Whether this worker, as a newcomer, asks for the inner optimizer of a member."""
+        return False
+
+    def _gift(self, *, with_optimizer: bool) -> bytes:
+        """The shared buffers and the inner optimizer, as a frontend writes them; perhaps empty."""
+        return b""
+
+    def _take_gift(self, gift: bytes) -> None:
+        """Takes over the content of a member's `_gift`."""
 
     def _give_back_losses(self) -> None:
         for fragment in self._fragments:

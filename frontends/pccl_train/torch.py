@@ -9,16 +9,18 @@
 
 Steps of the optimizer are counted, so gradients may be accumulated, and a step that a GradScaler
 skips does not count. Only parameters that require a gradient are exchanged; a parameter that
-several modules share is exchanged once. Buffers are each worker's own.
+several modules share is exchanged once. Buffers are each worker's own unless `buffers` says more.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import io
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 try:
     import torch
@@ -33,11 +35,12 @@ from torch import nn
 from pccl_py import buffers
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
+from pccl_py.words import DType
 from pccl_train import checkpoint
 from pccl_train.fragments import Tensor
 from pccl_train.method import Method
 from pccl_train.outer import OuterOptimizer
-from pccl_train.rounds import Exchange, Rounds
+from pccl_train.rounds import Buffers, Exchange, Rounds
 
 
 class DiLoCo(Rounds):
@@ -48,9 +51,13 @@ class DiLoCo(Rounds):
     a module, or a list of modules, each of which is a fragment; of one module, `fragments` (of
     `Method`) says how it is divided. `inner_optimizer`: its steps are the inner steps.
     `outer`: an outer optimizer, or "nesterov", "sgd" or "adam". `tokens`: the tokens of the last
-    step, asked after each; without it all steps count alike. The other arguments are those of
-    `Method`, with torchft's names. `on_exchange` is called with each Exchange; `name` distinguishes
-    trainings that follow each other in one group.
+    step, asked after each; without it all steps count alike. `buffers`: by a name or a pattern
+    ("*.running_mean"), what becomes of buffers at the end of each round: "averaged" over the
+    members, "synced" from rank 0, or "own", as those that no pattern matches; a newcomer receives
+    those that are shared. `inherit_optimizer`: a newcomer takes over the state of a member's inner
+    optimizer, which is fresh otherwise. The other arguments are those of `Method`, with torchft's
+    names. `on_exchange` is called with each Exchange; `name` distinguishes trainings that follow
+    each other in one group.
 
     In a `with` block steps of the optimizer are counted; it begins with a sync of all members.
     Parameters on an accelerator go through pinned host memory. Raises InvalidArgument for modules
@@ -68,6 +75,8 @@ class DiLoCo(Rounds):
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
         tokens: Callable[[], float] | None = None,
+        buffers: Mapping[str, Literal["averaged", "synced", "own"]] | None = None,
+        inherit_optimizer: bool = False,
         on_exchange: Callable[[Exchange], object] | None = None,
         name: str = "diloco",
         **settings: Any,
@@ -88,9 +97,19 @@ class DiLoCo(Rounds):
             fragment_update_alpha=fragment_update_alpha,
             **settings,
         )
-        super().__init__(_Parameters(parameters), method, name=name, on_exchange=on_exchange)
+        self._all_buffers = _named_buffers(modules)
+        super().__init__(
+            _Memory(parameters), method, name=name, on_exchange=on_exchange,
+            buffers=_shared(self._all_buffers, buffers or {}),
+        )  # fmt: skip
+        if inherit_optimizer and any(hasattr(p, "to_local") for p in parameters.values()):
+            raise InvalidArgument(
+                "inherit_optimizer must be False for parameters that are sharded: the state of "
+                "their optimizer is of this rank's mesh"
+            )
         self._parameters = parameters
         self._optimizer = inner_optimizer
+        self._inherit_optimizer = inherit_optimizer
         self._tokens = tokens
         self._hook: Any = None
         if comm is not None:
@@ -117,24 +136,56 @@ class DiLoCo(Rounds):
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from a file of `save`. Raises OSError, and InvalidArgument for another file."""
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as refusal:
-            raise InvalidArgument(f"{os.fspath(path)!r} is no checkpoint: {refusal}") from refusal
-        self.load_state_dict(state)
+        self.load_state_dict(_loaded(path, repr(os.fspath(path))))
 
     def _own_state(self) -> dict[str, Any]:
-        parameters = {name: x.detach().clone() for name, x in self._parameters.items()}
-        return {"parameters": parameters, "optimizer": self._optimizer.state_dict()}
+        return {
+            "parameters": {name: x.detach().clone() for name, x in self._parameters.items()},
+            "buffers": {name: x.clone() for name, x in self._all_buffers.items()},
+            "optimizer": self._optimizer.state_dict(),
+        }
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state["parameters"][name])
+        _copy(state["parameters"], self._parameters)
+        _copy(state["buffers"], self._all_buffers)
         self._optimizer.load_state_dict(state["optimizer"])
+
+    @property
+    def _inherits(self) -> bool:
+        return self._inherit_optimizer
+
+    def _gift(self, *, with_optimizer: bool) -> bytes:
+        shared = () if self._buffers is None else self._buffers.averaged + self._buffers.synced
+        if not (shared or with_optimizer):
+            return b""
+        file = io.BytesIO()
+        buffers = {name: self._all_buffers[name] for name in shared}
+        optimizer = self._optimizer.state_dict() if with_optimizer else None
+        torch.save({"buffers": buffers, "optimizer": optimizer}, file)
+        return file.getvalue()
+
+    def _take_gift(self, gift: bytes) -> None:
+        state = _loaded(io.BytesIO(gift), "what a member has given")
+        shared = {name: x for name, x in self._all_buffers.items() if name in state["buffers"]}
+        _copy(state["buffers"], shared)
+        if state["optimizer"] is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
 
     def _after_step(self, *_: object) -> None:
         self.step(1.0 if self._tokens is None else self._tokens())
+
+
+def _loaded(file: Any, what: str) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as refusal:
+        raise InvalidArgument(f"{what} is no checkpoint of PyTorch: {refusal}") from refusal
+
+
+def _copy(source: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(source[name])
 
 
 def _as_tensors(value: Any) -> Any:
@@ -164,6 +215,7 @@ def _named(
                 name = f"{number}.{name}"
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
+            _check_floats("parameter", name, parameter)
             seen.add(id(parameter))
             found[name] = parameter
             own.append(name)
@@ -176,25 +228,64 @@ def _named(
     return found, tuple(parts)
 
 
-class _Parameters:
-    """Parameters in the memory of the CPU, or of an accelerator and then through pinned memory."""
+def _named_buffers(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """The buffers by name; one that several modules share has the first of its names."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for number, module in enumerate(modules):
+        for name, buffer in module.named_buffers():
+            name = name.replace("_orig_mod.", "")
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                found[name if len(modules) == 1 else f"{number}.{name}"] = buffer
+    return found
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = parameters
-        # Where a parameter's own memory cannot be used.
+
+def _shared(found: Mapping[str, torch.Tensor], asked: Mapping[str, str]) -> Buffers | None:
+    """The buffers that are shared. The first pattern that matches a name says how."""
+    chosen: dict[str, str] = {}
+    for pattern, what in asked.items():
+        if what not in ("averaged", "synced", "own"):
+            raise InvalidArgument(
+                f"buffers[{pattern!r}] must be 'averaged', 'synced' or 'own', not {what!r}"
+            )
+        matched = fnmatch.filter(found, pattern)
+        if not matched:
+            raise InvalidArgument(
+                f"buffers has {pattern!r}, which matches none of {', '.join(found) or 'no buffer'}"
+            )
+        for name in matched:
+            chosen.setdefault(name, what)
+    averaged, synced = (
+        tuple(sorted(name for name, what in chosen.items() if what == wanted))
+        for wanted in ("averaged", "synced")
+    )
+    for name in averaged:
+        _check_floats("buffer", name, found[name], "; it may be 'synced'")
+    return Buffers(_Memory(found), averaged, synced) if averaged or synced else None
+
+
+def _check_floats(kind: str, name: str, tensor: torch.Tensor, hint: str = "") -> None:
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+        raise InvalidArgument(f"{kind} {name!r} must be of floats, not {tensor.dtype}{hint}")
+
+
+class _Memory:
+    """Tensors in the memory of the CPU, or of an accelerator and then through pinned memory."""
+
+    def __init__(self, given: Mapping[str, torch.Tensor]) -> None:
+        self._given = given
+        # Where a tensor's own memory cannot be used.
         self._copies: dict[str, torch.Tensor] = {}
-        for name, tensor in self._locals(list(parameters)).items():
-            if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
-                raise InvalidArgument(f"parameter {name!r} must be of floats, not {tensor.dtype}")
 
     def tensors(self) -> Sequence[Tensor]:
         return [
             Tensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            for name, tensor in self._locals(list(self._parameters)).items()
+            for name, tensor in self._locals(list(self._given)).items()
         ]
 
     def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, buffers.Array]:
-        """The parameters themselves, where they are contiguous on the CPU."""
+        """The tensors themselves, where they are contiguous on the CPU."""
         tensors, waits = {}, False
         for name, tensor in self._locals(names).items():
             if tensor.device.type == "cpu" and tensor.is_contiguous():
@@ -219,20 +310,24 @@ class _Parameters:
         """The tensors, and the local shard of each DTensor."""
         found = {}
         for name in names:
-            tensor = self._parameters[name].detach()
+            tensor = self._given[name].detach()
             found[name] = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         return found
 
 
 def _memory(tensor: torch.Tensor) -> buffers.Buffer:
+    """Tensors that are not of floats travel as bytes."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return buffers.Buffer(tensor.data_ptr(), tensor.nbytes, DType.U8, owner=tensor)
     return buffers.Buffer(
-        tensor.data_ptr(), tensor.numel(), _DTYPES[tensor.dtype], owner=tensor, shape=tensor.shape
+        tensor.data_ptr(), tensor.numel(), dtype, owner=tensor, shape=tensor.shape
     )
 
 
-_DTYPES: dict[torch.dtype, Any] = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
+_DTYPES = {
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,54 @@ def distance(diloco: pccl_train.Rounds) -> float:
     found = diloco.outer_parameters
     scaled = [found["w"] * found["scale"] - 0.5, found["b"] * found["scale"] - 2]
     return float(max(abs(each).max() for each in scaled))
+
+
+class Entry:
+    """The entry of a newcomer to a world of two; all end their training at an equal progress."""
+
+    def __init__(self, more: int) -> None:
+        self._more = more
+        self._at = 0
+        self._is_known = threading.Event()
+        self._is_called = threading.Event()
+
+    def call(self) -> None:
+        """The newcomer comes now."""
+        self._is_called.set()
+
+    def is_called(self) -> bool:
+        return self._is_called.wait()
+
+    def goes_on(self, diloco: pccl_train.Rounds, *, newcomer: bool = False) -> bool:
+        """Whether to train on: until the newcomer is in, and then `more` inner steps."""
+        if newcomer:
+            self._is_known.wait()
+        elif not self._is_known.is_set() and diloco.world_size == 3:
+            self._at = diloco.progress
+            self._is_known.set()
+        return not self._is_known.is_set() or diloco.progress < self._at + self._more
+
+
+def with_a_newcomer(
+    program: Callable[[pccl.Communicator, Entry], Any],
+    newcomer: Callable[[pccl.Communicator, Entry], Any],
+    more: int,
+) -> list[Any]:
+    """The results of two members, and of a newcomer that comes when one calls it."""
+    entry = Entry(more)
+
+    def join(token: str) -> Any:
+        entry.is_called()
+        with pccl.connect(token, bind="127.0.0.1:0") as comm:
+            return newcomer(comm, entry)
+
+    with ThreadPoolExecutor(1) as pool, pccl.LocalWorld(2) as world:
+        joined = pool.submit(join, world.coordinator.token)
+        try:
+            found = world.run(lambda comm: program(comm, entry))
+        finally:
+            entry.call()
+        return [*found, joined.result()]
 
 
 class Trained:

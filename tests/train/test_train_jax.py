@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pccl_train import SGD, Exchange
-from problems import outer_bytes
+from problems import Entry, outer_bytes, with_a_newcomer
 
 import pccl_py as pccl
 
@@ -107,3 +107,42 @@ def test_other_trees_are_refused_by_name() -> None:
         params, state = diloco.init(world.comms[0], {"a": jnp.zeros(3)})
         with pytest.raises(pccl.InvalidArgument, match="'b'"):
             diloco.step({**params, "b": jnp.zeros(2)}, state)
+
+
+def test_a_newcomer_takes_over_what_a_member_has_as_inner() -> None:
+    """As the state of an inner optimizer; what has another size is refused."""
+    diloco = pccl_train.jax.DiLoCo(sync_every=2)
+
+    def train(params: Any, state: Any, rank: int, entry: Entry) -> Any:
+        while entry.goes_on(state, newcomer=rank == 9):
+            count, mean = state.inner
+            mean = jax.tree_util.tree_map(lambda m, p: 0.9 * m + 0.1 * p, mean, params)
+            params = inner_step(params, batch(rank, state.progress), 0.1)
+            params, state = diloco.step(params, state, inner=(count + 1, mean))
+            if state.progress == 3:
+                entry.call()
+        return state.progress, int(state.inner[0])
+
+    def inner() -> Any:
+        zeros = jax.tree_util.tree_map(jnp.zeros_like, params_of(0))
+        return jnp.zeros((), jnp.int32), zeros
+
+    def program(comm: pccl.Communicator, entry: Entry) -> Any:
+        params, state = diloco.init(comm, params_of(0), inner=inner())
+        assert int(state.inner[0]) == 0
+        return train(params, state, comm.rank, entry)
+
+    def inherits(comm: pccl.Communicator, entry: Entry) -> Any:
+        params, state = diloco.init(comm, params_of(0), inner=inner())
+        count, mean = state.inner
+        assert int(count) == state.progress > 3
+        assert float(abs(mean["layers"][0][0]).max()) > 0
+        return train(params, state, 9, entry)
+
+    def differs(comm: pccl.Communicator, entry: Entry) -> None:
+        with pytest.raises(pccl.InvalidArgument, match="must be the same on all peers"):
+            diloco.init(comm, params_of(0), inner=jnp.zeros(3))
+
+    counts = with_a_newcomer(program, inherits, more=3)
+    assert len(set(counts)) == 1 and all(progress == count for progress, count in counts)
+    assert with_a_newcomer(program, differs, more=3)[2] is None

@@ -12,7 +12,7 @@ import numpy as np
 import pccl_train.numpy
 import pytest
 from pccl_train import SGD, Exchange, Privacy, Sparse
-from problems import Worker, outer_bytes, train
+from problems import Entry, Worker, outer_bytes, train, with_a_newcomer
 
 import pccl_py as pccl
 
@@ -201,6 +201,39 @@ def await_pending(comm: pccl.Communicator) -> None:
     """Until a newcomer waits to enter at the next safe point."""
     while comm.info().pending == 0:
         threading.Event().wait(0.01)
+
+
+def test_a_newcomer_whose_giver_leaves_begins_with_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Giving(pccl_train.numpy.DiLoCo):
+        def _gift(self, *, with_optimizer: bool) -> bytes:
+            self._open().close()
+            raise Left
+
+    def trained(comm: pccl.Communicator, kind: Any, entry: Entry, rank: int) -> bytes | None:
+        worker = Worker(0)
+        diloco = kind(comm, worker.parameters, sync_every=2)
+        try:
+            diloco.begin()
+            while entry.goes_on(diloco, newcomer=rank == 9):
+                worker.step()
+                diloco.step()
+                entry.call()
+        except Left:
+            return None
+        return outer_bytes(diloco)
+
+    def program(comm: pccl.Communicator, entry: Entry) -> bytes | None:
+        kind = Giving if comm.admit().rank == 0 else pccl_train.numpy.DiLoCo
+        return trained(comm, kind, entry, comm.rank)
+
+    def newcomer(comm: pccl.Communicator, entry: Entry) -> bytes | None:
+        return trained(comm, pccl_train.numpy.DiLoCo, entry, 9)
+
+    found = with_a_newcomer(program, newcomer, more=4)
+    assert found[0] is None and found[1] == found[2] is not None
+    assert "begins with its own" in caplog.text
 
 
 def test_contributions_count_by_tokens_and_a_loss_is_scaled_back_exactly() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pccl_train import Exchange
-from problems import outer_bytes
+from problems import Entry, outer_bytes, with_a_newcomer
 
 import pccl_py as pccl
 
@@ -173,7 +174,7 @@ def test_each_module_of_a_list_is_a_fragment() -> None:
 
 
 def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
-    """Parameters, the inner optimizer, and an exchange under way."""
+    """Parameters, buffers, the inner optimizer, and an exchange under way."""
 
     def run(comm: pccl.Communicator, begin: int, end: int, save_at: int = 0) -> bytes:
         net = Net(comm.rank, torch.bfloat16)
@@ -193,7 +194,7 @@ def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
                 if step + 1 == save_at:
                     diloco.save(file)
         own = b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())
-        return outer_bytes(diloco) + own
+        return outer_bytes(diloco) + own + net.calls.numpy().tobytes()
 
     for at in (5, 6, 7, 8):
         with pccl.LocalWorld(2) as world:
@@ -204,6 +205,136 @@ def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
     diloco = pccl_train.torch.DiLoCo(None, Net(0), torch.optim.SGD(Net(0).parameters(), lr=1))
     with pytest.raises(pccl.InvalidArgument, match="bad.pt"):
         diloco.load(tmp_path / "bad.pt")
+
+
+class Normed(nn.Module):
+    """With running statistics, a count of i64, and a buffer of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.register_buffer("own", torch.full((2,), float(seed)))
+        self.register_buffer("table", torch.full((3,), seed, dtype=torch.int32))
+        draw(self, seed)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.first(x))
+
+
+SHARED: dict[str, Any] = {
+    "sync_every": 4,
+    "buffers": {"*.running_*": "averaged", "norm.num_*": "synced", "table": "synced", "*": "own"},
+}
+
+
+NORM = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def values(net: nn.Module) -> dict[str, list[float]]:
+    return {name: buffer.flatten().tolist() for name, buffer in net.named_buffers()}
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_buffers_are_averaged_synced_or_own_by_name_and_a_newcomer_has_the_shared_ones(
+    delay: int,
+) -> None:
+    settings = {**SHARED, "fragments": 2, "fragment_sync_delay": delay}
+    before: list[list[float]] = [[], []]
+    seen: list[dict[str, list[float]]] = []
+
+    def train(
+        comm: pccl.Communicator, net: Any, rank: int, entry: Entry, look: Any
+    ) -> dict[str, list[float]]:
+        """The buffers at the end of the last round."""
+        ended: dict[str, list[float]] = {}
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with pccl_train.torch.DiLoCo(comm, net, optimizer, **settings) as diloco:
+            look(diloco)
+            while entry.goes_on(diloco, newcomer=rank == 9):
+                loss_of(net, rank, diloco.progress).backward()
+                if diloco.progress == 3:
+                    before[rank] = net.norm.running_mean.tolist()
+                optimizer.step()
+                optimizer.zero_grad()
+                look(diloco)
+                if diloco.position == 0:
+                    ended = values(net)
+        return ended
+
+    def program(comm: pccl.Communicator, entry: Entry) -> dict[str, list[float]]:
+        net = Normed(comm.rank)
+
+        def look(diloco: Any) -> None:
+            found = values(net)
+            if diloco.progress == 0:
+                assert found["table"] == [0, 0, 0]  # those of rank 0
+            if diloco.progress == 4:
+                average = np.mean(before, axis=0, dtype=np.float32)
+                np.testing.assert_allclose(found["norm.running_mean"], average, rtol=1e-6)
+                entry.call()
+
+        return train(comm, net, comm.rank, entry, look)
+
+    def newcomer(comm: pccl.Communicator, entry: Entry) -> dict[str, list[float]]:
+        net = Normed(9)
+        ended = train(comm, net, 9, entry, lambda _: seen.append(values(net)))
+        # At its entry it has those of members, which have taken 5 steps or more.
+        assert seen[0]["norm.num_batches_tracked"][0] >= 5
+        assert seen[0]["table"] == [0, 0, 0] and seen[0]["norm.running_mean"] != [0] * 6
+        return ended
+
+    found = with_a_newcomer(program, newcomer, more=8)
+    assert [each.pop("own") for each in found] == [[0, 0], [1, 1], [9, 9]]
+    assert found[0] == found[1] == found[2] and set(found[0]) == {"table", *NORM}
+
+
+def test_a_newcomer_takes_over_the_inner_optimizer_of_a_member_if_it_asks_for_it() -> None:
+    def train(comm: pccl.Communicator, entry: Entry, rank: int, *, inherits: bool) -> Any:
+        """The moments after each progress."""
+        net = Net(3)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        settings: dict[str, Any] = {"sync_every": 3, "inherit_optimizer": inherits}
+        moments = {}
+        with pccl_train.torch.DiLoCo(comm, net, optimizer, **settings) as diloco:
+            while entry.goes_on(diloco, newcomer=rank == 9):
+                state = optimizer.state.get(net.first.bias, {})
+                moments[diloco.progress] = state["exp_avg"].tolist() if state else None
+                loss_of(net, rank, diloco.progress).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if diloco.progress == 4:
+                    entry.call()
+        return moments
+
+    def program(comm: pccl.Communicator, entry: Entry) -> Any:
+        return train(comm, entry, comm.rank, inherits=False)
+
+    for inherits in (True, False):
+
+        def newcomer(comm: pccl.Communicator, entry: Entry) -> Any:
+            return train(comm, entry, 9, inherits=inherits)  # noqa: B023
+
+        first, second, third = with_a_newcomer(program, newcomer, more=2)
+        at = min(third)
+        assert third[at] in ((first[at], second[at]) if inherits else (None,))
+        assert None not in (first[at], second[at]) and first[at] != second[at]
+
+
+@pytest.mark.parametrize(
+    ("buffers", "word"),
+    [
+        ({"*.mean": "averaged"}, "matches none of own, table, norm.running_mean"),
+        ({"table": "averaged"}, "'table' must be of floats, not torch.int32; it may be 'synced'"),
+        ({"own": "mean"}, "'averaged', 'synced' or 'own', not 'mean'"),
+    ],
+)
+def test_buffers_that_cannot_be_shared_are_refused_by_name(
+    buffers: dict[str, Any], word: str
+) -> None:
+    net = Normed(0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1)
+    with pytest.raises(pccl.InvalidArgument, match=re.escape(word)):
+        pccl_train.torch.DiLoCo(None, net, optimizer, buffers=buffers)
 
 
 def frozen() -> Any:
