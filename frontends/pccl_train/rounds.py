@@ -25,7 +25,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -92,7 +92,10 @@ class Exchange:
     rank order, and `weights` what each counts, 0 for nothing. `lost` and `ignored` are ranks: of
     members that were lost before their contribution was complete, and of members whose
     pseudo-gradient was not finite. `norm` is that of this worker's pseudo-gradient. `waited`:
-    seconds that this worker stood still for it; `seconds`: from its beginning to its end.
+    seconds that this worker stood still for it; `seconds`: from its beginning to its end. `outcome`
+    is that of the operation with the contributions, which names the contributors of each range. It
+    is None where no contribution had a weight, where all members gave the exchange up, and for a
+    result that a checkpoint kept.
     """
 
     round: int
@@ -106,6 +109,7 @@ class Exchange:
     seconds: float
     bytes_sent: int
     bytes_received: int
+    outcome: Outcome | None
 
 
 @dataclass(eq=False)
@@ -914,6 +918,7 @@ class Rounds:
             seconds=time.monotonic() - flight.began,
             bytes_sent=0 if outcome is None else outcome.bytes_sent,
             bytes_received=0 if outcome is None else outcome.bytes_received,
+            outcome=outcome,
         )
 
     def _tag_of(self, fragment: _Fragment) -> int:
@@ -932,7 +937,7 @@ def _saved(flight: object) -> dict[str, Any] | None:
         "gradient": flight.gradient.copy(),
         "scales": [(part.start, part.stop, scale) for part, scale in flight.scales],
         "alpha": flight.alpha,
-        "told": asdict(flight.told),
+        "told": asdict(replace(flight.told, outcome=None)),
     }
 
 

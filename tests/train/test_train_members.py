@@ -137,6 +137,9 @@ def test_survivors_of_a_loss_in_a_phase_of_a_round_hold_the_same_and_lose_no_rou
     fragments = len(STREAMING["fragments"]) if method == "streaming" else 1
     assert len(first) == len(last) == ROUNDS * fragments
     assert [each.weights for each in first] == [each.weights for each in last]
+    assert [each.outcome and each.outcome.ranges for each in first] == [
+        each.outcome and each.outcome.ranges for each in last
+    ]
     # Exchanges before the loss have three contributions, exchanges after it two.
     sizes = [contributions(each) for each in first]
     assert sizes[0] == 3 and sizes[-1] == 2 and sizes == sorted(sizes, reverse=True)
