@@ -900,8 +900,9 @@ class Rounds:
     def _told(self, fragment: _Fragment, flight: _Flight) -> Exchange:
         assert flight.announcement is not None
         roster, table, outcome = flight.announcement.roster, flight.table, flight.outcome
-        contributors = () if outcome is None else outcome.contributors
         weights = tuple(float(weight) for weight in table[:, _WEIGHT])
+        # A sum has a contribution in every range, and sparse pieces have a range each.
+        is_whole = all if flight.pieces is None else any
         return Exchange(
             round=flight.round,
             fragment=fragment.number,
@@ -910,7 +911,10 @@ class Rounds:
             lost=tuple(
                 rank
                 for rank, peer in enumerate(roster.members)
-                if weights[rank] > 0 and peer not in contributors
+                if weights[rank] > 0
+                and (
+                    outcome is None or not is_whole(peer in r.contributors for r in outcome.ranges)
+                )
             ),
             ignored=tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(table[:, _SQUARES]))),
             norm=flight.norm,

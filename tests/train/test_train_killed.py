@@ -6,6 +6,7 @@ on its tag: the third announcement or contribution of a fragment.
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections import defaultdict
 from typing import Any
@@ -32,17 +33,19 @@ settings = {
 random = np.random.default_rng(number)
 parameters = {name: random.standard_normal(300_000).astype(np.float32) for name in "ab"}
 with pccl.connect(bind="127.0.0.1:0", initial_world_size=3) as comm:
-    diloco = pccl_train.numpy.DiLoCo(comm, parameters, **settings)
-    diloco.begin()
     lost = []
+    diloco = pccl_train.numpy.DiLoCo(
+        comm, parameters, on_exchange=lambda exchange: lost.extend(exchange.lost), **settings
+    )
+    diloco.begin()
     while diloco.round < 6:
         for name, value in parameters.items():
             value -= 0.1 * (value - random.random(len(value), np.float32))
         diloco.step()
-        lost += diloco.last_exchange.lost if diloco.last_exchange else ()
         print(diloco.progress, diloco.digest(), flush=True)
     diloco.finish()
     print("end", diloco.digest(), flush=True)
+    print("lost", *lost, flush=True)
 """
 
 POINTS = (
@@ -52,14 +55,23 @@ POINTS = (
     "operation.voted:3",
     "sync.offered:0",
 )
+# Partial sums are sent by an all_reduce alone: of contributions, and not of sparse ones.
+INSIDE = "operation.partial:3:0.5"
+# Few chunks in flight, so that half of an all_reduce is settled before the rest is sent.
+CHUNKS: dict[str, Any] = {"chunk_bytes": 16 << 10, "window_bytes": 64 << 10}
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("method", ["diloco", "streaming", "sparse"])
+@pytest.mark.parametrize(
+    ("method", "point"),
+    [
+        *itertools.product(("diloco", "streaming", "sparse"), POINTS),
+        *itertools.product(("diloco", "streaming"), (INSIDE,)),
+    ],
+)
 def test_survivors_of_a_kill_hold_the_same_after_every_step(
     start: Any, method: str, point: str
 ) -> None:
-    with pccl.Coordinator(heartbeat=0.1, silence=5) as coordinator:
+    with pccl.Coordinator(heartbeat=0.1, silence=5, **CHUNKS) as coordinator:
         token = {"PCCL_TOKEN": coordinator.token}
         *survivors, victim = (
             start(PROGRAM, str(number), method, **token, **fault)
@@ -70,8 +82,11 @@ def test_survivors_of_a_kill_hold_the_same_after_every_step(
         for survivor in survivors:
             assert survivor.end() == 0, survivor.errors
             for line in survivor.rest().splitlines():
-                step, digest = line.split()
-                held[step].add(digest)
+                step, *digest = line.split()
+                held[step].add(tuple(digest))
     rounds = 6 * (6 if method == "streaming" else 3)
-    assert held.keys() == {*map(str, range(1, rounds + 1)), "end"}
+    assert held.keys() == {*map(str, range(1, rounds + 1)), "end", "lost"}
     assert all(len(digests) == 1 for digests in held.values()), held
+    if point == INSIDE:
+        (lost,) = held["lost"]
+        assert len(set(lost)) == 1, "a part of its contribution has come, and not all"
