@@ -1,8 +1,7 @@
-"""The model: a byte-level language model in NumPy, with its gradients derived by hand.
+"""The model: a byte-level language model in NumPy, with its gradients derived by hand, and AdamW.
 
-It owns the arithmetic of one network and where its parameters lie in one flat array, so that a
-single all_reduce moves them all. It knows nothing of optimisers (`diloco.py`), text (`corpus.py`)
-or peers (`peer.py`).
+It owns the arithmetic of one network and of its optimizer, and where its parameters lie in one flat
+array. It knows nothing of text (`corpus.py`) or peers (`peer.py`).
 
 The network is the neural probabilistic language model of Bengio et al. (2003): the last `context`
 bytes are looked up in a table of embeddings, laid side by side, and go through one hidden layer of
@@ -17,7 +16,7 @@ tanh to the scores of the 256 possible next bytes:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,3 +142,40 @@ def log_softmax(scores: Floats) -> Floats:
     shifted = scores - scores.max(axis=-1, keepdims=True)
     result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
+
+
+@dataclass
+class AdamW:
+    """The optimizer of Loshchilov and Hutter (arXiv 1711.05101).
+
+    State: two moments per parameter, and the number of steps taken.
+    """
+
+    size: int
+    learning_rate: float = 3e-3
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    steps: int = 0
+    mean: Floats = field(init=False, repr=False)
+    square: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.mean = np.zeros(self.size, np.float32)
+        self.square = np.zeros(self.size, np.float32)
+
+    def step(self, parameters: Floats, gradient: Floats, schedule: float = 1.0) -> None:
+        """Moves `parameters` in place by one step of `schedule` times the learning rate."""
+        self.steps += 1
+        self.mean += (1 - self.beta1) * (gradient - self.mean)
+        self.square += (1 - self.beta2) * (gradient * gradient - self.square)
+        # Both moments start at zero; dividing by these takes out the bias towards it.
+        mean_weight = 1 - self.beta1**self.steps
+        square_weight = 1 - self.beta2**self.steps
+        direction = (self.mean / mean_weight) / (
+            np.sqrt(self.square / square_weight) + self.epsilon
+        )
+        rate = schedule * self.learning_rate
+        parameters *= 1 - rate * self.weight_decay
+        parameters -= rate * direction

@@ -1,9 +1,12 @@
 """One peer: the training program of the demo.
 
-It owns the loop that a user of PCCL would write: enter at the safe point, train for a while,
-average, go on. Note what is not here: nothing about peers that die. It reports what it does as JSON
-lines on its standard output, for `orchestrator.py`; the optimisers are in `diloco.py`, the network
-in `model.py`. The same for PyTorch is `peer_torch.py`, for JAX `peer_jax.py`.
+It owns the loop that a user of `pccl_train` would write: inner steps, each followed by
+`diloco.step()`. The last step of a round passes the safe point, where newcomers enter, averages the
+pseudo-gradients of all members and makes the outer step (DiLoCo, arXiv 2311.08105). Note what is
+not here: nothing about peers that die. The program reports what it does as JSON lines on its
+standard output, for `orchestrator.py`. The network and the inner optimizer are in `model.py`.
+`peer_torch.py` and `peer_jax.py` make such rounds of `pccl_torch` and `pccl_jax`, without
+`pccl_train`.
 
     python -m examples.demo.peer SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
 
@@ -11,41 +14,23 @@ in `model.py`. The same for PyTorch is `peer_torch.py`, for JAX `peer_jax.py`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from pccl_train import Nesterov
+from pccl_train.numpy import DiLoCo
 
 import pccl_py as pccl
 from examples.demo.corpus import Corpus, draw, standard_library_text
-from examples.demo.diloco import AdamW, OuterNesterov
-from examples.demo.model import Floats
-from examples.demo.settings import PROMPT, TAG_PSEUDO_GRADIENT, Settings
+from examples.demo.model import AdamW, Floats
+from examples.demo.settings import PROMPT, Settings
 
 Report = Callable[..., None]
-
-
-@dataclass
-class Shared:
-    """The state that has the same bytes on all peers, and that a newcomer must be given."""
-
-    parameters: Floats
-    outer: OuterNesterov
-    rounds_done: NDArray[np.int64]  # one element, an array so that it can travel
-
-    def digest(self) -> str:
-        """Equal on two peers exactly if their shared state is."""
-        hasher = hashlib.blake2b(digest_size=16)
-        for part in (self.parameters, self.outer.momentum, self.rounds_done):
-            hasher.update(part.data)
-        return hasher.hexdigest()
 
 
 def train(comm: pccl.Communicator, settings: Settings, index: int, report: Report) -> None:
@@ -56,74 +41,56 @@ def train(comm: pccl.Communicator, settings: Settings, index: int, report: Repor
     examination = corpus.examination(model.context, settings.examination)
     rng = np.random.default_rng((settings.seed, index))
 
-    shared = Shared(model.initial(settings.seed), OuterNesterov(model.size), np.zeros(1, np.int64))
-    state = comm.shared_state(
-        {
-            "parameters": shared.parameters,
-            "momentum": shared.outer.momentum,
-            "rounds_done": shared.rounds_done,
-        }
-    )
-    inner = AdamW(model.size)
+    parameters = model.initial(settings.seed)
     gradient = np.empty(model.size, np.float32)
+    inner = AdamW(model.size)
+    outer = Nesterov(0.7, 0.9)
+    diloco = DiLoCo(comm, model.views(parameters), sync_every=settings.steps, outer=outer)
 
-    while shared.rounds_done[0] < settings.rounds:
-        admission = comm.admit()
-        # Newcomers get what the others hold; for everybody else it is a comparison of hashes.
-        synced = state.sync()
-        if admission.changed:
-            report(
-                "admitted",
-                **describe(comm, admission),
-                revision=synced.revision,
-                leaves_moved=synced.leaves_moved,
-                sources=synced.sources,
-                digest=shared.digest(),
-                rounds_done=int(shared.rounds_done[0]),
-                held_out_loss=model.loss(shared.parameters, *examination),
-            )
-        this_round = int(shared.rounds_done[0]) + 1
+    def held() -> dict[str, Any]:
+        loss = model.loss(parameters, *examination)
+        return {"digest": diloco.digest(), "held_out_loss": loss}
+
+    diloco.begin()
+    epoch, members = 0, tuple[pccl.PeerId, ...]()
+    while diloco.round < settings.rounds:
+        if comm.epoch != epoch:
+            report("admitted", **describe(comm, members), rounds_done=diloco.round, **held())
+            epoch, members = comm.epoch, comm.members
+        this_round = diloco.round + 1
 
         report("training", round=this_round)
-        parameters = shared.parameters.copy()
-        remaining = 1 - 0.9 * float(shared.rounds_done[0]) / settings.rounds
+        remaining = 1 - 0.9 * diloco.round / settings.rounds
         train_loss = 0.0
-        for _ in range(settings.steps):
+        for step in range(1, settings.steps + 1):
             windows, targets = draw(text, model.context, settings.batch, rng)
             loss = model.loss_and_gradient(parameters, windows, targets, gradient)
             train_loss += loss / settings.steps
             warm_up = min(1.0, (inner.steps + 1) / settings.warm_up_steps)
             inner.step(parameters, gradient, schedule=warm_up * remaining)
+            if step == settings.steps:
+                report("reducing", round=this_round, train_loss=train_loss)
+            diloco.step(tokens=settings.batch)
 
-        report("reducing", round=this_round, train_loss=train_loss)
-        pseudo_gradient = shared.parameters - parameters
-        outcome = comm.all_reduce(
-            pseudo_gradient, op="avg", recovery="resume", tag=TAG_PSEUDO_GRADIENT
-        )
-        shared.outer.step(shared.parameters, pseudo_gradient)
-        shared.rounds_done += 1
+        exchange = diloco.last_exchange
+        assert exchange is not None and exchange.outcome is not None
+        cost = account(comm, exchange.outcome)
+        report("round", round=this_round, train_loss=train_loss, **held(), **cost)
 
-        report(
-            "round",
-            round=this_round,
-            train_loss=train_loss,
-            held_out_loss=model.loss(shared.parameters, *examination),
-            digest=shared.digest(),
-            **account(comm, outcome),
-        )
-
-    report("finished", digest=shared.digest(), text=sample(settings, shared.parameters))
+    diloco.finish()
+    report("finished", digest=diloco.digest(), text=sample(settings, parameters))
 
 
-def describe(comm: pccl.Communicator, admission: pccl.Admission) -> dict[str, Any]:
-    """An admission, for a report."""
+def describe(comm: pccl.Group, before: tuple[pccl.PeerId, ...]) -> dict[str, Any]:
+    """The epoch that this peer is in, for a report. `before`: the members of its last one."""
+    members = comm.members
     return {
-        "epoch": admission.epoch,
-        "rank": admission.rank,
-        "world_size": admission.world_size,
-        "members": [str(member) for member in comm.members],
-        "joined": [str(member) for member in admission.joined],
-        "left": [str(member) for member in admission.left],
+        "epoch": comm.epoch,
+        "rank": comm.rank,
+        "world_size": comm.world_size,
+        "members": [str(member) for member in members],
+        "joined": [str(member) for member in members if member not in before],
+        "left": [str(member) for member in before if member not in members],
     }
 
 

@@ -2,7 +2,7 @@
 
 It owns the same loop as `peer.py`, of which it takes all that is not JAX's: text, reports, and the
 network in NumPy for what is only looked at. The program has the steps of the inner optimiser as a
-`scan`, the average of the pseudo-gradients, and the outer step (`diloco.py`). One peer is killed
+`scan`, the average of the pseudo-gradients, and the outer step of DiLoCo. One peer is killed
 inside of it, which costs the others nothing.
 
     python -m examples.demo.peer_jax SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
@@ -27,12 +27,12 @@ import pccl_py as pccl
 from examples.demo.corpus import Corpus, draw, standard_library_text
 from examples.demo.model import Model
 from examples.demo.peer import Report, account, describe, run, sample
-from examples.demo.settings import TAG_PSEUDO_GRADIENT, Settings
+from examples.demo.settings import Settings
 
 RATE = 3e-3  # of the inner optimiser
 INNER = optax.chain(optax.scale_by_adam(b1=0.9, b2=0.99), optax.add_decayed_weights(0.01))
 OUTER = optax.chain(
-    pj_optax.average_gradients(tag=TAG_PSEUDO_GRADIENT, recovery="resume"),
+    pj_optax.average_gradients(recovery="resume"),
     optax.sgd(0.7, momentum=0.9, nesterov=True),
 )
 
@@ -123,15 +123,13 @@ class Training:
 
     def admit(self) -> None:
         """The safe point: newcomers get what the others hold."""
+        before = self.comm.members
         admission = self.comm.admit()
-        self.shared, synced = self.state.sync(self.shared, return_outcome=True)
+        self.shared = self.state.sync(self.shared)
         if admission.changed:
             self.report(
                 "admitted",
-                **describe(self.comm, admission),
-                revision=synced.revision,
-                leaves_moved=synced.leaves_moved,
-                sources=synced.sources,
+                **describe(self.comm, before),
                 digest=self.digest(),
                 rounds_done=self.this_round - 1,
                 held_out_loss=self.held_out_loss(),

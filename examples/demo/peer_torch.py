@@ -2,7 +2,7 @@
 
 It owns the same loop as `peer.py`, of which it takes all that is not PyTorch's: text, reports, and
 the network in NumPy for what is only looked at. The shared parameters are in DDP, whose gradient is
-the pseudo-gradient of a round (`diloco.py`), averaged by `pccl_torch.average_hook`.
+the pseudo-gradient of a round of DiLoCo, averaged by `pccl_torch.average_hook`.
 
     python -m examples.demo.peer_torch SETTINGS_AS_JSON INDEX     (PCCL_TOKEN says where to connect)
 
@@ -118,16 +118,13 @@ class Training:
         admission = pccl_torch.admit()
         if not admission.changed:
             return
-        synced = self.state.sync()
+        self.state.sync()
         # One bucket, so that a round has one all_reduce.
         self.ddp = DistributedDataParallel(self.shared, init_sync=False, bucket_cap_mb=25)
         self.ddp.register_comm_hook(None, self.hook)
         self.report(
             "admitted",
             **describe(admission, before),
-            revision=synced.revision,
-            leaves_moved=synced.leaves_moved,
-            sources=synced.sources,
             digest=self.state.digest(),
             rounds_done=self.state.rounds_done,
             held_out_loss=self.model.loss(self.shared.flat(), *self.examination),

@@ -11,10 +11,6 @@ from dataclasses import asdict, dataclass, field
 
 from examples.demo.model import Model
 
-# Tags keep the operations of training apart from handing over state, so that the n-th pseudo-
-# gradient of an epoch is operation n of its tag, which is how the fault point names it.
-TAG_PSEUDO_GRADIENT = 0
-
 # The training program for each framework.
 PROGRAMS = {
     "numpy": "examples.demo.peer",
@@ -95,8 +91,12 @@ class Settings:
 
     @property
     def fault_point(self) -> str:
-        """Where the victim kills itself: when half of the chunks of that all_reduce are settled."""
-        return f"operation.settled:{self.kill_sequence}:0.5"
+        """Where the victim kills itself: when half of the chunks of that all_reduce are settled.
+
+        It is at a partial sum, which an all_reduce alone sends: the all_gather by which
+        `pccl_train` announces the contributions has the same sequence, on another tag.
+        """
+        return f"operation.partial:{self.kill_sequence}:0.5"
 
     def to_json(self) -> str:
         """All fields, for a command line or a report."""

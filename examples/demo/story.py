@@ -141,20 +141,19 @@ class Story:
         known = any(e["epoch"] == event["epoch"] for p in self.peers.values() for e in p.admissions)
         peer.admissions.append(event)
         peer.state = "admitted"
-        if event["leaves_moved"] > 0:
-            self._tell(
-                event["seconds"],
-                f"{peer.name} gets parameters and momentum from {members(event['sources'])}",
-                "join",
-            )
-        if known:
-            return
-        self.held_out.setdefault(event["rounds_done"], event["held_out_loss"])
-        listed = names([self.name_of(member) for member in event["members"]])
-        sentence = f"epoch {event['epoch']}: {listed}"
-        if event["left"]:
-            sentence += f", without {names([self.name_of(member) for member in event['left']])}"
-        self._tell(event["seconds"], sentence)
+        rounds_done = event["rounds_done"]
+        if not known:
+            listed = names([self.name_of(member) for member in event["members"]])
+            sentence = f"epoch {event['epoch']}: {listed}"
+            if event["left"]:
+                left = names([self.name_of(member) for member in event["left"]])
+                sentence += f", without {left}"
+            self._tell(event["seconds"], sentence)
+        if rounds_done == 0:
+            self.held_out[0] = event["held_out_loss"]
+        elif peer.peer_id in event["joined"]:
+            sentence = f"{peer.name} gets parameters and momentum of {rounds_done} rounds"
+            self._tell(event["seconds"], sentence, "join")
 
     def _on_training(self, peer: Peer, event: Event) -> None:
         peer.state, peer.round = "training", event["round"]
@@ -208,11 +207,6 @@ class Story:
 
     def _tell(self, seconds: float, text: str, mood: str = "plain") -> None:
         self.timeline.append(Moment(seconds, text, mood))
-
-
-def members(count: int) -> str:
-    """So many of them, in words."""
-    return "1 member" if count == 1 else f"{count} members"
 
 
 def names(items: list[str]) -> str:

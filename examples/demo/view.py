@@ -200,7 +200,7 @@ def summary(story: Story, checks: list[Check], paths: Iterable[Path]) -> Rendera
     parts: list[RenderableType] = [
         panel(
             digests,
-            title="each peer, its id, and the digest of its parameters and momentum at the end",
+            title="each peer, its id, and the digest of what it holds at the end",
         ),
         panel(Group(*moments), title="what happened"),
     ]

@@ -1,4 +1,4 @@
-"""The demo's training program without any peer: gradients, optimisers, corpus.
+"""The demo's training program without any peer: gradients, the inner optimizer, corpus.
 
 The demo's use of PCCL is tested in test_demo_run.py, its judgement of itself in
 test_demo_verdict.py.
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from examples.demo.corpus import BLOCK_BYTES, HELD_OUT_EVERY, Corpus, draw, standard_library_text
-from examples.demo.diloco import AdamW, OuterNesterov
-from examples.demo.model import Model
+from examples.demo.model import AdamW, Model
 from examples.demo.settings import Settings
 
 SMALL = Model(context=3, embedding=4, hidden=5)
@@ -102,26 +101,6 @@ def test_adamw_follows_algorithm_2_of_its_paper() -> None:
         adam = m_hat / (np.sqrt(v_hat) + optimiser.epsilon)
         theta = theta - (1 / t) * 1e-2 * (adam + optimiser.weight_decay * theta)
     np.testing.assert_allclose(parameters, theta, rtol=1e-4, atol=1e-6)
-
-
-def test_outer_nesterov_looks_ahead_by_its_momentum() -> None:
-    outer = OuterNesterov(1, learning_rate=0.5, momentum_decay=0.5)
-    parameters = np.zeros(1, np.float32)
-    outer.step(parameters, np.ones(1, np.float32))  # momentum 1, step 1 + 0.5
-    np.testing.assert_array_equal(parameters, [-0.75])
-    outer.step(parameters, np.ones(1, np.float32))  # momentum 1.5, step 1 + 0.75
-    np.testing.assert_array_equal(parameters, [-1.625])
-
-
-def test_outer_rate_one_without_momentum_is_plain_averaging() -> None:
-    # DiLoCo's degenerate case: the shared parameters become the mean of the peers' parameters.
-    rng = np.random.default_rng(0)
-    shared = rng.standard_normal(8).astype(np.float32)
-    peers = [shared + rng.standard_normal(8).astype(np.float32) for _ in range(3)]
-    expected = np.mean(peers, axis=0)
-    average = np.mean([shared - peer for peer in peers], axis=0)
-    OuterNesterov(8, learning_rate=1, momentum_decay=0).step(shared, average)
-    np.testing.assert_allclose(shared, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_shards_and_the_held_out_part_divide_the_text() -> None:

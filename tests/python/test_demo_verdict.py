@@ -51,9 +51,6 @@ def admitted(index: int, epoch: int, members: list[int], seconds: float, **field
         "members": [IDS[member] for member in members],
         "joined": [],
         "left": [],
-        "revision": 1,
-        "leaves_moved": 0,
-        "sources": 0,
         "digest": f"state {epoch}",
         "rounds_done": 0,
         "held_out_loss": 5.5,
@@ -132,8 +129,7 @@ def good_events() -> list[Event]:
     events.append(of_peer(4, "connected", 4.7, peer_id=IDS[4]))
     joined = {"rounds_done": 4, "held_out_loss": 3.0, "joined": [IDS[4]]}
     events += [admitted(index, 3, [0, 1, 3, 4], 4.8, **joined) for index in (0, 1, 3)]
-    given = {**joined, "leaves_moved": 9, "sources": 3}
-    events.append(admitted(4, 3, [0, 1, 3, 4], 4.8, **given))
+    events.append(admitted(4, 3, [0, 1, 3, 4], 4.8, **joined))
     for number in (5, 6):
         events += one_round(number, [0, 1, 3, 4])
     for index in (0, 1, 3, 4):
@@ -234,7 +230,11 @@ SPOILT = {
         WENT_ON,
     ),
     "another operation is hit": (spoil(in_round(3, sequence=7), kind="round"), WENT_ON),
-    "nobody gives the state": (spoil(lambda e: {**e, "leaves_moved": 0}, 4, "admitted"), JOINED),
+    "the newcomer has a state from before it started": (
+        spoil(lambda e: {**e, "rounds_done": 3}, 4, "admitted"),
+        JOINED,
+    ),
+    "the newcomer was there before": (spoil(lambda e: {**e, "joined": []}, 0, "admitted"), JOINED),
     "the newcomer has another state": (
         spoil(lambda e: {**e, "digest": "x"}, 4, "admitted"),
         JOINED,
@@ -336,7 +336,7 @@ def test_the_orchestrator_starts_each_peer_once_and_faults_only_the_victim(tmp_p
     del processes.environments[COORDINATOR]
     for source, environment in processes.environments.items():
         assert environment["PCCL_TOKEN"] == "secret"
-        fault = "operation.settled:2:0.5" if source == "peer 2" else None
+        fault = "operation.partial:2:0.5" if source == "peer 2" else None
         assert environment.get("PCCL_FAULT_POINT") == fault
     assert "secret" not in json.dumps(story.events), "a token is nothing to write down"
 
@@ -392,7 +392,7 @@ def test_the_plain_view_tells_each_round_and_each_moment_once() -> None:
     assert sum("held-out loss" in line for line in lines) == SETTINGS.rounds
     assert len(lines) == SETTINGS.rounds + len(story.timeline)
     assert any("epoch 3: peers 0, 1, 3 and 4" in line for line in lines)
-    given = "peer 4 gets parameters and momentum from 3 members"
+    given = "peer 4 gets parameters and momentum of 4 rounds"
     assert sum(given in line for line in lines) == 1
 
 
