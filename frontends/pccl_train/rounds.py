@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl_py.buffers import Array
+from pccl_py.codec import ErrorFeedback
 from pccl_py.communicator import Group
 from pccl_py.errors import Aborted, DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError
 from pccl_py.outcome import Outcome, SyncOutcome
@@ -175,6 +176,8 @@ class _Fragment:
     # Weight of a contribution: tokens, or steps, since the parameters were last received.
     tokens: float = 0.0
     state: SharedState | None = None
+    # Error feedback keeps the losses of codecs here, while it is attached to a group.
+    losses: ErrorFeedback | None = None
     flight: _Flight | _Arrived | None = None
     captured: _Captured | None = None
     # A newcomer entered while an exchange was under way: a sync follows it.
@@ -299,19 +302,21 @@ class Rounds:
                 self._shared(fragment), name=f"{self.name}/{fragment.number}", prefetch=True
             )
             if self.method.error_feedback:
-                comm.error_feedback(tag=self._tag_of(fragment))
-        told = [self.method.told(), self.name]
+                fragment.losses = comm.error_feedback(tag=self._tag_of(fragment))
+        told = f"{self.method.told()} {self.name}"
         if self._buffers is not None:
-            told[1:1] = [
-                f"averaged={len(self._buffers.averaged)} synced={len(self._buffers.synced)}"
-            ]
-        self._clock_state = comm.shared_state({" ".join(told): self._clock}, name=self.name)
+            _, averaged, synced = self._buffers
+            told += f" buffers: {len(averaged)} averaged, {len(synced)} synced"
+        self._clock_state = comm.shared_state({told: self._clock}, name=self.name)
 
     def detach(self) -> None:
         """Lets go of the group, and forgets exchanges under way. The group stays open."""
         for fragment in self._fragments:
             if fragment.state is not None:
                 fragment.state.close()
+            if fragment.losses is not None:
+                fragment.losses.close()  # the next training has the same tags
+            fragment.losses = None
             fragment.state, fragment.captured, fragment.is_owed = None, None, False
             if isinstance(fragment.flight, _Flight):
                 fragment.flight = None  # its operation may still write to its memory
@@ -790,9 +795,8 @@ class Rounds:
             for name in ("residual", "begin", "own_momentum"):
                 vector = getattr(fragment, name)
                 kept[name] = None if vector is None else vector.copy()
-            if self.method.error_feedback and self._comm is not None:
-                feedback = self._comm.error_feedback(tag=self._tag_of(fragment))
-                kept["feedback"] = np.frombuffer(feedback.save(), np.float32)
+            if fragment.losses is not None:
+                kept["feedback"] = np.frombuffer(fragment.losses.save(), np.float32)
             fragments.append(kept)
         return {
             "settings": self.method.told(),
@@ -884,9 +888,9 @@ class Rounds:
 
     def _give_back_losses(self) -> None:
         for fragment in self._fragments:
-            losses, fragment.feedback = fragment.feedback, None
-            if losses is not None and losses.size:
-                self._open().error_feedback(tag=self._tag_of(fragment)).load(losses)
+            saved, fragment.feedback = fragment.feedback, None
+            if fragment.losses is not None and saved is not None and saved.size:
+                fragment.losses.load(saved)
 
     def _shared(self, fragment: _Fragment) -> dict[str, Any]:
         tensors: dict[str, Any] = {}

@@ -53,6 +53,13 @@ def test_all_members_have_the_same_outer_parameters_and_they_fit(
         assert each.worker.bytes() == each.outer
 
 
+def test_a_training_has_nothing_of_what_another_has_lost(world: pccl.LocalWorld) -> None:
+    """Both have a codec on the same tags of the group, and one has error feedback."""
+    train(world, 4, name="coded", **METHODS["coded"])
+    trained = train(world, 40, name="after", sync_every=6, codec="int8", fragments=3)
+    assert distance(trained[0].diloco) < 0.3
+
+
 # ---- equalities of the family ------------------------------------------------------------------
 
 
