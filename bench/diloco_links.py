@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import queue
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from rich.table import Table
 
 from bench import wan_network
 from bench.common import Row
+from bench.process import Process
 from bench.wan_network import Network
 from bench.wan_topology import Path as Way
 from bench.wan_topology import Topology
-from harness.child import Child
 from pccl_py.closing import Closing
 
 BENCH = "diloco"
@@ -80,8 +80,8 @@ class Workers(Closing):
     """The processes of one network. None outlives this. Raises RuntimeError when one fails."""
 
     def __init__(self, network: Network, parameters: int) -> None:
-        self._heard: list[queue.Queue[str | None]] = []
-        self._children: list[Child] = []
+        self._processes: list[Process] = []
+        self._read = 0  # lines of each
         try:
             for rank in range(WORKERS):
                 self._start(network, rank, parameters)
@@ -92,44 +92,37 @@ class Workers(Closing):
             raise
 
     def _start(self, network: Network, rank: int, parameters: int) -> None:
-        heard: queue.Queue[str | None] = queue.Queue()
-        child = Child(
-            [*network.prefix(rank), sys.executable, "-m", "bench.diloco_worker"],
-            heard=heard.put,
-            ended=lambda _: heard.put(None),
-            environment={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            log=sys.stderr,
-        )
-        self._heard.append(heard)
-        self._children.append(child)
+        command = [*network.prefix(rank), sys.executable, "-m", "bench.diloco_worker"]
+        process = Process(command)
+        self._processes.append(process)
         place = {"rank": rank, "world": WORKERS, "parameters": parameters}
-        child.say(json.dumps({**place, "address": wan_network.address(rank)}))
+        process.say(json.dumps({**place, "address": wan_network.address(rank)}))
 
     def ask(self, what: dict[str, Any]) -> list[dict[str, Any]]:
         """Tells all of them, and returns their answers in rank order."""
-        for child in self._children:
-            child.say(json.dumps(what))
+        for process in self._processes:
+            process.say(json.dumps(what))
         return self._reports()
 
     def _reports(self) -> list[dict[str, Any]]:
-        found = []
-        for rank, heard in enumerate(self._heard):
-            try:
-                line = heard.get(timeout=REPORT_SECONDS_MAX)
-            except queue.Empty:
-                raise RuntimeError(f"rank {rank} said nothing for too long") from None
-            if line is None:
-                raise RuntimeError(f"rank {rank} of the benchmark ended early")
-            found.append(json.loads(line))
+        found, number = [], self._read
+        for process in self._processes:
+
+            def is_there(process: Process = process) -> bool:
+                return len(process.lines) > number
+
+            process.until(is_there, "a line", REPORT_SECONDS_MAX)
+            found.append(json.loads(process.lines[number]))
+        self._read += 1
         return found
 
     def close(self) -> None:
         """Ends all of them."""
-        for child in self._children:
-            child.signal(9)
-        for child in self._children:
-            child.end()
-        self._children.clear()
+        for process in self._processes:
+            process.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.end()
+        self._processes.clear()
 
 
 def measured(program: Path, grid: Grid) -> Iterator[Row]:
