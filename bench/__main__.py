@@ -317,28 +317,37 @@ def diloco_command(
     ),
     method: Annotated[list[str] | None, typer.Option(help="May be given again.  [each]")] = None,
     part: Annotated[
-        str, typer.Option(help="quality: on real text; links: over shaped links; or all.")
-    ] = "all",
+        list[str] | None,
+        typer.Option(
+            help="quality or links; may be given again.  [quality; links take most of an hour]"
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """DiLoCo and its family: quality on real text, and time over links of 50 to 1000 Mbit/s.
+    """DiLoCo and its family: quality on real text, and time over links.
 
-    It needs torch; `links` needs what `wan` needs, root among others.
+    It needs torch; `links` needs what `wan` needs, root among others. `--method` is of
+    `quality`.
     """
-    from bench import diloco  # torch takes seconds to import
+    from bench import diloco, diloco_cases  # torch takes seconds to import
 
-    if part not in [each.value for each in diloco.Part]:
-        raise typer.BadParameter(f"{part!r} must be all, quality or links", param_hint="--part")
-    lacking = "" if part == "quality" else wan_network.missing()
+    known = [each.value for each in diloco.Part]
+    if unknown := set(part or ()) - set(known):
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: there are {', '.join(known)}", param_hint="--part"
+        )
+    parts = [diloco.Part(name) for name in part] if part else diloco.SHORT
+    lacking = wan_network.missing() if set(parts) & set(diloco.OVER_LINKS) else ""
     if lacking:
         typer.echo(lacking, err=True)
         raise typer.Exit(2)
-    unknown = set(method or ()) - set(diloco.cases(diloco.FULL))
-    if unknown:
-        known = ", ".join(diloco.cases(diloco.FULL))
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    methods = diloco_cases.cases(diloco_cases.FULL)
+    if unknown := set(method or ()) - set(methods):
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: there are {', '.join(methods)}", param_hint="--method"
+        )
     pccl_py.exit_on_sigterm()
-    diloco.run(quick=quick, part=diloco.Part(part), only=method, as_json=as_json, out=out)
+    diloco.run(quick=quick, parts=parts, only=method, as_json=as_json, out=out)
 
 
 @app.command(name="wan")
