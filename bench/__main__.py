@@ -319,14 +319,15 @@ def diloco_command(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="quality or links; may be given again.  [quality; links take most of an hour]"
+            help="quality, links or grid; may be given again.  [all but grid, which takes "
+            "most of an hour]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """DiLoCo and its family: quality on real text, and time over links.
+    """DiLoCo and its family: quality on real text, and time over links of 50 Mbit/s and up.
 
-    It needs torch; `links` needs what `wan` needs, root among others. `--method` is of
+    It needs torch; `links` and `grid` need what `wan` needs, root among others. `--method` is of
     `quality`.
     """
     from bench import diloco, diloco_cases  # torch takes seconds to import

@@ -1,8 +1,8 @@
 """diloco: what rare exchanges cost and save. The parts, in the order in which they are measured:
 
     quality    the loss and the bytes of each method, on real text (diloco_quality.py)
-    links      the share of its time that a worker computes, over many networks (diloco_links.py);
-               most of an hour
+    links      what of an exchange hides, over one slow network (diloco_links.py)
+    grid       the share of its time that a worker computes, over many networks; most of an hour
 
 Each part has a table of its own.
 """
@@ -28,10 +28,12 @@ class Part(str, Enum):
 
     QUALITY = "quality"
     LINKS = "links"
+    GRID = "grid"
 
 
-SHORT = [Part.QUALITY]
-OVER_LINKS = [Part.LINKS]
+# Those that a machine of two cores measures in a quarter of an hour.
+SHORT = [Part.QUALITY, Part.LINKS]
+OVER_LINKS = [Part.LINKS, Part.GRID]
 
 
 def run(
@@ -40,10 +42,14 @@ def run(
     """Measures the parts, of `quality` the methods of `only`; prints and writes the rows."""
     report = Report(BENCH, out, as_json=as_json)
     size = QUICK if quick else FULL
-    grid = diloco_links.QUICK if quick else diloco_links.FULL
+    grid = diloco_links.QUICK_GRID if quick else diloco_links.FULL_GRID
     measures: dict[Part, tuple[Callable[[], Iterator[Row]], Callable[[list[Row]], Table]]] = {
         Part.QUALITY: (lambda: diloco_quality.measured(size, only), diloco_quality.table),
-        Part.LINKS: (lambda: diloco_links.measured(wan_network.build(), grid), diloco_links.table),
+        Part.LINKS: (
+            lambda: diloco_links.links(wan_network.build(), size),
+            diloco_links.links_table,
+        ),
+        Part.GRID: (lambda: diloco_links.grid(wan_network.build(), grid), diloco_links.grid_table),
     }
     for part in parts:
         for row in measures[part][0]():

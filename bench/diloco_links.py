@@ -1,14 +1,26 @@
-"""diloco over shaped links: how much of its time a worker computes, and what of an exchange hides.
+"""diloco over shaped links: what of an exchange hides, and how much of its time a worker computes.
 
-Four processes in an emulated network (bench/wan), each link 80 ms and each worker with a rate of
-its own. The model is numbers, and an inner step takes a given time, so a case is as long as its
-exchanges and steps.
+Four processes (diloco_worker.py) in an emulated network (bench/wan), each worker with a rate of its
+own. The model is numbers, and an inner step takes a given time, so a case is as long as its
+exchanges and steps. The first round is not timed. Values are those of the slowest worker, or of
+the worker that sent the most.
 
-    compute_share    the time of the inner steps over all time, of the slowest worker
-    exchange         seconds of one exchange, from its beginning to its end, the longest
-    bytes_sent       by one worker, the most, headers and probes of links too
+The part "links" has the methods of diloco_cases.py over 50 Mbit/s and 100 ms, three rounds each,
+beside 20 steps of synchronous training, which are the baseline. Streaming has a delay of its own,
+which covers an exchange over this network:
 
-A round is not timed, then `rounds` are.
+    wall_of_step            seconds of an inner step, with its share of the exchanges
+    payload_bytes_of_step   bytes of tensors, the same way
+    bytes_of_step           the same with headers, announcements and probes of links
+    exchange                seconds of one exchange, from its beginning to its end, the longest
+    hidden_share            of methods that take the result of an exchange later: 1 - (wall -
+                            computation) / (the same of a run that waits for each exchange)
+
+The part "grid" has networks of 80 ms, two rounds each:
+
+    compute_share    the time of the inner steps over all time
+    exchange         as above
+    bytes_sent       in both rounds, with headers, announcements and probes of links
 """
 
 from __future__ import annotations
@@ -18,7 +30,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +38,7 @@ from rich.table import Table
 
 from bench import wan_network
 from bench.common import Row
+from bench.diloco_cases import FULL, QUICK, TORCH, WORKERS, Case, Size, cases
 from bench.process import Process
 from bench.wan_network import Network
 from bench.wan_topology import Path as Way
@@ -33,25 +46,26 @@ from bench.wan_topology import Topology
 from pccl_py.closing import Closing
 
 BENCH = "diloco"
-WORKERS = 4
-ROUND_TRIP_MS = 80.0
 STEP_SECONDS = 0.1
+LINK_MBIT, LINK_MS, ROUNDS, SYNCHRONOUS_STEPS = 50.0, 100.0, 3, 20
+PARAMETERS = {FULL: 2_500_000, QUICK: 100_000}
+GRID_MS = 80.0
 REPORT_SECONDS_MAX = 900.0
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The cases: rates in Mbit/s, inner steps of a round, and parameters."""
+    """The cases of the grid: rates in Mbit/s, inner steps of a round, and parameters."""
 
     rates: tuple[float, ...]
     rounds: tuple[int, ...]
     parameters: tuple[int, ...]
 
 
-FULL = Grid((50.0, 200.0, 1000.0), (32, 128), (25_000_000, 100_000_000))
-QUICK = Grid((50.0,), (8,), (100_000,))
+FULL_GRID = Grid((50.0, 200.0, 1000.0), (32, 128), (25_000_000, 100_000_000))
+QUICK_GRID = Grid((50.0,), (8,), (100_000,))
 
-# Methods by name; all but streaming wait for their exchanges, and hide nothing.
+# The methods of the grid; all but streaming wait for their exchanges, and hide nothing.
 METHODS: dict[str, dict[str, Any]] = {
     "f32": {},
     "int8": {"codec": "int8"},
@@ -60,16 +74,25 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def topology(mbit: float) -> Topology:
+def topology(mbit: float, round_trip_ms: float) -> Topology:
     """Four workers, each with this rate up and down."""
     pairs = itertools.permutations(range(WORKERS), 2)
-    ways = {pair: Way(delay_ms=ROUND_TRIP_MS / 2) for pair in pairs}
+    ways = {pair: Way(delay_ms=round_trip_ms / 2) for pair in pairs}
     rates = (mbit,) * WORKERS
     return Topology(rates, rates, ways, "cubic")
 
 
+def settings_in_json(case: Case) -> dict[str, Any]:
+    """Those of a method in JSON, without the outer optimizer, whose numbers take no time."""
+    made = {"sync_every": case.every, **case.settings}
+    made.pop("outer", None)
+    if "sparse" in made:
+        made["sparse"] = asdict(made["sparse"])
+    return made
+
+
 def settings_of(name: str, every: int) -> dict[str, Any]:
-    """The settings of a method with rounds of so many steps."""
+    """The settings of a method of the grid, with rounds of so many steps."""
     made = {"sync_every": every, **METHODS[name]}
     if "streaming" in name:
         made["fragment_sync_delay"] = every // 2
@@ -125,18 +148,115 @@ class Workers(Closing):
         self._processes.clear()
 
 
-def measured(program: Path, grid: Grid) -> Iterator[Row]:
-    """The rows of all cases, as they are measured."""
-    for rate, parameters in itertools.product(grid.rates, grid.parameters):
+@dataclass(frozen=True)
+class Measured:
+    """Some rounds of all workers, of the slowest: `wall` and `computed` in seconds."""
+
+    wall: float
+    computed: float
+    exchange: float
+    payload_bytes: float
+    bytes_sent: float
+
+    @property
+    def communication(self) -> float:
+        """The seconds in which the worker did not compute."""
+        return self.wall - self.computed
+
+
+def _measured(workers: Workers, asked: dict[str, Any], steps: int) -> Measured:
+    found = workers.ask({**asked, "step_seconds": STEP_SECONDS})
+    most = {key: max(each[key] for each in found) for key in found[0]}
+    return Measured(computed=steps * STEP_SECONDS, **most)
+
+
+def _rounds(workers: Workers, name: str, settings: dict[str, Any], rounds: int) -> Measured:
+    asked = {"name": name, "settings": settings, "rounds": rounds}
+    return _measured(workers, asked, rounds * settings["sync_every"])
+
+
+def links(program: Path, size: Size) -> Iterator[Row]:
+    """The rows of the part "links", as they are measured."""
+    methods = {
+        name: case
+        for name, case in cases(size).items()
+        if case.framework == TORCH and not case.muon  # the others move the same bytes
+    }
+    with (
+        Network(program, topology(LINK_MBIT, LINK_MS)) as network,
+        Workers(network, PARAMETERS[size]) as workers,
+    ):
+        base = _measured(workers, {"steps": SYNCHRONOUS_STEPS}, SYNCHRONOUS_STEPS)
+        yield from _link_rows("synchronous", base, SYNCHRONOUS_STEPS, None)
+        for name, case in methods.items():
+            settings = settings_in_json(case)
+            if "fragments" in settings:  # the exchange of one ends where that of the next begins
+                settings["fragment_sync_delay"] = case.every // settings["fragments"]
+            found = _rounds(workers, name, settings, ROUNDS)
+            yield from _link_rows(name, found, ROUNDS * case.every, base)
+            if settings.pop("fragment_sync_delay", 0):
+                settings.pop("eager", None)
+                waiting = _rounds(workers, f"{name}, waiting", settings, ROUNDS)
+                share = 1 - found.communication / waiting.communication
+                yield Row(BENCH, f"links/{name}", "hidden_share", share, "")
+
+
+def _link_rows(name: str, found: Measured, steps: int, base: Measured | None) -> Iterator[Row]:
+    """Values of an inner step, so methods can be compared."""
+    for metric, unit in (
+        ("wall", "s"),
+        ("payload_bytes", "byte"),
+        ("bytes_sent", "byte"),
+    ):
+        value = getattr(found, metric) / steps
+        key = f"{metric.removesuffix('_sent')}_of_step"
+        if base is None:
+            yield Row(BENCH, f"links/{name}", key, value, unit)
+        else:
+            theirs = getattr(base, metric) / SYNCHRONOUS_STEPS
+            yield Row(BENCH, f"links/{name}", key, value, unit, "synchronous", theirs)
+    yield Row(BENCH, f"links/{name}", "exchange", found.exchange, "s")
+
+
+def links_table(rows: list[Row]) -> Table:
+    """A line for each method."""
+    made = Table(
+        title=f"{LINK_MBIT:g} Mbit/s, {LINK_MS:g} ms, {STEP_SECONDS:g} s a step",
+        title_justify="left",
+    )
+    for heading in ("method", "ms a step", "faster by", "less payload by", "exchange, s", "hidden"):
+        made.add_column(heading, justify="left" if heading == "method" else "right")
+    by_name = {(row.case, row.metric): row for row in rows}
+    for case in dict.fromkeys(row.case for row in rows if row.case.startswith("links/")):
+        wall, payload = (by_name[case, f"{name}_of_step"] for name in ("wall", "payload_bytes"))
+        hidden = by_name.get((case, "hidden_share"))
+        made.add_row(
+            case.removeprefix("links/"),
+            f"{1e3 * wall.value:,.0f}",
+            *("" if not row.ratio else f"{1 / row.ratio:,.0f}" for row in (wall, payload)),
+            f"{by_name[case, 'exchange'].value:.2f}",
+            "" if hidden is None else f"{hidden.value:.0%}",
+        )
+    return made
+
+
+def grid(program: Path, asked: Grid) -> Iterator[Row]:
+    """The rows of the part "grid", as they are measured."""
+    for rate, parameters in itertools.product(asked.rates, asked.parameters):
         with (
-            Network(program, topology(rate)) as network,
+            Network(program, topology(rate, GRID_MS)) as network,
             Workers(network, parameters) as workers,
         ):
-            for name, every in itertools.product(METHODS, grid.rounds):
-                yield from _case(workers, rate, parameters, name, every)
+            for name, every in itertools.product(METHODS, asked.rounds):
+                millions = parameters // 1_000_000 or parameters / 1e6
+                case = f"grid/{rate:g}Mbit/{millions:g}M/H{every}/{name}"
+                found = _rounds(workers, case, settings_of(name, every), 2)
+                yield Row(BENCH, case, "compute_share", found.computed / found.wall, "")
+                yield Row(BENCH, case, "exchange", found.exchange, "s")
+                yield Row(BENCH, case, "bytes_sent", found.bytes_sent, "byte")
 
 
-def table(rows: list[Row]) -> Table:
+def grid_table(rows: list[Row]) -> Table:
     """The share of its time that a worker computes: a line for each network and size."""
     made = Table(title=f"share of time that a worker computes, {STEP_SECONDS:g} s a step")
     for heading in ("Mbit/s, parameters, steps", *METHODS):
@@ -145,22 +265,7 @@ def table(rows: list[Row]) -> Table:
     for line in dict.fromkeys(case.rpartition("/")[0] for case in shares):
         cells = (shares.get(f"{line}/{name}") for name in METHODS)
         made.add_row(
-            line.removeprefix("links/").replace("/", " "),
+            line.removeprefix("grid/").replace("/", " "),
             *("" if share is None else f"{share:.0%}" for share in cells),
         )
     return made
-
-
-def _case(workers: Workers, rate: float, parameters: int, name: str, every: int) -> Iterator[Row]:
-    case = f"links/{rate:g}Mbit/{parameters // 1_000_000 or parameters / 1e6:g}M/H{every}/{name}"
-    rounds = 2
-    asked = {
-        "name": case, "settings": settings_of(name, every), "step_seconds": STEP_SECONDS,
-        "rounds": rounds,
-    }  # fmt: skip
-    found = workers.ask(asked)
-    wall = max(each["wall"] for each in found)
-    computed = rounds * every * STEP_SECONDS
-    yield Row(BENCH, case, "compute_share", computed / wall, "")
-    yield Row(BENCH, case, "exchange", max(each["exchange"] for each in found), "s")
-    yield Row(BENCH, case, "bytes_sent", max(each["bytes_sent"] for each in found), "byte")

@@ -7,6 +7,7 @@ of the emulated network and talks to it in JSON lines, on standard input and out
     {"token": ...}, or null where another process says it               then all are connected
     {"token": ...}                                                      that of the run
     {"name": ..., "settings": {...}, "step_seconds": ..., "rounds": ...}    one training; its result
+    {"steps": ..., "step_seconds": ...}                         a synchronous one; its result
 
 An inner step takes a given time and moves nothing; before each exchange the parameters are moved by
 random numbers, as codecs need. So what is measured is the exchange, and the kernels around it.
@@ -44,7 +45,10 @@ def main() -> None:
         comm.admit()
         _say({"connected": True})
         while (asked := _read()) is not None:
-            _say(trained(comm, parameters, push, asked))
+            if "steps" in asked:
+                _say(synchronous(comm, parameters, asked))
+            else:
+                _say(trained(comm, parameters, push, asked))
     if coordinator is not None:
         coordinator.close()
 
@@ -71,14 +75,32 @@ def trained(comm: Any, parameters: Any, push: Any, asked: dict[str, Any]) -> dic
         time.sleep(seconds)
         diloco.step()
     wall = time.monotonic() - began
-    sent = comm.info().bytes_sent - before
+    sent, payload = comm.info().bytes_sent - before, sum(each.bytes_sent for each in told)
     diloco.finish()
     diloco.detach()
     return {
         "wall": wall,
-        "waited": sum(each.waited for each in told),
         "exchange": max(each.seconds for each in told),
+        "payload_bytes": payload,
         "bytes_sent": sent,
+    }
+
+
+def synchronous(comm: Any, parameters: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Averages as many numbers as the parameters have in every step, after one not timed."""
+    values = list(parameters.values())
+    comm.all_reduce(values, op="avg")
+    comm.barrier()
+    began, before = time.monotonic(), comm.info().bytes_sent
+    outcomes = []
+    for _ in range(asked["steps"]):
+        time.sleep(asked["step_seconds"])
+        outcomes.append(comm.all_reduce(values, op="avg"))
+    return {
+        "wall": time.monotonic() - began,
+        "exchange": max(each.duration for each in outcomes),
+        "payload_bytes": sum(each.bytes_sent for each in outcomes),
+        "bytes_sent": comm.info().bytes_sent - before,
     }
 
 

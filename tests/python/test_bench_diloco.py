@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import diloco_links
-from bench.diloco_cases import JAX, QUICK, TORCH, cases
+from bench.diloco_cases import FULL, JAX, QUICK, TORCH, cases
 
 pytest.importorskip("torch")
 pytest.importorskip("optax")
@@ -64,14 +65,19 @@ def test_the_model_and_the_optimizer_in_jax_are_those_in_torch() -> None:
         np.testing.assert_allclose(moved[clear], wanted[clear], rtol=1e-2)
 
 
-def test_the_settings_of_a_grid_are_those_of_methods() -> None:
+def test_the_settings_over_links_are_those_of_methods() -> None:
     from pccl_train import Method
 
     from bench import diloco_worker
 
     for name in diloco_links.METHODS:
-        for every in diloco_links.FULL.rounds:
+        for every in diloco_links.FULL_GRID.rounds:
             asked = json.loads(json.dumps(diloco_links.settings_of(name, every)))
             method = Method(**diloco_worker.settings_of(asked))
             assert method.sync_every == every
             assert (method.fragment_sync_delay > 0) == ("streaming" in name)
+    for name, case in cases(FULL).items():
+        asked = json.loads(json.dumps(diloco_links.settings_in_json(case)))
+        method = Method(**diloco_worker.settings_of(asked))
+        wanted = Method(sync_every=case.every, **case.settings)
+        assert replace(method, outer=wanted.outer) == wanted, name
