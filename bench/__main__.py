@@ -319,13 +319,13 @@ def diloco_command(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="quality, links or grid; may be given again.  [all but grid, which takes "
+            help="quality, losses, links or grid; may be given again.  [all but grid, which takes "
             "most of an hour]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """DiLoCo and its family: quality on real text, and time over links of 50 Mbit/s and up.
+    """DiLoCo and its family: quality on real text, losses, and time over links of 50 Mbit/s and up.
 
     It needs torch; `links` and `grid` need what `wan` needs, root among others. `--method` is of
     `quality`.

@@ -1,6 +1,7 @@
 """diloco: what rare exchanges cost and save. The parts, in the order in which they are measured:
 
     quality    the loss and the bytes of each method, on real text (diloco_quality.py)
+    losses     a worker that is killed, and another that enters (diloco_losses.py)
     links      what of an exchange hides, over one slow network (diloco_links.py)
     grid       the share of its time that a worker computes, over many networks; most of an hour
 
@@ -10,12 +11,13 @@ Each part has a table of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from rich.table import Table
 
-from bench import diloco_links, diloco_quality, wan_network
+from bench import diloco_links, diloco_losses, diloco_quality, wan_network
 from bench.common import Row
 from bench.diloco_cases import FULL, QUICK
 from bench.report import Report
@@ -27,12 +29,13 @@ class Part(str, Enum):
     """The parts of the benchmark."""
 
     QUALITY = "quality"
+    LOSSES = "losses"
     LINKS = "links"
     GRID = "grid"
 
 
 # Those that a machine of two cores measures in a quarter of an hour.
-SHORT = [Part.QUALITY, Part.LINKS]
+SHORT = [Part.QUALITY, Part.LOSSES, Part.LINKS]
 OVER_LINKS = [Part.LINKS, Part.GRID]
 
 
@@ -42,9 +45,12 @@ def run(
     """Measures the parts, of `quality` the methods of `only`; prints and writes the rows."""
     report = Report(BENCH, out, as_json=as_json)
     size = QUICK if quick else FULL
+    # Small steps, but as many: a newcomer takes time to enter.
+    trained = replace(size, steps=FULL.steps)
     grid = diloco_links.QUICK_GRID if quick else diloco_links.FULL_GRID
     measures: dict[Part, tuple[Callable[[], Iterator[Row]], Callable[[list[Row]], Table]]] = {
         Part.QUALITY: (lambda: diloco_quality.measured(size, only), diloco_quality.table),
+        Part.LOSSES: (lambda: diloco_losses.measured(trained), diloco_losses.table),
         Part.LINKS: (
             lambda: diloco_links.links(wan_network.build(), size),
             diloco_links.links_table,

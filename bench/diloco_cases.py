@@ -1,6 +1,7 @@
 """The methods of `bench diloco`, and how much each of them trains.
 
-It owns the settings alone, and needs no framework. diloco_quality.py trains them.
+It owns the settings alone, and needs no framework. diloco_quality.py trains all of the methods,
+diloco_losses.py the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A worker of `bench diloco` that trains the GPT of the examples with PyTorch, and its text.
 
 A worker is a model with its inner optimizers. It knows nothing of seeds and warm-ups, which are
-diloco_quality.py's. diloco_jax.py is the same worker in JAX.
+diloco_quality.py's, nor of processes, which are diloco_losses.py's. diloco_jax.py is the same
+worker in JAX.
 """
 
 from __future__ import annotations

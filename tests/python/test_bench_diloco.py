@@ -16,7 +16,9 @@ from bench.diloco_cases import FULL, JAX, QUICK, TORCH, cases
 
 pytest.importorskip("torch")
 pytest.importorskip("optax")
-from bench import diloco_gpt, diloco_jax
+from bench import diloco_gpt, diloco_jax, diloco_losses
+from bench.diloco_losses import Round, Survivor
+from bench.diloco_losses_worker import LOST
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.long
@@ -63,6 +65,29 @@ def test_the_model_and_the_optimizer_in_jax_are_those_in_torch() -> None:
         moved = np.asarray(theirs.params[name]) - before[name].numpy()
         wanted = (value.detach() - before[name]).numpy()
         np.testing.assert_allclose(moved[clear], wanted[clear], rtol=1e-2)
+
+
+def survivor(loss: float, ends: list[float], discarded: int | None = None) -> Survivor:
+    """A worker whose rounds ended at these times, one of them perhaps for nothing."""
+    told = [Round(at, number != discarded, 4) for number, at in enumerate(ends)]
+    return Survivor(loss, 0.0, told)
+
+
+def test_a_loss_costs_the_time_between_two_rounds_that_moved_the_parameters() -> None:
+    undisturbed = [survivor(2.0, [1, 2, 3, 4, 5])]
+    kept = [survivor(2.1, [1, 2, 3.5, 4.5, 5.5]), survivor(2.1, [1, 2, 3.4, 4.5, 5.5])]
+    found = diloco_losses.cost(undisturbed, kept)
+    assert (found.loss, found.undisturbed) == (2.1, 2.0)
+    assert (found.seconds, found.rounds, found.discarded) == (1.5, 1.5, 0)
+    lost = [*kept, survivor(2.1, [1, 2, 3, 4.5, 5.5], discarded=LOST)]
+    found = diloco_losses.cost(undisturbed, lost)
+    assert (found.seconds, found.rounds, found.discarded) == (2.5, 2.5, 1)
+
+
+def test_a_loss_without_an_entry_has_no_cost() -> None:
+    three = [Round(float(number), True, 4 if number < LOST else 3) for number in range(5)]
+    with pytest.raises(RuntimeError, match="newcomer"):
+        diloco_losses.cost([survivor(2.0, [1, 2, 3, 4, 5])], [Survivor(2.0, 0.0, three)])
 
 
 def test_the_settings_over_links_are_those_of_methods() -> None:
