@@ -29,6 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def _trained(
         founders = [start(n, n, dies=disturbed and n == last) for n in range(WORKERS)]
         newcomers = [start(WORKERS, last, dies=False)] if disturbed else []
         for process in (*founders, *newcomers):
-            process.until(lambda process=process: bool(process.lines), "that it is ready")
+            process.until(partial(bool, process.lines), "that it is ready")
         for process in founders:
             process.say("begin")
         if not disturbed:

@@ -91,7 +91,7 @@ class Run(Generic[WorkerType]):
         """The rest of the steps by a method, or with every gradient averaged."""
         size, text = self._size, self._text
 
-        def program(comm: pccl.Communicator) -> tuple[Trained, list[Exchange]]:
+        def program(comm: pccl.Communicator) -> Trained:
             worker = copy.deepcopy(self.warm)
             batches = text.batches(comm.rank, 100 * self._seed)
             told: list[Exchange] = []
