@@ -1,7 +1,7 @@
 """A small GPT over bytes, and text to train it with: the Python files of the standard library.
 
 It is what the examples of low-communication training train: streaming_diloco.py, torch_diloco.py,
-muloco.py and sparseloco.py.
+muloco.py, sparseloco.py and dp_lora.py.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class SmallGPT(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
 
 
-def batches(seed: int) -> Iterator[Tensor]:
-    """(BATCH, CONTEXT + 1) bytes each, from files that no other worker of few takes first."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[WORKER % 4 :: 4]
+def batches(seed: int, share: int = WORKER) -> Iterator[Tensor]:
+    """(BATCH, CONTEXT + 1) bytes each, from a quarter of the files, which `share` chooses."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[share % 4 :: 4]
     text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(seed)
     while True:
