@@ -50,7 +50,7 @@ class Adapted(nn.Module):
 def base() -> SmallGPT:
     """A model of public text, the same at all workers: a real program downloads one."""
     torch.manual_seed(0)
-    model, text = SmallGPT(layers=1), batches(0, share=0)
+    model, text = SmallGPT(layers=1), batches(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(120):
         model(next(text)).backward()

@@ -1,7 +1,7 @@
 """A small GPT over bytes, and text to train it with: the Python files of the standard library.
 
 It is what the examples of low-communication training train: streaming_diloco.py, torch_diloco.py,
-muloco.py, sparseloco.py and dp_lora.py.
+muloco.py, sparseloco.py, pipeline_sparseloco.py and dp_lora.py.
 """
 
 from __future__ import annotations
@@ -41,6 +41,17 @@ class Block(nn.Module):
         return mixed
 
 
+class Embedding(nn.Module):
+    """forward: (batch, CONTEXT, width) of (batch, CONTEXT + 1) bytes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
+
+    def forward(self, text: Tensor) -> Any:
+        return self.bytes(text[:, :-1]) + self.places.weight
+
+
 class SmallGPT(nn.Module):
     """137,000 parameters by default.
 
@@ -49,20 +60,24 @@ class SmallGPT(nn.Module):
 
     def __init__(self, width: int = 64, layers: int = 2) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
+        self.embedding = Embedding(width)
         self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
         self.head = nn.Linear(width, 256)
 
     def forward(self, text: Tensor) -> Any:
-        x = self.bytes(text[:, :-1]) + self.places.weight
+        x = self.embedding(text)
         for block in self.blocks:
             x = block(x)
+        return self.loss(x, text)
+
+    def loss(self, x: Tensor, text: Tensor) -> Any:
+        """The loss, from the activations behind the last block."""
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
 
 
-def batches(seed: int, share: int = WORKER) -> Iterator[Tensor]:
-    """(BATCH, CONTEXT + 1) bytes each, from a quarter of the files, which `share` chooses."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[share % 4 :: 4]
+def batches(seed: int) -> Iterator[Tensor]:
+    """(BATCH, CONTEXT + 1) bytes each, from a quarter of the files; seeds 0 to 3 have different."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[seed % 4 :: 4]
     text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(seed)
     while True:
