@@ -17,17 +17,29 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.long
 
 
-def said_by(count: int, name: str, *arguments: str, **environment: str) -> str:
-    """The output of so many processes of an example."""
-    file = ROOT / "examples" / f"{name}.py"
-    assert len(file.read_text("utf-8").splitlines()) < 120
-    command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", str(count), "--", sys.executable]
+def run(
+    count: int, command: list[str], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """So many processes of a command, some of which end with 0."""
+    run = [sys.executable, "-m", "pccl_py.cli", "run", "-n", str(count), "--", *command]
     done = subprocess.run(
-        [*command, str(file), *arguments],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=250,
+        run, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+def program(name: str, *arguments: str) -> list[str]:
+    """The command of an example."""
+    file = ROOT / "examples" / f"{name}.py"
+    assert len(file.read_text("utf-8").splitlines()) < 120
+    return [sys.executable, str(file), *arguments]
+
+
+def said_by(count: int, name: str, *arguments: str, **environment: str) -> str:
+    """The output of so many processes of an example."""
+    return run(count, program(name, *arguments), environment).stdout
 
 
 def ends(name: str, *arguments: str, **environment: str) -> list[tuple[str, str]]:
@@ -114,3 +126,20 @@ def test_machines_that_send_one_byte_a_step_learn_and_hold_the_same() -> None:
     ends = re.findall(r"step 900: 3 machines, (\d+)% right, digest (\w{8})", said)
     assert len(ends) == 3 and len({digest for _, digest in ends}) == 1
     assert all(int(right) > 88 for right, _ in ends), ends
+
+
+def test_stages_train_beside_a_whole_replica_and_a_lost_one_ends_its_replica_alone() -> None:
+    pytest.importorskip("torch")
+    # The last stage of the third replica dies as it calls a message of its twentieth step.
+    fault = 'test $RANK != 4 || export PCCL_FAULT_POINT=operation.called:20; exec "$@"'
+    done = run(5, ["sh", "-c", fault, "sh", *program("pipeline_sparseloco", "90")], {})
+    digests: dict[str, list[str]] = {}
+    for part, digest in re.findall(r"\[[012]\] end: (\w+) (\w{32})", done.stdout):
+        digests.setdefault(part, []).append(digest)
+    counts = {part: len(found) for part, found in digests.items()}
+    assert counts == {"embedding": 3, "front": 2, "back": 2}, done.stdout
+    assert all(len(set(found)) == 1 for found in digests.values()), digests
+    losses = dict(re.findall(r"\[(\d)\] end: loss ([\d.]+)", done.stdout))
+    assert losses.keys() == {"0", "2"} and max(map(float, losses.values())) < 4, losses
+    assert "process 4 was killed by SIGKILL" in done.stderr, done.stderr
+    assert "[3] pccl_py.errors.Aborted: send to rank" in done.stderr, done.stderr
