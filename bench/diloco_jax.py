@@ -28,7 +28,7 @@ adamw = optax.adamw(diloco_gpt.LEARNING_RATE, weight_decay=1e-2)
 
 def loss_of(params: Any, text: Any) -> Any:
     """The mean loss in nats a byte of (batch, CONTEXT + 1) bytes."""
-    x = params["bytes.weight"][text[:, :-1]] + params["places.weight"]
+    x = params["embedding.bytes.weight"][text[:, :-1]] + params["embedding.places.weight"]
     block = 0
     while f"blocks.{block}.norm.weight" in params:
         x = _block(params, f"blocks.{block}", x)

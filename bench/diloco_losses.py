@@ -29,7 +29,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,19 +163,23 @@ def _trained(
         founders = [start(n, n, dies=disturbed and n == last) for n in range(WORKERS)]
         newcomers = [start(WORKERS, last, dies=False)] if disturbed else []
         for process in (*founders, *newcomers):
-            process.until(partial(bool, process.lines), "that it is ready")
+            _await_lines(process, 1)
         for process in founders:
             process.say("begin")
         if not disturbed:
             return [_survivor(process) for process in founders]
         *survivors, victim = founders
         before = 2 + LOST  # lines: it is ready, it has begun, and the rounds
-        survivors[0].until(lambda: len(survivors[0].lines) > before, "a round", SECONDS_MAX)
+        _await_lines(survivors[0], before + 1)
         newcomers[0].say("begin")
         found = [_survivor(process) for process in survivors]
         if len(victim.lines) != before:
             raise RuntimeError(f"a worker was to be killed in round {LOST}: {victim.lines}")
         return found
+
+
+def _await_lines(process: Process, count: int) -> None:
+    process.until(lambda: len(process.lines) >= count, f"{count} lines", SECONDS_MAX)
 
 
 def _survivor(process: Process) -> Survivor:
