@@ -31,7 +31,7 @@ pub const Sparse = struct {
 
     /// Null if it can be used, else what is wrong.
     pub fn problem(sparse: Sparse) ?[]const u8 {
-        if (sparse.chunk == 0 or sparse.chunk > chunk_max) return "a chunk has 1 to 4096 elements";
+        if (sparse.chunk > chunk_max) return "a chunk has 1 to 4096 elements";
         if (sparse.kept == 0 or sparse.kept > sparse.chunk)
             return "of each chunk at least one element is kept, and at most all";
         return null;
@@ -215,6 +215,17 @@ fn expect_decoded(sparse: Sparse, input: []const f32, wanted: []const f32) !void
     try testing.expectEqualSlices(f32, wanted, sum);
 }
 
+test "a chunk has 1 to 4096 elements, of which at least one and at most all are kept" {
+    for ([_]Sparse{
+        .{ .chunk = 4097, .kept = 1 },
+        .{ .chunk = 0, .kept = 0 },
+        .{ .chunk = 0, .kept = 1 },
+        .{ .chunk = 9, .kept = 10 },
+        .{ .kept = 0 },
+    }) |bad| try testing.expect(bad.problem() != null);
+    try testing.expectEqual(null, (Sparse{ .chunk = 9, .kept = 9 }).problem());
+}
+
 test "the greatest elements of each chunk are kept, as the mean of those of their code" {
     const input = [_]f32{ 0.1, -4, 0.2, 1, 2, 0, -0.5, 0.25, 3 };
     // The kept ones of the first chunk are -4 and 1, of the second 2 and -0.5, then 3 alone.
@@ -222,6 +233,13 @@ test "the greatest elements of each chunk are kept, as the mean of those of thei
     const four: Sparse = .{ .chunk = 8, .kept = 4 };
     // 4 and 2 are above the mean, 1.875, and 3 is theirs; that of 1 and 0.5 is 0.75.
     try expect_decoded(four, input[0..8], &.{ 0, -3, 0, 0.75, 3, 0, -0.75, 0 });
+}
+
+test "equal magnitudes have the smaller code, and the greater one stands for zero" {
+    const input = [_]f32{ 2, -2 };
+    var piece: [5]u8 = undefined;
+    encode(.{ .chunk = 2, .kept = 2 }, &piece, @ptrCast(&input), input.len);
+    try testing.expectEqualSlices(u8, &.{ 0, 0x40, 0, 0, 0b1000 }, &piece);
 }
 
 test "floats that are all kept are the array" {
