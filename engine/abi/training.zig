@@ -4,6 +4,7 @@
 //! and docs/TRAINING.md says what it is for.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
 const number = @import("number.zig");
@@ -272,6 +273,67 @@ test "a round of two workers" {
     try expect_equal([_]f32{ 0, 3, 3 }, worker);
 }
 
+test "a step of adam" {
+    var outer = [_]f32{3};
+    var mean = [_]f32{1};
+    var square = [_]f32{1};
+    const gradient = [_]f32{2};
+    const options: OuterOptions =
+        .{ .rule = 2, .learning_rate = 1, .beta1 = 0.5, .beta2 = 0.75, .epsilon = 2, .step = 2 };
+    try expect_equal(.ok, pccl_outer_step(&outer, &mean, &square, &gradient, 1, &options));
+    try expect_equal(1.5, mean[0]); // 0.5 * 1 + 0.5 * 2
+    try expect_equal(1.75, square[0]); // 0.75 * 1 + 0.25 * 2 * 2
+    // 1.5 / (1 - 0.5^2) is 2, and so is the root of 1.75 / (1 - 0.75^2).
+    try expect_equal(3.0 - 2.0 / (2.0 + 2.0), outer[0]);
+}
+
+test "a caller need not have moments that the rule has not, nor ask for squares" {
+    var outer = [_]f32{3};
+    const worker = [_]f32{2};
+    try expect_equal(.ok, pccl_outer_step(&outer, null, null, &worker, 1, &.{
+        .rule = 0,
+        .learning_rate = 1,
+        .step = 0, // of adam alone
+    }));
+    try expect_equal(1, outer[0]);
+    try expect_equal(.ok, pccl_outer_difference(&outer, &worker, 0, 1, &outer, null));
+    try expect_equal(-1, outer[0]);
+}
+
+test "a thread that flushes subnormals gets the bytes of others, and its mode back" {
+    if (builtin.cpu.arch != .x86_64 and builtin.cpu.arch != .aarch64) return;
+    const mode = kernels.float_mode.read();
+    defer kernels.float_mode.write(mode);
+    const flushes = mode | @as(u64, if (builtin.cpu.arch == .x86_64) 1 << 15 else 1 << 24);
+    const tiny = std.math.floatMin(f32) / 8;
+    const once = [_]f32{tiny};
+    const twice = [_]f32{2 * tiny};
+    const sgd: OuterOptions = .{ .rule = 0, .learning_rate = 1 };
+    var difference: [1]f32 = undefined;
+    var mixed = twice;
+    var moved = twice;
+    var piece: [5]u8 = undefined;
+    var sum = once;
+    for (0..5) |index| {
+        kernels.float_mode.write(flushes);
+        const result = switch (index) {
+            0 => pccl_outer_difference(&twice, &once, 0, 1, &difference, null),
+            1 => pccl_outer_mix(&mixed, 0, &twice, 1, 0.5),
+            2 => pccl_outer_step(&moved, null, null, &once, 1, &sgd),
+            3 => pccl_sparse_encode(&twice, 1, null, &piece),
+            else => pccl_sparse_add(&sum, 1, null, &piece, 1),
+        };
+        const after = kernels.float_mode.read();
+        kernels.float_mode.write(mode);
+        try expect_equal(.ok, result);
+        try expect_equal(flushes, after);
+    }
+    try expect_equal(once, difference);
+    try expect_equal(twice, mixed);
+    try expect_equal(once, moved);
+    try expect_equal([_]f32{3 * tiny}, sum);
+}
+
 test "the powers of adam's betas" {
     try expect_equal(@as(f32, 1) - 0.9, weight_of(0.9, 1));
     try std.testing.expectApproxEqAbs(0.19, weight_of(0.9, 2), 1e-6);
@@ -305,6 +367,8 @@ test "bad arguments are refused by name, and nothing is written" {
         .{ "learning_rate", .{ .learning_rate = -1 } },
         .{ "momentum", .{ .momentum = std.math.inf(f32) } },
         .{ "beta1", .{ .rule = 2, .beta1 = 1 } },
+        .{ "beta2", .{ .rule = 2, .beta2 = 1 } },
+        .{ "epsilon", .{ .rule = 2, .epsilon = -1 } },
         .{ "step", .{ .rule = 2, .step = 0 } },
         .{ "scale", .{ .scale = std.math.nan(f32) } },
         .{ "size", .{ .size = 3 } },
@@ -313,10 +377,17 @@ test "bad arguments are refused by name, and nothing is written" {
         try expect_refused(case[0], pccl_outer_step(&x, &x, &x, &x, 2, &case[1]));
     const adam: OuterOptions = .{ .rule = 2 };
     try expect_refused("second_moment", pccl_outer_step(&x, &x, null, &x, 2, &adam));
-    for ([_]SparseOptions{ .{ .chunk = 4097 }, .{ .chunk = 9, .kept = 10 } }) |bad| {
+    for ([_]SparseOptions{
+        .{ .chunk = 4097 },
+        .{ .chunk = 9, .kept = 10 },
+        .{ .chunk = (1 << 16) + 9, .kept = 1 },
+        .{ .kept = (1 << 16) + 1 },
+    }) |bad| {
         try expect_equal(0, pccl_sparse_bytes(&bad, 2));
         try expect_refused("chunk", pccl_sparse_encode(&x, 2, &bad, &piece));
     }
+    try expect_equal(4 + 3, pccl_sparse_bytes(&.{ .chunk = 9 }, 9)); // all of them are kept
+    try expect_equal(0, pccl_sparse_bytes(null, std.math.maxInt(u64)));
     try expect_refused("values 3", pccl_sparse_encode(&x, 2, &.{ .values = 3 }, &piece));
     try expect_refused("piece", pccl_sparse_add(&x, 2, null, null, 1));
     const few: SparseOptions = .{ .kept = 1 };
