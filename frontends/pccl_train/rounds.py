@@ -303,7 +303,7 @@ class Rounds:
             )
             if self.method.error_feedback:
                 fragment.losses = comm.error_feedback(tag=self._tag_of(fragment))
-        told = f"{self.method.told()} {self.name}"
+        told = self.method.told()
         if self._buffers is not None:
             _, averaged, synced = self._buffers
             told += f" buffers: {len(averaged)} averaged, {len(synced)} synced"
@@ -341,7 +341,7 @@ class Rounds:
         if not self._clock[2]:
             self._share_buffers()  # of members that begin together
         position = self.position
-        if is_new and self._clock[2]:
+        if self._clock[2]:
             self._exchange_at(position)
         while any(f.is_owed and f.flight is None for f in self._fragments):
             position = position % self.method.sync_every + 1
@@ -396,8 +396,7 @@ class Rounds:
         """Ends the training, at the same step on all members: takes the results of all exchanges
         under way, and sets the worker's parameters to the outer ones."""
         for fragment in self._fragments:
-            if fragment.flight is not None:
-                self._land(fragment)
+            self._land(fragment)
             self._receive(fragment)
 
     # ---- one position -------------------------------------------------------------------------
@@ -410,8 +409,7 @@ class Rounds:
         for fragment in starting:
             self._capture(fragment)
         for p in self._schedule.ending(position):
-            if self._fragments[p].flight is not None or self._fragments[p].is_owed:
-                self._land(self._fragments[p])
+            self._land(self._fragments[p])
         if self.method.eager:
             for fragment in starting:
                 self._go_ahead(fragment)
@@ -564,7 +562,7 @@ class Rounds:
         squares = 0.0
         for tensor, part in fragment.layout.places():
             squares += difference(begin[part], arrays[tensor.name], gradient[part])
-        if fragment.residual is not None and np.isfinite(squares) and fragment.tokens:
+        if fragment.residual is not None:
             assert self.method.sparse is not None
             gradient += np.float32(self.method.sparse.decay) * fragment.residual
         # The weight is taken with it: what follows may begin to count anew.
@@ -575,7 +573,6 @@ class Rounds:
         comm = self._open()
         # A newcomer that has entered at this position has none.
         gradient, squares, weight = fragment.captured or _Captured(fragment.take(), 0.0, 0.0)
-        fragment.captured = None
         is_good = bool(np.isfinite(squares))
         if not is_good:
             _log.warning(
@@ -623,7 +620,7 @@ class Rounds:
             return
         self._share = float(table[rank, _WEIGHT] / flight.total)
         privacy = self.method.privacy
-        if privacy is not None and self._share:
+        if privacy is not None:
             counted = int((table[:, _WEIGHT] > 0).sum())
             privacy.cover(flight.gradient, flight.norm, counted, self._random)
         self._send(fragment, flight, self._share * self._clip(table, rank))
@@ -985,7 +982,7 @@ class _Speed:
     def __init__(self) -> None:
         self._steps = 0
         self._seconds = 0.0
-        self._since: float | None = None
+        self._since = 0.0
 
     @property
     def own(self) -> float:
@@ -994,9 +991,8 @@ class _Speed:
 
     def step(self) -> None:
         """A step has ended."""
-        if self._since is not None:
-            self._steps += 1
-            self._seconds += time.monotonic() - self._since
+        self._steps += 1
+        self._seconds += time.monotonic() - self._since
 
     def stop(self) -> None:
         """The next step begins now."""
