@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pccl_train.numpy
 import pytest
-from pccl_train import SGD, Exchange, Privacy, Sparse
+from pccl_train import SGD, Exchange, Nesterov, Privacy, Sparse
 from problems import Entry, Worker, outer_bytes, train, with_a_newcomer
 
 import pccl_py as pccl
@@ -94,6 +95,12 @@ class Journal:
     def count(self, progress: int) -> int:
         return sum(map(len, self._held[progress].values()))
 
+    def first(self, who: object) -> int:
+        """The first step of a worker."""
+        return min(
+            step for step, held in self._held.items() for names in held.values() if who in names
+        )
+
 
 def run(
     diloco: pccl_train.Rounds,
@@ -105,8 +112,10 @@ def run(
 ) -> None:
     diloco.begin()
     while diloco.round < rounds:
+        before = diloco.progress
         worker.step()
         diloco.step()
+        assert diloco.progress == before + 1
         journal.note(who, diloco)
         after()
     diloco.finish()
@@ -150,7 +159,7 @@ def test_survivors_of_a_loss_in_a_phase_of_a_round_hold_the_same_and_lose_no_rou
 def test_a_newcomer_has_every_fragment_before_it_trains_and_counts_from_its_first_step(
     method: str, step: int
 ) -> None:
-    journal, told = Journal(), list[Exchange]()
+    journal, told, grown = Journal(), list[Exchange](), list[int]()
     is_there, newcomer = threading.Event(), list[threading.Thread]()
     errors: list[BaseException] = []
 
@@ -177,6 +186,8 @@ def test_a_newcomer_has_every_fragment_before_it_trains_and_counts_from_its_firs
             )  # fmt: skip
 
             def let_it_come() -> None:
+                if diloco.world_size == 3:
+                    grown.append(diloco.progress)
                 if diloco.progress != step:
                     return
                 if comm.rank == 0:
@@ -196,8 +207,192 @@ def test_a_newcomer_has_every_fragment_before_it_trains_and_counts_from_its_firs
     assert journal.count(last) == 3
     assert contributions(told[-1]) == 3
     # With weight 0 at its first exchange, where it has taken no step.
-    grown = [each for each in told if len(each.weights) == 3]
-    assert contributions(grown[0]) == 2
+    assert contributions(next(each for each in told if len(each.weights) == 3)) == 2
+    # An exchange that is under way when it enters takes one step more, and it waits for that.
+    is_under_way = method == "streaming" and grown[0] > 2
+    assert journal.first("newcomer") == grown[0] + is_under_way + 1
+
+
+# A fragment begins at each step, and all others are under way then.
+TOGETHER: dict[str, Any] = {"sync_every": 6, "fragments": 6, "fragment_sync_delay": 5}
+
+
+class Six(pccl_train.numpy.DiLoCo):
+    """A model of six tensors, of which each step takes away a tenth."""
+
+    def __init__(self, comm: pccl.Communicator | None, start: float) -> None:
+        self.six = {f"p{number}": np.full(3, start, np.float32) for number in range(6)}
+        self.told = list[Exchange]()
+        super().__init__(comm, self.six, on_exchange=self.told.append, **TOGETHER)
+
+    def train(self) -> None:
+        for value in self.six.values():
+            value *= 0.9
+        self.step()
+
+
+def test_a_newcomer_may_follow_others_that_wait_for_exchanges_under_way() -> None:
+    """They are more than the members that have the whole model."""
+    journal, last = Journal(), 0
+
+    def join(who: int) -> None:
+        with pccl.connect(world.coordinator.token, bind="127.0.0.1:0") as comm:
+            diloco = Six(comm, 1000)
+            diloco.begin()
+            while not last or diloco.progress < last:
+                diloco.train()
+                journal.note(who, diloco)
+
+    def await_newcomers(count: int, *more: int) -> list[Future[None]]:
+        called = [pool.submit(join, who) for who in more]
+        while comm.info().pending < count:
+            threading.Event().wait(0.01)
+        return called
+
+    with ThreadPoolExecutor(3) as pool, pccl.LocalWorld(1) as world:
+        (comm,) = world.comms
+        diloco, joined = Six(comm, 1), list[Future[None]]()
+        diloco.begin()
+        while not last or diloco.progress < last:
+            if diloco.progress == 6:
+                joined += await_newcomers(2, 1, 2)
+            if len(joined) == 2 and diloco.world_size == 3:
+                joined += await_newcomers(1, 3)
+            if not last and diloco.world_size == 4:
+                last = diloco.progress + 12
+            diloco.train()
+            journal.note(0, diloco)
+        for each in joined:
+            each.result()
+    journal.check()
+    assert journal.count(last) == 4
+    # No exchange is given up for them.
+    ended = [divmod(step - 6, 6) for step in range(6, last + 1)]
+    assert [(each.round, each.fragment) for each in diloco.told] == ended
+
+
+class Lost(Six):
+    """Loses its place where it would begin an exchange of its own."""
+
+    def _capture(self, fragment: Any) -> None:
+        self._open().close()
+        raise Left
+
+
+def test_a_newcomer_that_was_lost_before_it_trained_owes_nothing_in_another_group() -> None:
+    """It was waiting for exchanges under way."""
+    lost = Lost(None, 0)
+
+    def join() -> None:
+        with pccl.connect(world.coordinator.token, bind="127.0.0.1:0") as comm:
+            lost.attach(comm)
+            with pytest.raises(Left):
+                lost.begin()
+
+    with ThreadPoolExecutor(1) as pool, pccl.LocalWorld(1) as world:
+        diloco = Six(world.comms[0], 1)
+        diloco.begin()
+        diloco.train()
+        joined = pool.submit(join)
+        while not joined.done():
+            diloco.train()
+        joined.result()
+    before = lost.progress
+    assert before > 0
+    with pccl.LocalWorld(1) as world:
+        lost.attach(world.comms[0])
+        lost.begin()
+        assert lost.progress == before
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_loses_its_place_comes_back_as_a_newcomer(method: str, phase: str) -> None:
+    """With another connection, and without what was under way when it lost the first one."""
+    journal, told, entry = Journal(), list[Exchange](), Entry(2 * METHODS[method]["sync_every"])
+
+    def train(diloco: pccl_train.Rounds, worker: Worker, who: object, *, newcomer: bool) -> None:
+        diloco.begin()
+        is_missed = newcomer
+        while not is_missed or entry.goes_on(diloco, newcomer=newcomer):
+            worker.step()
+            diloco.step()
+            journal.note(who, diloco)
+            if diloco.world_size == 2:
+                is_missed = True
+                entry.call()
+        diloco.finish()
+
+    def program(comm: pccl.Communicator) -> int:
+        worker = Worker(comm.rank)
+        diloco = Leaving(
+            comm, worker.parameters, **METHODS[method],
+            on_exchange=told.append if comm.rank == 0 else None,
+        )  # fmt: skip
+        if comm.rank != 1:
+            train(diloco, worker, comm.rank, newcomer=False)
+            return diloco.progress
+        diloco.phase, diloco.calls = phase, 4
+        with pytest.raises(Left):
+            train(diloco, worker, 1, newcomer=False)
+        entry.is_called()
+        with pccl.connect(token, bind="127.0.0.1:0") as again:
+            diloco.attach(again)
+            train(diloco, worker, "back", newcomer=True)
+        return diloco.progress
+
+    with pccl.LocalWorld(3) as world:
+        token = world.coordinator.token
+        (last,) = set(world.run(program))
+    journal.check()
+    assert journal.count(last) == 3
+    sizes = [len(each.weights) for each in told]
+    # It has taken no step before its first exchange.
+    assert contributions(told[sizes.index(3, sizes.index(2))]) == 2
+    assert contributions(told[-1]) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"outer": SGD(0.5), "sparse": Sparse(kept=1, chunk=16)},
+        {"outer": Nesterov(0.5, 0.5), "fragment_sync_delay": 2, "eager": True},
+    ],
+    ids=["sparse", "eager"],
+)
+def test_a_worker_that_receives_the_model_keeps_nothing_of_its_own(
+    settings: dict[str, Any],
+) -> None:
+    """Neither a residual, nor the momentum and the place of eager updates."""
+
+    def trained(rounds: int) -> tuple[Worker, pccl_train.numpy.DiLoCo]:
+        worker = Worker(rounds)
+        diloco = pccl_train.numpy.DiLoCo(None, worker.parameters, sync_every=2, **settings)
+        with pccl.LocalWorld(1) as world:
+            diloco.attach(world.comms[0])
+            diloco.begin()
+            while diloco.round < rounds:
+                worker.step()
+                diloco.step()
+        diloco.detach()
+        return worker, diloco
+
+    workers = [trained(2), trained(1)]
+
+    def program(comm: pccl.Communicator) -> tuple[bytes, bytes, bytes]:
+        worker, diloco = workers[comm.rank]
+        diloco.attach(comm)
+        diloco.begin()
+        assert diloco.round == 2
+        received = worker.bytes()
+        # It contributes nothing where it has not moved. The other worker has no weight.
+        for _ in range(2):
+            diloco.step(comm.rank)
+        return received, outer_bytes(diloco), worker.bytes()
+
+    with pccl.LocalWorld(2) as world:
+        received, outer, own = world.run(program)[1]
+    assert received == outer == own
 
 
 def await_pending(comm: pccl.Communicator) -> None:
@@ -273,6 +468,25 @@ def test_contributions_count_by_tokens_and_a_loss_is_scaled_back_exactly() -> No
     assert first[1] in (pytest.approx(first[0], rel=1e-6), pytest.approx(first[2], rel=1e-6))
 
 
+@pytest.mark.parametrize(("weights", "expected"), [("tokens", (6.0, 15.0)), ("equal", (3.0, 3.0))])
+def test_a_contribution_has_the_tokens_or_the_steps_since_the_last_one(
+    weights: Any, expected: tuple[float, ...]
+) -> None:
+    def program(comm: pccl.Communicator) -> list[tuple[float, ...]]:
+        told = list[Exchange]()
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, {"x": np.zeros(4, np.float32)}, sync_every=3, weights=weights,
+            on_exchange=told.append,
+        )  # fmt: skip
+        diloco.begin()
+        for step in range(6):
+            diloco.step(step % 3 + 1 + 3 * comm.rank)
+        return [each.weights for each in told]
+
+    with pccl.LocalWorld(2) as world:
+        assert world.run(program) == [[expected, expected]] * 2
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("method", METHODS)
@@ -304,7 +518,7 @@ def test_a_gradient_that_is_not_finite_counts_nothing_and_is_named(
 
 
 def test_a_slower_worker_takes_fewer_steps_and_passes_every_position() -> None:
-    def program(comm: pccl.Communicator) -> list[int]:
+    def program(comm: pccl.Communicator) -> tuple[list[int], bytes]:
         worker, steps = Worker(comm.rank), list[int]()
         diloco = pccl_train.numpy.DiLoCo(
             comm, worker.parameters, sync_every=12, fragments=3, fragment_sync_delay=2,
@@ -322,19 +536,21 @@ def test_a_slower_worker_takes_fewer_steps_and_passes_every_position() -> None:
                 taken += 1
             steps.append(taken)
         diloco.finish()
-        return steps
+        return steps, outer_bytes(diloco)
 
     with pccl.LocalWorld(2) as world:
-        fast, slow = world.run(program)
+        (fast, outer), (slow, other) = world.run(program)
+    assert outer == other
     assert fast == [12, 12, 12]
     assert slow[0] == 12 and slow[1:] in ([3, 3], [2, 2], [2, 3], [3, 2])
 
 
-def test_the_norm_of_a_contribution_is_at_most_the_median() -> None:
+@pytest.mark.parametrize("sparse", [None, Sparse(kept=4, chunk=4, quantized=False)])
+def test_the_norm_of_a_contribution_is_at_most_the_median(sparse: Sparse | None) -> None:
     def program(comm: pccl.Communicator) -> float:
         parameters = {"x": np.zeros(4, np.float32)}
         diloco = pccl_train.numpy.DiLoCo(
-            comm, parameters, sync_every=1, outer=SGD(1.0), clip_to_median=True
+            comm, parameters, sync_every=1, outer=SGD(1.0), clip_to_median=True, sparse=sparse
         )
         diloco.begin()
         parameters["x"] += (1, 2, 1000)[comm.rank]
@@ -387,9 +603,14 @@ def test_newcomers_that_the_program_itself_lets_in_are_an_error_that_says_so() -
         newcomer.close()
 
 
-def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_for() -> None:
+@pytest.mark.parametrize("counted", [3, 2])
+def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_for(
+    counted: int,
+) -> None:
+    """One that is not finite has no part in the noise."""
     count = 40_000
-    rows = (1.0, 0.0, 3.0)  # of elements whose norms are 200, 0 and 600
+    # Of elements whose norms are 200, 0 and 600.
+    rows = (1.0, 0.0 if counted == 3 else np.nan, 3.0)
 
     def program(comm: pccl.Communicator) -> np.ndarray:
         parameters = {"x": np.zeros(count, np.float32)}
@@ -406,8 +627,8 @@ def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_fo
         first, second, third = world.run(program)
     assert first.tobytes() == second.tobytes() == third.tobytes()
     # Two are clipped to a norm of 100: 0.5 an element. The noise of the sum is 0.3 * 100.
-    assert first.mean() == pytest.approx((0.5 + 0 + 0.5) / 3, abs=0.2)
-    assert first.std() == pytest.approx(0.3 * 100 / 3, rel=0.03)
+    assert first.mean() == pytest.approx((0.5 + 0 + 0.5) / counted, abs=0.3)
+    assert first.std() == pytest.approx(0.3 * 100 / counted, rel=0.03)
 
 
 class Lying(pccl_train.numpy.DiLoCo):
