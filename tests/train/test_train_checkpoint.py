@@ -91,6 +91,73 @@ def test_one_without_a_checkpoint_receives_what_another_one_has(tmp_path: Path) 
     assert not np.isnan(np.frombuffer(resumed[0][0], np.float32)).any()
 
 
+def test_the_one_that_is_furthest_gives_its_outer_parameters_to_all() -> None:
+    """Its exchanges have ended, and the other one's that was under way is over, too."""
+    settings: dict[str, Any] = {"sync_every": 4, "fragment_sync_delay": 2}
+    saved_at = (5, 7)  # an exchange begins at 4, and ends at 6
+
+    def program(comm: pccl.Communicator, saved: Any, until: int) -> tuple[Any, str, str]:
+        worker, kept = Worker(comm.rank), None
+        diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, **settings)
+        if saved is not None:
+            diloco.load_state_dict(saved)
+        diloco.begin()
+        began = diloco.digest()
+        while diloco.progress < until:
+            before = diloco.progress
+            worker.step()
+            diloco.step()
+            assert diloco.progress == before + 1
+            if diloco.progress == saved_at[comm.rank]:
+                kept = diloco.state_dict(), diloco.digest()
+        diloco.finish()
+        return kept, began, diloco.digest()
+
+    with pccl.LocalWorld(2) as world:
+        states = [kept for kept, _, _ in world.run(lambda comm: program(comm, None, 12))]
+    # It had let a newcomer in, and the other one took fewer steps a round.
+    states[1][0]["clock"][2] = 1
+    states[0][0]["steps"] = [1, 2]
+    for until in (7, 12):
+        with pccl.LocalWorld(2) as world:
+            (_, first, ended), (_, second, ended_too) = world.run(
+                lambda comm: program(comm, states[comm.rank][0], until)  # noqa: B023
+            )
+        assert first == second == states[1][1]
+        assert ended == ended_too and (ended == first) == (until == 7)
+
+
+def test_a_slower_worker_goes_on_in_the_middle_of_its_round() -> None:
+    """At position 4 of 12 it has taken one step of three, and the other one four of 12."""
+
+    def program(comm: pccl.Communicator, saved: Any) -> tuple[Any, list[int], bytes]:
+        worker, kept, ends = Worker(comm.rank), None, list[int]()
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, worker.parameters, sync_every=12, adaptive_steps=True
+        )
+        if saved is not None:
+            diloco.load_state_dict(saved[0])
+            worker.random = copy.deepcopy(saved[1])
+        diloco.begin()
+        while diloco.round < 3:
+            worker.step()
+            # The speed that it announces.
+            diloco._speed._steps, diloco._speed._seconds = 100, (1.0, 4.0)[comm.rank]
+            diloco.step()
+            ends.append(diloco.progress)
+            if diloco.progress == 16:
+                kept = diloco.state_dict(), copy.deepcopy(worker.random)
+        return kept, ends, outer_bytes(diloco)
+
+    with pccl.LocalWorld(2) as world:
+        whole = world.run(lambda comm: program(comm, None))
+    with pccl.LocalWorld(2) as world:
+        again = world.run(lambda comm: program(comm, whole[comm.rank][0]))
+    assert [ends for _, ends, _ in again] == [[*range(17, 37)], [20, 24, 28, 32, 36]]
+    for (_, ends, outer), (_, ends_again, outer_again) in zip(whole, again, strict=True):
+        assert outer == outer_again and ends[-len(ends_again) :] == ends_again
+
+
 def test_the_checkpoint_of_another_training_is_refused_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
