@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pccl_train.numpy
 import pytest
-from pccl_train import SGD, Nesterov, Sparse
-from problems import Worker, distance, train
+from pccl_train import SGD, Exchange, Nesterov, Sparse, rounds
+from problems import Worker, distance, outer_bytes, train
 
 import pccl_py as pccl
 
@@ -180,3 +181,210 @@ def test_sparse_pieces_that_keep_everything_are_diloco_with_plain_outer_steps(
     for name, value in sparse[0].diloco.outer_parameters.items():
         expected = dense[0].diloco.outer_parameters[name]
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_sparse_pieces_leave_decays_and_is_sent_later(alone: pccl.LocalWorld) -> None:
+    parameters = {"x": np.zeros(2, np.float32)}
+    sparse = Sparse(kept=1, chunk=2, decay=0.5, quantized=False)
+    diloco = pccl_train.numpy.DiLoCo(
+        alone.comms[0], parameters, sync_every=1, outer=SGD(1.0), sparse=sparse
+    )
+    diloco.begin()
+    parameters["x"] -= (4, 1)
+    diloco.step()
+    assert parameters["x"].tolist() == [-4, 0]
+    for left in (-0.5, -0.5):
+        diloco.step()
+        assert parameters["x"].tolist() == [-4, left]
+
+
+def test_the_norm_of_a_contribution_is_that_of_all_tensors(alone: pccl.LocalWorld) -> None:
+    parameters = {name: np.zeros(1, np.float32) for name in "ab"}
+    diloco = pccl_train.numpy.DiLoCo(alone.comms[0], parameters, sync_every=1)
+    diloco.begin()
+    parameters["a"] += 3
+    parameters["b"] += 4
+    diloco.step()
+    assert diloco.last_exchange is not None and diloco.last_exchange.norm == 5
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"eager": True, "fragment_sync_delay": 1, "outer": SGD(1.0)}]
+)
+def test_an_exchange_without_a_weight_leaves_all_parameters(
+    world: pccl.LocalWorld, settings: dict[str, Any]
+) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        parameters = {"x": np.zeros(3, np.float32)}
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, parameters, sync_every=1, name=f"{settings}", **settings
+        )
+        diloco.begin()
+        for _ in range(3):
+            parameters["x"] += 1
+            diloco.step(0)
+        told = diloco.last_exchange
+        assert told is not None and told.weights == (0, 0, 0) and told.outcome is None
+        assert np.isfinite(parameters["x"]).all()
+        assert not outer_bytes(diloco).strip(b"\0")
+        diloco.detach()
+
+    world.run(program)
+
+
+# ---- what happens when --------------------------------------------------------------------------
+
+
+def test_trainings_of_one_group_are_distinguished_by_their_names(alone: pccl.LocalWorld) -> None:
+    (comm,) = alone.comms
+
+    def training(name: str) -> pccl_train.numpy.DiLoCo:
+        return pccl_train.numpy.DiLoCo(comm, {"x": np.zeros(3, np.float32)}, name=name)
+
+    first, second = training("one"), training("two")
+    first.begin()
+    second.begin()
+    with pytest.raises(pccl.InvalidUsage, match="already"):
+        second.begin()
+    with pytest.raises(pccl.InvalidUsage, match="another name"):
+        training("two")
+    held = second._clock_state, second._fragments[0].state
+    second.detach()
+    training("two").begin()
+    assert None not in held  # a state that is closed only when nobody has it would be open here
+
+
+def test_members_sync_only_where_a_newcomer_enters(alone: pccl.LocalWorld) -> None:
+    class Counting(pccl_train.numpy.DiLoCo):
+        welcomes = 0
+
+        def _welcome(self, *, is_inside: bool) -> bool:
+            self.welcomes += 1
+            return super()._welcome(is_inside=is_inside)
+
+    diloco = Counting(alone.comms[0], {"x": np.zeros(3, np.float32)}, sync_every=1)
+    diloco.begin()
+    for _ in range(3):
+        diloco.step()
+    assert diloco.welcomes == 1
+
+
+def test_contributions_travel_once_all_have_announced_theirs(alone: pccl.LocalWorld) -> None:
+    """Also where no other exchange begins, and the result is not yet due."""
+    parameters = {"x": np.zeros(3, np.float32)}
+    diloco = pccl_train.numpy.DiLoCo(
+        alone.comms[0], parameters, sync_every=2, fragment_sync_delay=2
+    )
+    diloco.begin()
+    for _ in range(2):
+        diloco.step()
+    flight = diloco._fragments[0].flight
+    assert isinstance(flight, rounds._Flight)
+    flight.announced.wait()
+    diloco.step()
+    assert flight.work is not None
+
+
+def test_the_speed_of_a_worker_is_that_of_its_inner_steps(
+    alone: pccl.LocalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def takes_long(exchange: Exchange) -> None:
+        nonlocal now
+        now += 100
+
+    diloco = pccl_train.numpy.DiLoCo(
+        alone.comms[0], {"x": np.zeros(3, np.float32)}, sync_every=2, on_exchange=takes_long
+    )
+    diloco.begin()
+    for seconds in (2, 4, 2, 4):
+        now += seconds
+        diloco.step()
+    assert diloco._speed.own == 4 / 12
+    flight: Any = SimpleNamespace(waited=0.0)
+    for _ in range(2):
+        with rounds._Waiting(flight):
+            now += 3
+    assert flight.waited == 6
+
+
+class Failing(pccl_train.numpy.DiLoCo):
+    """The operation of an exchange fails, at all members alike, as often as there are failures."""
+
+    failures: list[pccl.PcclError]
+    is_left = False  # the epoch of the exchange
+
+    def _fail(self, flight: Any) -> None:
+        failure = self.failures.pop()
+
+        def wait() -> None:
+            raise failure
+
+        flight.work = SimpleNamespace(wait=wait)
+        flight.epoch -= self.is_left
+
+    def _reduce(self, fragment: Any, flight: Any) -> None:
+        if self.failures:
+            return self._fail(flight)
+        return super()._reduce(fragment, flight)
+
+    def _send(self, fragment: Any, flight: Any, scale: float) -> None:
+        super()._send(fragment, flight, scale)
+        if self.method.sparse is not None and self.failures:
+            flight.work.wait()
+            self._fail(flight)
+
+
+def failing(
+    world: pccl.LocalWorld, *failures: pccl.PcclError, is_left: bool = False, **settings: Any
+) -> list[tuple[bytes, bytes, bytes, list[Exchange]]]:
+    """The outer parameters before and after an exchange that fails, the own ones after it, and the
+    exchanges up to the next one."""
+
+    def program(comm: pccl.Communicator) -> tuple[bytes, bytes, bytes, list[Exchange]]:
+        worker, told = Worker(comm.rank), list[Exchange]()
+        diloco = Failing(
+            comm, worker.parameters, sync_every=2, on_exchange=told.append, name=f"{failures}",
+            **settings,
+        )  # fmt: skip
+        diloco.failures, diloco.is_left = [*failures], is_left
+        diloco.begin()
+        before = outer_bytes(diloco)
+        for _ in range(2):
+            worker.step()
+            diloco.step()
+        after = outer_bytes(diloco)
+        own = worker.bytes()
+        for _ in range(2):
+            worker.step()
+            diloco.step()
+        diloco.detach()
+        return before, after, own, told
+
+    return world.run(program)
+
+
+@pytest.mark.parametrize("error", [pccl.Aborted, pccl.DeadlineExceeded])
+def test_an_exchange_that_all_give_up_is_repeated_once(
+    world: pccl.LocalWorld, error: type[pccl.PcclError]
+) -> None:
+    undisturbed = failing(world)
+    repeated = failing(world, error("once"))
+    assert [each[:3] for each in repeated] == [each[:3] for each in undisturbed]
+    with pytest.raises(error, match="again"):
+        failing(world, error("again"), error("once"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"is_left": True}, {"sparse": Sparse(kept=4, chunk=16)}], ids=["left", "sparse"]
+)
+def test_an_exchange_that_cannot_be_repeated_leaves_all_parameters(
+    world: pccl.LocalWorld, settings: dict[str, Any]
+) -> None:
+    """Its epoch is over, or its pieces are; the next one has the steps of both."""
+    for before, after, own, told in failing(world, pccl.Aborted("once"), **settings):
+        assert after == before != own
+        assert told[0].outcome is None and told[0].lost == (0, 1, 2)
+        assert [each.weights for each in told] == [(2.0,) * 3, (4.0,) * 3]

@@ -165,6 +165,20 @@ def test_arrays_that_cannot_be_trained_are_refused_by_name() -> None:
         diloco.begin()
     with pytest.raises(pccl.InvalidUsage, match="begin"):
         diloco.step()
+    for tokens in (-1, float("inf"), float("nan")):
+        with pytest.raises(pccl.InvalidArgument, match="tokens"):
+            diloco.step(tokens)
+
+
+def test_the_digest_is_of_the_parameters_however_they_are_divided() -> None:
+    parameters = {"a": np.arange(3, dtype=np.float32), "b": np.ones(2, np.float32)}
+    digests = [
+        pccl_train.numpy.DiLoCo(None, parameters, fragments=fragments).digest()
+        for fragments in (1, (("b",), ("a",)))
+    ]
+    assert digests[0] == digests[1]
+    parameters["a"][0] = 9
+    assert pccl_train.numpy.DiLoCo(None, parameters).digest() != digests[0]
 
 
 def test_a_parameter_that_comes_later_is_refused() -> None:
