@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pccl_train.numpy
 import pytest
+from pccl_train import Exchange, Turn, loop
 
 import pccl_py as pccl
 
@@ -86,8 +89,14 @@ def test_a_run_that_is_started_again_goes_on_from_its_file(tmp_path: Path) -> No
 def test_errors_that_a_run_does_not_survive_end_the_loop() -> None:
     x = np.zeros(3, np.float32)
     diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
-    with pytest.raises(pccl.InvalidArgument, match="total"):
-        next(pccl_train.steps(diloco, -1))
+    for bad in (
+        {"total": -1},
+        {"checkpoint_every": 0},
+        {"patience": 0},
+        {"patience": float("nan")},
+    ):
+        with pytest.raises(pccl.InvalidArgument, match="total"):
+            next(pccl_train.steps(diloco, **{"total": 1, **bad}))
     with pccl.Coordinator() as coordinator:
         options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
         turns = pccl_train.steps(diloco, 5, **options)
@@ -98,3 +107,91 @@ def test_errors_that_a_run_does_not_survive_end_the_loop() -> None:
         assert [turn.step for turn in pccl_train.steps(diloco, 0, **options)] == []
     with pytest.raises(pccl.CoordinatorUnreachable):
         next(pccl_train.steps(diloco, 5, patience=1e-3, connect_timeout=0.1, **options))
+
+
+@pytest.fixture
+def options() -> Iterator[dict[str, Any]]:
+    with pccl.Coordinator() as coordinator:
+        yield {"token": coordinator.token, "bind": "127.0.0.1:0"}
+
+
+class Failing(pccl_train.numpy.DiLoCo):
+    """Fails in an inner step, or when it enters the run, with the errors that it is given. A step takes 6 seconds of `now`."""
+
+    def __init__(self, *errors: pccl.PcclError | None, at_begin: pccl.PcclError | None = None):
+        super().__init__(None, {"x": np.zeros(3, np.float32)}, sync_every=100)
+        self.errors, self.at_begin, self.now = [*errors], at_begin, 0.0
+        self.groups: list[Any] = []
+
+    def begin(self) -> None:
+        self.groups.append(self._open())
+        error, self.at_begin = self.at_begin, None
+        if error is not None:
+            raise error
+        super().begin()
+
+    def _launch_announced(self, *, wait: bool = False) -> None:
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        super()._launch_announced(wait=wait)
+
+
+def run(diloco: Failing, **options: Any) -> None:
+    for _ in pccl_train.steps(diloco, 10, **options):
+        diloco.now += 6
+        diloco.step()
+
+
+@pytest.mark.parametrize("error", [pccl.Aborted, pccl.Expelled])
+def test_a_worker_connects_again_after_errors_that_a_run_survives(
+    error: type[pccl.PcclError], options: dict[str, Any]
+) -> None:
+    diloco = Failing(None, error("in a step"), at_begin=error("at first"))
+    run(diloco, **options)
+    assert diloco.progress == 10 and len(diloco.groups) == 3
+    for group in diloco.groups:  # it has left each of them
+        with pytest.raises(pccl.InvalidUsage, match="closed"):
+            group.admit()
+    with pytest.raises(pccl.InvalidUsage, match="of a program"):
+        run(Failing(pccl.InvalidUsage("of a program")), **options)
+
+
+def test_patience_begins_anew_with_each_step_that_does_not_fail(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Each turn takes 6 seconds: it lasts for one that fails, and not for two that follow."""
+    error = pccl.Aborted("again")
+    diloco = Failing(None, None, error, None, None, None, error, error)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: diloco.now))
+    with pytest.raises(pccl.Aborted):
+        run(diloco, patience=10.0, **options)
+    assert diloco.now == 8 * 6
+
+
+def test_checkpoints_are_written_after_so_many_rounds(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    class Saving(pccl_train.numpy.DiLoCo):
+        def save(self, path: Any) -> None:
+            saved.append(self.round)
+            super().save(path)
+
+    for total, rounds in ((9, [2, 4]), (13, [6])):
+        saved = list[int]()
+        diloco = Saving(None, {"x": np.zeros(3, np.float32)}, sync_every=2)
+        turns = pccl_train.steps(
+            diloco, total, checkpoint=tmp_path / "kept.npz", checkpoint_every=2, **options
+        )
+        for _ in turns:
+            diloco.step()
+        assert saved == rounds
+
+
+def test_a_turn_tells_where_the_run_is() -> None:
+    exchange = Exchange(
+        round=1, fragment=0, members=("a", "b"), weights=(1, 1), lost=(1,), ignored=(), norm=1.0,
+        waited=0.25, seconds=1.5, bytes_sent=0, bytes_received=0, outcome=None,
+    )  # fmt: skip
+    assert str(Turn(3, 9, 1, 2, None)) == "step 3 of 9, round 1, 2 workers"
+    assert str(Turn(3, 9, 1, 2, exchange)).endswith("; exchange of 1.5 s, waited 0.2, 1 lost")
