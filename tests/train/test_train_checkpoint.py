@@ -176,6 +176,18 @@ def test_the_checkpoint_of_another_training_is_refused_and_changes_nothing(
             diloco.load_state_dict(diloco.state_dict())
 
 
+def test_a_worker_that_has_left_is_saved_without_the_losses_of_its_codec(tmp_path: Path) -> None:
+    """It may begin with them; in another group it has others."""
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": np.ones(9, np.float32)}, **METHODS["coded"])
+    for _ in range(2):
+        assert diloco.state_dict()["fragments"][0]["feedback"] is None
+        with pccl.LocalWorld(1) as world:
+            diloco.attach(world.comms[0])
+            diloco.begin()
+            assert diloco.state_dict()["fragments"][0]["feedback"] is not None
+            diloco.detach()
+
+
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(3, np.float32)}, sync_every=5)
     for content in (b"", b"no archive", b"PK\x03\x04"):

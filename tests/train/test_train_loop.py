@@ -116,7 +116,10 @@ def options() -> Iterator[dict[str, Any]]:
 
 
 class Failing(pccl_train.numpy.DiLoCo):
-    """Fails in an inner step, or when it enters the run, with the errors that it is given. A step takes 6 seconds of `now`."""
+    """Fails in an inner step, or when it enters the run, with the errors that it is given.
+
+    `now` is a clock, of which `run` takes 6 seconds for an inner step.
+    """
 
     def __init__(self, *errors: pccl.PcclError | None, at_begin: pccl.PcclError | None = None):
         super().__init__(None, {"x": np.zeros(3, np.float32)}, sync_every=100)

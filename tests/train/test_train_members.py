@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pccl_train.numpy
 import pytest
-from pccl_train import SGD, Exchange, Nesterov, Privacy, Sparse
+from pccl_train import SGD, Exchange, Nesterov, Privacy, Sparse, rounds
 from problems import Entry, Worker, outer_bytes, train, with_a_newcomer
 
 import pccl_py as pccl
@@ -350,6 +350,112 @@ def test_a_worker_that_loses_its_place_comes_back_as_a_newcomer(method: str, pha
     # It has taken no step before its first exchange.
     assert contributions(told[sizes.index(3, sizes.index(2))]) == 2
     assert contributions(told[-1]) == 3
+
+
+def test_a_gift_that_is_none_or_far_too_large(caplog: pytest.LogCaptureFixture) -> None:
+    """A newcomer begins with its own where there is none, and is told of the other."""
+
+    class Inheriting(pccl_train.numpy.DiLoCo):
+        @property
+        def _inherits(self) -> bool:
+            return True
+
+    class Boasting(pccl_train.numpy.DiLoCo):
+        def _give_to(self, comm: Any, newcomer: Any) -> None:
+            comm.recv(np.zeros(1, np.uint8), newcomer, tag=rounds.GIFT_TAG)
+            comm.send(np.array([1 << 62], np.uint64), newcomer, tag=rounds.GIFT_TAG)
+
+    def train(comm: pccl.Communicator, kind: Any, entry: Entry, *, newcomer: bool) -> None:
+        diloco = kind(comm, {"x": np.zeros(3, np.float32)}, sync_every=1)
+        diloco.begin()
+        while entry.goes_on(diloco, newcomer=newcomer):
+            diloco.step()
+            entry.call()
+
+    def receives(comm: pccl.Communicator, entry: Entry) -> None:
+        train(comm, Inheriting, entry, newcomer=True)
+
+    def refuses(comm: pccl.Communicator, entry: Entry) -> None:
+        with pytest.raises(pccl.InvalidUsage, match="are the most"):
+            train(comm, Inheriting, entry, newcomer=True)
+
+    for kind, newcomer in ((pccl_train.numpy.DiLoCo, receives), (Boasting, refuses)):
+        with_a_newcomer(
+            lambda comm, entry: train(comm, kind, entry, newcomer=False),  # noqa: B023
+            newcomer,
+            more=2,
+        )
+    assert "starts fresh" in caplog.text
+
+
+class Shared(Leaving):
+    """Has a buffer of one element, which begins as the rank."""
+
+    def __init__(self, comm: pccl.Communicator, averaged: bool) -> None:
+        self.buffer = np.full(1, comm.rank, np.float32)
+        arrays = pccl_train.numpy._Arrays({"b": self.buffer})
+        names: tuple[Any, Any] = (("b",), ()) if averaged else ((), ("b",))
+        super().__init__(
+            None, {n: np.zeros(3, np.float32) for n in "xy"}, sync_every=2, fragments=2
+        )
+        self._buffers = rounds.Buffers(arrays, *names)
+        self.attach(comm)
+
+    def _share_buffers(self) -> None:
+        self._comes_to("buffers")
+        super()._share_buffers()
+
+
+@pytest.mark.parametrize(("averaged", "expected"), [(True, (1, 2)), (False, (0, 10))])
+def test_buffers_are_shared_at_the_beginning_and_at_the_end_of_each_round(
+    averaged: bool, expected: tuple[float, float]
+) -> None:
+    def program(comm: pccl.Communicator) -> tuple[float, float]:
+        diloco = Shared(comm, averaged)
+        diloco.begin()
+        first = float(diloco.buffer[0])
+        own = diloco.buffer[0] = (10, 1, -5)[comm.rank]
+        diloco.step()  # the exchange of a fragment, and no end of a round
+        assert diloco.buffer[0] == own
+        diloco.step()
+        return first, float(diloco.buffer[0])
+
+    with pccl.LocalWorld(3) as world:
+        assert world.run(program) == [expected] * 3
+
+
+def test_other_buffers_are_a_mismatch(pair: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        with pytest.raises(pccl.Mismatch, match="differ in structure"):
+            Shared(comm, comm.rank == 0).begin()
+
+    pair.run(program)
+
+
+@pytest.mark.parametrize(("averaged", "leaver"), [(True, 1), (False, 0)])
+def test_buffers_of_a_round_in_which_a_member_leaves(
+    averaged: bool, leaver: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The average is of the others. Where rank 0 is lost, each keeps its own."""
+
+    def program(comm: pccl.Communicator) -> float | None:
+        diloco = Shared(comm, averaged)
+        rank = comm.rank
+        if rank == leaver:
+            diloco.phase, diloco.calls = "buffers", 2
+        diloco.begin()
+        diloco.buffer[0] = 10 + rank
+        try:
+            diloco.step()
+            diloco.step()
+        except Left:
+            return None
+        return float(diloco.buffer[0])
+
+    with pccl.LocalWorld(3) as world:
+        found = world.run(program)
+    assert found == ([11, None, 11] if averaged else [None, 11, 12])
+    assert ("buffers are not shared" in caplog.text) == (not averaged)
 
 
 @pytest.mark.parametrize(

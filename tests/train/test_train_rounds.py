@@ -208,6 +208,24 @@ def test_the_norm_of_a_contribution_is_that_of_all_tensors(alone: pccl.LocalWorl
     assert diloco.last_exchange is not None and diloco.last_exchange.norm == 5
 
 
+def test_a_contribution_that_came_in_part_is_lost() -> None:
+    """A sum has all of it, and sparse pieces have it in one range. Others had no weight."""
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(4, np.float32)})
+    peers = [pccl.PeerId(bytes([number] * 16)) for number in range(4)]
+    whole, part, unheard, bad = peers
+    roster = SimpleNamespace(members=(whole, part, unheard, bad), labels=("a", "b", "c", "d"))
+    ranges = [SimpleNamespace(contributors=(whole, part)), SimpleNamespace(contributors=(whole,))]
+    table = np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, np.nan, 0]], np.float64)
+    for pieces, lost in ((None, (1,)), (np.zeros((4, 1), np.uint8), ())):
+        flight: Any = SimpleNamespace(
+            announcement=SimpleNamespace(roster=roster), table=table, pieces=pieces, round=0,
+            outcome=SimpleNamespace(ranges=ranges, bytes_sent=0, bytes_received=0), norm=1.0,
+            waited=0.0, began=0.0,
+        )  # fmt: skip
+        told = diloco._told(diloco._fragments[0], flight)
+        assert told.lost == lost and told.ignored == (3,)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"eager": True, "fragment_sync_delay": 1, "outer": SGD(1.0)}]
 )
