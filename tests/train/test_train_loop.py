@@ -89,14 +89,12 @@ def test_a_run_that_is_started_again_goes_on_from_its_file(tmp_path: Path) -> No
 def test_errors_that_a_run_does_not_survive_end_the_loop() -> None:
     x = np.zeros(3, np.float32)
     diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
-    for bad in (
-        {"total": -1},
-        {"checkpoint_every": 0},
-        {"patience": 0},
-        {"patience": float("nan")},
-    ):
+    bad: tuple[dict[str, Any], ...] = (
+        {"total": -1}, {"checkpoint_every": 0}, {"patience": 0}, {"patience": float("nan")},
+    )  # fmt: skip
+    for arguments in bad:
         with pytest.raises(pccl.InvalidArgument, match="total"):
-            next(pccl_train.steps(diloco, **{"total": 1, **bad}))
+            next(pccl_train.steps(diloco, **{"total": 1, **arguments}))
     with pccl.Coordinator() as coordinator:
         options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
         turns = pccl_train.steps(diloco, 5, **options)
