@@ -130,11 +130,14 @@ def test_the_one_that_is_furthest_gives_its_outer_parameters_to_all() -> None:
 def test_a_slower_worker_goes_on_in_the_middle_of_its_round() -> None:
     """At position 4 of 12 it has taken one step of three, and the other one four of 12."""
 
+    weights: list[list[Any]] = [[], []]
+
     def program(comm: pccl.Communicator, saved: Any) -> tuple[Any, list[int], bytes]:
         worker, kept, ends = Worker(comm.rank), None, list[int]()
         diloco = pccl_train.numpy.DiLoCo(
-            comm, worker.parameters, sync_every=12, adaptive_steps=True
-        )
+            comm, worker.parameters, sync_every=12, adaptive_steps=True,
+            on_exchange=lambda told: weights[comm.rank].append(told.weights),
+        )  # fmt: skip
         if saved is not None:
             diloco.load_state_dict(saved[0])
             worker.random = copy.deepcopy(saved[1])
@@ -154,6 +157,8 @@ def test_a_slower_worker_goes_on_in_the_middle_of_its_round() -> None:
     with pccl.LocalWorld(2) as world:
         again = world.run(lambda comm: program(comm, whole[comm.rank][0]))
     assert [ends for _, ends, _ in again] == [[*range(17, 37)], [20, 24, 28, 32, 36]]
+    # Three exchanges, and two of the run that is resumed; with the steps of before it was saved.
+    assert weights == [[(12, 12), (12, 3), (12, 3), (12, 3), (12, 3)]] * 2
     for (_, ends, outer), (_, ends_again, outer_again) in zip(whole, again, strict=True):
         assert outer == outer_again and ends[-len(ends_again) :] == ends_again
 

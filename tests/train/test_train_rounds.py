@@ -208,6 +208,75 @@ def test_the_norm_of_a_contribution_is_that_of_all_tensors(alone: pccl.LocalWorl
     assert diloco.last_exchange is not None and diloco.last_exchange.norm == 5
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_worker_alone_takes_the_outer_parameters_if_its_own_are_not_finite(
+    alone: pccl.LocalWorld,
+) -> None:
+    parameters = {"x": np.ones(3, np.float32)}
+    diloco = pccl_train.numpy.DiLoCo(
+        alone.comms[0], parameters, sync_every=1, fragment_update_alpha=0.5
+    )
+    diloco.begin()
+    parameters["x"][1] = np.nan
+    diloco.step()
+    assert parameters["x"].tolist() == [1, 1, 1]
+
+
+def test_a_codec_makes_contributions_shorter(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> list[int]:
+        sent = list[int]()
+        for codec in ("none", "int8", "int4"):
+            diloco = pccl_train.numpy.DiLoCo(
+                comm, {"x": np.zeros(40_000, np.float32)}, sync_every=1, codec=codec, name=codec
+            )
+            diloco.begin()
+            diloco.step()
+            assert diloco.last_exchange is not None
+            sent.append(diloco.last_exchange.bytes_sent)
+            diloco.detach()
+        return sent
+
+    for none, int8, int4 in world.run(program):
+        assert none > 3 * int8 and int8 > 1.5 * int4
+
+
+def test_eager_updates_move_by_the_share_of_this_worker(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> tuple[float, float]:
+        parameters = {"x": np.zeros(1, np.float32)}
+        settings: dict[str, Any] = {
+            "sync_every": 1, "fragment_sync_delay": 1, "eager": True, "outer": SGD(1.0),
+        }  # fmt: skip
+        diloco = pccl_train.numpy.DiLoCo(comm, parameters, **settings)
+        diloco.begin()
+        for _ in range(2):
+            parameters["x"] -= 4
+            diloco.step((1, 3, 4)[comm.rank])
+        state = diloco.state_dict()
+        again = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(1, np.float32)}, **settings)
+        again.load_state_dict(state)
+        diloco.detach()
+        return float(parameters["x"][0]), again.state_dict()["share"]
+
+    # The first time no share is known, so it is a third. The result of all is 4 less.
+    shares = (1 / 8, 3 / 8, 4 / 8)
+    for (own, kept), share in zip(world.run(program), shares, strict=True):
+        assert own == pytest.approx(-4 - share * 4) and kept == share
+
+
+def test_the_result_of_an_exchange_is_saved_whole() -> None:
+    told = Exchange(
+        round=1, fragment=0, members=("a",), weights=(1.0,), lost=(), ignored=(), norm=1.0,
+        waited=0.5, seconds=1.5, bytes_sent=1, bytes_received=2, outcome=None,
+    )  # fmt: skip
+    scales = [(slice(0, 1), 1.5), (slice(2, 3), 3.0)]
+    arrived = rounds._Arrived(np.ones(3, np.float32), scales, 0.25, told)
+    saved = rounds._saved(arrived)
+    arrived.gradient.fill(9)
+    found = rounds._restored(saved)
+    assert found is not None and found.gradient.tolist() == [1, 1, 1]
+    assert (found.scales, found.alpha, found.told) == (scales, 0.25, told)
+
+
 def test_a_contribution_that_came_in_part_is_lost() -> None:
     """A sum has all of it, and sparse pieces have it in one range. Others had no weight."""
     diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(4, np.float32)})
@@ -245,6 +314,7 @@ def test_an_exchange_without_a_weight_leaves_all_parameters(
         assert told is not None and told.weights == (0, 0, 0) and told.outcome is None
         assert np.isfinite(parameters["x"]).all()
         assert not outer_bytes(diloco).strip(b"\0")
+        assert diloco._fragments[0].outer.steps == 0  # by which Adam would weigh its moments
         diloco.detach()
 
     world.run(program)

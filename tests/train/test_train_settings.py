@@ -21,6 +21,9 @@ from pccl_train import (
 
 import pccl_py as pccl
 
+OVERLAPS: dict[str, Any] = {"eager": True, "sync_every": 4, "fragment_sync_delay": 4}
+PRIVATE: dict[str, Any] = {"privacy": Privacy(1, 1), "weights": "equal"}
+
 
 @pytest.mark.parametrize(
     ("settings", "word"),
@@ -38,10 +41,12 @@ import pccl_py as pccl
         ({"error_feedback": True}, "error_feedback"),
         ({"codec": "int8", "sparse": Sparse()}, "sparse"),
         ({"eager": True}, "eager"),
-        (
-            {"eager": True, "sync_every": 4, "fragment_sync_delay": 4, "outer": Adam()},
-            "SGD or Nesterov",
-        ),
+        ({"fragment_update_alpha": -0.1}, "fragment_update_alpha"),
+        ({**OVERLAPS, "fragment_update_alpha": 0.5}, "SGD or Nesterov"),
+        ({**OVERLAPS, "sparse": Sparse()}, "SGD or Nesterov"),
+        ({**PRIVATE, "sparse": Sparse()}, "neither sparse"),
+        ({**PRIVATE, "clip_to_median": True}, "nor clip_to_median"),
+        ({**OVERLAPS, "outer": Adam()}, "SGD or Nesterov"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], word: str) -> None:
@@ -53,15 +58,25 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], w
     ("make", "word"),
     [
         (lambda: SGD(-1), "learning_rate"),
+        (lambda: SGD(float("inf")), "learning_rate"),
+        (lambda: Nesterov(-1), "learning_rate"),
+        (lambda: Adam(-1), "learning_rate"),
+        (lambda: Adam(beta1=1), "beta1"),
         (lambda: Nesterov(momentum=1), "momentum"),
         (lambda: Adam(beta2=1.5), "beta2"),
         (lambda: Adam(epsilon=-1), "epsilon"),
         (lambda: Sparse(kept=0), "kept"),
         (lambda: Sparse(chunk=5000), "chunk"),
+        (lambda: Sparse(kept=0, chunk=0), "chunk"),
+        (lambda: Sparse(kept=10, chunk=9), "kept"),
         (lambda: Sparse(decay=2), "decay"),
+        (lambda: Sparse(decay=-1), "decay"),
+        (lambda: Sparse().encode(np.zeros(9, np.float32), np.zeros(1, np.uint8)), "9 elements"),
         (lambda: Privacy(clip=0, noise=1), "clip"),
         (lambda: Privacy(clip=1, noise=float("nan")), "noise"),
+        (lambda: Privacy(clip=float("inf"), noise=1), "clip"),
         (lambda: Method(privacy=Privacy(1, 1)), "weights='equal'"),
+        (lambda: Schedule(4, (0,)), "inner step"),
         (lambda: Schedule(4, (5,)), "inner step"),
         (lambda: Schedule(4, ()), "at least one"),
     ],
@@ -91,12 +106,13 @@ def test_a_worker_of_any_speed_passes_all_positions_in_its_steps(steps: int) -> 
     schedule = Schedule.even(12, 3)
     positions = [schedule.position(step, steps) for step in range(1, steps + 1)]
     assert positions[-1] == 12 and positions == sorted(set(positions))
+    assert schedule.position(steps + 1, steps) == 12
 
 
 def test_the_steps_of_a_worker_follow_its_speed() -> None:
     schedule = Schedule.even(10, 1)
     found = [schedule.steps(speed, 4.0) for speed in (4.0, 2.0, 1.9, 0.1, 8.0, 0.0)]
-    assert found == [10, 5, 4, 1, 10, 10]
+    assert found == [10, 5, 4, 1, 10, 10] and schedule.steps(4.0, 0.0) == 10
     for speed in np.random.default_rng(3).uniform(0.1, 1000, 1000):
         assert schedule.steps(float(speed), float(speed)) == 10
 
@@ -124,6 +140,39 @@ def test_a_tensor_that_fits_into_no_fragment_is_in_one_all_the_same(
             ends = [part.stop for _, part in layout.places()]
             begins = [part.start for _, part in layout.places()]
             assert begins == [0, *ends[:-1]][: len(begins)]
+
+
+def test_tensors_are_distributed_in_their_order_or_in_turn() -> None:
+    model = tensors(1, 1, 1, 1, 1)
+    assert fragments.split(model, 2, "strided") == [["t0", "t2", "t4"], ["t1", "t3"]]
+    assert fragments.split(model, 2) == [["t0", "t1", "t2"], ["t3", "t4"]]
+    for count, order in ((0, "balanced"), (6, "balanced"), (6, "strided"), (1, "other")):
+        with pytest.raises(pccl.InvalidArgument, match="6 fragments|0 fragments|'other'"):
+            fragments.split(model, count, order)  # type: ignore[arg-type]
+    # In a fragment they are in the order of their names, which all frameworks share.
+    (layout,) = fragments.layouts(model[:2], [("t1", "t0")])
+    assert [tensor.name for tensor in layout.tensors] == ["t0", "t1"]
+    with pytest.raises(TypeError, match="not one str"):
+        fragments.layouts(model, ["t0"])
+    with pytest.raises(pccl.InvalidArgument, match="'t3' and 1 more"):
+        fragments.layouts(model, [])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sync_every": 4}, {"fragments": 2}, {"fragment_sync_delay": 1},
+        {"fragment_update_alpha": 0.5}, {"outer": "sgd"}, {"outer": Nesterov(0.1)},
+        {"codec": "int8"}, {"codec": "int4"}, {"sparse": Sparse()}, {"sparse": Sparse(kept=9)},
+        {"clip_to_median": True}, {"weights": "equal"}, PRIVATE, OVERLAPS,
+        {"codec": "int8", "error_feedback": True},
+    ],
+)  # fmt: skip
+def test_peers_compare_each_setting(setting: dict[str, Any]) -> None:
+    assert Method(**setting).told() != Method().told()
+    for other in ({"codec": "int8"}, {**OVERLAPS, "eager": False}, {"weights": "equal"}):
+        if setting != other:
+            assert Method(**setting).told() != Method(**other).told()
 
 
 def test_balanced_fragments_have_near_sizes() -> None:
@@ -177,6 +226,9 @@ def test_the_digest_is_of_the_parameters_however_they_are_divided() -> None:
         for fragments in (1, (("b",), ("a",)))
     ]
     assert digests[0] == digests[1]
+    diloco = pccl_train.numpy.DiLoCo(None, {"m": np.ones((2, 3), np.float32)})
+    assert diloco.outer_parameters["m"].shape == (2, 3)
+    assert diloco.world_size == diloco.pending == 0
     parameters["a"][0] = 9
     assert pccl_train.numpy.DiLoCo(None, parameters).digest() != digests[0]
 
@@ -190,6 +242,9 @@ def test_a_parameter_that_comes_later_is_refused() -> None:
         parameters["y"] = np.zeros(2, np.float32)
         with pytest.raises(pccl.InvalidArgument, match="'y'"):
             diloco.step()
+    layout = fragments.layouts(tensors(3), [["t0"]])
+    with pytest.raises(pccl.InvalidArgument, match=r"t0 f32\[3\] when .* t0 f32\[4\] now"):
+        fragments.same_model(tensors(4), layout)
 
 
 def test_the_guarantee_of_noise_lies_at_what_theory_allows() -> None:
