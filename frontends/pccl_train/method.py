@@ -16,7 +16,7 @@ is good for what.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
@@ -124,17 +124,18 @@ class Method:
             return layouts(tensors, split(tensors, self.fragments, self.order))
         return layouts(tensors, self.fragments)
 
-    def told(self) -> str:
-        """One line, by which peers compare their settings."""
-        codec = parse_codec(self.codec)
-        how = f"{self.sparse}" if self.sparse else codec.name
-        parts = [
-            f"H={self.sync_every} P={self._count()} tau={self.fragment_sync_delay}",
-            f"alpha={self.fragment_update_alpha:g} {self.optimizer} {how}",
-            *(["feedback"] if self.error_feedback else []),
-            *(["eager"] if self.eager else []),
-            *(["clipped"] if self.clip_to_median else []),
-            *([f"{self.privacy}"] if self.privacy else []),
-            self.weights,
-        ]
-        return " ".join(parts)
+    def told(self) -> list[str]:
+        """Each setting in a few words, by which peers compare them and name those that differ."""
+        found = []
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name == "fragments":
+                value = self._count()  # their names are compared with the states
+            if setting.name == "codec":
+                value = parse_codec(value).name
+            if not is_dataclass(value):
+                found.append(f"{setting.name}={value}")
+                continue
+            found.append(f"{setting.name}={type(value).__name__}")
+            found += [f"{setting.name}.{f.name}={getattr(value, f.name)}" for f in fields(value)]
+        return found

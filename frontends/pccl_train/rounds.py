@@ -305,9 +305,11 @@ class Rounds:
                 fragment.losses = comm.error_feedback(tag=self._tag_of(fragment))
         told = self.method.told()
         if self._buffers is not None:
-            _, averaged, synced = self._buffers
-            told += f" buffers: {len(averaged)} averaged, {len(synced)} synced"
-        self._clock_state = comm.shared_state({told: self._clock}, name=self.name)
+            told += [f"averaged buffers={len(self._buffers.averaged)}"]
+            told += [f"synced buffers={len(self._buffers.synced)}"]
+        # A state with other names is a Mismatch, which says the names that differ.
+        settings = {setting: np.zeros(1, np.uint8) for setting in told}
+        self._clock_state = comm.shared_state({"clock": self._clock, **settings}, name=self.name)
 
     def detach(self) -> None:
         """Lets go of the group, and forgets exchanges under way. The group stays open."""
@@ -819,8 +821,10 @@ class Rounds:
             ("names", [fragment.names for fragment in self._fragments]),
         ):
             if state[what] != mine:
+                theirs = [each for each in state[what] if each not in mine]
+                own = [each for each in mine if each not in state[what]]
                 raise InvalidArgument(
-                    f"the checkpoint has the {what} {state[what]!r}, this training has {mine!r}"
+                    f"the checkpoint has the {what} {theirs}, where this training has {own}"
                 )
         self._clock[:] = state["clock"]
         self._steps, self._steps_of_round = state["steps"]
