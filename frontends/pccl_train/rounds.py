@@ -127,7 +127,9 @@ class _Flight:
     announcement: Outcome | None = None
     # None until it is announced, and where no contribution has a weight.
     work: Work[Outcome] | None = None
+    # Of sparse contributions: those of all, and what this worker's residual was before.
     pieces: NDArray[np.uint8] | None = None
+    residual: Vector | None = None
     waited: float = 0.0
     outcome: Outcome | None = None
 
@@ -193,6 +195,11 @@ class _Fragment:
     @property
     def names(self) -> list[str]:
         return [tensor.name for tensor, _ in self.layout.places()]
+
+    def give_back_residual(self, flight: _Flight) -> None:
+        """Nothing has come of its pieces, so the next pseudo-gradient has their whole way."""
+        if flight.residual is not None:
+            self.residual, flight.residual = flight.residual, None
 
     def take(self) -> Vector:
         return self.spare.pop() if self.spare else np.empty(self.layout.size, np.float32)
@@ -321,6 +328,7 @@ class Rounds:
             fragment.losses = None
             fragment.state, fragment.captured, fragment.is_owed = None, None, False
             if isinstance(fragment.flight, _Flight):
+                fragment.give_back_residual(fragment.flight)
                 fragment.flight = None  # its operation may still write to its memory
         if self._clock_state is not None:
             self._clock_state.close()
@@ -635,7 +643,7 @@ class Rounds:
                 if scale != self._share:
                     gradient *= np.float32(scale / self._share)
                 sparse.encode(gradient, piece)
-                assert fragment.residual is not None
+                flight.residual, fragment.residual = fragment.residual, fragment.take()
                 fragment.residual[:] = gradient
                 sparse.add(fragment.residual, piece, -1.0)
             flight.pieces = np.zeros((comm.world_size, piece.size), np.uint8)
@@ -703,6 +711,8 @@ class Rounds:
         if flight.outcome is None:
             return []
         if flight.pieces is not None:
+            if flight.residual is not None:
+                fragment.spare.append(flight.residual)
             return self._add_pieces(flight)
         scales = []
         for part in flight.outcome.ranges:
@@ -720,6 +730,7 @@ class Rounds:
         except (Aborted, DeadlineExceeded) as error:
             if self._open().epoch != flight.epoch or flight.pieces is not None:
                 _log.warning("%s: an exchange is given up: %s", self.name, error)
+                fragment.give_back_residual(flight)
                 return None
             _log.warning("%s: an exchange is repeated: %s", self.name, error)
             self._reduce(fragment, flight)

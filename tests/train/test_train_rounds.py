@@ -476,3 +476,25 @@ def test_an_exchange_that_cannot_be_repeated_leaves_all_parameters(
         assert after == before != own
         assert told[0].outcome is None and told[0].lost == (0, 1, 2)
         assert [each.weights for each in told] == [(2.0,) * 3, (4.0,) * 3]
+
+
+def test_pieces_of_an_exchange_that_is_given_up_leave_no_residual(world: pccl.LocalWorld) -> None:
+    """The parameters still have their way, which the next pseudo-gradient takes from the outer."""
+
+    def program(comm: pccl.Communicator) -> bool:
+        worker = Worker(comm.rank)
+        sparse = Sparse(kept=4, chunk=16)
+        diloco = Failing(comm, worker.parameters, sync_every=1, sparse=sparse, name="given up")
+        diloco.failures = [pccl.Aborted("once")]
+        diloco.begin()
+        residuals = []
+        for _ in range(2):
+            worker.step()
+            diloco.step()
+            residual = diloco._fragments[0].residual
+            assert residual is not None
+            residuals.append(bool(residual.any()))
+        diloco.detach()
+        return residuals == [False, True]
+
+    assert world.run(program) == [True] * 3
