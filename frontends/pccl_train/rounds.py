@@ -127,7 +127,7 @@ class _Flight:
     announcement: Outcome | None = None
     # None until it is announced, and where no contribution has a weight.
     work: Work[Outcome] | None = None
-    # Of sparse contributions: those of all, and what this worker's residual was before.
+    # Sparse contributions: the pieces of all, and this worker's residual from before.
     pieces: NDArray[np.uint8] | None = None
     residual: Vector | None = None
     waited: float = 0.0
