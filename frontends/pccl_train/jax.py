@@ -136,19 +136,17 @@ class State(Rounds):
         return self.inner is not None
 
     def _gift(self, *, with_optimizer: bool) -> bytes:
-        if not with_optimizer or self.inner is None:
-            return b""
-        return b"".join(
-            np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(self.inner)
-        )
+        leaves = jax.tree_util.tree_leaves(self.inner) if with_optimizer else []
+        return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
 
     def _take_gift(self, gift: bytes) -> None:
         leaves, structure = jax.tree_util.tree_flatten(self.inner)
         own = [np.asarray(leaf) for leaf in leaves]
-        if len(gift) != sum(array.nbytes for array in own):
+        wanted = sum(array.nbytes for array in own)
+        if len(gift) != wanted:
             raise InvalidArgument(
-                f"a member has given {len(gift)} bytes for `inner`, which has "
-                f"{sum(array.nbytes for array in own)} here: it must be the same on all peers"
+                f"a member has given {len(gift)} bytes for `inner`, which has {wanted} here: it "
+                "must be the same on all peers"
             )
         taken, at = [], 0
         for leaf, array in zip(leaves, own, strict=True):

@@ -312,8 +312,8 @@ class Rounds:
                 fragment.losses = comm.error_feedback(tag=self._tag_of(fragment))
         told = self.method.told()
         if self._buffers is not None:
-            told += [f"averaged buffers={len(self._buffers.averaged)}"]
-            told += [f"synced buffers={len(self._buffers.synced)}"]
+            _, averaged, synced = self._buffers
+            told += [f"averaged buffers={len(averaged)}", f"synced buffers={len(synced)}"]
         # A state with other names is a Mismatch, which says the names that differ.
         settings = {setting: np.zeros(1, np.uint8) for setting in told}
         self._clock_state = comm.shared_state({"clock": self._clock, **settings}, name=self.name)
@@ -508,7 +508,7 @@ class Rounds:
         comm.send(np.array([self._inherits], np.uint8), giver, tag=GIFT_TAG)
         size = np.zeros(1, np.uint64)
         comm.recv(size, giver, tag=GIFT_TAG)
-        # Moments of f32 are 4 times as long as the outer parameters at most; buffers are small.
+        # Moments take a few times the bytes of the outer parameters, 4 each; buffers are small.
         limit = (1 << 30) + sum(16 * 4 * layout.size for layout in self._layouts)
         if size[0] > limit:
             raise InvalidUsage(

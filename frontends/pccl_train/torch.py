@@ -209,10 +209,7 @@ def _named(
             raise TypeError(f"model_fragments must be modules, not {type(module).__name__}")
         own = []
         for name, parameter in module.named_parameters():
-            # A compiled module holds the one that it was made of.
-            name = name.replace("_orig_mod.", "")
-            if len(modules) > 1:
-                name = f"{number}.{name}"
+            name = _full_name(name, number, modules)
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             _check_floats("parameter", name, parameter)
@@ -234,11 +231,16 @@ def _named_buffers(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     for number, module in enumerate(modules):
         for name, buffer in module.named_buffers():
-            name = name.replace("_orig_mod.", "")
             if id(buffer) not in seen:
                 seen.add(id(buffer))
-                found[name if len(modules) == 1 else f"{number}.{name}"] = buffer
+                found[_full_name(name, number, modules)] = buffer
     return found
+
+
+def _full_name(name: str, number: int, modules: Sequence[nn.Module]) -> str:
+    """A compiled module holds the module that it was made of, which its names do not show."""
+    name = name.replace("_orig_mod.", "")
+    return name if len(modules) == 1 else f"{number}.{name}"
 
 
 def _shared(found: Mapping[str, torch.Tensor], asked: Mapping[str, str]) -> Buffers | None:
