@@ -246,8 +246,7 @@ def test_a_newcomer_may_follow_others_that_wait_for_exchanges_under_way() -> Non
 
     def await_newcomers(count: int, *more: int) -> list[Future[None]]:
         called = [pool.submit(join, who) for who in more]
-        while comm.info().pending < count:
-            threading.Event().wait(0.01)
+        await_pending(comm, count)
         return called
 
     with ThreadPoolExecutor(3) as pool, pccl.LocalWorld(1) as world:
@@ -502,9 +501,9 @@ def test_a_worker_that_receives_the_model_keeps_nothing_of_its_own(
     assert received == outer == own
 
 
-def await_pending(comm: pccl.Communicator) -> None:
-    """Until a newcomer waits to enter at the next safe point."""
-    while comm.info().pending == 0:
+def await_pending(comm: pccl.Communicator, count: int = 1) -> None:
+    """Until so many newcomers wait to enter at the next safe point."""
+    while comm.info().pending < count:
         threading.Event().wait(0.01)
 
 
@@ -724,7 +723,7 @@ def test_newcomers_that_the_program_itself_lets_in_are_an_error_that_says_so() -
 def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_for(
     counted: int,
 ) -> None:
-    """One that is not finite has no part in the noise."""
+    """A contribution that is not finite has no part in the noise."""
     count = 40_000
     # The norms of 40,000 elements are 200, 0 and 600.
     rows = (1.0, 0.0 if counted == 3 else np.nan, 3.0)
