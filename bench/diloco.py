@@ -34,7 +34,7 @@ class Part(str, Enum):
     GRID = "grid"
 
 
-# Those that a machine of two cores measures in a quarter of an hour.
+# The parts that are measured where none is asked for.
 SHORT = [Part.QUALITY, Part.LOSSES, Part.LINKS]
 OVER_LINKS = [Part.LINKS, Part.GRID]
 

@@ -83,7 +83,7 @@ def topology(mbit: float, round_trip_ms: float) -> Topology:
 
 
 def settings_in_json(case: Case) -> dict[str, Any]:
-    """Those of a method in JSON, without the outer optimizer, whose numbers take no time."""
+    """The settings of a method in JSON, without the outer optimizer, which takes no time here."""
     made = {"sync_every": case.every, **case.settings}
     made.pop("outer", None)
     if "sparse" in made:

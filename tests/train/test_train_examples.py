@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 def run(
     count: int, command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """So many processes of a command, some of which end with 0."""
+    """Runs a command in so many processes under `pccl run`, which must end with 0."""
     run = [sys.executable, "-m", "pccl_py.cli", "run", "-n", str(count), "--", *command]
     done = subprocess.run(
         run, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
