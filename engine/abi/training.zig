@@ -153,6 +153,11 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
             .{ value, if (limit == 1) " and below 1" else " and finite" },
         );
     }
+    if (o.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_outer_options_t is {d}: begin with PCCL_OUTER_OPTIONS_INIT",
+        .{o.reserved},
+    );
     if (rule != .adam) return .{
         .scale = o.scale,
         .learning_rate = o.learning_rate,
@@ -191,6 +196,11 @@ fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
     const o = sized.read(SparseOptions, options orelse &default) catch
         return status.bad_size("pccl_sparse_options_t");
+    if (o.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_sparse_options_t is {d}: begin with PCCL_SPARSE_OPTIONS_INIT",
+        .{o.reserved},
+    );
     const Values = @FieldType(Sparse, "values");
     const chunk = if (o.chunk == 0) 4096 else o.chunk;
     const kept = if (o.kept == 0) @min(64, chunk) else o.kept;
@@ -373,6 +383,7 @@ test "bad arguments are refused by name, and nothing is written" {
         .{ "scale", .{ .scale = std.math.nan(f32) } },
         .{ "size", .{ .size = 3 } },
     };
+        .{ "reserved", .{ .reserved = 1 } },
     for (wrong) |case|
         try expect_refused(case[0], pccl_outer_step(&x, &x, &x, &x, 2, &case[1]));
     const adam: OuterOptions = .{ .rule = 2 };
@@ -390,6 +401,7 @@ test "bad arguments are refused by name, and nothing is written" {
     try expect_equal(0, pccl_sparse_bytes(null, std.math.maxInt(u64)));
     try expect_refused("values 3", pccl_sparse_encode(&x, 2, &.{ .values = 3 }, &piece));
     try expect_refused("piece", pccl_sparse_add(&x, 2, null, null, 1));
+    try expect_refused("reserved", pccl_sparse_encode(&x, 2, &.{ .reserved = 1 }, &piece));
     const few: SparseOptions = .{ .kept = 1 };
     piece = @splat(0xff);
     try expect_refused("place", pccl_sparse_add(&x, 2, &few, &piece, 1));
