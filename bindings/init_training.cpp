@@ -102,15 +102,17 @@ void init_sparse(nb::module_ &module) {
       nb::arg("piece"), "piece := the elements of greatest magnitude of each chunk.");
   module.def(
       "sparse_add",
-      [](uintptr_t into, uint64_t count, uint32_t chunk, uint32_t kept, int values,
+      [](uintptr_t into, uintptr_t weights, uint64_t count, uint32_t chunk, uint32_t kept, int values,
          uintptr_t piece, float scale) {
         const pccl_sparse_options_t options = sparse_options(chunk, kept, values);
         unlocked([&] {
-          return pccl_sparse_add(at<float>(into), count, &options, at<const void>(piece), scale);
+          return pccl_sparse_add(at<float>(into), at<float>(weights), count, &options,
+                                 at<const void>(piece), scale);
         });
       },
-      nb::arg("into"), nb::arg("count"), nb::arg("chunk"), nb::arg("kept"), nb::arg("values"),
-      nb::arg("piece"), nb::arg("scale"), "into += scale * piece.");
+      nb::arg("into"), nb::arg("weights"), nb::arg("count"), nb::arg("chunk"), nb::arg("kept"),
+      nb::arg("values"), nb::arg("piece"), nb::arg("scale"),
+      "into += scale * piece, and weights, unless 0, += scale where the piece has an element.");
 }
 
 }  // namespace

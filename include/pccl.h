@@ -890,9 +890,10 @@ PCCL_API uint64_t pccl_sparse_bytes(const pccl_sparse_options_t *options, uint64
 /* piece := what is kept of input, of which the residual is input - piece: pccl_sparse_add with a scale of -1. */
 PCCL_API pccl_status_t pccl_sparse_encode(const float *input, uint64_t count, const pccl_sparse_options_t *options,
                                           void *piece);
-/* into += scale * piece. PCCL_INVALID_ARGUMENT, and nothing is added, if the piece is none of such an array. */
-PCCL_API pccl_status_t pccl_sparse_add(float *into, uint64_t count, const pccl_sparse_options_t *options,
-                                       const void *piece, float scale);
+/* into += scale * piece, and weights += scale where the piece has an element; weights may be NULL. SparseLoCo's average
+ * is into / weights. PCCL_INVALID_ARGUMENT, and nothing is added, if the piece is none of such an array. */
+PCCL_API pccl_status_t pccl_sparse_add(float *into, float *weights, uint64_t count,
+                                       const pccl_sparse_options_t *options, const void *piece, float scale);
 
 /* ---- Measuring the kernels (docs/KERNELS.md) ---------------------------------------------------------------- */
 

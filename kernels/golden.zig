@@ -268,8 +268,9 @@ const Memory = struct {
             const piece = memory.out[0..how.bytes(count)];
             kernels.sparse.encode(how, piece, &in[0], count);
             memory.add(piece);
-            kernels.sparse.add(how, &in[1], piece, 0.3, count) catch unreachable;
+            kernels.sparse.add(how, &in[1], &in[2], piece, 0.3, count) catch unreachable;
             memory.add(in[1][0 .. 4 * count]);
+            memory.add(in[2][0 .. 4 * count]);
         }
     }
 

@@ -167,11 +167,12 @@ fn encode_values(parts: *const Parts, kept: [*]const u8) void {
     }
 }
 
-/// into += scale * what the piece holds, for `count` f32. Nothing is added if the piece names a
-/// place that its chunk has not; a remote made it.
+/// into += scale * what the piece holds, for `count` f32; and weights += scale where it holds
+/// something. Nothing is added if the piece names a place that its chunk has not; a remote made it.
 pub fn add(
     sparse: Sparse,
     into: [*]u8,
+    weights: ?[*]u8,
     piece: []const u8,
     scale: f32,
     count: usize,
@@ -184,13 +185,15 @@ pub fn add(
         if (parts.place(index) >= parts.elements) return error.PlaceBeyondChunk;
     };
     var chunks: Chunks = .{ .sparse = sparse, .piece = readable, .count = count };
-    var at = into;
-    while (chunks.next()) |parts| : (at += parts.elements * 4) {
+    var first: usize = 0;
+    while (chunks.next()) |parts| : (first += parts.elements) {
         const levels = parts.levels();
         for (0..parts.kept) |index| {
-            const place = parts.place(index);
-            const sum = scalar.load(.f32, f32, at, place) + scale * parts.value(&levels, index);
-            scalar.store(.f32, f32, at, place, sum);
+            const place = first + parts.place(index);
+            const sum = scalar.load(.f32, f32, into, place) + scale * parts.value(&levels, index);
+            scalar.store(.f32, f32, into, place, sum);
+            const all = weights orelse continue;
+            scalar.store(.f32, f32, all, place, scalar.load(.f32, f32, all, place) + scale);
         }
     }
 }
@@ -211,7 +214,7 @@ fn expect_decoded(sparse: Sparse, input: []const f32, wanted: []const f32) !void
     const sum = try testing.allocator.alloc(f32, input.len);
     defer testing.allocator.free(sum);
     @memset(sum, 0);
-    try add(sparse, @ptrCast(sum.ptr), piece, 1, input.len);
+    try add(sparse, @ptrCast(sum.ptr), null, piece, 1, input.len);
     try testing.expectEqualSlices(f32, wanted, sum);
 }
 
@@ -271,6 +274,19 @@ test "every place of an odd and an even index is found again" {
     }
 }
 
+test "weights count the pieces that hold an element, chunk by chunk" {
+    const sparse: Sparse = .{ .chunk = 3, .kept = 1, .values = .floats };
+    var sum: [5]f32 = @splat(0);
+    var weights: [5]f32 = @splat(0);
+    for ([_][5]f32{ .{ 0, 2, 1, 0, 3 }, .{ 4, 0, 0, 1, 5 } }) |input| {
+        var piece: [2 * (4 + 2)]u8 = undefined;
+        encode(sparse, &piece, @ptrCast(&input), input.len);
+        try add(sparse, @ptrCast(&sum), @ptrCast(&weights), &piece, 0.5, input.len);
+    }
+    try testing.expectEqual([_]f32{ 2, 1, 0, 0, 4 }, sum);
+    try testing.expectEqual([_]f32{ 0.5, 0.5, 0, 0, 1 }, weights);
+}
+
 test "a forged place is refused, and nothing is added" {
     const sparse: Sparse = .{ .chunk = 100, .kept = 3, .values = .floats };
     const input = numbers(250, 3);
@@ -280,7 +296,7 @@ test "a forged place is refused, and nothing is added" {
     piece[17 + 3] = 0xff; // the last place of the second chunk
     piece[17 + 4] = 0xff;
     var sum: [250]f32 = @splat(7);
-    const refusal = add(sparse, @ptrCast(&sum), &piece, 1, input.len);
+    const refusal = add(sparse, @ptrCast(&sum), null, &piece, 1, input.len);
     try testing.expectError(error.PlaceBeyondChunk, refusal);
     for (sum) |number| try testing.expectEqual(7, number);
 }
@@ -292,7 +308,7 @@ test "what is taken away again leaves what was not kept" {
     var piece: [3000]u8 = undefined;
     const made = piece[0..sparse.bytes(left.len)];
     encode(sparse, made, @ptrCast(&left), left.len);
-    try add(sparse, @ptrCast(&left), made, -1, left.len);
+    try add(sparse, @ptrCast(&left), null, made, -1, left.len);
     var zeros: usize = 0;
     for (left, input) |now, before| {
         if (now == 0) zeros += 1 else try testing.expectEqual(before, now);

@@ -344,6 +344,15 @@ def sparse_encode(input: int, count: int, chunk: int, kept: int, values: int, pi
     """piece := the elements of greatest magnitude of each chunk."""
 
 def sparse_add(
-    into: int, count: int, chunk: int, kept: int, values: int, piece: int, scale: float
+    into: int,
+    weights: int,
+    count: int,
+    chunk: int,
+    kept: int,
+    values: int,
+    piece: int,
+    scale: float,
 ) -> None:
-    """into += scale * piece."""
+    """
+    into += scale * piece, and weights, unless 0, += scale where the piece has an element.
+    """

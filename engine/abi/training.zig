@@ -242,6 +242,7 @@ pub const pccl_sparse_add = status.C(sparse_add).call;
 
 fn sparse_add(
     into: ?[*]align(1) f32,
+    weights: ?[*]align(1) f32,
     count: u64,
     options: ?*const SparseOptions,
     piece: ?*const anyopaque,
@@ -252,8 +253,9 @@ fn sparse_add(
     const from = try some(piece, count, "piece");
     const mode: Mode = try .begin();
     defer mode.end();
+    const all: ?[*]u8 = @ptrCast(weights);
     const bytes = from[0..sparse.bytes(@intCast(count))];
-    kernels.sparse.add(sparse, to, bytes, scale, @intCast(count)) catch return status.fail(
+    kernels.sparse.add(sparse, to, all, bytes, scale, @intCast(count)) catch return status.fail(
         .invalid_argument,
         "the piece names a place that its chunk of {d} elements has not, so nothing was added: " ++
             "its sender is faulty, or encoded another array",
@@ -331,7 +333,7 @@ test "a thread that flushes subnormals gets the bytes of others, and its mode ba
             1 => pccl_outer_mix(&mixed, 0, &twice, 1, 0.5),
             2 => pccl_outer_step(&moved, null, null, &once, 1, &sgd),
             3 => pccl_sparse_encode(&twice, 1, null, &piece),
-            else => pccl_sparse_add(&sum, 1, null, &piece, 1),
+            else => pccl_sparse_add(&sum, null, 1, null, &piece, 1),
         };
         const after = kernels.float_mode.read();
         kernels.float_mode.write(mode);
@@ -381,9 +383,9 @@ test "bad arguments are refused by name, and nothing is written" {
         .{ "epsilon", .{ .rule = 2, .epsilon = -1 } },
         .{ "step", .{ .rule = 2, .step = 0 } },
         .{ "scale", .{ .scale = std.math.nan(f32) } },
+        .{ "reserved", .{ .reserved = 1 } },
         .{ "size", .{ .size = 3 } },
     };
-        .{ "reserved", .{ .reserved = 1 } },
     for (wrong) |case|
         try expect_refused(case[0], pccl_outer_step(&x, &x, &x, &x, 2, &case[1]));
     const adam: OuterOptions = .{ .rule = 2 };
@@ -399,12 +401,12 @@ test "bad arguments are refused by name, and nothing is written" {
     }
     try expect_equal(4 + 3, pccl_sparse_bytes(&.{ .chunk = 9 }, 9)); // all of them are kept
     try expect_equal(0, pccl_sparse_bytes(null, std.math.maxInt(u64)));
-    try expect_refused("values 3", pccl_sparse_encode(&x, 2, &.{ .values = 3 }, &piece));
-    try expect_refused("piece", pccl_sparse_add(&x, 2, null, null, 1));
     try expect_refused("reserved", pccl_sparse_encode(&x, 2, &.{ .reserved = 1 }, &piece));
+    try expect_refused("values 3", pccl_sparse_encode(&x, 2, &.{ .values = 3 }, &piece));
+    try expect_refused("piece", pccl_sparse_add(&x, null, 2, null, null, 1));
     const few: SparseOptions = .{ .kept = 1 };
     piece = @splat(0xff);
-    try expect_refused("place", pccl_sparse_add(&x, 2, &few, &piece, 1));
+    try expect_refused("place", pccl_sparse_add(&x, null, 2, &few, &piece, 1));
     try expect_equal([_]f32{ 1, 2 }, x);
     try expect_equal(.ok, pccl_outer_mix(&x, 0, &x, 0, 0));
     try expect_refused("count", pccl_outer_mix(&x, 0, &x, std.math.maxInt(u64), 0));

@@ -737,24 +737,27 @@ class Rounds:
             return flight.work.wait()
 
     def _add_pieces(self, flight: _Flight) -> list[tuple[slice, float]]:
-        """The average of the pieces that have come here, in the order of the ranks."""
+        """The average of the pieces that have come here, in the order of the ranks. An element is
+        that of the workers that sent it."""
         assert self.method.sparse is not None
         assert flight.pieces is not None and flight.outcome is not None
         size = flight.pieces.shape[1]
         arrived = {part.begin // size for part in flight.outcome.ranges if part.contributors}
         ranks = [rank for rank in sorted(arrived) if flight.table[rank, _WEIGHT] > 0]
-        total, added = flight.total, 0.0
         flight.gradient.fill(0)
+        weights = np.zeros_like(flight.gradient)
+        total, added = flight.total, 0
         for rank in ranks:
-            weight = float(flight.table[rank, _WEIGHT]) / total
+            share = float(flight.table[rank, _WEIGHT]) / total
             try:
-                self.method.sparse.add(flight.gradient, flight.pieces[rank], weight)
+                self.method.sparse.add(flight.gradient, flight.pieces[rank], share, weights)
             except InvalidArgument as refusal:  # on all members, which have the same bytes
                 _log.warning("%s: rank %d is ignored: %s", self.name, rank, refusal)
                 flight.table[rank] = 0.0, np.nan, 0.0
             else:
-                added += weight
-        return [(slice(0, flight.gradient.size), 1 / added)] if added else []
+                added += 1
+        np.divide(flight.gradient, weights, out=flight.gradient, where=weights > 0)
+        return [(slice(0, flight.gradient.size), 1.0)] if added else []
 
     def _receive(self, fragment: _Fragment, alpha: float = 0.0) -> None:
         """Mixes the outer parameters into the worker's own."""

@@ -1,7 +1,9 @@
 """Sparse: SparseLoCo's exchange (arXiv 2508.15706), the greatest elements of each chunk.
 
-A worker keeps what it has not sent in a residual, which takes the place of an outer momentum. The
-native library makes and adds the pieces (kernels/sparse.zig).
+A worker keeps what it has not sent in a residual, which takes the place of an outer momentum. An
+element of the average is that of the workers that sent it, as in the program that the authors train
+with (tplr-ai/templar, compress/topk.py); the paper writes a sum over all workers. The native
+library makes and adds the pieces (kernels/sparse.zig).
 """
 
 from __future__ import annotations
@@ -49,11 +51,17 @@ class Sparse:
         if values.size:
             _pccl.sparse_encode(address(values), values.size, *self._options(), address(piece))
 
-    def add(self, into: Vector, piece: NDArray[np.uint8], scale: float) -> None:
-        """into += scale * piece. Raises InvalidArgument, and adds nothing, for a forged piece."""
+    def add(
+        self, into: Vector, piece: NDArray[np.uint8], scale: float, weights: Vector | None = None
+    ) -> None:
+        """into += scale * piece, and weights += scale where the piece has an element.
+
+        Raises InvalidArgument, and adds nothing, for a forged piece.
+        """
         self._check(into, piece)
         if into.size:
-            _pccl.sparse_add(address(into), into.size, *self._options(), address(piece), scale)
+            to, all_weights = address(into), 0 if weights is None else address(weights)
+            _pccl.sparse_add(to, all_weights, into.size, *self._options(), address(piece), scale)
 
     def _check(self, values: Vector, piece: NDArray[np.uint8]) -> None:
         if piece.size != self.bytes(values.size):

@@ -1686,11 +1686,14 @@ def test_a_sparse_piece_is_added_where_it_was_taken() -> None:
     two = options("sparse_options", kept=2, chunk=4)
     piece = ffi.new("char[]", lib.pccl_sparse_bytes(two, 5))
     check(lib.pccl_sparse_encode(values, 5, two, piece))
-    check(lib.pccl_sparse_add(values, 5, two, piece, -1))
+    check(lib.pccl_sparse_add(values, ffi.NULL, 5, two, piece, -1))
     assert list(values) == [0] * 5
+    weights = ffi.new("float[]", 5)
+    check(lib.pccl_sparse_add(ffi.new("float[]", 5), weights, 5, two, piece, 0.5))
+    assert list(weights) == [0, 0, 0.5, 0.5, 0.5]
     assert lib.pccl_sparse_bytes(options("sparse_options", chunk=5000), 5) == 0
     ffi.memmove(piece, b"\xff" * len(piece), len(piece))
-    assert "place" in refused(lib.pccl_sparse_add(values, 5, two, piece, 1))
+    assert "place" in refused(lib.pccl_sparse_add(values, ffi.NULL, 5, two, piece, 1))
     assert list(values) == [0] * 5
 
 

@@ -801,7 +801,9 @@ def test_announcements_and_pieces_that_no_honest_worker_sends_count_nothing(lie:
         results = world.run(program)
     assert len({bytes_of for bytes_of, _ in results}) == 1
     values = np.frombuffer(results[0][0], np.float32)
-    assert set(values.tolist()) == ({0.0, 3.0} if lie == "forged" else {3.0})
+    sent = values[values != 0]
+    np.testing.assert_allclose(sent, 3, rtol=1e-6)
+    assert sent.size == (2 * 3 if lie == "forged" else 20)
     for _, told in results:
         assert told is not None and told.ignored == (1,)
         assert told.weights[1] == 0

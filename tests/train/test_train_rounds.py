@@ -198,6 +198,28 @@ def test_what_sparse_pieces_leave_decays_and_is_sent_later(alone: pccl.LocalWorl
         assert parameters["x"].tolist() == [-4, left]
 
 
+def test_a_sparse_average_is_that_of_the_workers_that_sent_the_element(
+    world: pccl.LocalWorld,
+) -> None:
+    moves = [[8, 0, 1, 0], [0, 4, 0, 0], [2, 0, 0, 0]]  # the 1 is not sent
+    tokens = [1.0, 3.0, 3.0]
+    sparse = Sparse(kept=1, chunk=4, quantized=False)
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        parameters = {"x": np.zeros(4, np.float32)}
+        diloco = pccl_train.numpy.DiLoCo(
+            comm, parameters, name="senders", sync_every=1, outer=SGD(1.0), sparse=sparse
+        )
+        diloco.begin()
+        parameters["x"] += moves[comm.rank]
+        diloco.step(tokens[comm.rank])
+        diloco.detach()
+        return parameters["x"].tolist()
+
+    for found in world.run(program):
+        assert found == pytest.approx([(8 + 3 * 2) / 4, 4, 0, 0])
+
+
 def test_the_norm_of_a_contribution_is_that_of_all_tensors(alone: pccl.LocalWorld) -> None:
     parameters = {name: np.zeros(1, np.float32) for name in "ab"}
     diloco = pccl_train.numpy.DiLoCo(alone.comms[0], parameters, sync_every=1)
