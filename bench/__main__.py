@@ -66,13 +66,13 @@ def loopback_command(
         typer.Option(help="As 64MiB; may be given again.  [4KiB to 256MiB, each four times more]"),
     ] = None,
     codec: Annotated[
-        list[str] | None, typer.Option(help="A codec to measure too; may be given again.  [int8]")
+        list[str] | None, typer.Option(help="A codec to measure too; may be given again.  \\[int8]")
     ] = None,
     collective: Annotated[
         list[str] | None,
         typer.Option(
             help="To measure beside all_reduce; may be given again: "
-            f"{', '.join(COLLECTIVES[1:])}.  [each]"
+            f"{', '.join(COLLECTIVES[1:])}.  \\[each]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
@@ -112,7 +112,7 @@ def cores_command(
     ] = None,
     workers: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=64, help="Beside none; may be given again.  [cores - 1, or 1]"),
+        typer.Option(min=1, max=64, help="Beside none; may be given again.  \\[cores - 1, or 1]"),
     ] = None,
     size: Annotated[
         list[str] | None, typer.Option(help="As 64MiB; may be given again.  [256MiB]")
@@ -315,12 +315,13 @@ def diloco_command(
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
         False
     ),
-    method: Annotated[list[str] | None, typer.Option(help="May be given again.  [each]")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="May be given again.  \\[each]")] = None,
+    seeds: Annotated[int, typer.Option(help="Of quality and losses, from 0 on.", min=1)] = 1,
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="quality, losses, links or grid; may be given again.  [all but grid, which takes "
-            "most of an hour]"
+            help="quality, losses, links or grid; may be given again.  \\[all but grid, which "
+            "takes a quarter of an hour]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
@@ -348,7 +349,7 @@ def diloco_command(
             f"{', '.join(sorted(unknown))}: there are {', '.join(methods)}", param_hint="--method"
         )
     pccl_py.exit_on_sigterm()
-    diloco.run(quick=quick, parts=parts, only=method, as_json=as_json, out=out)
+    diloco.run(quick=quick, parts=parts, only=method, seeds=seeds, as_json=as_json, out=out)
 
 
 @app.command(name="wan")
@@ -365,7 +366,7 @@ def wan_command(
         ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="To measure beside ours: gloo.  [none]")
+        str | None, typer.Option(help="To measure beside ours: gloo.  \\[none]")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Measure the emulated network, beside what was asked.")

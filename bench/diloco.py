@@ -3,9 +3,9 @@
     quality    the loss and the bytes of each method, on real text (diloco_quality.py)
     losses     a worker that is killed, and another that enters (diloco_losses.py)
     links      what of an exchange hides, over one slow network (diloco_links.py)
-    grid       the share of its time that a worker computes, over many networks; most of an hour
+    grid       the share of its time that a worker computes, over many networks; 15 minutes
 
-Each part has a table of its own.
+Each part has a table, and diloco.png a panel for `quality`, and for each size of `grid`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import diloco_links, diloco_losses, diloco_quality, wan_network
+from bench import diloco_links, diloco_losses, diloco_plot, diloco_quality, wan_network
 from bench.common import Row
 from bench.diloco_cases import FULL, QUICK
 from bench.report import Report
@@ -40,11 +40,17 @@ OVER_LINKS = [Part.LINKS, Part.GRID]
 
 
 def run(
-    *, quick: bool, parts: list[Part], only: list[str] | None, as_json: bool, out: Path
+    *,
+    quick: bool,
+    parts: list[Part],
+    only: list[str] | None,
+    seeds: int,
+    as_json: bool,
+    out: Path,
 ) -> list[Row]:
     """Measures the parts, of `quality` the methods of `only`; prints and writes the rows."""
     report = Report(BENCH, out, as_json=as_json)
-    size = QUICK if quick else FULL
+    size = replace(QUICK if quick else FULL, seeds=seeds)
     # Small steps, but as many: a newcomer takes time to enter.
     trained = replace(size, steps=FULL.steps)
     grid = diloco_links.QUICK_GRID if quick else diloco_links.FULL_GRID
@@ -60,4 +66,5 @@ def run(
     for part in parts:
         for row in measures[part][0]():
             report.add([row])
-    return report.finish(*(measures[part][1](report.rows) for part in parts))
+    picture = diloco_plot.draw(report.rows, out / f"{BENCH}.png")
+    return report.finish(*(measures[part][1](report.rows) for part in parts), picture=picture)

@@ -26,7 +26,7 @@ class Size:
     seeds: int
 
 
-FULL = Size(width=96, layers=3, warm_up=200, steps=400, seeds=2)
+FULL = Size(width=96, layers=3, warm_up=200, steps=400, seeds=1)
 QUICK = Size(width=32, layers=1, warm_up=8, steps=24, seeds=1)
 
 
@@ -43,13 +43,12 @@ class Case:
 def cases(size: Size) -> dict[str, Case]:
     """The methods, by name."""
     every = min(50, size.steps // 4)
-    short = min(20, size.steps // 4)
+    short = min(10, size.steps // 4)
     streaming: dict[str, Any] = {
         "fragments": 4, "order": "strided", "fragment_sync_delay": every // 10,
-        "fragment_update_alpha": 0.5,
     }  # fmt: skip
     late = {"fragment_sync_delay": every, "outer": Nesterov(0.4, 0.6)}
-    sparse = {"outer": SGD(1.0), "sparse": Sparse(kept=64)}
+    sparse = {"outer": SGD(1.0), "sparse": Sparse(kept=40)}
     return {
         "diloco": Case(every),
         "diloco int8": Case(every, {"codec": "int8"}),
@@ -57,6 +56,7 @@ def cases(size: Size) -> dict[str, Case]:
         "delayed": Case(every, late),
         "eager": Case(every, {**late, "eager": True}),
         "streaming": Case(every, streaming),
+        "streaming, alpha 0.5": Case(every, {**streaming, "fragment_update_alpha": 0.5}),
         "streaming e3m0": Case(every, {**streaming, "codec": "e3m0"}),
         "sparseloco": Case(short, sparse),
         "muloco int4": Case(every, {"codec": "int4", "error_feedback": True}, muon=True),

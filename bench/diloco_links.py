@@ -16,11 +16,12 @@ which covers an exchange over this network:
     hidden_share            of methods that take the result of an exchange later: 1 - (wall -
                             computation) / (the same of a run that waits for each exchange)
 
-The part "grid" has networks of 80 ms, two rounds each:
+The part "grid" has networks of 80 ms. Streaming trains two rounds of each H. The other methods wait
+for each exchange, so its time is measured once, and the shares for each H follow from it:
 
     compute_share    the time of the inner steps over all time
     exchange         as above
-    bytes_sent       in both rounds, with headers, announcements and probes of links
+    bytes_of_round   with headers, announcements and probes of links
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ BENCH = "diloco"
 STEP_SECONDS = 0.1
 LINK_MBIT, LINK_MS, ROUNDS, SYNCHRONOUS_STEPS = 50.0, 100.0, 3, 20
 PARAMETERS = {FULL: 2_500_000, QUICK: 100_000}
-GRID_MS = 80.0
+GRID_MS, GRID_ROUNDS = 80.0, 2
 REPORT_SECONDS_MAX = 900.0
 
 
@@ -94,7 +95,7 @@ def settings_in_json(case: Case) -> dict[str, Any]:
 def settings_of(name: str, every: int) -> dict[str, Any]:
     """The settings of a method of the grid, with rounds of so many steps."""
     made = {"sync_every": every, **METHODS[name]}
-    if "streaming" in name:
+    if "fragments" in made:  # one may be under way until the next but one begins
         made["fragment_sync_delay"] = every // 2
     return made
 
@@ -180,7 +181,10 @@ def links(program: Path, size: Size) -> Iterator[Row]:
     methods = {
         name: case
         for name, case in cases(size).items()
-        if case.framework == TORCH and not case.muon  # the others move the same bytes
+        # The others move the same bytes.
+        if case.framework == TORCH
+        and not case.muon
+        and "fragment_update_alpha" not in case.settings
     }
     with (
         Network(program, topology(LINK_MBIT, LINK_MS)) as network,
@@ -251,13 +255,25 @@ def grid(program: Path, asked: Grid) -> Iterator[Row]:
             Network(program, topology(rate, GRID_MS)) as network,
             Workers(network, parameters) as workers,
         ):
-            for name, every in itertools.product(METHODS, asked.rounds):
-                millions = parameters // 1_000_000 or parameters / 1e6
-                case = f"grid/{rate:g}Mbit/{millions:g}M/H{every}/{name}"
-                found = _rounds(workers, case, settings_of(name, every), 2)
-                yield Row(BENCH, case, "compute_share", found.computed / found.wall, "")
-                yield Row(BENCH, case, "exchange", found.exchange, "s")
-                yield Row(BENCH, case, "bytes_sent", found.bytes_sent, "byte")
+            place = f"grid/{rate:g}Mbit/{parameters / 1e6:g}M"
+            for name, settings in METHODS.items():
+                waits = "fragments" not in settings
+                one = _rounds(workers, name, settings_of(name, 1), 1) if waits else None
+                for every in asked.rounds:
+                    case, computed = f"{place}/H{every}/{name}", every * STEP_SECONDS
+                    if one is not None:
+                        share = computed / (computed + one.communication)
+                        yield from _grid_rows(case, share, one, 1)
+                        continue
+                    found = _rounds(workers, case, settings_of(name, every), GRID_ROUNDS)
+                    share = found.computed / found.wall
+                    yield from _grid_rows(case, share, found, GRID_ROUNDS)
+
+
+def _grid_rows(case: str, share: float, found: Measured, rounds: int) -> Iterator[Row]:
+    yield Row(BENCH, case, "compute_share", share, "")
+    yield Row(BENCH, case, "exchange", found.exchange, "s")
+    yield Row(BENCH, case, "bytes_of_round", found.bytes_sent / rounds, "byte")
 
 
 def grid_table(rows: list[Row]) -> Table:
