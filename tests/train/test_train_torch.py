@@ -288,6 +288,32 @@ def test_buffers_are_averaged_synced_or_own_by_name_and_a_newcomer_has_the_share
     assert found[0] == found[1] == found[2] and set(found[0]) == {"table", *NORM}
 
 
+def test_tensors_that_are_not_contiguous_are_exchanged_too() -> None:
+    class Turned(nn.Module):
+        """A parameter and a buffer whose rows are columns in memory."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 3).t())
+            self.register_buffer("seen", torch.zeros(2, 3).t())
+
+    def program(comm: pccl.Communicator) -> list[Any]:
+        net = Turned()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        settings: dict[str, Any] = {"outer": "sgd", "buffers": {"seen": "averaged"}}
+        with pccl_train.torch.DiLoCo(comm, net, optimizer, sync_every=1, **settings):
+            places = torch.arange(6.0).view(3, 2)
+            net.weight.grad = -2 * comm.rank * places
+            dict(net.named_buffers())["seen"].copy_(2 * comm.rank * places)
+            optimizer.step()
+        assert not net.weight.is_contiguous()
+        return [net.weight.tolist(), *values(net).values()]
+
+    with pccl.LocalWorld(2) as world:
+        for weight, seen in world.run(program):
+            assert weight == [[0, 1], [2, 3], [4, 5]] and seen == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_newcomer_takes_over_the_inner_optimizer_of_a_member_if_it_asks_for_it() -> None:
     def train(comm: pccl.Communicator, entry: Entry, rank: int, *, inherits: bool) -> Any:
         """The moments after each progress."""
