@@ -7,7 +7,7 @@ the worker that sent the most.
 
 The part "links" has the methods of diloco_cases.py over 50 Mbit/s and 100 ms, three rounds each,
 beside 20 steps of synchronous training, which are the baseline. Streaming has a delay of its own,
-which covers an exchange over this network:
+in which the exchange of a fragment ends over this network:
 
     wall_of_step            seconds of an inner step, with its share of the exchanges
     payload_bytes_of_step   bytes of tensors, the same way
@@ -95,9 +95,15 @@ def settings_in_json(case: Case) -> dict[str, Any]:
 def settings_of(name: str, every: int) -> dict[str, Any]:
     """The settings of a method of the grid, with rounds of so many steps."""
     made = {"sync_every": every, **METHODS[name]}
-    if "fragments" in made:  # one may be under way until the next but one begins
-        made["fragment_sync_delay"] = every // 2
+    if "fragments" in made:
+        made["fragment_sync_delay"] = _delay(made)
     return made
+
+
+def _delay(settings: dict[str, Any]) -> int:
+    """A fragment may be under way until that after the next begins."""
+    every, fragments = settings["sync_every"], settings["fragments"]
+    return int(2 * every // fragments)
 
 
 class Workers(Closing):
@@ -195,8 +201,8 @@ def links(program: Path, size: Size) -> Iterator[Row]:
         measured: dict[str, Measured] = {}  # by settings: some methods wait for the same exchange
         for name, case in methods.items():
             settings = settings_in_json(case)
-            if "fragments" in settings:  # the exchange of one ends where that of the next begins
-                settings["fragment_sync_delay"] = case.every // settings["fragments"]
+            if "fragments" in settings:
+                settings["fragment_sync_delay"] = _delay(settings)
             found = _rounds(workers, name, settings, ROUNDS)
             measured[json.dumps(settings)] = found
             yield from _link_rows(name, found, ROUNDS * case.every, base)
