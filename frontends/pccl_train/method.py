@@ -42,9 +42,10 @@ class Method:
     `codec`: of the pseudo-gradients. `error_feedback`: adds what the codec lost to the next
     exchange. `sparse`: exchanges the greatest elements alone. `eager`: a worker uses its own
     pseudo-gradient at once, and that of the others a round later. `weights`: a contribution counts
-    by the tokens that were trained since the last exchange, or equally. `adaptive_steps`: a slower
-    worker takes fewer inner steps a round (arXiv 2401.09135). `clip_to_median`: the norm of a
-    contribution is at most the median of all. `privacy`: clips contributions and adds noise.
+    by the tokens that were trained since the last exchange, or all count equally. `adaptive_steps`:
+    a slower worker takes fewer inner steps a round (arXiv 2401.09135); an inner step must have
+    ended on its device when it is counted. `clip_to_median`: the norm of a contribution is at most
+    the median of all. `privacy`: clips contributions and adds noise.
 
     Raises InvalidArgument for settings that do not go together.
     """
@@ -68,7 +69,7 @@ class Method:
         object.__setattr__(self, "outer", parse_outer(self.outer))
         object.__setattr__(self, "codec", parse_codec(self.codec))
         # Also checks the numbers of a round; fragments that are named are checked with the model.
-        Schedule.even(self.sync_every, self._count(), self.fragment_sync_delay)
+        Schedule(self.sync_every, self._count(), self.fragment_sync_delay)
         if not 0 <= self.fragment_update_alpha <= 1:
             raise InvalidArgument(
                 "fragment_update_alpha must lie between 0, which takes the outer parameters, and "
@@ -116,7 +117,7 @@ class Method:
     @property
     def schedule(self) -> Schedule:
         """When which fragment is exchanged."""
-        return Schedule.even(self.sync_every, self._count(), self.fragment_sync_delay)
+        return Schedule(self.sync_every, self._count(), self.fragment_sync_delay)
 
     def layout(self, tensors: Sequence[Tensor]) -> list[Layout]:
         """The fragments of a model with these tensors. Raises InvalidArgument (fragments.py)."""

@@ -38,16 +38,11 @@ class DiLoCo(Rounds):
         *,
         on_exchange: Callable[[Exchange], object] | None = None,
         name: str = "diloco",
-        method: Method | None = None,
         **settings: Any,
     ) -> None:
-        if method is not None and settings:
-            raise InvalidArgument(
-                f"{sorted(settings)[0]!r} is a setting, and method has all of them: pass one"
-            )
-        made = Method(**settings) if method is None else method
         self._parameters = parameters
-        super().__init__(_Arrays(parameters), made, name=name, on_exchange=on_exchange)
+        method = Method(**settings)
+        super().__init__(_Arrays(parameters), method, name=name, on_exchange=on_exchange)
         if comm is not None:
             self.attach(comm)
 

@@ -16,13 +16,13 @@ from pccl_py.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`starts[p]` is the position at which the exchange of fragment p begins, 1 to `sync_every`.
+    """The exchanges of a round begin at equal distances, the last at its end.
 
     Raises InvalidArgument for numbers that cannot be.
     """
 
     sync_every: int
-    starts: tuple[int, ...]
+    fragments: int = 1
     delay: int = 0
 
     def __post_init__(self) -> None:
@@ -30,29 +30,21 @@ class Schedule:
             raise InvalidArgument(
                 f"sync_every must be 1 or more inner steps, not {self.sync_every}"
             )
+        if not 1 <= self.fragments <= self.sync_every:
+            raise InvalidArgument(
+                f"there are {self.fragments} fragments and {self.sync_every} inner steps in a "
+                "round: there must be at least one fragment, and one inner step for each"
+            )
         if not 0 <= self.delay <= self.sync_every:
             raise InvalidArgument(
                 f"fragment_sync_delay must lie between 0 and {self.sync_every}, as sync_every is, "
                 f"not {self.delay}: a result must be there before the next exchange of its fragment"
             )
-        if not self.starts:
-            raise InvalidArgument("a schedule must have at least one fragment")
-        for start in self.starts:
-            if not 1 <= start <= self.sync_every:
-                raise InvalidArgument(
-                    f"a fragment must begin at inner step 1 to {self.sync_every}, not {start}"
-                )
 
-    @classmethod
-    def even(cls, sync_every: int, fragments: int, delay: int = 0) -> Schedule:
-        """Begins the exchanges at equal distances, the last at the end of the round."""
-        if not 1 <= fragments <= max(sync_every, 1):
-            raise InvalidArgument(
-                f"there are {fragments} fragments and {sync_every} inner steps in a round: there "
-                "must be at least one fragment, and one inner step for each"
-            )
-        starts = tuple(sync_every * (p + 1) // fragments for p in range(fragments))
-        return cls(sync_every, starts, delay)
+    @property
+    def starts(self) -> list[int]:
+        """The position at which the exchange of each fragment begins, 1 to `sync_every`."""
+        return [self.sync_every * (p + 1) // self.fragments for p in range(self.fragments)]
 
     def starting(self, position: int) -> list[int]:
         """The fragments whose exchange begins at this position."""

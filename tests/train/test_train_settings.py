@@ -76,9 +76,7 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], w
         (lambda: Privacy(clip=1, noise=float("nan")), "noise"),
         (lambda: Privacy(clip=float("inf"), noise=1), "clip"),
         (lambda: Method(privacy=Privacy(1, 1)), "weights='equal'"),
-        (lambda: Schedule(4, (0,)), "inner step"),
-        (lambda: Schedule(4, (5,)), "inner step"),
-        (lambda: Schedule(4, ()), "at least one"),
+        (lambda: Schedule(4, 0), "at least one"),
     ],
 )
 def test_parts_that_cannot_be_are_refused_by_name(make: Any, word: str) -> None:
@@ -91,7 +89,7 @@ def test_parts_that_cannot_be_are_refused_by_name(make: Any, word: str) -> None:
 def test_each_fragment_begins_once_a_round_and_ends_so_many_steps_later(
     count: int, delay: int
 ) -> None:
-    schedule = Schedule.even(8, count, delay)
+    schedule = Schedule(8, count, delay)
     begun = [(p, s) for s in range(1, 9) for p in schedule.starting(s)]
     assert sorted(p for p, _ in begun) == list(range(count)) and begun[-1] == (count - 1, 8)
     ended = {p: s for s in range(1, 9) for p in schedule.ending(s)}
@@ -103,14 +101,14 @@ def test_each_fragment_begins_once_a_round_and_ends_so_many_steps_later(
 
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_a_worker_of_any_speed_passes_all_positions_in_its_steps(steps: int) -> None:
-    schedule = Schedule.even(12, 3)
+    schedule = Schedule(12, 3)
     positions = [schedule.position(step, steps) for step in range(1, steps + 1)]
     assert positions[-1] == 12 and positions == sorted(set(positions))
     assert schedule.position(steps + 1, steps) == 12
 
 
 def test_the_steps_of_a_worker_follow_its_speed() -> None:
-    schedule = Schedule.even(10, 1)
+    schedule = Schedule(10, 1)
     found = [schedule.steps(speed, 4.0) for speed in (4.0, 2.0, 1.9, 0.1, 8.0, 0.0)]
     assert found == [10, 5, 4, 1, 10, 10] and schedule.steps(4.0, 0.0) == 10
     for speed in np.random.default_rng(3).uniform(0.1, 1000, 1000):
@@ -207,14 +205,12 @@ def test_arrays_that_cannot_be_trained_are_refused_by_name() -> None:
     ):
         with pytest.raises((pccl.InvalidArgument, TypeError), match=word):
             pccl_train.numpy.DiLoCo(None, parameters)
-    with pytest.raises(pccl.InvalidArgument, match="'sync_every' is a setting"):
-        pccl_train.numpy.DiLoCo(None, {"x": good}, method=Method(), sync_every=3)
     diloco = pccl_train.numpy.DiLoCo(None, {"x": good}, sync_every=3)
     with pytest.raises(pccl.InvalidUsage, match="attach"):
         diloco.begin()
     with pytest.raises(pccl.InvalidUsage, match="begin"):
         diloco.step()
-    for tokens in (-1, float("inf"), float("nan")):
+    for tokens in (-1, float("inf"), float("nan"), 1e-12, 1e13):
         with pytest.raises(pccl.InvalidArgument, match="tokens"):
             diloco.step(tokens)
 
