@@ -17,17 +17,18 @@ TORCH, JAX = "torch", "jax"
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained."""
+    """How much is trained; over links, so many numbers instead of a model."""
 
     width: int
     layers: int
     warm_up: int
     steps: int
-    seeds: int
+    numbers: int
+    seeds: int = 1
 
 
-FULL = Size(width=96, layers=3, warm_up=200, steps=400, seeds=1)
-QUICK = Size(width=32, layers=1, warm_up=8, steps=24, seeds=1)
+FULL = Size(width=96, layers=3, warm_up=200, steps=400, numbers=2_500_000)
+QUICK = Size(width=32, layers=1, warm_up=8, steps=24, numbers=100_000)
 
 
 @dataclass(frozen=True)

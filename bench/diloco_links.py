@@ -39,7 +39,7 @@ from rich.table import Table
 
 from bench import wan_network
 from bench.common import Row
-from bench.diloco_cases import FULL, QUICK, TORCH, WORKERS, Case, Size, cases
+from bench.diloco_cases import TORCH, WORKERS, Case, Size, cases
 from bench.process import Process
 from bench.wan_network import Network
 from bench.wan_topology import Path as Way
@@ -49,7 +49,6 @@ from pccl_py.closing import Closing
 BENCH = "diloco"
 STEP_SECONDS = 0.1
 LINK_MBIT, LINK_MS, ROUNDS, SYNCHRONOUS_STEPS = 50.0, 100.0, 3, 20
-PARAMETERS = {FULL: 2_500_000, QUICK: 100_000}
 GRID_MS, GRID_ROUNDS = 80.0, 2
 REPORT_SECONDS_MAX = 900.0
 
@@ -101,7 +100,7 @@ def settings_of(name: str, every: int) -> dict[str, Any]:
 
 
 def _delay(settings: dict[str, Any]) -> int:
-    """A fragment may be under way until that after the next begins."""
+    """Two fragments may be under way at a time, so an exchange has time to end."""
     every, fragments = settings["sync_every"], settings["fragments"]
     return int(2 * every // fragments)
 
@@ -194,7 +193,7 @@ def links(program: Path, size: Size) -> Iterator[Row]:
     }
     with (
         Network(program, topology(LINK_MBIT, LINK_MS)) as network,
-        Workers(network, PARAMETERS[size]) as workers,
+        Workers(network, size.numbers) as workers,
     ):
         base = _measured(workers, {"steps": SYNCHRONOUS_STEPS}, SYNCHRONOUS_STEPS)
         yield from _link_rows("synchronous", base, SYNCHRONOUS_STEPS, None)
