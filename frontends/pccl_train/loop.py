@@ -56,8 +56,10 @@ def steps(
 ) -> Generator[Turn, None, None]:
     """Takes part in a run until `total` inner steps are done, and finishes it with all members.
 
-    `diloco` must be in no group: `options` are those of `connect`. `checkpoint`: a file that is
-    read if it is there, and written after each `checkpoint_every` rounds; each worker has its own.
+    `diloco` must be in no group: `options` are those of `connect`. `total`: a multiple of
+    `sync_every`, as the steps behind the last exchange would be lost. `checkpoint`: a file that is
+    read if it is there, and written at the end and after each `checkpoint_every` rounds, when the
+    exchange of the round has had `fragment_sync_delay` steps; each worker has its own.
     After `Aborted`, `Expelled` and the other errors that a run survives (docs/ERRORS.md) this
     worker connects again and takes the state of the others; it raises after `patience` seconds
     without a step. Leaving the loop leaves the run. Raises the errors of `connect`,
@@ -68,6 +70,13 @@ def steps(
             "total must be 0 or more, checkpoint_every 1 or more, and patience above 0, not "
             f"{total}, {checkpoint_every} and {patience}"
         )
+    every = diloco.method.sync_every
+    if total % every:
+        raise InvalidArgument(
+            f"total must be a multiple of sync_every, {every}, not {total}: the last "
+            f"{total % every} steps would come after the last exchange, and be lost"
+        )
+    save_from = min(diloco.method.fragment_sync_delay, every - 1)  # the position in a round
     run = _Run(diloco, patience, options)
     if checkpoint is not None and os.path.exists(checkpoint):
         diloco.load(checkpoint)
@@ -82,12 +91,16 @@ def steps(
                     diloco.progress, total, diloco.round, diloco.world_size, diloco.last_exchange
                 )
                 run.stepped()
-                if checkpoint is not None and diloco.round >= saved_at + checkpoint_every:
-                    diloco.save(checkpoint)
+                is_due = diloco.round >= saved_at + checkpoint_every
+                if checkpoint is not None and is_due and diloco.position >= save_from:
+                    run.save(checkpoint)
                     saved_at = diloco.round
             diloco.finish()
+            if checkpoint is not None and diloco.round > saved_at:
+                diloco.save(checkpoint)
     finally:
         run.leave()
+        diloco.survives = None
 
 
 class _Run:
@@ -118,6 +131,14 @@ class _Run:
         if not self._failed:
             self._well_at = time.monotonic()
         self._failed = False
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint, which waits for the exchanges under way."""
+        try:
+            self._diloco.save(path)
+        except PcclError as error:
+            if not self._survives(error):
+                raise
 
     def leave(self) -> None:
         """Leaves the group. Idempotent."""

@@ -65,23 +65,26 @@ def test_a_worker_that_is_killed_comes_back_and_all_end_with_the_same_parameters
 def test_a_run_that_is_started_again_goes_on_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "kept.npz"
 
-    def run(total: int) -> tuple[list[int], bytes]:
+    def run(stop_after: int = 0) -> tuple[list[int], bytes]:
         x = np.zeros(10, np.float32)
         diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
         with pccl.Coordinator() as coordinator:
             options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
             seen = []
-            for turn in pccl_train.steps(diloco, total, checkpoint=file, **options):
+            for turn in pccl_train.steps(diloco, 12, checkpoint=file, **options):
                 x += 1
                 diloco.step()
                 seen.append(turn.step)
-            assert f"of {total}" in str(turn) and "1 workers" in str(turn)
+                assert "of 12" in str(turn) and "1 workers" in str(turn)
+                if len(seen) == stop_after:
+                    break
         return seen, x.tobytes()
 
-    whole = run(12)
+    whole = run()
+    assert run() == ([], whole[1])  # the file is that of the end
     file.unlink()
     assert run(7)[0] == [*range(7)]
-    again = run(12)
+    again = run()
     # The file is that of the second round, after step 6.
     assert again[0] == [*range(6, 12)] and again[1] == whole[1]
 
@@ -91,20 +94,21 @@ def test_errors_that_a_run_does_not_survive_end_the_loop() -> None:
     diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=3)
     bad: tuple[dict[str, Any], ...] = (
         {"total": -1}, {"checkpoint_every": 0}, {"patience": 0}, {"patience": float("nan")},
+        {"total": 5},
     )  # fmt: skip
     for arguments in bad:
         with pytest.raises(pccl.InvalidArgument, match="total"):
-            next(pccl_train.steps(diloco, **{"total": 1, **arguments}))
+            next(pccl_train.steps(diloco, **{"total": 3, **arguments}))
     with pccl.Coordinator() as coordinator:
         options: dict[str, Any] = {"token": coordinator.token, "bind": "127.0.0.1:0"}
-        turns = pccl_train.steps(diloco, 5, **options)
+        turns = pccl_train.steps(diloco, 6, **options)
         assert next(turns).step == 0
         with pytest.raises(ZeroDivisionError):
             turns.throw(ZeroDivisionError())
         # It has left the group, and may enter one again.
         assert [turn.step for turn in pccl_train.steps(diloco, 0, **options)] == []
     with pytest.raises(pccl.CoordinatorUnreachable):
-        next(pccl_train.steps(diloco, 5, patience=1e-3, connect_timeout=0.1, **options))
+        next(pccl_train.steps(diloco, 6, patience=1e-3, connect_timeout=0.1, **options))
 
 
 @pytest.fixture
@@ -120,7 +124,7 @@ class Failing(pccl_train.numpy.DiLoCo):
     """
 
     def __init__(self, *errors: pccl.PcclError | None, at_begin: pccl.PcclError | None = None):
-        super().__init__(None, {"x": np.zeros(3, np.float32)}, sync_every=100)
+        super().__init__(None, {"x": np.zeros(3, np.float32)}, sync_every=10)
         self.errors, self.at_begin, self.now = [*errors], at_begin, 0.0
         self.groups: list[Any] = []
 
@@ -175,18 +179,22 @@ def test_checkpoints_are_written_after_so_many_rounds(
 ) -> None:
     class Saving(pccl_train.numpy.DiLoCo):
         def save(self, path: Any) -> None:
-            saved.append(self.round)
+            saved.append((self.round, self.position))
             super().save(path)
 
-    for total, rounds in ((9, [2, 4]), (13, [6])):
-        saved = list[int]()
-        diloco = Saving(None, {"x": np.zeros(3, np.float32)}, sync_every=2)
+    # An exchange under way has as many steps as its delay says before a checkpoint waits for it.
+    for total, delay, written in (
+        (8, 0, [(2, 0), (4, 0)]), (14, 0, [(6, 0), (7, 0)]), (6, 1, [(2, 1), (3, 0)]),
+    ):  # fmt: skip
+        saved = list[tuple[int, int]]()
+        x = {"x": np.zeros(3, np.float32)}
+        diloco = Saving(None, x, sync_every=2, fragment_sync_delay=delay)
         turns = pccl_train.steps(
-            diloco, total, checkpoint=tmp_path / "kept.npz", checkpoint_every=2, **options
+            diloco, total, checkpoint=tmp_path / f"{delay}.npz", checkpoint_every=2, **options
         )
         for _ in turns:
             diloco.step()
-        assert saved == rounds
+        assert saved == written
 
 
 def test_a_turn_tells_where_the_run_is() -> None:
