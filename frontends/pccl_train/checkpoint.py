@@ -78,5 +78,5 @@ def load(path: str | os.PathLike[str]) -> Any:
                 return [whole(each) for each in inner]
 
             return whole(tree)
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as refusal:
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as refusal:
         raise InvalidArgument(f"{os.fspath(path)!r} is no checkpoint: {refusal}") from refusal

@@ -114,7 +114,7 @@ class State(Rounds):
                 f"the parameters were {self._tree.structure} and are {structure} now: make a new "
                 "state, on all peers"
             )
-        self._tree.leaves = leaves
+        self._tree.leaves = [jnp.asarray(leaf) for leaf in leaves]
 
     def _own_state(self) -> dict[str, Any]:
         # As bytes: NumPy's archives do not know bfloat16.

@@ -6,10 +6,11 @@ is mixed into the worker's own. All members make the same calls in the same orde
 speed; only exchanges under way begin a step earlier or later, each on a tag of its own.
 
 An exchange is two operations. The announcement (an all_gather of three numbers a member) says
-by how many tokens a contribution counts, how long it is, and how fast its worker was. The
-contributions follow, each scaled by its part of all weights, as a codec would round weights that
-travelled with it. If a member is lost between the two, its part is scaled back from the outcome,
-range by range. Nobody restarts, and no round is discarded.
+by how many tokens a contribution counts, what its norm is, and how fast its worker was. The
+contributions follow, each multiplied by its weight over the sum of all weights. The weights travel
+before them, because a codec would round them. If a member is lost between the two operations, each
+range of the sum is divided by the weights that are in it. Nobody restarts, and no round is
+discarded.
 
 A safe point precedes the beginning of each exchange. A newcomer that enters there receives the
 position, and every fragment that is not under way; it then passes the positions up to the end of
@@ -54,6 +55,10 @@ BUFFERS_TAG = TAG - 1
 GIFT_TAG = 1 << 37
 # Numbers of an announcement, f64: weight, sum of squares, inner steps a second.
 _WEIGHT, _SQUARES, _SPEED, _NUMBERS = range(4)
+# A contribution has no weight, or one between these, so that sums and quotients of weights are
+# finite in f32; a step has at most so many tokens.
+WEIGHT_MIN, WEIGHT_MAX, TOKENS_MAX = 1e-9, 1e15, 1e12
+_PART = 1 << 20  # elements that are widened to f64 at a time
 
 
 class Replica(Protocol):
@@ -92,11 +97,11 @@ class Exchange:
     `round` counts from 0. `members` has the labels of the members that announced a contribution, in
     rank order, and `weights` what each counts, 0 for nothing. `lost` and `ignored` are ranks: of
     members that were lost before their contribution was complete, and of members whose
-    pseudo-gradient was not finite. `norm` is that of this worker's pseudo-gradient. `waited`:
-    seconds that this worker stood still for it; `seconds`: from its beginning to its end. `outcome`
-    is that of the operation with the contributions, which names the contributors of each range. It
-    is None where no contribution had a weight, where all members gave the exchange up, and for a
-    result that a checkpoint kept.
+    pseudo-gradient was not finite, or whose announcement or sparse piece cannot be an honest one.
+    `norm` is that of this worker's pseudo-gradient. `waited`: seconds that this worker stood still
+    for it; `seconds`: from its beginning to its end. `outcome` is that of the operation with the
+    contributions, which names the contributors of each range. It is None where no contribution had
+    a weight, where all members gave the exchange up, and for a result that a checkpoint kept.
     """
 
     round: int
@@ -122,6 +127,7 @@ class _Flight:
     gradient: Vector
     norm: float
     began: float
+    own: NDArray[np.float64]
     table: NDArray[np.float64]
     announced: Work[Outcome]
     announcement: Outcome | None = None
@@ -182,8 +188,10 @@ class _Fragment:
     losses: ErrorFeedback | None = None
     flight: _Flight | _Arrived | None = None
     captured: _Captured | None = None
-    # A newcomer entered while an exchange was under way: a sync follows it.
+    # A newcomer entered while an exchange was under way: a sync follows it. `is_behind`: this
+    # worker does not take part in that exchange, so the sync gives it the content of the others.
     is_owed: bool = False
+    is_behind: bool = False
     # Sparse pieces leave a residual. Eager updates need the parameters with which the worker began,
     # and the momentum of its own contributions.
     residual: Vector | None = None
@@ -197,7 +205,7 @@ class _Fragment:
         return [tensor.name for tensor, _ in self.layout.places()]
 
     def give_back_residual(self, flight: _Flight) -> None:
-        """Nothing has come of its pieces, so the next pseudo-gradient has their whole way."""
+        """The exchange gave no result, so the residual is what it was before the piece was made."""
         if flight.residual is not None:
             self.residual, flight.residual = flight.residual, None
 
@@ -222,6 +230,11 @@ class Rounds:
         on_exchange: Callable[[Exchange], object] | None = None,
         buffers: Buffers | None = None,
     ) -> None:
+        if method.privacy is not None and buffers is not None:
+            raise InvalidArgument(
+                "buffers must be each worker's own with privacy: nothing is clipped in them, and "
+                "they have no noise"
+            )
         self.method = method
         self.name = name
         self._replica = replica
@@ -249,8 +262,8 @@ class Rounds:
         self._speed = _Speed()
         self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
         self.last_exchange: Exchange | None = None
-        # Asked about an error of `step`: True, and the step is over, without what was due in it.
-        self.survives: Callable[[PcclError], bool] = lambda error: False
+        # Asked about an error of `step`: True, and the step is over. None: errors are raised.
+        self.survives: Callable[[PcclError], bool] | None = None
 
     # ---- where it is --------------------------------------------------------------------------
 
@@ -326,7 +339,8 @@ class Rounds:
             if fragment.losses is not None:
                 fragment.losses.close()  # the next training has the same tags
             fragment.losses = None
-            fragment.state, fragment.captured, fragment.is_owed = None, None, False
+            fragment.state = fragment.captured = None
+            fragment.is_owed = fragment.is_behind = False
             if isinstance(fragment.flight, _Flight):
                 fragment.give_back_residual(fragment.flight)
                 fragment.flight = None  # its operation may still write to its memory
@@ -366,10 +380,14 @@ class Rounds:
 
         `tokens`: what the step was trained with; the weight of a contribution is their sum. Raises
         the errors of `Group.all_reduce`, `Group.admit` and `SharedState.sync`; after one of them
-        this worker has left the run, and enters it again with `attach`.
+        this worker has left the run, and enters it again with `attach`. An exchange that was due
+        here is due again after the next step.
         """
-        if not (tokens >= 0 and np.isfinite(tokens)):
-            raise InvalidArgument(f"tokens must be a number of 0 or more, not {tokens}")
+        tokens = float(tokens)
+        if not (tokens == 0 or WEIGHT_MIN <= tokens <= TOKENS_MAX):
+            raise InvalidArgument(
+                f"tokens must be 0, or a number of {WEIGHT_MIN:g} to {TOKENS_MAX:g}, not {tokens}"
+            )
         if not self._has_begun:
             raise InvalidUsage("this worker has not entered the run: call begin() first")
         self._speed.step()
@@ -384,7 +402,9 @@ class Rounds:
             if last == self.method.sync_every:
                 self._next_round()
         except PcclError as error:
-            if not self.survives(error):
+            self._steps -= 1
+            self._clock[1] = max(self.position - 1, 0)
+            if self.survives is None or not self.survives(error):
                 raise
         self._speed.stop()
 
@@ -474,14 +494,18 @@ class Rounds:
         self._clock[3:] = [f.flight is not None or f.is_owed for f in self._fragments]
         assert self._clock_state is not None
         synced = self._clock_state.sync(revision=revision)
+        is_new = self._open().peer_id not in synced.holders
         for fragment, is_under_way in zip(self._fragments, self._clock[3:], strict=True):
+            if is_new:
+                fragment.flight = None  # the result that a checkpoint kept is of another position
             if is_under_way:
                 fragment.is_owed = True
+                fragment.is_behind = fragment.is_behind or is_new
             else:
                 fragment.flight = None
                 self._sync(fragment, revision)
         self._hand_over(synced.holders)
-        return self._open().peer_id not in synced.holders
+        return is_new
 
     def _hand_over(self, holders: Sequence[PeerId]) -> None:
         """Each newcomer takes buffers and inner optimizer from a member, in turn."""
@@ -529,7 +553,9 @@ class Rounds:
     def _give_to(self, comm: Group, newcomer: PeerId) -> None:
         inherits = np.zeros(1, np.uint8)
         comm.recv(inherits, newcomer, tag=GIFT_TAG)
-        gift = np.frombuffer(self._gift(with_optimizer=bool(inherits[0])), np.uint8)
+        # The moments of an optimizer are private, too.
+        is_given = bool(inherits[0]) and self.method.privacy is None
+        gift = np.frombuffer(self._gift(with_optimizer=is_given), np.uint8)
         comm.send(np.array([gift.size], np.uint64), newcomer, tag=GIFT_TAG)
         if gift.size:
             comm.send(gift, newcomer, tag=GIFT_TAG)
@@ -546,14 +572,14 @@ class Rounds:
                 comm.all_reduce(own, op="avg", recovery="resume", tag=BUFFERS_TAG)
             if synced:
                 comm.broadcast([arrays[name] for name in synced], root=0, tag=BUFFERS_TAG)
-        except Aborted as error:
+        except (Aborted, DeadlineExceeded) as error:
             _log.warning("%s: buffers are not shared in this round: %s", self.name, error)
         replica.write(arrays)
 
     def _sync(self, fragment: _Fragment, revision: int) -> None:
         assert fragment.state is not None
         synced: SyncOutcome = fragment.state.sync(revision=revision)
-        fragment.is_owed = False
+        fragment.is_owed = fragment.is_behind = False
         if self._open().peer_id not in synced.holders:
             self._receive(fragment)
             for kept in (fragment.residual, fragment.own_momentum):
@@ -575,14 +601,18 @@ class Rounds:
         if fragment.residual is not None:
             assert self.method.sparse is not None
             gradient += np.float32(self.method.sparse.decay) * fragment.residual
+            squares = _squares(gradient)
         # The weight is taken with it: what follows may begin to count anew.
-        counts = self._has_begun and np.isfinite(squares)
-        fragment.captured = _Captured(gradient, squares, fragment.tokens if counts else 0.0)
+        weight = fragment.tokens if self._has_begun and np.isfinite(squares) else 0.0
+        if self.method.weights == "equal":
+            weight = float(weight > 0)
+        fragment.captured = _Captured(gradient, squares, weight)
 
     def _announce(self, fragment: _Fragment) -> None:
         comm = self._open()
         # A newcomer that has entered at this position has none.
         gradient, squares, weight = fragment.captured or _Captured(fragment.take(), 0.0, 0.0)
+        fragment.captured = None
         is_good = bool(np.isfinite(squares))
         if not is_good:
             _log.warning(
@@ -590,24 +620,27 @@ class Rounds:
                 self.name,
                 fragment.number,
             )
-        own = np.array([weight, squares, self._speed.own])
+        # A norm is private, and nobody needs it then.
+        told = squares if self.method.privacy is None or not is_good else 0.0
+        own = np.array([weight, told, self._speed.own])
         table = np.zeros((comm.world_size, _NUMBERS))
-        work = comm.all_gather(
-            own,
-            table,
-            tag=self._tag_of(fragment) + 1,
-            recovery="resume",
-            async_op=True,
-        )
         fragment.flight = _Flight(
             round=self.round,
             epoch=comm.epoch,
             gradient=gradient,
             norm=float(np.sqrt(squares)) if is_good else float("nan"),
             began=time.monotonic(),
+            own=own,
             table=table,
-            announced=work,
+            announced=self._gather(fragment, own, table),
         )
+
+    def _gather(
+        self, fragment: _Fragment, own: NDArray[np.float64], table: NDArray[np.float64]
+    ) -> Work[Outcome]:
+        how: Any = {"tag": self._tag_of(fragment) + 1, "recovery": "resume", "async_op": True}
+        work: Work[Outcome] = self._open().all_gather(own, table, **how)
+        return work
 
     def _launch_announced(self, *, wait: bool = False) -> None:
         for fragment in self._fragments:
@@ -620,7 +653,14 @@ class Rounds:
     def _launch(self, fragment: _Fragment, flight: _Flight) -> None:
         """Begins the exchange of contributions, whose weights are known."""
         with _Waiting(flight):
-            flight.announcement = flight.announced.wait()
+            try:
+                flight.announcement = flight.announced.wait()
+            except (Aborted, DeadlineExceeded) as error:
+                if self._open().epoch != flight.epoch:
+                    raise
+                _log.warning("%s: an announcement is repeated: %s", self.name, error)
+                flight.announced = self._gather(fragment, flight.own, flight.table)
+                flight.announcement = flight.announced.wait()
         table = flight.table
         _make_sane(table)
         members = flight.announcement.roster.members
@@ -647,7 +687,8 @@ class Rounds:
                 fragment.residual[:] = gradient
                 sparse.add(fragment.residual, piece, -1.0)
             flight.pieces = np.zeros((comm.world_size, piece.size), np.uint8)
-            how: Any = {"tag": self._tag_of(fragment), "recovery": "resume", "async_op": True}
+            # With "resume" a part of a lost member's piece would come, which cannot be decoded.
+            how: Any = {"tag": self._tag_of(fragment), "recovery": "restart", "async_op": True}
             flight.work = comm.all_gather(piece, flight.pieces, **how)
             return
         if scale == 0:
@@ -673,13 +714,14 @@ class Rounds:
         norms = np.sqrt(table[counts, _SQUARES])
         own = float(np.sqrt(table[rank, _SQUARES]))
         median = float(np.median(norms))
-        return median / own if own > median else 1.0
+        return median / own if own > median > 0 else 1.0
 
     def _land(self, fragment: _Fragment) -> None:
         """Takes the result of an exchange: the outer step, and the worker's own parameters."""
-        flight, fragment.flight = fragment.flight, None
+        flight = fragment.flight
         if flight is not None:
             arrived = self._arrive(fragment, flight) if isinstance(flight, _Flight) else flight
+            fragment.flight = None
             if arrived.scales:
                 fragment.outer.step(arrived.gradient, arrived.scales)
             self.last_exchange = arrived.told
@@ -689,7 +731,7 @@ class Rounds:
             if not self.method.eager:
                 self._receive(fragment, arrived.alpha)
         if fragment.is_owed:
-            self._sync(fragment, self.progress)
+            self._sync(fragment, 0 if fragment.is_behind else self.progress)
 
     def _arrive(self, fragment: _Fragment, flight: _Flight) -> _Arrived:
         """Waits for the result."""
@@ -813,7 +855,7 @@ class Rounds:
             fragments.append(kept)
         return {
             "settings": self.method.told(),
-            "names": [fragment.names for fragment in self._fragments],
+            "tensors": self._saved_tensors(),
             "clock": [int(number) for number in self._clock],
             "steps": [self._steps, self._steps_of_round],
             "share": self._share,
@@ -830,10 +872,10 @@ class Rounds:
         """
         if self._has_begun:
             raise InvalidUsage("load_state_dict() must be called before this worker begins")
-        for what, mine in (
-            ("settings", self.method.told()),
-            ("names", [fragment.names for fragment in self._fragments]),
-        ):
+        keys = {"settings", "tensors", "clock", "steps", "share", "fragments", "own"}
+        if not isinstance(state, Mapping) or not keys <= set(state):
+            raise InvalidArgument(f"a state_dict must have {', '.join(sorted(keys))}")
+        for what, mine in (("settings", self.method.told()), ("tensors", self._saved_tensors())):
             if state[what] != mine:
                 theirs = [each for each in state[what] if each not in mine]
                 own = [each for each in mine if each not in state[what]]
@@ -866,6 +908,13 @@ class Rounds:
         self.load_state_dict(checkpoint.load(path))
 
     # ---- its parts ----------------------------------------------------------------------------
+
+    def _saved_tensors(self) -> list[list[str]]:
+        """Those of each fragment, with their shapes; a checkpoint fits where they are equal."""
+        return [
+            [f"{tensor.name} {list(tensor.shape)}" for tensor, _ in fragment.layout.places()]
+            for fragment in self._fragments
+        ]
 
     def _take_up(self, fragment: _Fragment) -> None:
         """The outer parameters begin as the worker's."""
@@ -920,7 +969,8 @@ class Rounds:
         assert flight.announcement is not None
         roster, table, outcome = flight.announcement.roster, flight.table, flight.outcome
         weights = tuple(float(weight) for weight in table[:, _WEIGHT])
-        # A sum has a contribution in every range, and sparse pieces have a range each.
+        # A sum has a contribution in every range; a sparse piece has ranges of its own, and comes
+        # whole or not at all.
         is_whole = all if flight.pieces is None else any
         return Exchange(
             round=flight.round,
@@ -977,8 +1027,18 @@ def _restored(saved: Mapping[str, Any] | None) -> _Arrived | None:
 
 def _make_sane(table: NDArray[np.float64]) -> None:
     """Announcements that no honest member makes count nothing, on all members alike."""
+    weights = table[:, _WEIGHT]
     is_bad = ~np.isfinite(table).all(axis=1) | (table < 0).any(axis=1)
+    is_bad |= (weights > 0) & ((weights < WEIGHT_MIN) | (weights > WEIGHT_MAX))
     table[is_bad] = 0.0, np.nan, 0.0
+
+
+def _squares(gradient: Vector) -> float:
+    """The sum of the squares, in f64."""
+    return sum(
+        float(np.square(gradient[at : at + _PART], dtype=np.float64).sum())
+        for at in range(0, gradient.size, _PART)
+    )
 
 
 class _Waiting:

@@ -102,6 +102,11 @@ class DiLoCo(Rounds):
             _Memory(parameters), method, name=name, on_exchange=on_exchange,
             buffers=_shared(self._all_buffers, buffers or {}),
         )  # fmt: skip
+        if inherit_optimizer and method.privacy is not None:
+            raise InvalidArgument(
+                "inherit_optimizer must be False with privacy: the moments of an optimizer are not "
+                "clipped, and have no noise"
+            )
         if inherit_optimizer and any(hasattr(p, "to_local") for p in parameters.values()):
             raise InvalidArgument(
                 "inherit_optimizer must be False for parameters that are sharded: the state of "
@@ -166,6 +171,8 @@ class DiLoCo(Rounds):
 
     def _take_gift(self, gift: bytes) -> None:
         state = _loaded(io.BytesIO(gift), "what a member has given")
+        if not isinstance(state, dict) or not {"buffers", "optimizer"} <= state.keys():
+            raise InvalidArgument("a member has given something else than buffers and optimizer")
         shared = {name: x for name, x in self._all_buffers.items() if name in state["buffers"]}
         _copy(state["buffers"], shared)
         if state["optimizer"] is not None:
@@ -291,6 +298,7 @@ class _Memory:
         tensors, waits = {}, False
         for name, tensor in self._locals(names).items():
             if tensor.device.type == "cpu" and tensor.is_contiguous():
+                self._copies.pop(name, None)  # it may have been elsewhere before
                 tensors[name] = tensor
                 continue
             if name not in self._copies:

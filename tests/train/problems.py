@@ -65,10 +65,11 @@ def distance(diloco: pccl_train.Rounds) -> float:
 
 
 class Entry:
-    """The entry of a newcomer to a world of two; all end their training at an equal progress."""
+    """The entry of a newcomer, with which a world has `size` members; all end their training at an
+    equal progress."""
 
-    def __init__(self, more: int) -> None:
-        self._more = more
+    def __init__(self, more: int, size: int = 3) -> None:
+        self._more, self._size = more, size
         self._at = 0
         self._is_known = threading.Event()
         self._is_called = threading.Event()
@@ -84,7 +85,7 @@ class Entry:
         """Whether to train on: until the newcomer is in, and then `more` inner steps."""
         if newcomer:
             self._is_known.wait()
-        elif not self._is_known.is_set() and diloco.world_size == 3:
+        elif not self._is_known.is_set() and diloco.world_size == self._size:
             self._at = diloco.progress
             self._is_known.set()
         return not self._is_known.is_set() or diloco.progress < self._at + self._more
@@ -94,9 +95,10 @@ def with_a_newcomer(
     program: Callable[[pccl.Communicator, Entry], Any],
     newcomer: Callable[[pccl.Communicator, Entry], Any],
     more: int,
+    size: int = 3,
 ) -> list[Any]:
     """The results of two members, and of a newcomer that comes when one calls it."""
-    entry = Entry(more)
+    entry = Entry(more, size)
 
     def join(token: str) -> Any:
         entry.is_called()

@@ -80,15 +80,35 @@ def test_a_run_that_is_resumed_has_the_bytes_of_one_that_went_on(
         assert went_on[1] == came_back[1]
 
 
-def test_one_without_a_checkpoint_receives_what_another_one_has(tmp_path: Path) -> None:
-    with pccl.LocalWorld(2) as world:
-        whole = world.run(lambda comm: train(comm, "streaming", None, 30, 14, tmp_path))
-    with pccl.LocalWorld(2) as world:
-        resumed = world.run(
-            lambda comm: train(comm, "streaming", whole[1][2] if comm.rank else None, 30)
-        )
-    assert resumed[0][0] == resumed[1][0]
-    assert not np.isnan(np.frombuffer(resumed[0][0], np.float32)).any()
+@pytest.mark.parametrize("others", [1, 2])
+def test_one_checkpoint_with_a_result_under_way_reaches_all(others: int, tmp_path: Path) -> None:
+    """Two exchanges are under way at 14; they land at 15 and at 17."""
+    landed: list[dict[int, bytes]] = []
+
+    def program(comm: pccl.Communicator, saved: Saved | None, until: int) -> Saved | None:
+        worker, kept, seen = Worker(comm.rank), None, dict[int, bytes]()
+        diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, **METHODS["streaming"])
+        if saved is not None:
+            diloco.load(saved.path)
+        diloco.begin()
+        seen[diloco.progress] = outer_bytes(diloco)
+        while diloco.progress < until:
+            worker.step()
+            diloco.step()
+            seen[diloco.progress] = outer_bytes(diloco)
+            if diloco.progress == 14:
+                kept = Saved(worker, diloco, tmp_path / f"{comm.rank}.npz")
+        landed.append(seen)
+        diloco.detach()
+        return kept
+
+    with pccl.LocalWorld(1 + others) as world:
+        saved = world.run(lambda comm: program(comm, None, 18))[0]
+    whole = landed.pop()
+    landed.clear()
+    with pccl.LocalWorld(1 + others) as world:
+        world.run(lambda comm: program(comm, saved if comm.rank == 0 else None, 18))
+    assert [seen[17] for seen in landed] == [whole[17]] * (1 + others)
 
 
 def test_the_one_that_is_furthest_gives_its_outer_parameters_to_all() -> None:

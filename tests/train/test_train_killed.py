@@ -28,15 +28,20 @@ settings = {
     "diloco": dict(sync_every=3, codec="int8", error_feedback=True),
     "streaming": dict(sync_every=6, fragments=(("a",), ("b",)), fragment_sync_delay=4,
                       fragment_update_alpha=0.5),
-    "sparse": dict(sync_every=3, outer="sgd", sparse=pccl_train.Sparse(kept=64, chunk=1024)),
+    "sparse": dict(sync_every=3, outer="sgd", sparse=pccl_train.Sparse(kept=512, chunk=1024)),
 }[method]
 random = np.random.default_rng(number)
 parameters = {name: random.standard_normal(300_000).astype(np.float32) for name in "ab"}
 with pccl.connect(bind="127.0.0.1:0", initial_world_size=3) as comm:
     lost = []
-    diloco = pccl_train.numpy.DiLoCo(
-        comm, parameters, on_exchange=lambda exchange: lost.extend(exchange.lost), **settings
-    )
+    def ended(exchange):
+        lost.extend(exchange.lost)
+        if method == "sparse":  # a piece is there whole or not at all
+            ranges = exchange.outcome.ranges
+            size = ranges[-1].end // len(exchange.members)
+            for rank in range(len(exchange.members)):
+                assert len({bool(r.contributors) for r in ranges if r.begin // size == rank}) == 1
+    diloco = pccl_train.numpy.DiLoCo(comm, parameters, on_exchange=ended, **settings)
     diloco.begin()
     while diloco.round < 6:
         for name, value in parameters.items():
@@ -66,6 +71,7 @@ CHUNKS: dict[str, Any] = {"chunk_bytes": 16 << 10, "window_bytes": 64 << 10}
     [
         *itertools.product(("diloco", "streaming", "sparse"), POINTS),
         *itertools.product(("diloco", "streaming"), (INSIDE,)),
+        ("sparse", "operation.settled:3:0.8"),
     ],
 )
 def test_survivors_of_a_kill_hold_the_same_after_every_step(

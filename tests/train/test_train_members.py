@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pccl_train.numpy
 import pytest
 from pccl_train import SGD, Exchange, Nesterov, Privacy, Sparse, rounds
-from problems import Entry, Worker, outer_bytes, train, with_a_newcomer
+from problems import Entry, Worker, outer_bytes, with_a_newcomer
 
 import pccl_py as pccl
 
@@ -574,8 +575,8 @@ def test_contributions_count_by_tokens_and_a_loss_is_scaled_back_exactly() -> No
     assert first[1] in (pytest.approx(first[0], rel=1e-6), pytest.approx(first[2], rel=1e-6))
 
 
-@pytest.mark.parametrize(("weights", "expected"), [("tokens", (6.0, 15.0)), ("equal", (3.0, 3.0))])
-def test_a_contribution_has_the_tokens_or_the_steps_since_the_last_one(
+@pytest.mark.parametrize(("weights", "expected"), [("tokens", (6.0, 15.0)), ("equal", (1.0, 1.0))])
+def test_a_contribution_counts_by_its_tokens_since_the_last_one_or_equally(
     weights: Any, expected: tuple[float, ...]
 ) -> None:
     def program(comm: pccl.Communicator) -> list[tuple[float, ...]]:
@@ -654,7 +655,12 @@ def test_a_slower_worker_takes_fewer_steps_and_passes_every_position() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("sparse", [None, Sparse(kept=4, chunk=4, quantized=False)])
 @pytest.mark.parametrize(
-    ("moves", "expected"), [((1, 2, 1000), (1 + 2 + 2) / 3), ((1, 3, np.nan), (1 + 2) / 2)]
+    ("moves", "expected"),
+    [
+        ((1, 2, 1000), (1 + 2 + 2) / 3),
+        ((1, 3, np.nan), (1 + 2) / 2),
+        ((0, 0, 3), 1),  # nobody is clipped to nothing
+    ],
 )
 def test_the_norm_of_a_contribution_is_at_most_the_median(
     sparse: Sparse | None, moves: tuple[float, ...], expected: float
@@ -694,9 +700,39 @@ def test_other_settings_are_a_mismatch_that_names_each_one(pair: pccl.LocalWorld
         assert set(re.findall(r'"(\w+=\w+)"', said)) == names
 
 
-def test_a_world_may_shrink_to_one_and_grow_again(pair: pccl.LocalWorld) -> None:
-    trained = train(pair, 3, name="two", sync_every=2)
-    assert trained[0].outer == trained[1].outer
+def test_a_world_may_shrink_to_one_and_grow_again() -> None:
+    def train_on(
+        comm: pccl.Communicator, number: int, goes_on: Callable[[pccl_train.Rounds], bool]
+    ) -> Any:
+        worker = Worker(number)
+        diloco = pccl_train.numpy.DiLoCo(comm, worker.parameters, sync_every=2)
+        diloco.begin()
+        while goes_on(diloco):
+            worker.step()
+            diloco.step()
+        diloco.finish()
+        diloco.detach()
+        return outer_bytes(diloco)
+
+    def program(comm: pccl.Communicator, entry: Entry) -> Any:
+        if comm.rank == 1:
+            left = train_on(comm, 1, lambda diloco: diloco.round < 2)
+            comm.close()
+            return left
+
+        def goes_on(diloco: pccl_train.Rounds) -> bool:
+            if diloco.round == 4:
+                assert diloco.world_size == 1
+                entry.call()
+            return diloco.round < 4 or entry.goes_on(diloco)
+
+        return train_on(comm, 0, goes_on)
+
+    def newcomer(comm: pccl.Communicator, entry: Entry) -> Any:
+        return train_on(comm, 2, lambda diloco: entry.goes_on(diloco, newcomer=True))
+
+    alone, left, came = with_a_newcomer(program, newcomer, more=6, size=2)
+    assert alone == came != left
 
 
 def test_newcomers_that_the_program_itself_lets_in_are_an_error_that_says_so() -> None:
@@ -748,16 +784,19 @@ def test_contributions_are_clipped_and_their_sum_has_the_noise_that_was_asked_fo
 
 
 class Lying(pccl_train.numpy.DiLoCo):
-    """Rank 1 announces what it is told to, and may send a piece that is none."""
+    """Rank 1 announces what it is told to, and may send a piece that is none. `announced` has what
+    the worker itself would say."""
 
     lie: tuple[float, float, float] | None = None
     forges = False
+    announced: list[float]
 
     def _announce(self, fragment: Any) -> None:
         comm = self._open()
         real = comm.all_gather
 
         def lying(array: Any, out: Any, **options: Any) -> Any:
+            self.announced = array.tolist()
             if self.lie is not None:
                 array[:] = self.lie
             return real(array, out, **options)
@@ -771,6 +810,8 @@ class Lying(pccl_train.numpy.DiLoCo):
         real = comm.all_gather
 
         def forging(array: Any, out: Any, **options: Any) -> Any:
+            # Otherwise a part of a lost worker's piece would come, and be taken for a whole one.
+            assert options["recovery"] == "restart"
             if self.forges:
                 array[:] = 0xFF
             return real(array, out, **options)
@@ -780,9 +821,13 @@ class Lying(pccl_train.numpy.DiLoCo):
             super()._send(fragment, flight, scale)
 
 
-@pytest.mark.parametrize(
-    "lie", [(np.nan, 1, 1), (-5, 1, 1), (np.inf, 1, 1), (1, -1, 1), (1, 1, np.nan), "forged"]
-)
+LIES: list[Any] = [
+    (np.nan, 1, 1), (-5, 1, 1), (np.inf, 1, 1), (1, -1, 1), (1, 1, np.nan), (1e-12, 1, 1),
+    (1e16, 1, 1), "forged",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_announcements_and_pieces_that_no_honest_worker_sends_count_nothing(lie: Any) -> None:
     sparse: dict[str, Any] = {"sparse": Sparse(kept=3, chunk=10, decay=0.0, quantized=False)}
 
@@ -807,3 +852,117 @@ def test_announcements_and_pieces_that_no_honest_worker_sends_count_nothing(lie:
     for _, told in results:
         assert told is not None and told.ignored == (1,)
         assert told.weights[1] == 0
+
+
+def test_a_private_worker_announces_no_norm_and_gives_no_optimizer() -> None:
+    parameters = {"x": np.zeros(4, np.float32)}
+    settings: dict[str, Any] = {"weights": "equal", "privacy": Privacy(clip=1.0, noise=1.0)}
+    asked: list[bool] = []
+
+    class Giving(Lying):
+        def _gift(self, *, with_optimizer: bool) -> bytes:
+            asked.append(with_optimizer)
+            return b""
+
+    with pccl.LocalWorld(1) as world:
+        diloco = Giving(world.comms[0], parameters, sync_every=2, **settings)
+        diloco.begin()
+        for _ in range(2):
+            parameters["x"] += 5
+            diloco.step()
+        weight, squares, _ = diloco.announced
+        assert (weight, squares) == (1.0, 0.0)
+        assert diloco.last_exchange is not None and diloco.last_exchange.norm == 20
+        ignore = SimpleNamespace(recv=lambda x, *_, **__: x.fill(1), send=lambda *_, **__: None)
+        diloco._give_to(ignore, world.comms[0].peer_id)  # type: ignore[arg-type]
+    assert asked == [False]
+    shared = rounds.Buffers(diloco._replica, ("x",), ())
+    with pytest.raises(pccl.InvalidArgument, match="with privacy"):
+        rounds.Rounds(diloco._replica, diloco.method, buffers=shared)
+
+
+@pytest.mark.parametrize("point", ["_safe_point", "_share_buffers"])
+def test_what_failed_at_a_position_is_due_again_after_the_next_step(point: str) -> None:
+    """All members fail alike at the end of a round, and enter the run again."""
+
+    class Failing(pccl_train.numpy.DiLoCo):
+        fails = False
+
+        def _fail_once(self, function: Callable[[], None]) -> None:
+            fails, self.fails = self.fails, False
+            if fails:
+                raise pccl.Aborted("once")
+            function()
+
+        def _safe_point(self) -> None:
+            self._fail_once(super()._safe_point)
+
+        def _share_buffers(self) -> None:
+            self._fail_once(super()._share_buffers)
+
+    def program(comm: pccl.Communicator) -> tuple[list[float], bytes]:
+        worker, told = Worker(comm.rank), list[Exchange]()
+        diloco = Failing(comm, worker.parameters, sync_every=3, on_exchange=told.append)
+        if point == "_safe_point":
+            diloco._share_buffers = lambda: None  # type: ignore[method-assign]
+        else:
+            diloco._safe_point = lambda: None  # type: ignore[method-assign]
+        diloco.begin()
+        for step in range(4):
+            worker.step()
+            diloco.fails = step == 2
+            if step == 2:
+                with pytest.raises(pccl.Aborted):
+                    diloco.step()
+                assert diloco.progress == 2
+                diloco.attach(comm)
+                diloco.begin()
+            else:
+                diloco.step()
+        assert diloco.progress == 3 and diloco.position == 0
+        diloco.detach()
+        return [each.weights[0] for each in told], outer_bytes(diloco)
+
+    with pccl.LocalWorld(2) as world:
+        first, second = world.run(program)
+    assert first == second
+    # Where the exchange had ended, the second one has the step that followed.
+    assert first[0] == ([4.0] if point == "_safe_point" else [3.0, 1.0])
+
+
+def test_an_announcement_that_all_give_up_is_repeated_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(pccl_train.numpy.DiLoCo):
+        failures: list[pccl.PcclError]
+
+        def _gather(self, fragment: Any, own: Any, table: Any) -> Any:
+            work = super()._gather(fragment, own, table)
+            if not self.failures:
+                return work
+            work.wait()
+            failure = self.failures.pop()
+
+            def wait() -> None:
+                raise failure
+
+            return SimpleNamespace(wait=wait, done=lambda: True)
+
+    def program(comm: pccl.Communicator, failures: list[pccl.PcclError]) -> bytes:
+        worker = Worker(comm.rank)
+        diloco = Failing(comm, worker.parameters, sync_every=2, name=f"{len(failures)}")
+        diloco.failures = failures
+        diloco.begin()
+        for _ in range(2):
+            worker.step()
+            diloco.step()
+        diloco.detach()
+        return outer_bytes(diloco)
+
+    once = pccl.DeadlineExceeded("once")
+    with pccl.LocalWorld(2) as world:
+        undisturbed = world.run(lambda comm: program(comm, []))
+        assert world.run(lambda comm: program(comm, [once])) == undisturbed
+        assert "an announcement is repeated" in caplog.text
+        with pytest.raises(pccl.DeadlineExceeded):
+            world.run(lambda comm: program(comm, [once, once]))

@@ -300,7 +300,7 @@ def test_the_result_of_an_exchange_is_saved_whole() -> None:
 
 
 def test_a_contribution_that_came_in_part_is_lost() -> None:
-    """A sum has all of it, and sparse pieces have it in one range. Others had no weight."""
+    """A sum has all of it, and a sparse piece has ranges of its own. Others had no weight."""
     diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(4, np.float32)})
     peers = [pccl.PeerId(bytes([number] * 16)) for number in range(4)]
     whole, part, unheard, bad = peers
