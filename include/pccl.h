@@ -860,7 +860,7 @@ typedef struct pccl_outer_options {
  * (may be NULL) becomes the sum of their squares; it is not finite if any of them is not. */
 PCCL_API pccl_status_t pccl_outer_difference(const float *outer, const void *parameters, pccl_dtype_t dtype,
                                              uint64_t count, float *out, double *sum_of_squares);
-/* parameters := alpha * parameters + (1 - alpha) * outer, rounded once; outer alone where alpha is 0. */
+/* parameters := alpha * parameters + (1 - alpha) * outer, each operation rounded once; outer alone if alpha is 0. */
 PCCL_API pccl_status_t pccl_outer_mix(void *parameters, pccl_dtype_t dtype, const float *outer, uint64_t count,
                                       float alpha);
 /* One step. A moment that the rule has not may be NULL, and is left alone; those that it has begin as zeros. */
