@@ -326,6 +326,7 @@ test "a thread that flushes subnormals gets the bytes of others, and its mode ba
     var moved = twice;
     var piece: [5]u8 = undefined;
     var sum = once;
+    var weights: [1]f32 = @splat(0.5);
     for (0..5) |index| {
         kernels.float_mode.write(flushes);
         const result = switch (index) {
@@ -333,7 +334,7 @@ test "a thread that flushes subnormals gets the bytes of others, and its mode ba
             1 => pccl_outer_mix(&mixed, 0, &twice, 1, 0.5),
             2 => pccl_outer_step(&moved, null, null, &once, 1, &sgd),
             3 => pccl_sparse_encode(&twice, 1, null, &piece),
-            else => pccl_sparse_add(&sum, null, 1, null, &piece, 1),
+            else => pccl_sparse_add(&sum, &weights, 1, null, &piece, 1),
         };
         const after = kernels.float_mode.read();
         kernels.float_mode.write(mode);
@@ -344,6 +345,7 @@ test "a thread that flushes subnormals gets the bytes of others, and its mode ba
     try expect_equal(twice, mixed);
     try expect_equal(once, moved);
     try expect_equal([_]f32{3 * tiny}, sum);
+    try expect_equal([_]f32{1.5}, weights);
 }
 
 test "the powers of adam's betas" {
