@@ -102,8 +102,8 @@ void init_sparse(nb::module_ &module) {
       nb::arg("piece"), "piece := the elements of greatest magnitude of each chunk.");
   module.def(
       "sparse_add",
-      [](uintptr_t into, uintptr_t weights, uint64_t count, uint32_t chunk, uint32_t kept, int values,
-         uintptr_t piece, float scale) {
+      [](uintptr_t into, uintptr_t weights, uint64_t count, uint32_t chunk, uint32_t kept,
+         int values, uintptr_t piece, float scale) {
         const pccl_sparse_options_t options = sparse_options(chunk, kept, values);
         unlocked([&] {
           return pccl_sparse_add(at<float>(into), at<float>(weights), count, &options,
