@@ -316,7 +316,8 @@ def diloco_command(
         False
     ),
     method: Annotated[list[str] | None, typer.Option(help="May be given again.  \\[each]")] = None,
-    seeds: Annotated[int, typer.Option(help="Of quality and losses, from 0 on.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Of quality and losses.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
     part: Annotated[
         list[str] | None,
         typer.Option(
@@ -349,7 +350,8 @@ def diloco_command(
             f"{', '.join(sorted(unknown))}: there are {', '.join(methods)}", param_hint="--method"
         )
     pccl_py.exit_on_sigterm()
-    diloco.run(quick=quick, parts=parts, only=method, seeds=seeds, as_json=as_json, out=out)
+    chosen = [*range(seed, seed + seeds)]
+    diloco.run(quick=quick, parts=parts, only=method, seeds=chosen, as_json=as_json, out=out)
 
 
 @app.command(name="wan")

@@ -10,7 +10,7 @@ Each part has a table, and diloco.png a panel for `quality`, and for each size o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -44,7 +44,7 @@ def run(
     quick: bool,
     parts: list[Part],
     only: list[str] | None,
-    seeds: int,
+    seeds: Sequence[int],
     as_json: bool,
     out: Path,
 ) -> list[Row]:

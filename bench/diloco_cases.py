@@ -6,6 +6,7 @@ diloco_losses.py the first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class Size:
     warm_up: int
     steps: int
     numbers: int
-    seeds: int = 1
+    seeds: Sequence[int] = (0,)
 
 
 FULL = Size(width=96, layers=3, warm_up=200, steps=400, numbers=2_500_000)
@@ -46,7 +47,7 @@ def cases(size: Size) -> dict[str, Case]:
     every = min(50, size.steps // 4)
     short = min(10, size.steps // 4)
     streaming: dict[str, Any] = {
-        "fragments": 4, "order": "strided", "fragment_sync_delay": every // 10,
+        "fragments": 4, "order": "balanced", "fragment_sync_delay": every // 10,
     }  # fmt: skip
     late = {"fragment_sync_delay": every, "outer": Nesterov(0.4, 0.6)}
     sparse = {"outer": SGD(1.0), "sparse": Sparse(kept=40)}

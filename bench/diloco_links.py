@@ -12,7 +12,7 @@ in which the exchange of a fragment ends over this network:
     wall_of_step            seconds of an inner step, with its share of the exchanges
     payload_bytes_of_step   bytes of tensors, the same way
     bytes_of_step           the same with headers, announcements and probes of links
-    exchange                seconds of one exchange, from its beginning to its end, the longest
+    exchange                seconds that the operations of one exchange took, the longest
     hidden_share            of methods that take the result of an exchange later: 1 - (wall -
                             computation) / (the same of a run that waits for each exchange)
 

@@ -125,7 +125,7 @@ def measured(size: Size) -> Iterator[Row]:
     text = Text()
     with tempfile.TemporaryDirectory(prefix="pccl-diloco-") as folder:
         checkpoint = Path(folder) / "warm.pt"
-        for seed in range(size.seeds):
+        for seed in size.seeds:
             warm = Run(diloco_gpt.Worker, size, seed, text).warm
             torch.save(warm.state_dict(), checkpoint)
             for backend in backends:

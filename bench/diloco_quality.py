@@ -140,7 +140,7 @@ def measured(size: Size, only: list[str] | None) -> Iterator[Row]:
         base: list[Trained] = []
         mine = {n: c for n, c in methods.items() if c.framework == framework}
         turns = {SYNCHRONOUS[framework]: None, **mine}
-        runs = [Run(_make(framework), size, seed, text) for seed in range(size.seeds)]
+        runs = [Run(_make(framework), size, seed, text) for seed in size.seeds]
         for name, case in track(turns.items(), f"methods, {framework}", console=status):
             found = [run.trained(case) for run in runs]
             base = base or found

@@ -16,21 +16,12 @@ from pathlib import Path
 
 import pccl_train.torch
 import torch
-from pccl_train import Exchange
 
 import pccl_py as pccl
 from examples.small_gpt import WORKER, SmallGPT, batches, tell
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 300
 FOLDER = Path(os.environ.get("FOLDER", tempfile.gettempdir()))
-
-
-def told(exchange: Exchange) -> None:
-    present = sum(weight > 0 for weight in exchange.weights) - len(exchange.lost)
-    tell(
-        f"round {exchange.round}: {present} workers, {exchange.bytes_sent >> 10} KiB sent in "
-        f"{exchange.seconds:.2f} s, of which this worker waited {exchange.waited:.2f}"
-    )
 
 
 def main() -> None:
@@ -42,7 +33,7 @@ def main() -> None:
     with pccl.connect() as comm:
         diloco = pccl_train.torch.DiLoCo(
             comm, model, optimizer,
-            sync_every=50, fragment_sync_delay=10, codec="int8", on_exchange=told,
+            sync_every=50, fragment_sync_delay=10, codec="int8", on_exchange=tell,
         )  # fmt: skip
         if "--resume" in sys.argv:
             diloco.load(checkpoint)

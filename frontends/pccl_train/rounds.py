@@ -99,7 +99,7 @@ class Exchange:
     members that were lost before their contribution was complete, and of members whose
     pseudo-gradient was not finite, or whose announcement or sparse piece cannot be an honest one.
     `norm` is that of this worker's pseudo-gradient. `waited`: seconds that this worker stood still
-    for it; `seconds`: from its beginning to its end. `outcome` is that of the operation with the
+    for it; `seconds`: that its two operations took. `outcome` is that of the operation with the
     contributions, which names the contributors of each range. It is None where no contribution had
     a weight, where all members gave the exchange up, and for a result that a checkpoint kept.
     """
@@ -117,6 +117,17 @@ class Exchange:
     bytes_received: int
     outcome: Outcome | None
 
+    def __str__(self) -> str:
+        present = sum(weight > 0 for weight in self.weights) - len(self.lost)
+        says = [
+            f"round {self.round}, fragment {self.fragment}: {present} of {len(self.members)} "
+            f"workers, {self.bytes_sent >> 10} KiB sent in {self.seconds:.2f} s",
+            f"waited {self.waited:.2f} s",
+        ]
+        for what, ranks in (("lost", self.lost), ("ignored", self.ignored)):
+            says += [f"{what} rank {rank}" for rank in ranks]
+        return ", ".join(says)
+
 
 @dataclass(eq=False)
 class _Flight:
@@ -126,7 +137,6 @@ class _Flight:
     epoch: int
     gradient: Vector
     norm: float
-    began: float
     own: NDArray[np.float64]
     table: NDArray[np.float64]
     announced: Work[Outcome]
@@ -629,7 +639,6 @@ class Rounds:
             epoch=comm.epoch,
             gradient=gradient,
             norm=float(np.sqrt(squares)) if is_good else float("nan"),
-            began=time.monotonic(),
             own=own,
             table=table,
             announced=self._gather(fragment, own, table),
@@ -725,6 +734,7 @@ class Rounds:
             if arrived.scales:
                 fragment.outer.step(arrived.gradient, arrived.scales)
             self.last_exchange = arrived.told
+            _log.info("%s: %s", self.name, arrived.told)
             if self._on_exchange is not None:
                 self._on_exchange(arrived.told)
             fragment.spare.append(arrived.gradient)
@@ -988,7 +998,7 @@ class Rounds:
             ignored=tuple(int(rank) for rank in np.flatnonzero(~np.isfinite(table[:, _SQUARES]))),
             norm=flight.norm,
             waited=flight.waited,
-            seconds=time.monotonic() - flight.began,
+            seconds=sum(each.duration for each in (flight.announcement, outcome) if each),
             bytes_sent=0 if outcome is None else outcome.bytes_sent,
             bytes_received=0 if outcome is None else outcome.bytes_received,
             outcome=outcome,

@@ -19,6 +19,7 @@ import io
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -39,7 +40,7 @@ from pccl_py.words import DType
 from pccl_train import checkpoint
 from pccl_train.fragments import Tensor
 from pccl_train.method import Method
-from pccl_train.outer import OuterOptimizer
+from pccl_train.outer import SGD, Nesterov, OuterOptimizer
 from pccl_train.rounds import Buffers, Exchange, Rounds
 
 
@@ -50,7 +51,8 @@ class DiLoCo(Rounds):
     group of the ranks that have the same shard; None: `attach` gives it later. `model_fragments`:
     a module, or a list of modules, each of which is a fragment; of one module, `fragments` (of
     `Method`) says how it is divided. `inner_optimizer`: its steps are the inner steps.
-    `outer`: an outer optimizer, or "nesterov", "sgd" or "adam". `tokens`: the tokens of the last
+    `outer`: an outer optimizer, or "nesterov", "sgd" or "adam", or a torch.optim.SGD, whose numbers
+    are taken, as torchft has one or a list of them. `tokens`: the tokens of the last
     step, asked after each; without it all steps count alike. `buffers`: by a name or a pattern
     ("*.running_mean"), what becomes of buffers at the end of each round: "averaged" over the
     members, "synced" from rank 0, or "own", as those that no pattern matches; a newcomer receives
@@ -69,9 +71,11 @@ class DiLoCo(Rounds):
         comm: Group | None,
         model_fragments: nn.Module | Sequence[nn.Module],
         inner_optimizer: torch.optim.Optimizer,
-        *,
-        outer: OuterOptimizer | str = "nesterov",
+        outer: OuterOptimizer | str | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (
+            "nesterov"
+        ),
         sync_every: int = 500,
+        *,
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
         tokens: Callable[[], float] | None = None,
@@ -82,6 +86,8 @@ class DiLoCo(Rounds):
         **settings: Any,
     ) -> None:
         modules = [model_fragments] if isinstance(model_fragments, nn.Module) else model_fragments
+        for name in settings.keys() - {each.name for each in fields(Method)}:
+            raise TypeError(f"DiLoCo has no argument {name!r}{_OF_TORCHFT.get(name, '')}")
         parameters, parts = _named(modules)
         if len(modules) > 1:
             if "fragments" in settings:
@@ -92,14 +98,14 @@ class DiLoCo(Rounds):
             settings["fragments"] = parts
         method = Method(
             sync_every=sync_every,
-            outer=outer,
+            outer=_outer_of(outer),
             fragment_sync_delay=fragment_sync_delay,
             fragment_update_alpha=fragment_update_alpha,
             **settings,
         )
         self._all_buffers = _named_buffers(modules)
         super().__init__(
-            _Memory(parameters), method, name=name, on_exchange=on_exchange,
+            _Memory(lambda: _named(modules)[0]), method, name=name, on_exchange=on_exchange,
             buffers=_shared(self._all_buffers, buffers or {}),
         )  # fmt: skip
         if inherit_optimizer and method.privacy is not None:
@@ -204,6 +210,44 @@ def _as_tensors(value: Any) -> Any:
     return [_as_tensors(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+# What has another name here, or is not needed.
+_OF_TORCHFT = {
+    "outer_optimizer": ": it is called outer, and may be the fourth",
+    "should_quantize": ": codec names what is sent, as 'int8'",
+    **dict.fromkeys(
+        ("backup_device", "pin_memory", "use_bucketization", "bucket_cap_mb"),
+        ": leave it out, the outer parameters are in host memory and travel in chunks",
+    ),
+}
+
+
+def _outer_of(outer: Any) -> Any:
+    """The numbers of a torch.optim.SGD, or of several with equal ones; else what was given."""
+    optimizers = [outer] if isinstance(outer, torch.optim.Optimizer) else outer
+    if not isinstance(optimizers, (list, tuple)):
+        return outer
+    found = {_numbers_of(each) for each in optimizers}
+    if len(found) != 1:
+        raise InvalidArgument("outer must be one optimizer, or several with the same numbers")
+    (value,) = found
+    return value
+
+
+def _numbers_of(optimizer: Any) -> OuterOptimizer:
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    plain = {"weight_decay": 0, "dampening": 0, "maximize": False}
+    for group in groups[: len(groups) == 1]:
+        is_plain = all(group[name] == value for name, value in plain.items())
+        if is_plain and group["nesterov"]:
+            return Nesterov(group["lr"], group["momentum"])
+        if is_plain and group["momentum"] == 0:
+            return SGD(group["lr"])
+    raise InvalidArgument(
+        "outer must be an outer optimizer of pccl_train, or a torch.optim.SGD of one group, with "
+        "nesterov or without momentum, and without weight_decay, dampening and maximize"
+    )
+
+
 def _named(
     modules: Sequence[nn.Module],
 ) -> tuple[dict[str, nn.Parameter], tuple[tuple[str, ...], ...]]:
@@ -271,7 +315,7 @@ def _shared(found: Mapping[str, torch.Tensor], asked: Mapping[str, str]) -> Buff
     )
     for name in averaged:
         _check_floats("buffer", name, found[name], "; it may be 'synced'")
-    return Buffers(_Memory(found), averaged, synced) if averaged or synced else None
+    return Buffers(_Memory(lambda: found), averaged, synced) if averaged or synced else None
 
 
 def _check_floats(kind: str, name: str, tensor: torch.Tensor, hint: str = "") -> None:
@@ -282,12 +326,14 @@ def _check_floats(kind: str, name: str, tensor: torch.Tensor, hint: str = "") ->
 class _Memory:
     """Tensors in the memory of the CPU, or of an accelerator and then through pinned memory."""
 
-    def __init__(self, given: Mapping[str, torch.Tensor]) -> None:
-        self._given = given
+    def __init__(self, find: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        self._find = find
+        self._given = find()
         # Where a tensor's own memory cannot be used.
         self._copies: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> Sequence[Tensor]:
+        self._given = self._find()  # a module may have others by now, which is an error
         return [
             Tensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in self._locals(list(self._given)).items()

@@ -700,6 +700,18 @@ def test_other_settings_are_a_mismatch_that_names_each_one(pair: pccl.LocalWorld
         assert set(re.findall(r'"(\w+=\w+)"', said)) == names
 
 
+def test_another_model_is_a_mismatch_that_names_the_tensor(pair: pccl.LocalWorld) -> None:
+    def model(comm: pccl.Communicator) -> str:
+        parameters = {"same": np.zeros(2, np.float32), "x": np.zeros(3 + comm.rank, np.float32)}
+        diloco = pccl_train.numpy.DiLoCo(comm, parameters, sync_every=3)
+        with pytest.raises(pccl.Mismatch) as refusal:
+            diloco.begin()
+        return str(refusal.value)
+
+    for text in pair.run(model):
+        assert '"x" is f32[3] on rank 0' in text and "f32[4] on rank 1" in text
+
+
 def test_a_world_may_shrink_to_one_and_grow_again() -> None:
     def train_on(
         comm: pccl.Communicator, number: int, goes_on: Callable[[pccl_train.Rounds], bool]

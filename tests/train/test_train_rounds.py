@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -309,12 +310,44 @@ def test_a_contribution_that_came_in_part_is_lost() -> None:
     table = np.array([[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, np.nan, 0]], np.float64)
     for pieces, lost in ((None, (1,)), (np.zeros((4, 1), np.uint8), ())):
         flight: Any = SimpleNamespace(
-            announcement=SimpleNamespace(roster=roster), table=table, pieces=pieces, round=0,
-            outcome=SimpleNamespace(ranges=ranges, bytes_sent=0, bytes_received=0), norm=1.0,
-            waited=0.0, began=0.0,
+            announcement=SimpleNamespace(roster=roster, duration=0.5),
+            table=table, pieces=pieces, round=0,
+            outcome=SimpleNamespace(ranges=ranges, bytes_sent=0, bytes_received=0, duration=1.0),
+            norm=1.0,
+            waited=0.0,
         )  # fmt: skip
         told = diloco._told(diloco._fragments[0], flight)
-        assert told.lost == lost and told.ignored == (3,)
+        assert told.lost == lost and told.ignored == (3,) and told.seconds == 1.5
+
+
+def test_each_range_is_the_average_of_the_contributions_that_are_in_it() -> None:
+    x = np.zeros(4, np.float32)
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": x}, sync_every=1, outer=SGD(1.0))
+    peers = tuple(pccl.PeerId(bytes([number] * 16)) for number in range(3))
+    # By their weights, 1, 2 and 5 of 8, contributions of 8, 16 and 24 are 1, 4 and 15 of the sum.
+    outcome = SimpleNamespace(
+        ranges=[
+            SimpleNamespace(begin=0, end=2, contributors=peers),
+            SimpleNamespace(begin=2, end=3, contributors=peers[:2]),
+            SimpleNamespace(begin=3, end=4, contributors=()),
+        ],
+        bytes_sent=0, bytes_received=0, duration=1.0,
+    )  # fmt: skip
+    announcement = SimpleNamespace(
+        roster=SimpleNamespace(members=peers, labels=("a", "b", "c")), duration=1.0
+    )
+    flight: Any = rounds._Flight(
+        round=0, epoch=1, gradient=np.array([20, 20, 5, 0], np.float32), norm=1.0,
+        own=np.zeros(3), table=np.array([[1.0, 1, 1], [2, 1, 1], [5, 1, 1]]),
+        announced=SimpleNamespace(), announcement=announcement,  # type: ignore[arg-type]
+        work=SimpleNamespace(wait=lambda: outcome),  # type: ignore[arg-type]
+    )  # fmt: skip
+    diloco._fragments[0].flight = flight
+    diloco._land(diloco._fragments[0])
+    wanted = [-20, -20, -float(Fraction(1 * 8 + 2 * 16, 1 + 2)), 0]
+    np.testing.assert_allclose(x, wanted, rtol=1e-6)
+    assert diloco.last_exchange is not None and diloco.last_exchange.lost == (0, 1, 2)
+    assert "0 of 3 workers, 0 KiB sent in 2.00 s, waited" in str(diloco.last_exchange)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pccl_train import Exchange
+from pccl_train import SGD, Adam, Exchange, Nesterov
 from problems import Entry, outer_bytes, with_a_newcomer
 
 import pccl_py as pccl
@@ -390,3 +390,58 @@ def test_modules_are_fragments_or_one_is_divided() -> None:
         pccl_train.torch.DiLoCo(
             None, [nn.Linear(2, 2), nn.Linear(2, 2)], optimizer, fragments=2, sync_every=4
         )
+
+
+def test_a_parameter_that_comes_later_is_refused_by_name() -> None:
+    with pccl.LocalWorld(1) as world:
+        net = nn.Sequential(nn.Linear(2, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with pccl_train.torch.DiLoCo(world.comms[0], net, optimizer, sync_every=1):
+            net.append(nn.Linear(2, 2))
+            with pytest.raises(pccl.InvalidArgument, match=r"1\.weight"):
+                optimizer.step()
+
+
+def test_a_compiled_module_trains_under_autocast() -> None:
+    def program(comm: pccl.Communicator) -> float:
+        net: Any = torch.compile(Net(0), backend="eager")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        losses = []
+        with pccl_train.torch.DiLoCo(comm, net, optimizer, sync_every=2, outer="sgd") as diloco:
+            for _ in range(8):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = loss_of(net, comm.rank, 0)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        assert set(diloco.outer_parameters) == {"first.weight", "first.bias"}
+        return float(losses[-1] / losses[0])
+
+    with pccl.LocalWorld(1) as world:
+        assert world.run(program)[0] < 0.95
+
+
+def test_arguments_of_torchft_are_taken_or_named() -> None:
+    net = nn.Linear(2, 2)
+
+    def outer(**options: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(net.parameters(), **{"lr": 0.7, **options})
+
+    inner = torch.optim.AdamW(net.parameters())
+    nesterov = outer(momentum=0.9, nesterov=True)
+    for given, value in (
+        (nesterov, Nesterov(0.7, 0.9)), ([nesterov, nesterov], Nesterov(0.7, 0.9)),
+        (outer(), SGD(0.7)), ("adam", Adam()),
+    ):  # fmt: skip
+        options: Any = {"fragment_sync_delay": 5}
+        diloco = pccl_train.torch.DiLoCo(None, [net], inner, given, 20, **options)
+        assert diloco.method.outer == value and diloco.method.sync_every == 20
+    wrongs: list[Any] = [outer(momentum=0.9), outer(weight_decay=0.1), inner]
+    for wrong in (*wrongs, [nesterov, outer()], []):
+        with pytest.raises(pccl.InvalidArgument, match="outer"):
+            pccl_train.torch.DiLoCo(None, [net], inner, wrong)
+    for name, word in (("should_quantize", "codec"), ("pin_memory", "leave it"), ("x", "'x'")):
+        unknown: Any = {name: True}
+        with pytest.raises(TypeError, match=word):
+            pccl_train.torch.DiLoCo(None, [net], inner, nesterov, **unknown)
