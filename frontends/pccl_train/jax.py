@@ -118,18 +118,21 @@ class State(Rounds):
 
     def _own_state(self) -> dict[str, Any]:
         # As bytes: NumPy's archives do not know bfloat16.
-        return {
+        params = {
             name: np.frombuffer(np.asarray(leaf).tobytes(), np.uint8)
             for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
         }
+        return {"params": params, "inner": np.frombuffer(self._gift(with_optimizer=True), np.uint8)}
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        params = state["params"]
         self._tree.write(
             {
-                name: np.frombuffer(state[name].tobytes(), leaf.dtype).reshape(leaf.shape)
+                name: np.frombuffer(params[name].tobytes(), leaf.dtype).reshape(leaf.shape)
                 for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
             }
         )
+        self._take_gift(state["inner"].tobytes())
 
     @property
     def _inherits(self) -> bool:
@@ -145,8 +148,8 @@ class State(Rounds):
         wanted = sum(array.nbytes for array in own)
         if len(gift) != wanted:
             raise InvalidArgument(
-                f"a member has given {len(gift)} bytes for `inner`, which has {wanted} here: it "
-                "must be the same on all peers"
+                f"a member or a checkpoint gives {len(gift)} bytes for `inner`, which has {wanted} "
+                "here: it must be the same on all peers, and set before a checkpoint is loaded"
             )
         taken, at = [], 0
         for leaf, array in zip(leaves, own, strict=True):

@@ -21,10 +21,12 @@ from typing import Unpack
 
 from pccl_py.communicator import Communicator, connect
 from pccl_py.elastic import ALONE, SHARED, ConnectOptions
-from pccl_py.errors import InvalidArgument, PcclError
+from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError
 from pccl_train.rounds import Exchange, Rounds
 
 _log = logging.getLogger("pccl.train")
+
+IDLE_TURNS_MAX = 100  # or a round, if that is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Turn:
         if self.last is None:
             return says
         lost = f", {len(self.last.lost)} lost" if self.last.lost else ""
-        return f"{says}; exchange of {self.last.seconds:.1f} s, waited {self.last.waited:.1f}{lost}"
+        return f"{says}; exchange of {self.last.seconds:.2f} s, waited {self.last.waited:.2f}{lost}"
 
 
 def steps(
@@ -57,13 +59,15 @@ def steps(
     """Takes part in a run until `total` inner steps are done, and finishes it with all members.
 
     `diloco` must be in no group: `options` are those of `connect`. `total`: a multiple of
-    `sync_every`, as the steps behind the last exchange would be lost. `checkpoint`: a file that is
+    `sync_every`, as the steps behind the last exchange would be lost, and the same on all workers.
+    `checkpoint`: a file that is
     read if it is there, and written at the end and after each `checkpoint_every` rounds, when the
     exchange of the round has had `fragment_sync_delay` steps; each worker has its own.
     After `Aborted`, `Expelled` and the other errors that a run survives (docs/ERRORS.md) this
     worker connects again and takes the state of the others; it raises after `patience` seconds
     without a step. Leaving the loop leaves the run. Raises the errors of `connect`,
-    `Rounds.begin` and `Rounds.step`, and InvalidArgument for a bad argument.
+    `Rounds.begin` and `Rounds.step`, InvalidArgument for a bad argument, and InvalidUsage if no
+    inner step is counted.
     """
     if total < 0 or checkpoint_every < 1 or not patience > 0:
         raise InvalidArgument(
@@ -76,6 +80,9 @@ def steps(
             f"total must be a multiple of sync_every, {every}, not {total}: the last "
             f"{total % every} steps would come after the last exchange, and be lost"
         )
+    diloco.total = total
+    idle_max = max(IDLE_TURNS_MAX, every)
+    counted = idle = 0
     save_from = min(diloco.method.fragment_sync_delay, every - 1)  # the position in a round
     run = _Run(diloco, patience, options)
     if checkpoint is not None and os.path.exists(checkpoint):
@@ -91,6 +98,13 @@ def steps(
                     diloco.progress, total, diloco.round, diloco.world_size, diloco.last_exchange
                 )
                 run.stepped()
+                idle = idle + 1 if diloco.counted == counted else 0
+                counted = diloco.counted
+                if idle == idle_max:
+                    raise InvalidUsage(
+                        f"{idle} turns have counted no inner step: call step() in each turn, or, "
+                        "with PyTorch, step the inner_optimizer that DiLoCo was given"
+                    )
                 is_due = diloco.round >= saved_at + checkpoint_every
                 if checkpoint is not None and is_due and diloco.position >= save_from:
                     run.save(checkpoint)
@@ -100,7 +114,7 @@ def steps(
                 diloco.save(checkpoint)
     finally:
         run.leave()
-        diloco.survives = None
+        diloco.survives = diloco.total = None
 
 
 class _Run:

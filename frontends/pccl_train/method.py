@@ -68,6 +68,12 @@ class Method:
     def __post_init__(self) -> None:
         object.__setattr__(self, "outer", parse_outer(self.outer))
         object.__setattr__(self, "codec", parse_codec(self.codec))
+        for name, value, kind in (
+            ("sparse", self.sparse, Sparse),
+            ("privacy", self.privacy, Privacy),
+        ):
+            if not (value is None or isinstance(value, kind)):
+                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
         # Also checks the numbers of a round; fragments that are named are checked with the model.
         Schedule(self.sync_every, self._count(), self.fragment_sync_delay)
         if not 0 <= self.fragment_update_alpha <= 1:

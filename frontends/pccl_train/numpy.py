@@ -56,6 +56,10 @@ class DiLoCo(Rounds):
 
 class _Arrays:
     def __init__(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        if not isinstance(parameters, Mapping):
+            raise TypeError(
+                f"parameters must be a dict of arrays by name, not {type(parameters).__name__}"
+            )
         if not parameters:
             raise InvalidArgument("parameters is empty: name at least one array")
         for name, array in parameters.items():

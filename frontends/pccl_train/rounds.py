@@ -272,6 +272,9 @@ class Rounds:
         self._speed = _Speed()
         self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
         self.last_exchange: Exchange | None = None
+        self.counted = 0  # inner steps of this worker
+        # The inner steps of the whole run, where the program has said how many; all must say so.
+        self.total: int | None = None
         # Asked about an error of `step`: True, and the step is over. None: errors are raised.
         self.survives: Callable[[PcclError], bool] | None = None
 
@@ -325,6 +328,8 @@ class Rounds:
 
         After a connection was lost, attach the next one: this worker is a newcomer then.
         """
+        if not hasattr(comm, "shared_state"):
+            raise TypeError(f"comm must be a group, as of pccl.connect(), not {comm!r}")
         self.detach()
         self._comm = comm
         for fragment in self._fragments:
@@ -334,6 +339,8 @@ class Rounds:
             if self.method.error_feedback:
                 fragment.losses = comm.error_feedback(tag=self._tag_of(fragment))
         told = self.method.told()
+        if self.total is not None:
+            told.append(f"total={self.total}")
         if self._buffers is not None:
             _, averaged, synced = self._buffers
             told += [f"averaged buffers={len(averaged)}", f"synced buffers={len(synced)}"]
@@ -401,6 +408,7 @@ class Rounds:
         if not self._has_begun:
             raise InvalidUsage("this worker has not entered the run: call begin() first")
         self._speed.step()
+        self.counted += 1
         for fragment in self._fragments:
             fragment.tokens += tokens if self.method.weights == "tokens" else 1.0
         self._steps += 1
@@ -676,6 +684,11 @@ class Rounds:
         rank = members.index(self._open().peer_id)
         self._speeds = float(table[rank, _SPEED]), float(table[:, _SPEED].max())
         if flight.total == 0:
+            _log.warning(
+                "%s: no contribution of round %d has a weight, so the outer parameters stay",
+                self.name,
+                flight.round,
+            )
             return
         self._share = float(table[rank, _WEIGHT] / flight.total)
         privacy = self.method.privacy

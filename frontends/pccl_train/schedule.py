@@ -26,6 +26,13 @@ class Schedule:
     delay: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in (
+            ("sync_every", self.sync_every),
+            ("fragments", self.fragments),
+            ("fragment_sync_delay", self.delay),
+        ):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {value!r}")
         if self.sync_every < 1:
             raise InvalidArgument(
                 f"sync_every must be 1 or more inner steps, not {self.sync_every}"

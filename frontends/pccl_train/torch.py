@@ -17,7 +17,6 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
@@ -86,8 +85,7 @@ class DiLoCo(Rounds):
         **settings: Any,
     ) -> None:
         modules = [model_fragments] if isinstance(model_fragments, nn.Module) else model_fragments
-        for name in settings.keys() - {each.name for each in fields(Method)}:
-            raise TypeError(f"DiLoCo has no argument {name!r}{_OF_TORCHFT.get(name, '')}")
+        _check_arguments(modules, inner_optimizer, tokens, settings)
         parameters, parts = _named(modules)
         if len(modules) > 1:
             if "fragments" in settings:
@@ -117,6 +115,12 @@ class DiLoCo(Rounds):
             raise InvalidArgument(
                 "inherit_optimizer must be False for parameters that are sharded: the state of "
                 "their optimizer is of this rank's mesh"
+            )
+        stepped = {id(p) for group in inner_optimizer.param_groups for p in group["params"]}
+        # A worker that only receives a part of a model says so by tokens of 0.
+        if tokens is None and stepped.isdisjoint(map(id, parameters.values())):
+            raise InvalidArgument(
+                "inner_optimizer has no parameter of model_fragments: give it those of the model"
             )
         self._parameters = parameters
         self._optimizer = inner_optimizer
@@ -191,7 +195,9 @@ class DiLoCo(Rounds):
 def _loaded(file: Any, what: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as refusal:
+    except OSError:
+        raise
+    except Exception as refusal:  # torch has no error of its own for a file that is no archive
         raise InvalidArgument(f"{what} is no checkpoint of PyTorch: {refusal}") from refusal
 
 
@@ -210,7 +216,18 @@ def _as_tensors(value: Any) -> Any:
     return [_as_tensors(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-# What has another name here, or is not needed.
+def _check_arguments(modules: Any, optimizer: Any, tokens: Any, settings: Any) -> None:
+    if not modules:
+        raise InvalidArgument("model_fragments is empty: name at least one module")
+    for name in settings.keys() - {each.name for each in fields(Method)}:
+        raise TypeError(f"DiLoCo has no argument {name!r}{_OF_TORCHFT.get(name, '')}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"inner_optimizer must be a torch optimizer, not {optimizer!r}")
+    if tokens is not None and not callable(tokens):
+        raise TypeError(f"tokens must be a function that gives those of a step, not {tokens!r}")
+
+
+# Arguments that have another name here, or are not needed.
 _OF_TORCHFT = {
     "outer_optimizer": ": it is called outer, and may be the fourth",
     "should_quantize": ": codec names what is sent, as 'int8'",

@@ -79,13 +79,19 @@ def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
         file = tmp_path / f"{comm.rank}.npz"
         state = diloco.prepare(params_of(comm.rank, jnp.bfloat16))
         if begin:
+            with pytest.raises(pccl.InvalidArgument, match="inner"):
+                state.load(file)
+        state.inner = {"steps": jnp.zeros((), jnp.int32)}
+        if begin:
             state.load(file)
         state.attach(comm)
         state.begin()
         params = state.params
         for step in range(begin, end):
+            assert state.inner["steps"] == step
             params = inner_step(params, batch(comm.rank, step), 0.1)
-            params, state = diloco.step(params, state)
+            inner = {"steps": state.inner["steps"] + 1}
+            params, state = diloco.step(params, state, inner=inner)
             if step + 1 == save_at:
                 state.save(file)
         own = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(params))

@@ -197,10 +197,37 @@ def test_checkpoints_are_written_after_so_many_rounds(
         assert saved == written
 
 
+@pytest.mark.parametrize(("every", "turns"), [(3, 100), (200, 200)])
+def test_turns_that_count_no_inner_step_are_an_error(
+    every: int, turns: int, options: dict[str, Any]
+) -> None:
+    diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(3, np.float32)}, sync_every=every)
+    run = pccl_train.steps(diloco, every, **options)
+    next(run)
+    diloco.step()
+    for _ in range(turns):
+        next(run)
+    with pytest.raises(pccl.InvalidUsage, match=r"call step\(\)"):
+        next(run)
+
+
+def test_workers_that_end_at_different_steps_are_a_mismatch() -> None:
+    def program(comm: pccl.Communicator) -> str:
+        diloco = pccl_train.numpy.DiLoCo(None, {"x": np.zeros(3, np.float32)}, sync_every=2)
+        diloco.total = 4 + 2 * comm.rank
+        diloco.attach(comm)
+        with pytest.raises(pccl.Mismatch) as refusal:
+            diloco.begin()
+        return str(refusal.value)
+
+    with pccl.LocalWorld(2) as world:
+        assert all("total=4" in text and "total=6" in text for text in world.run(program))
+
+
 def test_a_turn_tells_where_the_run_is() -> None:
     exchange = Exchange(
         round=1, fragment=0, members=("a", "b"), weights=(1, 1), lost=(1,), ignored=(), norm=1.0,
         waited=0.25, seconds=1.5, bytes_sent=0, bytes_received=0, outcome=None,
     )  # fmt: skip
     assert str(Turn(3, 9, 1, 2, None)) == "step 3 of 9, round 1, 2 workers"
-    assert str(Turn(3, 9, 1, 2, exchange)).endswith("; exchange of 1.5 s, waited 0.2, 1 lost")
+    assert str(Turn(3, 9, 1, 2, exchange)).endswith("; exchange of 1.50 s, waited 0.25, 1 lost")

@@ -23,6 +23,7 @@ import pccl_py as pccl
 
 OVERLAPS: dict[str, Any] = {"eager": True, "sync_every": 4, "fragment_sync_delay": 4}
 PRIVATE: dict[str, Any] = {"privacy": Privacy(1, 1), "weights": "equal"}
+ANYTHING: Any = 2.5
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,15 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], w
         (lambda: Privacy(clip=float("inf"), noise=1), "clip"),
         (lambda: Method(privacy=Privacy(1, 1)), "weights='equal'"),
         (lambda: Schedule(4, 0), "at least one"),
+        (lambda: Method(sync_every=ANYTHING), "sync_every"),
+        (lambda: Method(sparse=ANYTHING), "Sparse"),
+        (lambda: Method(privacy=ANYTHING), "Privacy"),
+        (lambda: pccl_train.numpy.DiLoCo(ANYTHING, {"x": np.zeros(1)}), "comm"),
+        (lambda: pccl_train.numpy.DiLoCo(None, ANYTHING), "dict"),
     ],
 )
 def test_parts_that_cannot_be_are_refused_by_name(make: Any, word: str) -> None:
-    with pytest.raises(pccl.InvalidArgument, match=word):
+    with pytest.raises((pccl.InvalidArgument, TypeError), match=word):
         make()
 
 

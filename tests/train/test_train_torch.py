@@ -201,10 +201,12 @@ def test_a_run_goes_on_from_its_file_to_the_same_bytes(tmp_path: Path) -> None:
             whole = world.run(lambda comm: run(comm, 0, 14, at))  # noqa: B023
         with pccl.LocalWorld(2) as world:
             assert world.run(lambda comm: run(comm, at, 14)) == whole  # noqa: B023
-    (tmp_path / "bad.pt").write_bytes(b"no checkpoint")
-    diloco = pccl_train.torch.DiLoCo(None, Net(0), torch.optim.SGD(Net(0).parameters(), lr=1))
-    with pytest.raises(pccl.InvalidArgument, match="bad.pt"):
-        diloco.load(tmp_path / "bad.pt")
+    net = Net(0)
+    diloco = pccl_train.torch.DiLoCo(None, net, torch.optim.SGD(net.parameters(), lr=1))
+    for junk in (b"junk", b"hello\n", b""):
+        (tmp_path / "bad.pt").write_bytes(junk)
+        with pytest.raises(pccl.InvalidArgument, match="bad.pt"):
+            diloco.load(tmp_path / "bad.pt")
 
 
 class Normed(nn.Module):
@@ -445,3 +447,19 @@ def test_arguments_of_torchft_are_taken_or_named() -> None:
         unknown: Any = {name: True}
         with pytest.raises(TypeError, match=word):
             pccl_train.torch.DiLoCo(None, [net], inner, nesterov, **unknown)
+
+
+def test_an_optimizer_and_tokens_that_cannot_be_are_refused_by_name() -> None:
+    net = nn.Linear(2, 2)
+    other = torch.optim.SGD(Net(0).parameters(), lr=0.1)
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"inner_optimizer": other}, "inner_optimizer"), ({"inner_optimizer": 1}, "optimizer"),
+        ({"tokens": 100}, "tokens"), ({"model_fragments": []}, "empty"),
+    ]  # fmt: skip
+    for wrong, word in wrongs:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        settings: Any = {"model_fragments": net, "inner_optimizer": optimizer, **wrong}
+        with pytest.raises((TypeError, pccl.InvalidArgument), match=word):
+            pccl_train.torch.DiLoCo(None, **settings)
+    # It receives, and trains nothing.
+    pccl_train.torch.DiLoCo(None, net, other, tokens=lambda: 0.0)
