@@ -81,6 +81,11 @@ class Entry:
     def is_called(self) -> bool:
         return self._is_called.wait()
 
+    @property
+    def ends_at(self) -> int:
+        """The progress at which all end."""
+        return self._at + self._more
+
     def goes_on(self, diloco: pccl_train.Rounds, *, newcomer: bool = False) -> bool:
         """Whether to train on: until the newcomer is in, and then `more` inner steps."""
         if newcomer:
@@ -88,7 +93,7 @@ class Entry:
         elif not self._is_known.is_set() and diloco.world_size == self._size:
             self._at = diloco.progress
             self._is_known.set()
-        return not self._is_known.is_set() or diloco.progress < self._at + self._more
+        return not self._is_known.is_set() or diloco.progress < self.ends_at
 
 
 def with_a_newcomer(
