@@ -325,7 +325,9 @@ def diloco_command(
             "takes a quarter of an hour]"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl.")] = Path("bench_out"),
+    out: Annotated[Path, typer.Option(help="Folder for diloco.jsonl and .png.")] = Path(
+        "bench_out"
+    ),
 ) -> None:
     """DiLoCo and its family: quality on real text, losses, and time over links of 50 Mbit/s and up.
 
