@@ -272,7 +272,6 @@ class Rounds:
         self._speed = _Speed()
         self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
         self.last_exchange: Exchange | None = None
-        self.counted = 0  # inner steps of this worker
         # The inner steps of the whole run, where the program has said how many; all must say so.
         self.total: int | None = None
         # Asked about an error of `step`: True, and the step is over. None: errors are raised.
@@ -294,6 +293,11 @@ class Rounds:
     def progress(self) -> int:
         """Inner steps since the beginning of the run, of a worker that takes all of them."""
         return self.round * self.method.sync_every + self.position
+
+    @property
+    def counted(self) -> int:
+        """Inner steps that this worker itself has taken."""
+        return self._speed.steps
 
     @property
     def world_size(self) -> int:
@@ -408,7 +412,6 @@ class Rounds:
         if not self._has_begun:
             raise InvalidUsage("this worker has not entered the run: call begin() first")
         self._speed.step()
-        self.counted += 1
         for fragment in self._fragments:
             fragment.tokens += tokens if self.method.weights == "tokens" else 1.0
         self._steps += 1
@@ -933,7 +936,7 @@ class Rounds:
     # ---- its parts ----------------------------------------------------------------------------
 
     def _saved_tensors(self) -> list[list[str]]:
-        """Those of each fragment, with their shapes; a checkpoint fits where they are equal."""
+        """The tensors of each fragment, with their shapes; a checkpoint fits if it has the same."""
         return [
             [f"{tensor.name} {list(tensor.shape)}" for tensor, _ in fragment.layout.places()]
             for fragment in self._fragments
@@ -1081,18 +1084,18 @@ class _Speed:
     """Inner steps a second, without the time in which this module works or waits."""
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.steps = 0
         self._seconds = 0.0
         self._since = 0.0
 
     @property
     def own(self) -> float:
         """0 before the first step."""
-        return self._steps / self._seconds if self._seconds > 0 else 0.0
+        return self.steps / self._seconds if self._seconds > 0 else 0.0
 
     def step(self) -> None:
         """A step has ended."""
-        self._steps += 1
+        self.steps += 1
         self._seconds += time.monotonic() - self._since
 
     def stop(self) -> None:

@@ -251,10 +251,9 @@ def _outer_of(outer: Any) -> Any:
 
 
 def _numbers_of(optimizer: Any) -> OuterOptimizer:
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    plain = {"weight_decay": 0, "dampening": 0, "maximize": False}
-    for group in groups[: len(groups) == 1]:
-        is_plain = all(group[name] == value for name, value in plain.items())
+    if isinstance(optimizer, torch.optim.SGD) and len(optimizer.param_groups) == 1:
+        (group,) = optimizer.param_groups
+        is_plain = not (group["weight_decay"] or group["dampening"] or group["maximize"])
         if is_plain and group["nesterov"]:
             return Nesterov(group["lr"], group["momentum"])
         if is_plain and group["momentum"] == 0:

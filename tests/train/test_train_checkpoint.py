@@ -165,7 +165,7 @@ def test_a_slower_worker_goes_on_in_the_middle_of_its_round() -> None:
         while diloco.round < 3:
             worker.step()
             # The speed that it announces; the time of this step is nothing beside it.
-            diloco._speed._steps, diloco._speed._seconds = 100, (1e4, 3.5e4)[comm.rank]
+            diloco._speed.steps, diloco._speed._seconds = 100, (1e4, 3.5e4)[comm.rank]
             diloco.step()
             ends.append(diloco.progress)
             if diloco.progress == 16:

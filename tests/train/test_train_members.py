@@ -641,7 +641,7 @@ def test_a_slower_worker_takes_fewer_steps_and_passes_every_position() -> None:
                 worker.step()
                 # The speed that it announces.
                 diloco._speed._seconds = 1.0 if comm.rank == 0 else 4.0
-                diloco._speed._steps = 100
+                diloco._speed.steps = 100
                 diloco.step()
                 taken += 1
             steps.append(taken)
