@@ -21,6 +21,7 @@
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
 #   make wheels               wheels for x86-64 and aarch64 in dist/, checked and tried
+#   make house                lines, files, messages, fields and words of this project
 #   make docs                 the site of the documentation in build/site
 #   make test-portable        those of aarch64 and Windows, golden digests on AVX-512, macOS
 #   make clean                remove what was built, .venv too
@@ -53,7 +54,8 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
 .PHONY: sanitized-and-emulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads
-.PHONY: test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs clean
+.PHONY: test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs
+.PHONY: house clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -190,6 +192,9 @@ wheels: $(VENV)/.with-release
 
 docs: build $(VENV)/.with-docs
 	$(RUN) release/make_site.py
+
+house:
+	@$(PYTHON) tests/house.py
 
 clean:
 	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out build \
