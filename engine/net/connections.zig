@@ -6,8 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const address = @import("address.zig");
-const descriptors = @import("descriptors.zig");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
 const limits = base.limits;
@@ -161,7 +160,7 @@ pub const Connections = struct {
                     continue;
                 },
             };
-            if (descriptors.has_room()) return fd;
+            if (descriptor.has_room()) return fd;
             socket.close(fd);
         }
         return null;
@@ -170,8 +169,8 @@ pub const Connections = struct {
     /// Takes over the socket, also when it fails.
     pub fn add(connections: *Connections, fd: Fd, owner: usize) poller.Error!*Connection {
         errdefer socket.close(fd);
-        if (!descriptors.take()) return error.SystemLimit;
-        errdefer descriptors.give_back();
+        if (!descriptor.take()) return error.SystemLimit;
+        errdefer descriptor.give_back();
         try connections.all.ensureUnusedCapacity(connections.gpa, 1);
         const connection = try connections.gpa.create(Connection);
         errdefer connections.gpa.destroy(connection);
@@ -187,7 +186,7 @@ pub const Connections = struct {
         if (connection.queued) connections.unqueue(connection);
         connections.poller.remove(connection.fd);
         socket.close(connection.fd);
-        descriptors.give_back();
+        descriptor.give_back();
         connection.closed = true;
         connections.all.items[connections.all.items.len - 1].index = connection.index;
         _ = connections.all.swapRemove(connection.index);
@@ -259,8 +258,8 @@ test "a connection that is closed while its event is on the way is left alone" {
         defer connections.deinit();
         var fds: [2]Fd = undefined;
         try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
-        const a = try connections.add(forks.adopt(fds[0]), 1);
-        const b = try connections.add(forks.adopt(fds[1]), 2);
+        const a = try connections.add(descriptor.adopt(fds[0]), 1);
+        const b = try connections.add(descriptor.adopt(fds[1]), 2);
         try connections.poller.prepare();
         const events = connections.poller.wait(base.never);
         try std.testing.expectEqual(2, events.len);
@@ -286,7 +285,7 @@ test "the end of a connection is read though it came with the last bytes" {
         defer connections.deinit();
         var fds: [2]Fd = undefined;
         try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
-        const connection = try connections.add(forks.adopt(fds[0]), 1);
+        const connection = try connections.add(descriptor.adopt(fds[0]), 1);
         try std.testing.expectEqual(1, c.write(fds[1], "x", 1));
         try std.testing.expectEqual(0, c.close(fds[1]));
         try connections.poller.prepare();
@@ -307,7 +306,7 @@ test "a connection has one turn, keeps what events said of it, and ends for who 
     var fds: [2]Fd = undefined;
     const flags = c.SOCK.STREAM | c.SOCK.NONBLOCK;
     try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, flags, 0, &fds));
-    const connection = try connections.add(forks.adopt(fds[0]), 1);
+    const connection = try connections.add(descriptor.adopt(fds[0]), 1);
     try std.testing.expectEqual(1, c.write(fds[1], "x", 1));
     const context = @intFromPtr(connection);
     connections.note(&.{
@@ -345,7 +344,7 @@ test "a full socket blocks, and says when it takes bytes again" {
         var fds: [2]Fd = undefined;
         const flags = c.SOCK.STREAM | c.SOCK.NONBLOCK;
         try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, flags, 0, &fds));
-        const connection = try connections.add(forks.adopt(fds[0]), 1);
+        const connection = try connections.add(descriptor.adopt(fds[0]), 1);
         defer _ = c.close(fds[1]);
         try connections.poller.prepare();
         connections.note(connections.poller.wait(base.never));
@@ -387,8 +386,8 @@ test "a round takes so many connections in, whether or not there are descriptors
         for (&fds) |*fd| fd.* = try socket.connect_start(&at);
         defer for (fds) |fd| socket.close(fd);
         var held: usize = 0; // by other engines
-        defer for (0..held) |_| descriptors.give_back();
-        if (!has_room) while (descriptors.take()) : (held += 1) {};
+        defer for (0..held) |_| descriptor.give_back();
+        if (!has_room) while (descriptor.take()) : (held += 1) {};
         var left: usize = most;
         var taken: usize = 0;
         while (connections.accept(&left)) |fd| : (taken += 1) socket.close(fd);

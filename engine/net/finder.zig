@@ -11,7 +11,7 @@ const protocol = @import("protocol");
 const wire = @import("wire");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const lock = @import("lock.zig");
 const random = @import("random.zig");
 const reach = @import("reach.zig");
@@ -135,7 +135,7 @@ const Search = struct {
             .endpoint_length = question.address.len,
             .seen_length = question.seen.len,
             .deadline = clock.after(answer_ns_max),
-            .wake_fd = if (wake_fd < 0) -1 else forks.duplicate(wake_fd),
+            .wake_fd = if (wake_fd < 0) -1 else descriptor.duplicate(wake_fd),
         };
         errdefer search.close_wake();
         @memcpy(search.endpoint_storage[0..question.address.len], question.address);

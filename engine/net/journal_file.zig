@@ -9,7 +9,7 @@ const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const protocol = @import("protocol");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const log = @import("log.zig");
 const private = @import("private.zig");
 const secret = @import("secret.zig");
@@ -408,10 +408,10 @@ fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
     all.CLOEXEC = true;
     all.NOFOLLOW = true;
     const owner_only: c.mode_t = 0o600;
-    forks.hold();
-    defer forks.allow();
+    descriptor.hold_forks();
+    defer descriptor.allow_forks();
     const fd = c.openat(directory, name, all, owner_only);
-    return if (fd < 0) fd else forks.adopt(fd);
+    return if (fd < 0) fd else descriptor.adopt(fd);
 }
 
 fn open_directory(given: [:0]const u8, trouble: *Trouble) Trouble.Error!Fd {

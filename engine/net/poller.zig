@@ -7,7 +7,7 @@ const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const clock = @import("clock.zig");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const socket = @import("socket.zig");
 const Waker = @import("waker.zig").Waker;
 const c = std.c;
@@ -71,11 +71,11 @@ pub const Poller = struct {
         };
         errdefer poller.deinit();
         if (on_linux and backend == .epoll) {
-            forks.hold();
-            defer forks.allow();
+            descriptor.hold_forks();
+            defer descriptor.allow_forks();
             const result = linux.epoll_create1(linux.EPOLL.CLOEXEC);
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
-            poller.epoll_fd = forks.adopt(@intCast(result));
+            poller.epoll_fd = descriptor.adopt(@intCast(result));
         }
         // Not for writing: that it takes bytes again, after it was drained, would end a wait.
         try poller.add_for(poller.waker.read_fd, waker_context, .read);

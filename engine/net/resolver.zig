@@ -5,7 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const address = @import("address.zig");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const lock = @import("lock.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
@@ -37,7 +37,7 @@ pub const Lookup = struct {
             .host_storage = undefined,
             .host_length = host.len,
             .port = endpoint.port,
-            .wake_fd = if (wake_fd < 0) -1 else forks.duplicate(wake_fd),
+            .wake_fd = if (wake_fd < 0) -1 else descriptor.duplicate(wake_fd),
         };
         errdefer lookup.close_wake();
         @memcpy(lookup.host_storage[0..host.len], host);

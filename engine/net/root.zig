@@ -39,12 +39,10 @@ test {
     _ = @import("congestion.zig");
     _ = @import("cores.zig");
     _ = @import("coordinator_engine.zig");
-    _ = @import("descriptors.zig");
+    _ = @import("descriptor.zig");
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("finder.zig");
-    _ = @import("forks.zig");
-    _ = @import("forks_test.zig");
     _ = @import("giving_back_test.zig");
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");

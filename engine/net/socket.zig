@@ -1,18 +1,18 @@
 //! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no
 //! buffers, no threads: those are poller.zig and the engines. The fate of descriptors when a
-//! process forks: forks.zig.
+//! process forks: descriptor.zig.
 
 const std = @import("std");
 const base = @import("base");
 const builtin = @import("builtin");
 const address = @import("address.zig");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const c = std.c;
 const Address = address.Address;
 const AddressList = address.AddressList;
 
-pub const Fd = forks.Fd;
-pub const close = forks.close;
+pub const Fd = descriptor.Fd;
+pub const close = descriptor.close;
 const on_linux = builtin.os.tag == .linux;
 const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
 
@@ -25,15 +25,15 @@ pub const OpenError = error{
 
 fn open(family: c_uint) OpenError!Fd {
     const flags: c_uint = if (on_linux) c.SOCK.NONBLOCK | c.SOCK.CLOEXEC else 0;
-    forks.hold();
-    defer forks.allow();
+    descriptor.hold_forks();
+    defer descriptor.allow_forks();
     const fd = c.socket(family, c.SOCK.STREAM | flags, 0);
     if (fd < 0) return switch (errno(fd)) {
         .AFNOSUPPORT, .PROTONOSUPPORT, .INVAL => error.FamilyUnsupported,
         else => error.SystemLimit,
     };
     if (!on_linux) configure(fd);
-    return forks.adopt(fd);
+    return descriptor.adopt(fd);
 }
 
 /// Sets what Linux takes as flags.
@@ -94,8 +94,8 @@ fn listen_on(to: *const Address) ListenError!Fd {
 pub const AcceptError = error{ WouldBlock, SystemLimit };
 
 pub fn accept(listener: Fd) AcceptError!Fd {
-    forks.hold(); // the listener does not block
-    defer forks.allow();
+    descriptor.hold_forks(); // the listener does not block
+    defer descriptor.allow_forks();
     while (true) {
         const fd = if (on_linux)
             c.accept4(listener, null, null, c.SOCK.NONBLOCK | c.SOCK.CLOEXEC)
@@ -105,7 +105,7 @@ pub fn accept(listener: Fd) AcceptError!Fd {
             if (!on_linux) configure(fd);
             set_option(fd, c.IPPROTO.TCP, c.TCP.NODELAY, 1);
             tune_within_machine(fd);
-            return forks.adopt(fd);
+            return descriptor.adopt(fd);
         }
         switch (errno(fd)) {
             .MFILE, .NFILE, .NOBUFS, .NOMEM => return error.SystemLimit,
@@ -255,8 +255,8 @@ pub fn outward_address(family: c_uint) Address {
 }
 
 fn on_the_way_to(far: *const Address) ?Address {
-    forks.hold(); // connecting sends nothing and does not block
-    defer forks.allow();
+    descriptor.hold_forks(); // connecting sends nothing and does not block
+    defer descriptor.allow_forks();
     const flags: c_uint = if (on_linux) c.SOCK.CLOEXEC else 0;
     const fd = c.socket(far.family(), c.SOCK.DGRAM | flags, 0);
     if (fd < 0) return null;

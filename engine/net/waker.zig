@@ -4,7 +4,7 @@
 
 const std = @import("std");
 const builtin = @import("builtin");
-const forks = @import("forks.zig");
+const descriptor = @import("descriptor.zig");
 const socket = @import("socket.zig");
 const c = std.c;
 const linux = std.os.linux;
@@ -17,17 +17,17 @@ pub const Waker = struct {
     write_fd: Fd,
 
     pub fn init() error{SystemLimit}!Waker {
-        forks.hold();
-        defer forks.allow();
+        descriptor.hold_forks();
+        defer descriptor.allow_forks();
         if (on_linux) {
             const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
             if (fd < 0) return error.SystemLimit;
-            return .{ .read_fd = forks.adopt(fd), .write_fd = fd };
+            return .{ .read_fd = descriptor.adopt(fd), .write_fd = fd };
         }
         return pipe();
     }
 
-    /// Under `forks.hold`.
+    /// Under `hold_forks`.
     fn pipe() error{SystemLimit}!Waker {
         var fds: [2]Fd = undefined;
         if (c.pipe(&fds) != 0) return error.SystemLimit;
@@ -35,7 +35,7 @@ pub const Waker = struct {
         for (fds) |fd| {
             _ = c.fcntl(fd, c.F.SETFL, nonblock);
             _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
-            _ = forks.adopt(fd);
+            _ = descriptor.adopt(fd);
         }
         return .{ .read_fd = fds[0], .write_fd = fds[1] };
     }
@@ -81,8 +81,8 @@ test "a waker is readable from the wake to the drain" {
 
 test "a pipe wakes like an eventfd" {
     // The branch of other systems, run on this one too.
-    forks.hold();
+    descriptor.hold_forks();
     const made = Waker.pipe();
-    forks.allow();
+    descriptor.allow_forks();
     try test_waker(try made);
 }
