@@ -5,7 +5,7 @@ const std = @import("std");
 const log = @import("log.zig");
 const socket = @import("socket.zig");
 const tcp = @import("tcp.zig");
-const Pair = @import("test_pair.zig").Pair;
+const Pair = @import("fixture.zig").Pair;
 const Fd = socket.Fd;
 const Pace = @import("session").Pace;
 

@@ -14,7 +14,7 @@ const Before = @import("congestion.zig").Before;
 const Connection = @import("connections.zig").Connection;
 const Connections = @import("connections.zig").Connections;
 const Outgoing = @import("paced.zig").Outgoing;
-const HeldPort = @import("held_port.zig").HeldPort;
+const HeldPort = @import("fixture.zig").HeldPort;
 const Instant = base.Instant;
 
 /// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.

@@ -500,7 +500,7 @@ fn result(value: anytype) c.E {
 
 // ---- tests
 
-const TestDir = @import("test_dir.zig").TestDir;
+const TestDir = @import("fixture.zig").TestDir;
 const testing = std.testing;
 const gpa_of_tests = testing.allocator;
 

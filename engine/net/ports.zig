@@ -4,7 +4,7 @@
 const std = @import("std");
 const address = @import("address.zig");
 const socket = @import("socket.zig");
-const HeldPort = @import("held_port.zig").HeldPort;
+const HeldPort = @import("fixture.zig").HeldPort;
 const AddressList = address.AddressList;
 
 pub const Ports = struct {

@@ -10,7 +10,7 @@ const lock = @import("lock.zig");
 const log = @import("log.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
-const HeldPort = @import("held_port.zig").HeldPort;
+const HeldPort = @import("fixture.zig").HeldPort;
 const Instant = base.Instant;
 const ms = std.time.ns_per_ms;
 

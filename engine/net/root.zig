@@ -43,8 +43,8 @@ test {
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("finder.zig");
+    _ = @import("fixture.zig");
     _ = @import("giving_back_test.zig");
-    _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
     _ = @import("journal_writer.zig");
     _ = @import("connections.zig");
@@ -64,7 +64,6 @@ test {
     _ = @import("shared_state.zig");
     _ = @import("socket.zig");
     _ = @import("status_client.zig");
-    _ = @import("test_dir.zig");
     _ = @import("tcp.zig");
     _ = @import("thread.zig");
     _ = @import("turn.zig");

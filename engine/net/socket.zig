@@ -368,7 +368,7 @@ test "bytes cross a loopback connection, and each failure has its name" {
 }
 
 test "a port where nothing listens refuses" {
-    const held = try @import("held_port.zig").HeldPort.init();
+    const held = try @import("fixture.zig").HeldPort.init();
     defer held.deinit();
     const fd = connect_start(&held.at) catch |err|
         return std.testing.expectEqual(error.Refused, err);

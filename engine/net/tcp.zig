@@ -169,7 +169,7 @@ pub fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
 
 test "a connection that has moved bytes says so, and takes a pace" {
     if (!on_linux) return;
-    const pair = try @import("test_pair.zig").Pair.init();
+    const pair = try @import("fixture.zig").Pair.init();
     defer pair.deinit();
     const client = pair.client;
     const server = pair.server;
@@ -206,7 +206,7 @@ test "a connection that has moved bytes says so, and takes a pace" {
 
 test "where the system says nothing, a connection is known by what the other side has taken" {
     if (!on_linux and !builtin.os.tag.isDarwin()) return;
-    const pair = try @import("test_pair.zig").Pair.init();
+    const pair = try @import("fixture.zig").Pair.init();
     defer pair.deinit();
     var text: [log.line_bytes_max]u8 = undefined;
     while (log.process.take(&text)) |_| {}
