@@ -15,7 +15,7 @@ const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
 const JournalFile = journal_file.JournalFile;
 const TestDir = @import("fixture.zig").TestDir;
-const Waker = @import("waker.zig").Waker;
+const Waker = @import("poller.zig").Waker;
 const Allocator = std.mem.Allocator;
 const journal = protocol.journal;
 

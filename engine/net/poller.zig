@@ -1,7 +1,8 @@
-//! poller: waits for many sockets at once. epoll on Linux, poll() elsewhere and where a test asks
-//! for it. It reports readiness once per change (epoll) or as long as it lasts (poll): an engine
-//! reads until there is nothing more, so both look the same to it. The engines wait; socket.zig
-//! moves the bytes.
+//! poller: waits for many sockets at once, with epoll on Linux, and with poll() elsewhere and where
+//! a test asks for it. epoll reports readiness once per change, poll() as long as it lasts: an
+//! engine reads until there is nothing more, so both look the same to it. A Waker ends the wait: it
+//! is a descriptor that another thread makes readable. It also tells a program with an event loop
+//! of its own that a work is finished (work.zig). The engines wait; socket.zig moves the bytes.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -9,7 +10,6 @@ const base = @import("base");
 const clock = @import("clock.zig");
 const descriptor = @import("descriptor.zig");
 const socket = @import("socket.zig");
-const Waker = @import("waker.zig").Waker;
 const c = std.c;
 const linux = std.os.linux;
 const assert = std.debug.assert;
@@ -270,6 +270,56 @@ const PollTable = struct {
     }
 };
 
+/// A descriptor that one thread makes readable and another waits for: an eventfd on Linux, a pipe
+/// elsewhere.
+pub const Waker = struct {
+    read_fd: Fd,
+    write_fd: Fd,
+
+    pub fn init() error{SystemLimit}!Waker {
+        descriptor.hold_forks();
+        defer descriptor.allow_forks();
+        if (on_linux) {
+            const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
+            if (fd < 0) return error.SystemLimit;
+            return .{ .read_fd = descriptor.adopt(fd), .write_fd = fd };
+        }
+        return pipe();
+    }
+
+    /// Called under `hold_forks`.
+    fn pipe() error{SystemLimit}!Waker {
+        var fds: [2]Fd = undefined;
+        if (c.pipe(&fds) != 0) return error.SystemLimit;
+        const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
+        for (fds) |fd| {
+            _ = c.fcntl(fd, c.F.SETFL, nonblock);
+            _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
+            _ = descriptor.adopt(fd);
+        }
+        return .{ .read_fd = fds[0], .write_fd = fds[1] };
+    }
+
+    pub fn deinit(waker: *Waker) void {
+        socket.close(waker.read_fd);
+        if (waker.write_fd != waker.read_fd) socket.close(waker.write_fd);
+    }
+
+    /// Makes the descriptor readable until `drain`.
+    pub fn wake(waker: *Waker) void {
+        // A full pipe or counter wakes as well.
+        const one: u64 = 1;
+        _ = c.write(waker.write_fd, std.mem.asBytes(&one), @sizeOf(u64));
+    }
+
+    pub fn drain(waker: *Waker) void {
+        var bytes: [256]u8 = undefined;
+        while (c.read(waker.read_fd, &bytes, bytes.len) == bytes.len) {}
+    }
+};
+
+// ---- tests
+
 fn test_backend(backend: Backend) !void {
     var poller = try Poller.init(std.testing.allocator, backend);
     defer poller.deinit();
@@ -370,4 +420,33 @@ test "where more is ready than there is room for, poll() goes on behind what it 
         contexts += events[0].context;
     }
     try std.testing.expectEqual(1 + 2, contexts);
+}
+
+fn test_waker(made: Waker) !void {
+    var waker = made;
+    defer waker.deinit();
+    for ([_]Fd{ waker.read_fd, waker.write_fd }) |fd| {
+        try std.testing.expectEqual(c.FD_CLOEXEC, c.fcntl(fd, c.F.GETFD));
+    }
+    waker.drain(); // nothing is there, and it does not block
+    for (0..2) |_| {
+        try std.testing.expect(!socket.wait_for(waker.read_fd, .read, 0));
+        waker.wake();
+        waker.wake();
+        // It stays readable as long as nobody drains it.
+        for (0..2) |_| try std.testing.expect(socket.wait_for(waker.read_fd, .read, 0));
+        waker.drain();
+    }
+}
+
+test "a waker is readable from the wake to the drain" {
+    try test_waker(try .init());
+}
+
+test "a pipe wakes like an eventfd" {
+    // The branch of other systems, run on this one too.
+    descriptor.hold_forks();
+    const made = Waker.pipe();
+    descriptor.allow_forks();
+    try test_waker(try made);
 }

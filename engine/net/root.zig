@@ -29,7 +29,6 @@ pub const socket = @import("socket.zig");
 pub const status_client = @import("status_client.zig");
 pub const tcp = @import("tcp.zig");
 pub const thread = @import("thread.zig");
-pub const waker = @import("waker.zig");
 pub const Work = @import("work.zig").Work;
 pub const Workers = @import("workers.zig").Workers;
 
@@ -67,7 +66,6 @@ test {
     _ = @import("tcp.zig");
     _ = @import("thread.zig");
     _ = @import("turn.zig");
-    _ = @import("waker.zig");
     _ = @import("work.zig");
     _ = @import("workers.zig");
 }

@@ -17,7 +17,7 @@ const KiB = base.limits.KiB;
 const samples = 2001;
 const batch = 64;
 
-var waker: net.waker.Waker = undefined;
+var waker: net.poller.Waker = undefined;
 
 const Add = struct {
     job: base.Job,
