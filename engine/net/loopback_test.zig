@@ -255,7 +255,7 @@ test "lanes within the machine hold as much as each peer with a core is to have"
             _ = try peer.admit();
             var values: [8]u64 = @splat(1);
             try peer.all_reduce(&values);
-            try expect_held(peer.engine, session.Pace.held(net.cores.of_machine() >= 2));
+            try expect_held(peer.engine, session.Pace.held(net.thread.cores_of_machine() >= 2));
             try peer.all_reduce(&values); // the other closes its lanes after it has looked, too
         }
 

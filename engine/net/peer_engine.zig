@@ -15,7 +15,6 @@ const kernels = @import("kernels");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
-const cores = @import("cores.zig");
 const descriptor = @import("descriptor.zig");
 const dial = @import("dial.zig");
 const greeting = @import("greeting.zig");
@@ -123,7 +122,7 @@ pub const PeerEngine = struct {
             .host = .{
                 .ctx = engine,
                 .vtable = &peer_host.vtable,
-                .cores = cores.of_machine(),
+                .cores = thread.cores_of_machine(),
             },
             .runner = engine.workers.runner(),
             .secrets = secret.allocator,

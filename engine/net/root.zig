@@ -6,7 +6,6 @@
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
 pub const Congestion = @import("congestion.zig").Congestion;
-pub const cores = @import("cores.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const dial = @import("dial.zig");
 pub const fault = @import("fault.zig");
@@ -36,7 +35,6 @@ test {
     _ = @import("address.zig");
     _ = @import("clock.zig");
     _ = @import("congestion.zig");
-    _ = @import("cores.zig");
     _ = @import("coordinator_engine.zig");
     _ = @import("descriptor.zig");
     _ = @import("dial.zig");

@@ -1,11 +1,14 @@
-//! thread: how the threads of the library start: named, without signals, and with the
-//! floating-point mode that the kernels promise (docs/PROMISE.md, P5). It does not know their work:
-//! peer_engine.zig, coordinator_engine.zig, resolver.zig.
+//! thread: how the threads of the library start, and how many cores there are for them. A thread
+//! has a name, no signals, and the floating-point mode that the kernels promise (docs/PROMISE.md,
+//! P5). This file knows no thread's work: peer_engine.zig, coordinator_engine.zig, worker.zig,
+//! dial.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
 const kernels = @import("kernels");
 const c = std.c;
+
+const on_linux = builtin.os.tag == .linux;
 
 /// A kernel with vectors of 64 bytes and a result on the stack fits many times.
 const stack_bytes = 1024 * 1024;
@@ -43,10 +46,81 @@ pub fn spawn(
 fn set_name(comptime name: [:0]const u8) void {
     if (comptime builtin.os.tag.isDarwin()) {
         _ = c.pthread_setname_np(name);
-    } else if (builtin.os.tag == .linux) {
+    } else if (on_linux) {
         _ = c.pthread_setname_np(c.pthread_self(), name);
     }
 }
+
+// ---- cores
+
+/// How many cores this process may use, by its affinity and by the quota of its control group
+/// (version 2), which a container has. At least 1.
+pub fn cores_usable() u32 {
+    return within_quota(std.Thread.getCpuCount() catch 1); // on Linux those of the affinity
+}
+
+/// How many cores all processes of this machine, or of this container, may use together. Each
+/// process may have an affinity of its own, so affinities do not count here. C libraries do not
+/// agree on this number.
+pub fn cores_of_machine() u32 {
+    if (!on_linux) return cores_usable();
+    const online = listed("/sys/devices/system/cpu/online") orelse return cores_usable();
+    return within_quota(@min(online, listed("/sys/fs/cgroup/cpuset.cpus.effective") orelse online));
+}
+
+/// How many cores a file with a list such as "0-3,8" names; null: there is no list.
+fn listed(path: [*:0]const u8) ?usize {
+    var bytes: [1024]u8 = undefined;
+    const text = std.mem.trim(u8, read(path, &bytes) orelse return null, " \n");
+    return if (text.len > 0) parse_list(text) else null;
+}
+
+fn parse_list(text: []const u8) ?usize {
+    var count: usize = 0;
+    var parts = std.mem.splitScalar(u8, text, ',');
+    while (parts.next()) |part| {
+        const dash = std.mem.indexOfScalar(u8, part, '-');
+        const first = std.fmt.parseInt(u32, part[0 .. dash orelse part.len], 10) catch return null;
+        const last = if (dash) |at| std.fmt.parseInt(u32, part[at + 1 ..], 10) catch return null //
+        else first;
+        if (last < first) return null;
+        count +|= @as(usize, last - first) + 1;
+    }
+    return count;
+}
+
+fn within_quota(all: usize) u32 {
+    const granted = if (on_linux) quota("/sys/fs/cgroup/cpu.max") else no_quota;
+    return @intCast(std.math.clamp(@min(all, granted), 1, std.math.maxInt(u32)));
+}
+
+const no_quota = std.math.maxInt(usize);
+
+/// The cores that a quota grants; a part of a core counts as one. Inside of a container the file is
+/// that of the container's own group.
+fn quota(path: [*:0]const u8) usize {
+    var bytes: [64]u8 = undefined;
+    return parse_quota(read(path, &bytes) orelse return no_quota);
+}
+
+fn read(path: [*:0]const u8, bytes: []u8) ?[]const u8 {
+    const fd = c.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true });
+    if (fd < 0) return null;
+    defer _ = c.close(fd);
+    const count = c.read(fd, bytes.ptr, bytes.len);
+    return if (count > 0) bytes[0..@intCast(count)] else null;
+}
+
+/// Microseconds of all cores in a period, and the period: "150000 100000"; "max 100000" is no
+/// limit.
+fn parse_quota(text: []const u8) usize {
+    var parts = std.mem.tokenizeAny(u8, text, " \n");
+    const allowed = std.fmt.parseInt(usize, parts.next() orelse "", 10) catch return no_quota;
+    const period = std.fmt.parseInt(usize, parts.next() orelse "", 10) catch return no_quota;
+    return std.math.divCeil(usize, allowed, period) catch no_quota;
+}
+
+// ---- tests
 
 test "a thread of the library has every signal blocked and rounds as promised" {
     const Seen = struct {
@@ -73,4 +147,22 @@ test "a thread of the library has every signal blocked and rounds as promised" {
     thread.join();
     try std.testing.expect(seen.blocked);
     try std.testing.expectEqual(ours, seen.mode);
+}
+
+test "cores are those of the affinity and of the quota" {
+    try std.testing.expect(cores_usable() >= 1);
+    try std.testing.expect(cores_usable() <= try std.Thread.getCpuCount());
+    try std.testing.expect(cores_usable() <= cores_of_machine());
+    try std.testing.expectEqual(2, parse_quota("150000 100000\n"));
+    try std.testing.expectEqual(1, parse_quota("50000 100000\n"));
+    for ([_][]const u8{ "max 100000\n", "", "x", "1", "1 0" }) |text| {
+        try std.testing.expectEqual(no_quota, parse_quota(text));
+    }
+}
+
+test "a list of cores is counted" {
+    try std.testing.expectEqual(1, parse_list("0"));
+    try std.testing.expectEqual(5, parse_list("0-3,8"));
+    for ([_][]const u8{ "", "x", "3-1", "0-", "0,,1" }) |text|
+        try std.testing.expectEqual(null, parse_list(text));
 }

@@ -1,7 +1,7 @@
 //! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them
-//! and it. They know nothing of a job but its owner, and of that the address. How many there are:
-//! `PCCL_WORKERS`, else by cores.zig. The engine: peer_engine.zig. The price of a hand-over, and so
-//! which jobs are worth it: workers_bench.zig.
+//! and the engine (peer_engine.zig). A worker knows of a job only the address of its owner.
+//! `PCCL_WORKERS` sets how many workers there are; unset, the cores do (thread.zig). The price of a
+//! hand-over, and so which jobs are worth it: workers_bench.zig.
 //!
 //! A job goes from `waiting`, in the order of posts, to the worker that runs it, and by `done` to
 //! `taken`, from which the engine takes it. `waiting` and `done` are shared, under the mutex;
@@ -9,7 +9,6 @@
 
 const std = @import("std");
 const base = @import("base");
-const cores = @import("cores.zig");
 const lock = @import("lock.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
@@ -226,7 +225,7 @@ pub const Workers = struct {
     /// `PCCL_WORKERS`; unset or empty: by the cores that this process may use.
     pub fn count_from_environment() ParseError!u32 {
         const value = std.mem.span(std.c.getenv("PCCL_WORKERS") orelse "");
-        return if (value.len > 0) parse(value) else count_for(cores.usable());
+        return if (value.len > 0) parse(value) else count_for(thread.cores_usable());
     }
 
     /// One core is the engine's, which moves the bytes. On two the other is the user's: there the
