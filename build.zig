@@ -530,7 +530,7 @@ const benches = [_]struct {
     },
     .{
         .name = "workers-bench",
-        .root = "engine/net/workers_bench.zig",
+        .root = "engine/net/worker_bench.zig",
         .imports = &.{ "base", "kernels", "net" },
         .about = "Build a program that measures the handing over of jobs to threads",
     },

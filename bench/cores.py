@@ -50,7 +50,7 @@ CORES = [1, 2, 4, 8]
 SIZE = 256 * MIB
 QUICK_SIZE = 1 * MIB
 SAMPLES = 9
-WORKERS_MAX = 8  # as the library chooses by itself (engine/net/workers.zig)
+WORKERS_MAX = 8  # as the library chooses by itself (engine/net/worker.zig)
 
 
 def run(

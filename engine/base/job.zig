@@ -1,6 +1,6 @@
 //! job: a small part of an operation's work on memory, which any thread may do: add, encode, copy,
 //! hash. Whoever makes jobs decides what is done (collective); who runs them, and when, is a
-//! runner's: the threads of net/workers.zig, or the simulator in an order drawn from a seed.
+//! runner's: the threads of net/worker.zig, or the simulator in an order drawn from a seed.
 
 pub const Job = struct {
     /// Does it. Nothing else touches its memory meanwhile, and it touches nothing else.

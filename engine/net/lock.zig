@@ -1,7 +1,7 @@
 //! lock: what threads of one process need from each other here: a fair lock around a session, a
 //! signal that one thread sets and others wait for, and a mutex with its condition for a few
 //! instructions at a time. Futexes on Linux, pthread elsewhere. A thread that waits sleeps in the
-//! kernel. Used by peer_engine.zig, work.zig, workers.zig.
+//! kernel. Used by peer_engine.zig, work.zig, worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -6,7 +6,7 @@
 //! user pass between two turns of connections (turn.zig). Those enter() to talk to the session and
 //! leave() to wake the thread. Users wait in membership.zig, work.zig. How a peer begins:
 //! greeting.zig. How the session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig.
-//! Sockets in general: connections.zig. Threads that do a part of the work: workers.zig.
+//! Sockets in general: connection.zig. Threads that do a part of the work: worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -29,11 +29,11 @@ const System = @import("tcp.zig").System;
 const thread = @import("thread.zig");
 const Choice = @import("congestion.zig").Choice;
 const Fault = @import("fault.zig").Fault;
-const Connections = @import("connections.zig").Connections;
-const Connection = @import("connections.zig").Connection;
+const Connections = @import("connection.zig").Connections;
+const Connection = @import("connection.zig").Connection;
 const Behind = @import("turn.zig").Behind;
 const Turn = @import("turn.zig").Turn;
-const Workers = @import("workers.zig").Workers;
+const Workers = @import("worker.zig").Workers;
 const control = session.control;
 const driver = session.driver;
 const lanes = session.lanes;

@@ -12,7 +12,6 @@ pub const fault = @import("fault.zig");
 pub const Finder = @import("finder.zig").Finder;
 pub const journal_file = @import("journal_file.zig");
 pub const JournalFile = journal_file.JournalFile;
-pub const connections = @import("connections.zig");
 pub const lock = @import("lock.zig");
 pub const log = @import("log.zig");
 pub const Membership = @import("membership.zig").Membership;
@@ -29,7 +28,7 @@ pub const status_client = @import("status_client.zig");
 pub const tcp = @import("tcp.zig");
 pub const thread = @import("thread.zig");
 pub const Work = @import("work.zig").Work;
-pub const Workers = @import("workers.zig").Workers;
+pub const Workers = @import("worker.zig").Workers;
 
 test {
     _ = @import("address.zig");
@@ -44,7 +43,7 @@ test {
     _ = @import("giving_back_test.zig");
     _ = @import("journal_file.zig");
     _ = @import("journal_writer.zig");
-    _ = @import("connections.zig");
+    _ = @import("connection.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");
     _ = @import("loopback_test.zig");
@@ -65,5 +64,5 @@ test {
     _ = @import("thread.zig");
     _ = @import("turn.zig");
     _ = @import("work.zig");
-    _ = @import("workers.zig");
+    _ = @import("worker.zig");
 }

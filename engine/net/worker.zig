@@ -1,7 +1,7 @@
 //! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them
 //! and the engine (peer_engine.zig). A worker knows of a job only the address of its owner.
 //! `PCCL_WORKERS` sets how many workers there are; unset, the cores do (thread.zig). The price of a
-//! hand-over, and so which jobs are worth it: workers_bench.zig.
+//! hand-over, and so which jobs are worth it: worker_bench.zig.
 //!
 //! A job goes from `waiting`, in the order of posts, to the worker that runs it, and by `done` to
 //! `taken`, from which the engine takes it. `waiting` and `done` are shared, under the mutex;

@@ -1,4 +1,4 @@
-//! workers-bench: a program that measures the cost of handing a job to workers.zig, and so from
+//! workers-bench: a program that measures the cost of handing a job to worker.zig, and so from
 //! which size on that pays (`zig build workers-bench && zig-out/bin/workers-bench`).
 //!
 //! It prints medians: of one job that is posted to a worker that sleeps, and of its way there and

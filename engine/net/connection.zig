@@ -1,4 +1,4 @@
-//! connections: the TCP connections of one engine: which of them can be read or written, which wait
+//! connection: the TCP connections of one engine: which of them can be read or written, which wait
 //! for their turn, and which are closed but may still be named by an event. It moves no bytes of
 //! its own accord and knows no protocol; the engines do (peer_engine.zig, coordinator_engine.zig).
 
