@@ -139,7 +139,7 @@ noinline fn create(
         },
         .rates = try rates_of(&given),
         .congestion = try number.known(
-            net.Congestion,
+            net.tcp.Congestion,
             given.congestion,
             "congestion",
             "pccl_congestion_t",

@@ -10,10 +10,9 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
-const Before = @import("congestion.zig").Before;
+const tcp = @import("tcp.zig");
 const Connection = @import("connection.zig").Connection;
 const Connections = @import("connection.zig").Connections;
-const Outgoing = @import("paced.zig").Outgoing;
 const HeldPort = @import("fixture.zig").HeldPort;
 const Instant = base.Instant;
 
@@ -31,8 +30,8 @@ pub const Carrier = struct {
     /// When the address under way is given up for the next one.
     deadline: Instant = base.never,
     /// How much of its bytes may leave.
-    out: Outgoing = .{},
-    before: Before = .{},
+    out: tcp.Pacer = .{},
+    before: tcp.CongestionBefore = .{},
     /// Both ends are on this machine; null: nobody has looked.
     is_within: ?bool = null,
     /// Why the last address has come to nothing.
@@ -43,7 +42,7 @@ pub const Carrier = struct {
     /// In a connection, in the place of a carrier: the connection to the coordinator.
     pub const control_owner = 0;
 
-    /// Lanes that wait for their buckets (paced.zig) get a turn.
+    /// Gives a turn to the lanes that wait for their buckets (tcp.Pacer).
     pub fn go_on_paced(connections: *Connections) void {
         for (connections.all.items) |connection| {
             if (connection.owner == control_owner) continue;

@@ -25,9 +25,9 @@ const poller = @import("poller.zig");
 const random = @import("random.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
-const System = @import("tcp.zig").System;
 const thread = @import("thread.zig");
-const Choice = @import("congestion.zig").Choice;
+const CongestionChoice = @import("tcp.zig").CongestionChoice;
+const System = @import("tcp.zig").System;
 const Fault = @import("fault.zig").Fault;
 const Connections = @import("connection.zig").Connections;
 const Connection = @import("connection.zig").Connection;
@@ -66,7 +66,7 @@ pub const PeerEngine = struct {
     /// Connections on their way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
-    congestion: Choice,
+    congestion: CongestionChoice,
     system: System,
     /// When a lane may send again that waits for its bucket; perhaps before.
     paced_at: Instant = base.never,

@@ -7,7 +7,6 @@ const std = @import("std");
 const session = @import("session");
 const log = @import("log.zig");
 const socket = @import("socket.zig");
-const tcp = @import("tcp.zig");
 const Carrier = @import("dial.zig").Carrier;
 const Membership = @import("membership.zig").Membership;
 const PeerEngine = @import("peer_engine.zig").PeerEngine;

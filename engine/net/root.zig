@@ -5,7 +5,6 @@
 
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
-pub const Congestion = @import("congestion.zig").Congestion;
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const dial = @import("dial.zig");
 pub const fault = @import("fault.zig");
@@ -33,7 +32,6 @@ pub const Workers = @import("worker.zig").Workers;
 test {
     _ = @import("address.zig");
     _ = @import("clock.zig");
-    _ = @import("congestion.zig");
     _ = @import("coordinator_engine.zig");
     _ = @import("descriptor.zig");
     _ = @import("dial.zig");
@@ -48,7 +46,6 @@ test {
     _ = @import("log.zig");
     _ = @import("loopback_test.zig");
     _ = @import("membership.zig");
-    _ = @import("paced.zig");
     _ = @import("peer_engine.zig");
     _ = @import("poller.zig");
     _ = @import("ports.zig");

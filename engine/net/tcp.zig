@@ -1,16 +1,21 @@
-//! tcp: what the system knows of a connection (TCP_INFO), and what it is told of it: how fast to
-//! send (SO_MAX_PACING_RATE), how much it may hold without sending it (TCP_NOTSENT_LOWAT), and in
-//! all (SO_SNDBUF). None of it needs a right. Linux alone has all of it. Elsewhere a lane is known
-//! by the bytes that its socket took, and paced.zig holds it back. Which congestion control it has:
-//! congestion.zig. For what follows from samples, see session/measure.zig.
+//! tcp: what the library knows of a connection and what it asks of it. The system tells how bytes
+//! move (TCP_INFO), and is told how fast to send (SO_MAX_PACING_RATE), how much it may hold without
+//! sending it (TCP_NOTSENT_LOWAT), how much in all (SO_SNDBUF), and which congestion control a lane
+//! has (TCP_CONGESTION). None of it needs a right, but for some congestion controls. Only Linux has
+//! all of it. Elsewhere a lane is known by the bytes that its socket took, and a Pacer holds it
+//! back. session/measure.zig draws conclusions from the samples, and session/flow.zig says what
+//! each lane needs.
 
 const std = @import("std");
 const builtin = @import("builtin");
+const base = @import("base");
 const session = @import("session");
 const log = @import("log.zig");
 const socket = @import("socket.zig");
+const Pair = @import("fixture.zig").Pair;
 const c = std.c;
 const Fd = socket.Fd;
+const Instant = base.Instant;
 const Pace = session.Pace;
 const Sample = session.Sample;
 
@@ -77,7 +82,7 @@ pub const System = struct {
 
     /// PCCL_FAULT_TCP=bare has tests take this system for one that is.
     pub fn from_environment() EnvironmentError!System {
-        const said = std.mem.span(std.c.getenv("PCCL_FAULT_TCP") orelse return .{});
+        const said = std.mem.span(c.getenv("PCCL_FAULT_TCP") orelse return .{});
         if (said.len == 0) return .{};
         return if (std.mem.eql(u8, said, "bare")) .{ .is_bare = true } else error.Unknown;
     }
@@ -155,10 +160,96 @@ fn told(info: *const Info, length: usize) ?Sample {
 
 const no_rtt = std.math.maxInt(u32);
 
-pub const ControlName = [16]u8;
+// ---- congestion control
 
-/// Null where the system does not say.
-pub fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
+/// pccl_congestion_t
+pub const Congestion = enum(c_uint) { auto = 0, system = 1, bbr = 2, cubic = 3 };
+
+/// The user's choice of a congestion control, for all lanes of a peer. Where the user leaves it to
+/// the library (`auto`), session/flow.zig says what each lane needs.
+pub const CongestionChoice = struct {
+    congestion: Congestion = .auto,
+    /// The system has refused it, and the log has said so.
+    was_refused: bool = false,
+
+    /// Sets the choice on a lane that is connected. `listener`: a socket whose congestion control
+    /// nobody has chosen.
+    pub fn apply(choice: *CongestionChoice, fd: Fd, listener: Fd) void {
+        var room: ControlName = undefined;
+        const name = switch (choice.congestion) {
+            .auto => return,
+            // Within a machine another one was set (socket.zig: tune_within_machine).
+            .system => congestion_of(listener, &room) orelse return,
+            .bbr, .cubic => |wanted| @tagName(wanted),
+        };
+        if (socket.control_congestion(fd, name) or choice.was_refused) return;
+        choice.was_refused = true;
+        log.print(.warning, refusal, .{ name, name, name });
+    }
+
+    /// Gives a lane the congestion control that the library wants for it, if the user has left the
+    /// choice to the library.
+    pub fn change(
+        choice: *const CongestionChoice,
+        fd: Fd,
+        wanted: Pace.Control,
+        before: *CongestionBefore,
+    ) void {
+        if (choice.congestion != .auto) return;
+        switch (wanted) {
+            .system => before.restore(fd),
+            // Every Linux has reno and lets everybody use it. Others than cubic have no HyStart.
+            // Where the way to a host has cubic and the process may not choose that, a lane could
+            // not go back to it.
+            .starting => if (is_of(fd, "cubic") and socket.may_control_congestion("cubic"))
+                before.replace(fd, "reno"),
+            .loss_tolerant => before.replace(fd, "bbr"),
+        }
+    }
+
+    /// Has the bbr of a lane begin anew. Else it would stop sending for a moment, ten seconds after
+    /// it began or last saw the shortest round trip. `listener`: as for `apply`.
+    pub fn renew(choice: *const CongestionChoice, fd: Fd, listener: Fd) void {
+        if (choice.congestion == .system or !is_of(fd, "bbr")) return;
+        if (!socket.control_congestion(fd, "reno") or socket.control_congestion(fd, "bbr")) return;
+        // This process has lost the permission to use bbr meanwhile.
+        var room: ControlName = undefined;
+        const system = congestion_of(listener, &room) orelse return;
+        _ = socket.control_congestion(fd, system);
+    }
+
+    fn is_of(fd: Fd, name: []const u8) bool {
+        var room: ControlName = undefined;
+        return std.mem.eql(u8, congestion_of(fd, &room) orelse return false, name);
+    }
+
+    const refusal = "this system does not let this process use the congestion control {s}, so " ++
+        "lanes keep the system's: an administrator can load it (modprobe tcp_{s}) and add it to " ++
+        "net.ipv4.tcp_allowed_congestion_control (sysctl), or connect without congestion={s}";
+};
+
+/// The congestion control that a lane had before the library changed it; empty: no change yet.
+pub const CongestionBefore = struct {
+    room: ControlName = @splat(0),
+
+    fn replace(before: *CongestionBefore, fd: Fd, name: []const u8) void {
+        var room: ControlName = undefined;
+        const own = congestion_of(fd, &room) orelse return;
+        if (!socket.control_congestion(fd, name)) return before.restore(fd);
+        if (before.room[0] == 0) @memcpy(before.room[0..own.len], own);
+    }
+
+    fn restore(before: *CongestionBefore, fd: Fd) void {
+        if (before.room[0] == 0) return;
+        _ = socket.control_congestion(fd, std.mem.sliceTo(&before.room, 0));
+        before.room = @splat(0);
+    }
+};
+
+const ControlName = [16]u8;
+
+/// The congestion control of a socket; null where the system does not say.
+fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
     if (!on_linux) return null;
     room.* = @splat(0);
     var length: c.socklen_t = room.len;
@@ -167,9 +258,92 @@ pub fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
     return std.mem.sliceTo(room, 0);
 }
 
+// ---- pacing
+
+/// How much of what a lane has to send may leave now, where the system does not keep to a rate by
+/// itself: a bucket that fills with time, and that sending empties. The engine asks the lane for no
+/// more bytes than the bucket holds, and wakes when it holds a step's worth again. Where the system
+/// keeps to the rate, and where there is none, everything may leave. No socket and no clock here.
+pub const Pacer = struct {
+    bucket: Bucket = .{},
+    /// Bytes that the socket has taken since it was opened.
+    taken: u64 = 0,
+    /// The lane waits for its bucket: the engine looks at it when the bucket has filled.
+    waits: bool = false,
+
+    /// Whether anything may leave now. If not, moves `wake_at` forward to when the bucket opens.
+    pub fn is_open(out: *Pacer, now: Instant, wake_at: *Instant) bool {
+        if (out.bucket.is_open(now)) return true;
+        out.waits = true;
+        wake_at.* = @min(wake_at.*, out.bucket.opens_at());
+        return false;
+    }
+
+    /// Cuts the slices to what may leave now.
+    pub fn cut(out: *const Pacer, now: Instant, slices: [][]const u8) []const []const u8 {
+        var room = out.bucket.room(now);
+        for (slices, 0..) |*slice, index| {
+            if (slice.len >= room) {
+                slice.* = slice.*[0..@intCast(room)];
+                return slices[0 .. index + 1];
+            }
+            room -= slice.len;
+        }
+        return slices;
+    }
+
+    pub fn took(out: *Pacer, now: Instant, count: usize) void {
+        out.taken += count;
+        out.bucket.take(now, count);
+    }
+};
+
+const Bucket = struct {
+    /// Bytes per second; 0: no limit.
+    rate: u64 = 0,
+    /// When the bucket is full, if nothing more is taken.
+    full_at: Instant = 0,
+
+    /// Less than this is not worth a wake.
+    const step_ns_min = 1 * std.time.ns_per_ms;
+    const step_bytes_min = 1448;
+    /// The steps that a full bucket holds: an engine that wakes late makes up for it.
+    const steps = 4;
+
+    /// Bytes that may leave.
+    pub fn room(bucket: *const Bucket, now: Instant) u64 {
+        if (bucket.rate == 0) return std.math.maxInt(u64);
+        const held_ns = steps * bucket.step_ns() -| (bucket.full_at -| now);
+        return bucket.rate *| held_ns / std.time.ns_per_s;
+    }
+
+    /// Whether the bucket holds a step's worth.
+    pub fn is_open(bucket: *const Bucket, now: Instant) bool {
+        return bucket.rate == 0 or bucket.opens_at() <= now;
+    }
+
+    pub fn opens_at(bucket: *const Bucket) Instant {
+        return bucket.full_at -| (steps - 1) * bucket.step_ns();
+    }
+
+    pub fn take(bucket: *Bucket, now: Instant, count: usize) void {
+        if (bucket.rate > 0) bucket.full_at = @max(bucket.full_at, now) +| bucket.ns_of(count);
+    }
+
+    fn step_ns(bucket: *const Bucket) u64 {
+        return @max(step_ns_min, bucket.ns_of(step_bytes_min));
+    }
+
+    fn ns_of(bucket: *const Bucket, bytes: u64) u64 {
+        return bytes *| std.time.ns_per_s / bucket.rate;
+    }
+};
+
+// ---- tests
+
 test "a connection that has moved bytes says so, and takes a pace" {
     if (!on_linux) return;
-    const pair = try @import("fixture.zig").Pair.init();
+    const pair = try Pair.init();
     defer pair.deinit();
     const client = pair.client;
     const server = pair.server;
@@ -206,7 +380,7 @@ test "a connection that has moved bytes says so, and takes a pace" {
 
 test "where the system says nothing, a connection is known by what the other side has taken" {
     if (!on_linux and !builtin.os.tag.isDarwin()) return;
-    const pair = try @import("fixture.zig").Pair.init();
+    const pair = try Pair.init();
     defer pair.deinit();
     var text: [log.line_bytes_max]u8 = undefined;
     while (log.process.take(&text)) |_| {}
@@ -246,4 +420,163 @@ test "an older kernel says less" {
     try std.testing.expectEqual(7000 + 2 * 1448, older.acked);
     try std.testing.expectEqual(older.rtt_ns, older.base_ns);
     try std.testing.expectEqual(5000, told(&info, @sizeOf(Info)).?.retransmitted);
+}
+
+test "the user's choice is that of a lane, within a machine too" {
+    if (!on_linux) return;
+    const pair = try Pair.init();
+    defer pair.deinit();
+    const client = pair.client;
+    var room: ControlName = undefined;
+    var system: ControlName = undefined;
+    var choice: CongestionChoice = .{};
+    choice.apply(client, pair.listener);
+    try std.testing.expectEqualStrings("reno", congestion_of(client, &room).?);
+    choice.congestion = .system;
+    choice.apply(client, pair.listener);
+    const expected = congestion_of(pair.listener, &system).?;
+    try std.testing.expectEqualStrings(expected, congestion_of(client, &room).?);
+    try std.testing.expect(!choice.was_refused);
+    choice.congestion = .cubic;
+    choice.apply(client, pair.listener);
+    if (choice.was_refused) return;
+    try std.testing.expectEqualStrings("cubic", congestion_of(client, &room).?);
+}
+
+test "the library chooses for a lane, unless its user has chosen" {
+    if (!on_linux) return;
+    const pair = try Pair.init();
+    defer pair.deinit();
+    const client = pair.client;
+    var room: ControlName = undefined;
+    var of_system: ControlName = undefined;
+    const system = congestion_of(pair.listener, &of_system).?;
+    const is_cubic = std.mem.eql(u8, system, "cubic");
+    var choice: CongestionChoice = .{ .congestion = .system };
+    var before: CongestionBefore = .{};
+    choice.apply(client, pair.listener);
+    choice.change(client, .starting, &before);
+    try std.testing.expectEqualStrings(system, congestion_of(client, &room).?);
+    choice.congestion = .auto;
+    choice.change(client, .starting, &before);
+    const starting = if (is_cubic) "reno" else system;
+    try std.testing.expectEqualStrings(starting, congestion_of(client, &room).?);
+    choice.change(client, .loss_tolerant, &before);
+    const is_bbr = std.mem.eql(u8, "bbr", congestion_of(client, &room).?);
+    choice.renew(client, pair.listener);
+    // Where bbr is not to be had it is the system's, and not what it began with.
+    const tolerant = if (is_bbr) "bbr" else system;
+    try std.testing.expectEqualStrings(tolerant, congestion_of(client, &room).?);
+    choice.change(client, .system, &before);
+    try std.testing.expectEqualStrings(system, congestion_of(client, &room).?);
+    // One that somebody else has chosen stays: reno within a machine.
+    try std.testing.expect(socket.control_congestion(client, "reno"));
+    before = .{};
+    for ([_]Pace.Control{ .starting, .system }) |wanted| choice.change(client, wanted, &before);
+    try std.testing.expectEqualStrings("reno", congestion_of(client, &room).?);
+}
+
+test "a lane goes back to what it had before the first change, if the library may change it" {
+    if (!on_linux) return;
+    const pair = try Pair.init();
+    defer pair.deinit();
+    var room: ControlName = undefined;
+    if (!socket.control_congestion(pair.client, "cubic")) return error.SkipZigTest;
+    var before: CongestionBefore = .{};
+    for (0..2) |_| before.replace(pair.client, "reno");
+    const user: CongestionChoice = .{ .congestion = .system };
+    user.change(pair.client, .system, &before);
+    try std.testing.expectEqualStrings("reno", congestion_of(pair.client, &room).?);
+    const library: CongestionChoice = .{};
+    library.change(pair.client, .system, &before);
+    try std.testing.expectEqualStrings("cubic", congestion_of(pair.client, &room).?);
+}
+
+test "it is known what a process may choose" {
+    if (!on_linux) return;
+    try std.testing.expect(socket.may_control_congestion("reno"));
+    try std.testing.expect(!socket.may_control_congestion("no such"));
+}
+
+test "a congestion control that the system refuses is said once, and the lane keeps its own" {
+    // Goal: one line for all lanes. Method: nobody may set anything on a socket that is closed.
+    var text: [log.line_bytes_max]u8 = undefined;
+    while (log.process.take(&text)) |_| {}
+    var choice: CongestionChoice = .{ .congestion = .bbr };
+    for (0..3) |_| choice.apply(-1, -1);
+    const line = log.process.take(&text).?;
+    try std.testing.expectEqual(.warning, line.level);
+    for ([_][]const u8{ "bbr", "modprobe tcp_bbr", "tcp_allowed_congestion_control" }) |word|
+        try std.testing.expect(std.mem.indexOf(u8, line.text, word) != null);
+    try std.testing.expectEqual(null, log.process.take(&text));
+}
+
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+test "an engine that wakes when it should, or late, sends at the rate and never more" {
+    // Goal: no more leaves in any time than the rate and a full bucket, and not much less. Method:
+    // a lane that always has bytes, looked at when its bucket opens, up to three steps late.
+    const ms = std.time.ns_per_ms;
+    var prng: base.Prng = .init(7);
+    for ([_]u64{ 1_000, 100_000, 2_500_000, 1_250_000_000, 1_250_000_000_000 }) |rate| {
+        var bucket: Bucket = .{ .rate = rate };
+        const begun: Instant = 1_000 * ms;
+        var now = begun;
+        const full = bucket.room(now);
+        try expect(full >= 4 * 1447 and full >= rate / 1000 * 4);
+        var sent: u64 = 0;
+        for (0..1000) |_| {
+            now = @max(now, bucket.opens_at()) + prng.below(3 * bucket.step_ns());
+            try expect(bucket.is_open(now));
+            const count = bucket.room(now);
+            try expect(count > 0 and count <= full);
+            sent += count;
+            bucket.take(now, @intCast(count));
+            const due = (now - begun) / 1000 * rate / 1_000_000;
+            try expect(sent <= due + due / 1000 + full + 1000);
+            try expect(sent + full >= due - due / 1000);
+        }
+    }
+}
+
+test "a bucket that was emptied opens after a step, and not before" {
+    var bucket: Bucket = .{ .rate = 10_000_000 };
+    const now: Instant = std.time.ns_per_s;
+    bucket.take(now, @intCast(bucket.room(now)));
+    try expectEqual(0, bucket.room(now));
+    try expectEqual(now + std.time.ns_per_ms, bucket.opens_at());
+    try expect(!bucket.is_open(bucket.opens_at() - 1));
+    try expectEqual(10_000, bucket.room(bucket.opens_at()));
+    // Time in which nothing is sent fills it once.
+    try expectEqual(40_000, bucket.room(now + std.time.ns_per_hour));
+}
+
+test "slices are cut where the bucket ends, and left alone where there is no rate" {
+    var out: Pacer = .{};
+    const bytes: [50_000]u8 = undefined;
+    var slices = [_][]const u8{ bytes[0..1_000], &bytes };
+    try expectEqual(50_000, out.cut(1, &slices)[1].len);
+    out.took(1, 51_000);
+    try expectEqual(51_000, out.taken);
+    try expectEqual(0, out.bucket.full_at);
+    out.bucket.rate = 10_000_000;
+    const cut = out.cut(1, &slices);
+    try expectEqual(40_000, cut[0].len + cut[1].len);
+    var first = [_][]const u8{ &bytes, bytes[0..7] };
+    try expectEqual(1, out.cut(1, &first).len);
+}
+
+test "a lane whose bucket is empty waits, and the engine wakes for the first that opens" {
+    var out: Pacer = .{ .bucket = .{ .rate = 10_000_000 } };
+    var wake_at: Instant = base.never;
+    const now: Instant = std.time.ns_per_s;
+    try expect(out.is_open(now, &wake_at) and !out.waits);
+    try expectEqual(base.never, wake_at);
+    out.took(now, 40_000);
+    try expect(!out.is_open(now, &wake_at) and out.waits);
+    try expectEqual(now + std.time.ns_per_ms, wake_at);
+    wake_at = now; // another lane
+    try expect(!out.is_open(now, &wake_at));
+    try expectEqual(now, wake_at);
 }

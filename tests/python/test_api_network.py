@@ -1,7 +1,7 @@
 """How peers use the network: lanes of a link, the rate of a peer, its congestion control.
 
 The values that are taken, and their effect. Links that choose by themselves: engine/session; the
-congestion control of a socket: engine/net/congestion.zig.
+congestion control of a socket: engine/net/tcp.zig.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ fn numeric(
 ) words.Error!T {
     if (comptime std.mem.endsWith(u8, field, "_ns")) return nanoseconds(variable, given);
     if (comptime std.mem.eql(u8, field, "congestion"))
-        return word(net.Congestion, "auto, system, bbr or cubic", variable, given);
+        return word(net.tcp.Congestion, "auto, system, bbr or cubic", variable, given);
     if (comptime std.mem.eql(u8, field, "probe"))
         return word(Probe, "auto or off", variable, given);
     const is_auto = comptime std.mem.eql(u8, field, "lanes_per_link");
