@@ -75,7 +75,7 @@ pub const Comm = struct {
     membership: *net.Membership,
     /// The default for calls that name none; any thread may set it.
     deadline_ns: std.atomic.Value(u64),
-    interrupt: net.reach.Interrupt,
+    interrupt: net.lock.Interrupt,
 
     /// A relative deadline of a call, 0 for that of the communicator.
     pub fn deadline(comm: *const Comm, deadline_ns: u64) base.Instant {
@@ -115,7 +115,7 @@ noinline fn create(
     const advertise = try text.optional_address(given.advertise, "advertise");
     const ports = try port_range(&given);
     try environment();
-    const interrupt: net.reach.Interrupt = .{
+    const interrupt: net.lock.Interrupt = .{
         .function = given.interrupted,
         .context = given.interrupted_context,
     };
@@ -251,7 +251,7 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
 
 const Join = struct {
     group: []const u8,
-    interrupt: net.reach.Interrupt,
+    interrupt: net.lock.Interrupt,
     deadline_ns: u64,
     founders: ?net.Membership.Founders = null,
 };
@@ -297,7 +297,7 @@ fn join_beside(
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     _ = parent.membership.info() catch return failure.closed();
-    const own: net.reach.Interrupt = .{
+    const own: net.lock.Interrupt = .{
         .function = given.interrupted,
         .context = given.interrupted_context,
     };

@@ -1,6 +1,5 @@
 //! address: the socket addresses that "host:port" (base/endpoint.zig) stands for. Numeric addresses
-//! are understood here, at once; names go to the resolver (resolver.zig), because a lookup may
-//! block.
+//! are understood at once. The lookup of a name may block, so dial.zig has a thread do it.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,6 +1,11 @@
-//! dial: a socket on its way to another peer, or to the coordinator again (a name to look up, one
-//! address after the other), or connected. The coordinator tells the addresses of peers in numbers.
-//! peer_engine.zig acts on the result.
+//! dial: how this process connects to the coordinator and to other peers: it looks a name up, on a
+//! thread of its own, and tries one address after the other.
+//!
+//! `connect` does so on the thread of the user that waits for it (create, status). It tries again,
+//! with growing pauses, until a deadline; the user may withdraw at any time. A `Carrier` never
+//! blocks: it belongs to an engine, which acts on the result (peer_engine.zig), and dials each
+//! address once. The coordinator tells the addresses of peers in numbers, so their names are not
+//! looked up.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,38 +13,190 @@ const wire = @import("wire");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
-const resolver = @import("resolver.zig");
+const descriptor = @import("descriptor.zig");
+const lock = @import("lock.zig");
+const log = @import("log.zig");
 const socket = @import("socket.zig");
 const tcp = @import("tcp.zig");
+const thread = @import("thread.zig");
 const Connection = @import("connection.zig").Connection;
 const Connections = @import("connection.zig").Connections;
 const HeldPort = @import("fixture.zig").HeldPort;
+const Interrupt = lock.Interrupt;
 const Instant = base.Instant;
+const c = std.c;
+const assert = std.debug.assert;
+const ms = std.time.ns_per_ms;
 
-/// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
-/// One to the coordinator lasts until it is connected.
+// ---- names
+
+/// Looks a name up on a thread of its own, because a lookup may block for many seconds and cannot
+/// be stopped. Whoever asks may lose interest at any time, so the thread and the asker both hold
+/// the lookup: the last to release frees it. It is allocated from libc, which has no owner.
+const Lookup = struct {
+    references: std.atomic.Value(u32) = .init(2),
+    host_storage: [base.limits.address_bytes_max]u8,
+    host_length: usize,
+    port: u16,
+    /// A copy of the descriptor that wakes the engine that asked, or -1.
+    wake_fd: c.fd_t,
+    done: lock.Signal = .{},
+    /// Valid once `done` is set.
+    result: address.LookUpError!address.AddressList = error.NameLookupFailed,
+
+    const Error = error{ OutOfMemory, ThreadLimit, BadAddress };
+
+    /// `wake_fd` (an eventfd or the writing end of a pipe) is written to when the answer is
+    /// there; -1: none.
+    fn start(endpoint: address.Endpoint, wake_fd: c.fd_t) Error!*Lookup {
+        const host = endpoint.host;
+        if (host.len > base.limits.address_bytes_max) return error.BadAddress;
+        const lookup = try std.heap.c_allocator.create(Lookup);
+        errdefer std.heap.c_allocator.destroy(lookup);
+        lookup.* = .{
+            .host_storage = undefined,
+            .host_length = host.len,
+            .port = endpoint.port,
+            .wake_fd = if (wake_fd < 0) -1 else descriptor.duplicate(wake_fd),
+        };
+        errdefer lookup.close_wake();
+        @memcpy(lookup.host_storage[0..host.len], host);
+        (try thread.spawn("pccl-resolver", lookup, run)).detach();
+        return lookup;
+    }
+
+    fn release(lookup: *Lookup) void {
+        if (lookup.references.fetchSub(1, .acq_rel) > 1) return;
+        lookup.close_wake();
+        std.heap.c_allocator.destroy(lookup);
+    }
+
+    fn run(lookup: *Lookup) void {
+        const host = lookup.host_storage[0..lookup.host_length];
+        lookup.result = address.look_up(.{ .host = host, .port = lookup.port }, .{});
+        lookup.done.set();
+        if (lookup.wake_fd >= 0) {
+            const one: u64 = 1;
+            _ = c.write(lookup.wake_fd, std.mem.asBytes(&one), @sizeOf(u64));
+        }
+        lookup.release();
+    }
+
+    fn close_wake(lookup: *Lookup) void {
+        if (lookup.wake_fd >= 0) socket.close(lookup.wake_fd);
+        lookup.wake_fd = -1;
+    }
+};
+
+// ---- on the user's thread
+
+pub const ConnectError = address.LookUpError || Lookup.Error || socket.ConnectError ||
+    socket.OpenError || error{Interrupted};
+
+pub const ConnectOptions = struct {
+    deadline: Instant,
+    interrupt: Interrupt = .{},
+    /// Spreads the attempts of many peers that start at once.
+    seed: u64,
+};
+
+const pause_ns_first = 20 * ms;
+const pause_ns_max = 400 * ms;
+
+/// Returns a connected socket. An unknown name fails at once. A host that refuses or does not
+/// answer is tried again until the deadline, which the log says once; then the last failure is
+/// returned.
+pub fn connect(endpoint: address.Endpoint, options: ConnectOptions) ConnectError!socket.Fd {
+    const addresses = address.numeric(endpoint) orelse try look_up(endpoint, options);
+    var prng = base.Prng.init(options.seed);
+    var pause_ns: u64 = pause_ns_first;
+    var is_told = false;
+    while (true) {
+        var failure: ConnectError = error.Unreachable;
+        for (addresses.slice()) |*to| {
+            if (connect_once(to, options)) |fd| return fd else |err| failure = err;
+            if (failure != error.Refused and failure != error.Unreachable) return failure;
+        }
+        if (clock.now() >= options.deadline) return failure;
+        if (!is_told) tell(endpoint, failure);
+        is_told = true;
+        const until = clock.after(prng.between(pause_ns / 2, pause_ns));
+        var nobody: lock.Signal = .{};
+        _ = try options.interrupt.wait(&nobody, @min(until, options.deadline));
+        pause_ns = @min(pause_ns * 2, pause_ns_max);
+    }
+}
+
+fn tell(endpoint: address.Endpoint, failure: ConnectError) void {
+    log.print(.info, "the coordinator at {f} is not reached: {s}; trying again", .{
+        endpoint,
+        switch (failure) {
+            error.Refused => "the connection was refused",
+            else => "no answer, or no route",
+        },
+    });
+}
+
+fn look_up(endpoint: address.Endpoint, options: ConnectOptions) ConnectError!address.AddressList {
+    const lookup = try Lookup.start(endpoint, -1);
+    defer lookup.release();
+    if (!try options.interrupt.wait(&lookup.done, options.deadline)) return error.NameLookupFailed;
+    return lookup.result;
+}
+
+fn connect_once(to: *const address.Address, options: ConnectOptions) ConnectError!socket.Fd {
+    const fd = try socket.connect_start(to);
+    errdefer socket.close(fd);
+    const deadline = @min(options.deadline, clock.after(base.limits.dial_ns_max));
+    if (!try wait_socket(fd, .write, deadline, options.interrupt)) return error.Unreachable;
+    try socket.connect_finish(fd);
+    return fd;
+}
+
+/// Waits until the socket is ready. False: the deadline has passed.
+pub fn wait_socket(
+    fd: socket.Fd,
+    direction: socket.Direction,
+    deadline: Instant,
+    interrupt: Interrupt,
+) error{Interrupted}!bool {
+    while (true) {
+        const now = clock.now();
+        const wait_ns = @min(interrupt.next_look(now, deadline) -| now, std.time.ns_per_hour);
+        const wait_ms = std.math.divCeil(u64, wait_ns, ms) catch unreachable;
+        if (socket.wait_for(fd, direction, @intCast(wait_ms))) return true;
+        if (interrupt.asked()) return error.Interrupted;
+        if (clock.now() >= deadline) return false;
+    }
+}
+
+// ---- on the engine's thread
+
+/// The socket of a session.Lane, from dial or accept until the lane is closed; lane.driver is the
+/// address of its carrier. The carrier of a dial to the coordinator lasts until it is connected.
 pub const Carrier = struct {
     /// Null: the coordinator.
     lane: ?*session.Lane,
     /// The socket; null while there is none.
     connection: ?*Connection = null,
     state: State,
-    lookup: ?*resolver.Lookup = null,
+    lookup: ?*Lookup = null,
     addresses: address.AddressList = .{},
     tried: usize = 0,
     /// When the address under way is given up for the next one.
     deadline: Instant = base.never,
-    /// How much of its bytes may leave.
+    /// How many bytes of the lane may leave.
     out: tcp.Pacer = .{},
     before: tcp.CongestionBefore = .{},
-    /// Both ends are on this machine; null: nobody has looked.
+    /// Both ends are on this machine; null: not looked at yet.
     is_within: ?bool = null,
-    /// Why the last address has come to nothing.
+    /// Why the last address failed.
     why: wire.Dialed = .no_address,
 
     pub const State = enum { resolving, connecting, open };
 
-    /// In a connection, in the place of a carrier: the connection to the coordinator.
+    /// Marks the connection to the coordinator, in the field that has the carrier of a lane's
+    /// connection.
     pub const control_owner = 0;
 
     /// Gives a turn to the lanes that wait for their buckets (tcp.Pacer).
@@ -54,21 +211,21 @@ pub const Carrier = struct {
 
     pub const Step = enum { pending, failed };
 
-    /// Begins to connect. `failed`: there is no way.
+    /// Begins to connect. `failed`: no address is left to try.
     pub fn start(carrier: *Carrier, now: Instant, connections: *Connections, to: []const u8) Step {
         const endpoint = address.Endpoint.parse(to) catch return .failed;
         if (address.numeric(endpoint)) |list| {
             carrier.addresses = list;
             return carrier.connect_next(now, connections);
         }
-        // A coordinator that names another host for a peer has it looked up by nobody here.
+        // A coordinator may not have this process look up a name of its choice for a peer.
         if (carrier.lane != null) return .failed;
         const wake_fd = connections.poller.waker.write_fd;
-        carrier.lookup = resolver.Lookup.start(endpoint, wake_fd) catch return .failed;
+        carrier.lookup = Lookup.start(endpoint, wake_fd) catch return .failed;
         return .pending;
     }
 
-    /// Looks whether a name is found or an address takes too long.
+    /// Goes on when a name was found, or to the next address when this one takes too long.
     pub fn step(carrier: *Carrier, now: Instant, connections: *Connections) Step {
         switch (carrier.state) {
             .resolving => {
@@ -90,7 +247,7 @@ pub const Carrier = struct {
 
     pub const Connected = enum { open, pending, failed };
 
-    /// The socket has something to say.
+    /// Looks how the dial came out: the socket had an event.
     pub fn connected(carrier: *Carrier, now: Instant, connections: *Connections) Connected {
         const connection = carrier.connection.?;
         if (!connection.writable) return .pending;
@@ -152,6 +309,86 @@ pub const Carrier = struct {
         carrier.lookup = null;
     }
 };
+
+// ---- tests
+
+test "localhost is found, and a reserved name is not" {
+    const good = try Lookup.start(.{ .host = "localhost", .port = 5 }, -1);
+    defer good.release();
+    assert(good.done.wait(base.never));
+    const list = try good.result;
+    try std.testing.expectEqual(5, list.slice()[0].port());
+
+    const bad = try Lookup.start(.{ .host = "no-such-host.invalid", .port = 5 }, -1);
+    defer bad.release();
+    assert(bad.done.wait(base.never));
+    try std.testing.expect(std.meta.isError(bad.result));
+}
+
+test "whoever asks may go before the answer comes" {
+    const lookup = try Lookup.start(.{ .host = "localhost", .port = 5 }, -1);
+    lookup.release();
+}
+
+test "a port where nothing listens is tried until the deadline, and then refused" {
+    const held = try HeldPort.init();
+    defer held.deinit();
+    const deadline = clock.after(60 * ms);
+    const result = connect(held.endpoint(), .{ .deadline = deadline, .seed = 1 });
+    try std.testing.expectError(error.Refused, result);
+    try std.testing.expect(clock.now() >= deadline);
+}
+
+test "an unknown name fails at once, and a listener that comes late is found" {
+    const unknown: address.Endpoint = .{ .host = "no-such-host.invalid", .port = 1 };
+    const far = clock.after(30 * std.time.ns_per_s);
+    const failed = connect(unknown, .{ .deadline = far, .seed = 1 });
+    try std.testing.expect(failed == error.NameNotFound or failed == error.NameLookupFailed);
+
+    const Late = struct {
+        asked: u32 = 0,
+        held: HeldPort,
+
+        // The interrupt is asked between attempts: after some of them, somebody listens.
+        fn look(context: ?*anyopaque) callconv(.c) c_int {
+            const late: *@This() = @ptrCast(@alignCast(context));
+            late.asked += 1;
+            if (late.asked == 2) late.held.listen() catch return 1;
+            return 0;
+        }
+    };
+    var late: Late = .{ .held = try .init() };
+    defer late.held.deinit();
+    const fd = try connect(late.held.endpoint(), .{
+        .deadline = far,
+        .seed = 1,
+        .interrupt = .{ .function = Late.look, .context = &late },
+    });
+    socket.close(fd);
+    try std.testing.expect(late.asked >= 2);
+}
+
+test "whoever waits may withdraw" {
+    const Ask = struct {
+        fn now(_: ?*anyopaque) callconv(.c) c_int {
+            return 1;
+        }
+    };
+    const held = try HeldPort.init();
+    defer held.deinit();
+    const result = connect(held.endpoint(), .{
+        .deadline = clock.after(30 * std.time.ns_per_s),
+        .seed = 1,
+        .interrupt = .{ .function = Ask.now },
+    });
+    try std.testing.expectError(error.Interrupted, result);
+    // It is asked long before the wait would end.
+    const interrupt: Interrupt = .{ .function = Ask.now };
+    const far = clock.after(20 * std.time.ns_per_s);
+    var nobody: lock.Signal = .{};
+    try std.testing.expectError(error.Interrupted, interrupt.wait(&nobody, far));
+    try std.testing.expect(clock.now() < far);
+}
 
 test "each address has its time, one after the other, and one that is open has no end" {
     var connections = try Connections.init(std.testing.allocator, .default);

@@ -12,9 +12,9 @@ const wire = @import("wire");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
 const descriptor = @import("descriptor.zig");
+const dial = @import("dial.zig");
 const lock = @import("lock.zig");
 const random = @import("random.zig");
-const reach = @import("reach.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
@@ -216,7 +216,7 @@ const Search = struct {
         defer socket.close(fd);
         const deadline = @min(search.deadline, clock.after(base.limits.find_dial_ns_max));
         search.why = .no_answer_soon;
-        const connected = reach.wait_socket(fd, .write, deadline, .{}) catch return false;
+        const connected = dial.wait_socket(fd, .write, deadline, .{}) catch return false;
         if (!connected) return false;
         socket.connect_finish(fd) catch |err| return search.refused(err);
         search.why = .other_answers;
@@ -234,7 +234,7 @@ const Search = struct {
         var answer: [hello.answer_bytes]u8 = undefined;
         var got: usize = 0;
         while (got < answer.len) {
-            const readable = reach.wait_socket(fd, .read, deadline, .{}) catch return false;
+            const readable = dial.wait_socket(fd, .read, deadline, .{}) catch return false;
             if (!readable) search.why = .silent;
             if (!readable) return false;
             const count = socket.receive(fd, &.{answer[got..]}) catch |err| switch (err) {

@@ -1,6 +1,6 @@
 //! greeting: how a peer begins, on the thread of the user: it listens, connects to the coordinator,
 //! names the address where others dial it, and is welcomed or refused. Free functions on
-//! PeerEngine, which has no thread yet. The way to the coordinator: reach.zig; what its answer
+//! PeerEngine, which has no thread yet. The way to the coordinator: dial.zig; what its answer
 //! means: session/control.zig; connections later: peer_engine.zig, dial.zig.
 
 const std = @import("std");
@@ -8,9 +8,9 @@ const base = @import("base");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const dial = @import("dial.zig");
 const lock = @import("lock.zig");
 const poller = @import("poller.zig");
-const reach = @import("reach.zig");
 const socket = @import("socket.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
 const Ports = @import("ports.zig").Ports;
@@ -38,7 +38,7 @@ pub const GreetError = error{
 
 pub const ListenError = Ports.ListenError || poller.Error || error{ListenNameNotFound};
 
-pub const Error = error{OutOfMemory} || ListenError || reach.Error || GreetError;
+pub const Error = error{OutOfMemory} || ListenError || dial.ConnectError || GreetError;
 
 /// A coordinator that closes without an answer may have too many strangers at its door, or
 /// be down behind a tunnel that is up; one that does not answer may be frozen; a full run may
@@ -66,7 +66,7 @@ pub fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
 }
 
 fn greet(engine: *PeerEngine, options: Options) Error!void {
-    const fd = try reach.connect(options.coordinator, .{
+    const fd = try dial.connect(options.coordinator, .{
         .deadline = options.connect_deadline,
         .interrupt = options.interrupt,
         .seed = engine.session.prng.next(),
@@ -116,7 +116,7 @@ fn exchange_greetings(
     while (s.control_state == .greeting) {
         const bytes = s.control.send_slice();
         const direction: socket.Direction = if (bytes.len > 0) .write else .read;
-        if (!try reach.wait_socket(fd, direction, deadline, options.interrupt))
+        if (!try dial.wait_socket(fd, direction, deadline, options.interrupt))
             return error.NoAnswer;
         if (bytes.len > 0) {
             const count = socket.send(fd, &.{bytes}) catch |err| switch (err) {

@@ -1,7 +1,7 @@
 //! lock: what threads of one process need from each other here: a fair lock around a session, a
-//! signal that one thread sets and others wait for, and a mutex with its condition for a few
-//! instructions at a time. Futexes on Linux, pthread elsewhere. A thread that waits sleeps in the
-//! kernel. Used by peer_engine.zig, work.zig, worker.zig.
+//! signal that one thread sets and others wait for, a way for the user to end such a wait, and a
+//! mutex with its condition for a few instructions at a time. Futexes on Linux, pthread elsewhere.
+//! A thread that waits sleeps in the kernel. Used by peer_engine.zig, work.zig, worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -74,6 +74,41 @@ pub const Signal = struct {
             if (!signal.sleep.wait(&signal.state, 0, 0, deadline)) return signal.is_set();
         }
         return true;
+    }
+};
+
+/// A function of the user that a blocked thread of the user asks now and then. If it answers other
+/// than 0, the thread withdraws what it waits for.
+pub const Interrupt = struct {
+    function: ?*const fn (?*anyopaque) callconv(.c) c_int = null,
+    context: ?*anyopaque = null,
+
+    /// How long a thread waits between two questions.
+    const period_ns = 50 * std.time.ns_per_ms;
+
+    pub fn asked(interrupt: Interrupt) bool {
+        const function = interrupt.function orelse return false;
+        return function(interrupt.context) != 0;
+    }
+
+    /// When a thread that waits until `deadline` must ask next.
+    pub fn next_look(interrupt: Interrupt, now: base.Instant, deadline: base.Instant) base.Instant {
+        if (interrupt.function == null) return deadline;
+        return @min(deadline, now + period_ns);
+    }
+
+    /// Waits for the signal. False if `deadline` passed first.
+    pub fn wait(
+        interrupt: Interrupt,
+        signal: *Signal,
+        deadline: base.Instant,
+    ) error{Interrupted}!bool {
+        while (true) {
+            const now = clock.now();
+            if (signal.wait(interrupt.next_look(now, deadline))) return true;
+            if (interrupt.asked()) return error.Interrupted;
+            if (clock.now() >= deadline) return false;
+        }
     }
 };
 

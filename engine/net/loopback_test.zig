@@ -799,7 +799,7 @@ test "an admit that waits for another peer can be interrupted, and has not passe
             }
             while (!question_asked(peer)) try std.Thread.yield();
             defer case.b_may_go.set();
-            const impatient: net.reach.Interrupt = .{ .function = always };
+            const impatient: net.lock.Interrupt = .{ .function = always };
             for (0..2) |_| {
                 const admitted = peer.membership.admit(.alone, clock.after(patience_ns), impatient);
                 try std.testing.expectError(error.Interrupted, admitted);

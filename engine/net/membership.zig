@@ -8,9 +8,9 @@ const session = @import("session");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
-const Interrupt = @import("reach.zig").Interrupt;
 const joining = session.joining;
 const Instant = base.Instant;
+const Interrupt = lock.Interrupt;
 const PeerId = base.PeerId;
 const Status = session.Status;
 

@@ -3,8 +3,8 @@
 const base = @import("base");
 const session = @import("session");
 const address = @import("address.zig");
+const lock = @import("lock.zig");
 const poller = @import("poller.zig");
-const reach = @import("reach.zig");
 const Congestion = @import("tcp.zig").Congestion;
 const Fault = @import("fault.zig").Fault;
 const Ports = @import("ports.zig").Ports;
@@ -34,7 +34,7 @@ pub const Options = struct {
     advertise: ?[]const u8 = null,
     /// Until when the coordinator must have answered.
     connect_deadline: Instant,
-    interrupt: reach.Interrupt = .{},
+    interrupt: lock.Interrupt = .{},
     /// Threads that run jobs; 0: the engine's and the users' do what there is.
     workers: u32 = 0,
     fault: ?Fault = null,

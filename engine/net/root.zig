@@ -6,7 +6,6 @@
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
-pub const dial = @import("dial.zig");
 pub const fault = @import("fault.zig");
 pub const Finder = @import("finder.zig").Finder;
 pub const journal_file = @import("journal_file.zig");
@@ -18,8 +17,6 @@ pub const PeerEngine = @import("peer_engine.zig").PeerEngine;
 pub const poller = @import("poller.zig");
 pub const Ports = @import("ports.zig").Ports;
 pub const random = @import("random.zig");
-pub const reach = @import("reach.zig");
-pub const resolver = @import("resolver.zig");
 pub const secret = @import("secret.zig");
 pub const SharedState = @import("shared_state.zig").SharedState;
 pub const socket = @import("socket.zig");
@@ -51,8 +48,6 @@ test {
     _ = @import("ports.zig");
     _ = @import("private.zig");
     _ = @import("random.zig");
-    _ = @import("reach.zig");
-    _ = @import("resolver.zig");
     _ = @import("secret.zig");
     _ = @import("shared_state.zig");
     _ = @import("socket.zig");

@@ -12,12 +12,12 @@ const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
 const thread = @import("thread.zig");
-const Interrupt = @import("reach.zig").Interrupt;
 const Membership = @import("membership.zig").Membership;
 const Work = @import("work.zig").Work;
 const calls = session.calls;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
+const Interrupt = lock.Interrupt;
 const State = session.State;
 
 pub const SharedState = struct {

@@ -6,13 +6,13 @@ const base = @import("base");
 const wire = @import("wire");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const dial = @import("dial.zig");
 const lock = @import("lock.zig");
-const reach = @import("reach.zig");
 const socket = @import("socket.zig");
 const Allocator = std.mem.Allocator;
 const ms = std.time.ns_per_ms;
 
-pub const Error = reach.Error || error{
+pub const Error = dial.ConnectError || error{
     OutOfMemory,
     /// Nothing came until the deadline.
     TimedOut,
@@ -42,13 +42,13 @@ pub fn ask(gpa: Allocator, options: Options) Error![]u8 {
         const again = clock.after(std.time.ns_per_s);
         if (err != error.AskedTooOften or again >= options.deadline) return err;
         var nobody: lock.Signal = .{};
-        _ = try (reach.Interrupt{}).wait(&nobody, again);
+        _ = nobody.wait(again);
         return ask_once(gpa, options);
     };
 }
 
 fn ask_once(gpa: Allocator, options: Options) Error![]u8 {
-    const fd = try reach.connect(options.endpoint, .{
+    const fd = try dial.connect(options.endpoint, .{
         .deadline = options.deadline,
         .seed = options.seed,
     });
@@ -129,7 +129,7 @@ fn judge(bytes: *const [wire.hello.answer_bytes]u8) Error!void {
 }
 
 fn wait(fd: socket.Fd, direction: socket.Direction, deadline: base.Instant) Error!void {
-    if (!try reach.wait_socket(fd, direction, deadline, .{})) return error.TimedOut;
+    if (!try dial.wait_socket(fd, direction, deadline, .{})) return error.TimedOut;
 }
 
 const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
