@@ -186,11 +186,11 @@ fn environment() status.Error!void {
     );
 }
 
-fn port_range(options: *const CommOptions) status.Error!?net.Ports {
+fn port_range(options: *const CommOptions) status.Error!?net.socket.PortRange {
     const given = options.ports orelse return null;
     const longest = "65535-65535".len;
     const range = text.bounded(given, longest) catch given[0..longest];
-    return net.Ports.parse(range) catch return status.fail(
+    return net.socket.PortRange.parse(range) catch return status.fail(
         .invalid_argument,
         "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
         .{range},

@@ -25,7 +25,7 @@ pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8,
     /// A peer's; a coordinator has one port.
-    ports: ?net.Ports = null,
+    ports: ?net.socket.PortRange = null,
 };
 
 pub fn create(err: net.PeerEngine.Error, place: Place) Error {

@@ -13,7 +13,6 @@ const lock = @import("lock.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
-const Ports = @import("ports.zig").Ports;
 const Options = PeerEngine.Options;
 
 /// How long something that accepted our connection may take to answer as a coordinator does.
@@ -36,7 +35,7 @@ pub const GreetError = error{
     IdHeld,
 };
 
-pub const ListenError = Ports.ListenError || poller.Error || error{ListenNameNotFound};
+pub const ListenError = socket.RangeError || poller.Error || error{ListenNameNotFound};
 
 pub const Error = error{OutOfMemory} || ListenError || dial.ConnectError || GreetError;
 
@@ -98,11 +97,14 @@ fn listen_beside(engine: *PeerEngine, control: socket.Fd, options: Options) Erro
 pub fn listen(
     engine: *PeerEngine,
     to_bind: *const address.AddressList,
-    ports: ?Ports,
+    ports: ?socket.PortRange,
 ) Error!void {
     const any_port = to_bind.items[0].port() == 0;
-    const range = if (any_port) ports else null;
-    const fd = if (range) |them| try them.listen(to_bind) else try socket.listen(to_bind);
+    const within = if (any_port) ports else null;
+    const fd = if (within) |range|
+        try socket.listen_within(range, to_bind)
+    else
+        try socket.listen(to_bind);
     try engine.connections.listen(fd);
 }
 

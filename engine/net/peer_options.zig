@@ -7,7 +7,7 @@ const lock = @import("lock.zig");
 const poller = @import("poller.zig");
 const Congestion = @import("tcp.zig").Congestion;
 const Fault = @import("fault.zig").Fault;
-const Ports = @import("ports.zig").Ports;
+const PortRange = @import("socket.zig").PortRange;
 const System = @import("tcp.zig").System;
 const Instant = base.Instant;
 
@@ -22,7 +22,7 @@ pub const Options = struct {
     /// come another way.
     bind: ?address.Endpoint = null,
     /// Where the port comes from if `bind` names none; null: any free one.
-    ports: ?Ports = null,
+    ports: ?PortRange = null,
     /// Session.Options.reconnect_timeout_ns.
     reconnect_timeout_ns: u64 = base.never,
     rates: session.Rates = .{},

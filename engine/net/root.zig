@@ -15,7 +15,6 @@ pub const log = @import("log.zig");
 pub const Membership = @import("membership.zig").Membership;
 pub const PeerEngine = @import("peer_engine.zig").PeerEngine;
 pub const poller = @import("poller.zig");
-pub const Ports = @import("ports.zig").Ports;
 pub const random = @import("random.zig");
 pub const secret = @import("secret.zig");
 pub const SharedState = @import("shared_state.zig").SharedState;
@@ -45,7 +44,6 @@ test {
     _ = @import("membership.zig");
     _ = @import("peer_engine.zig");
     _ = @import("poller.zig");
-    _ = @import("ports.zig");
     _ = @import("private.zig");
     _ = @import("random.zig");
     _ = @import("secret.zig");

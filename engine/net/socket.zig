@@ -1,12 +1,13 @@
-//! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no
-//! buffers, no threads: those are poller.zig and the engines. The fate of descriptors when a
-//! process forks: descriptor.zig.
+//! socket: non-blocking TCP sockets: listen (on one port or in a range of ports), accept, connect,
+//! send, receive. No waiting, no buffers, no threads: those are poller.zig and the engines. The
+//! fate of descriptors when a process forks: descriptor.zig.
 
 const std = @import("std");
 const base = @import("base");
 const builtin = @import("builtin");
 const address = @import("address.zig");
 const descriptor = @import("descriptor.zig");
+const HeldPort = @import("fixture.zig").HeldPort;
 const c = std.c;
 const Address = address.Address;
 const AddressList = address.AddressList;
@@ -89,6 +90,47 @@ fn listen_on(to: *const Address) ListenError!Fd {
         };
     }
     return fd;
+}
+
+/// The range that a peer takes its listening port from, so that a firewall can let it in:
+/// "29400-29500", or one port alone.
+pub const PortRange = struct {
+    first: u16,
+    last: u16,
+
+    pub const ParseError = error{BadPorts};
+
+    pub fn parse(text: []const u8) ParseError!PortRange {
+        const dash = std.mem.indexOfScalar(u8, text, '-');
+        const first = try number(text[0 .. dash orelse text.len]);
+        const last = if (dash) |at| try number(text[at + 1 ..]) else first;
+        if (last < first) return error.BadPorts;
+        return .{ .first = first, .last = last };
+    }
+
+    fn number(text: []const u8) ParseError!u16 {
+        // parseInt alone would take signs and underscores.
+        for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadPorts;
+        const port = std.fmt.parseInt(u16, text, 10) catch return error.BadPorts;
+        return if (port == 0) error.BadPorts else port;
+    }
+};
+
+pub const RangeError = ListenError || error{NoPortFree};
+
+/// Listens on the first port of the range that is free. The ports in `list` are not used.
+pub fn listen_within(range: PortRange, list: *const AddressList) RangeError!Fd {
+    var to = list.*;
+    var port: u32 = range.first;
+    while (port <= range.last) : (port += 1) {
+        // The port is in the same place in all kinds of addresses.
+        for (to.items[0..to.count]) |*at| at.v4.port = std.mem.nativeToBig(u16, @intCast(port));
+        return listen(&to) catch |err| switch (err) {
+            error.AddressInUse => continue,
+            else => return err,
+        };
+    }
+    return error.NoPortFree;
 }
 
 pub const AcceptError = error{ WouldBlock, SystemLimit };
@@ -336,6 +378,8 @@ pub fn wait_for(fd: Fd, events: Direction, timeout_ms: c_int) bool {
     return c.poll(&entry, 1, timeout_ms) > 0;
 }
 
+// ---- tests
+
 test "bytes cross a loopback connection, and each failure has its name" {
     const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
     const listener = try listen(&any_port);
@@ -368,11 +412,36 @@ test "bytes cross a loopback connection, and each failure has its name" {
 }
 
 test "a port where nothing listens refuses" {
-    const held = try @import("fixture.zig").HeldPort.init();
+    const held = try HeldPort.init();
     defer held.deinit();
     const fd = connect_start(&held.at) catch |err|
         return std.testing.expectEqual(error.Refused, err);
     defer close(fd);
     try std.testing.expect(wait_for(fd, .write, 5000));
     try std.testing.expectError(error.Refused, connect_finish(fd));
+}
+
+test "a range of ports is two numbers in order, or one" {
+    const expectEqual = std.testing.expectEqual;
+    try expectEqual(PortRange{ .first = 29400, .last = 29500 }, try PortRange.parse("29400-29500"));
+    try expectEqual(PortRange{ .first = 7, .last = 7 }, try PortRange.parse("7"));
+    try expectEqual(PortRange{ .first = 65535, .last = 65535 }, try PortRange.parse("65535-65535"));
+    for ([_][]const u8{
+        "", "-", "0", "0-5", "5-", "-5", "6-5", "65536", "1-65536", "1-2-3", "+5", "1_0", " 5", "a",
+    }) |text| try std.testing.expectError(error.BadPorts, PortRange.parse(text));
+}
+
+test "a taken port of the range is passed over, and a range without a free one is an error" {
+    const held = try HeldPort.init();
+    defer held.deinit();
+    try held.listen();
+    const taken = held.at.port();
+    const list = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const alone: PortRange = .{ .first = taken, .last = taken };
+    try std.testing.expectError(error.NoPortFree, listen_within(alone, &list));
+    const wider: PortRange = .{ .first = taken, .last = taken +| 64 };
+    const fd = try listen_within(wider, &list);
+    defer close(fd);
+    const got = local_address(fd).?.port();
+    try std.testing.expect(got > taken and got <= wider.last);
 }
