@@ -66,7 +66,7 @@ noinline fn create(
         return failure_coordinator.start_coordinator(error.BadAddress, &place);
     const state = try StateDir.open(given.state_dir);
     // The engine takes it over.
-    var journal: ?*net.JournalFile = if (state) |*dir| dir.file else null;
+    var journal: ?*net.journal.JournalFile = if (state) |*dir| dir.file else null;
     defer if (journal) |file| file.close();
     var run_id = if (given.run_id) |id| id.* else net.random.array(16);
     if (state) |*dir| {

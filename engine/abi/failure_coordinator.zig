@@ -247,7 +247,7 @@ pub const Start = struct {
     own: Own,
     state: ?*const StateDir = null,
     /// The journal's, if the error is about it.
-    trouble: net.journal_file.Trouble = undefined,
+    trouble: net.journal.Trouble = undefined,
 
     /// The settings of the run that it goes on with.
     pub fn settings(start: *const Start) ?*const protocol.journal.Settings {
@@ -293,9 +293,9 @@ pub fn start_coordinator(err: net.CoordinatorEngine.Error, start: *const Start) 
 // ---- the journal of a coordinator
 
 pub fn open_journal(
-    err: net.JournalFile.OpenError,
+    err: net.journal.JournalFile.OpenError,
     path: []const u8,
-    trouble: *const net.journal_file.Trouble,
+    trouble: *const net.journal.Trouble,
 ) Error {
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
@@ -311,7 +311,7 @@ pub fn open_journal(
     };
 }
 
-fn cannot_be_used(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
+fn cannot_be_used(path: []const u8, trouble: *const net.journal.Trouble) Error {
     return fail(
         .system_error,
         "the state directory {s} cannot be used: {f}",
@@ -319,7 +319,7 @@ fn cannot_be_used(path: []const u8, trouble: *const net.journal_file.Trouble) Er
     );
 }
 
-fn refused(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
+fn refused(path: []const u8, trouble: *const net.journal.Trouble) Error {
     const journal = "the journal in {s} ";
     const way_out = ": give another directory to begin a new run, with whose token the peers " ++
         "then connect";

@@ -1,7 +1,7 @@
 //! state_dir: the directory of a coordinator's journal among its options. It opens the directory,
 //! and lets the run in it decide the options that the caller left open. An option that contradicts
 //! the run is an error: peers were told one value, and would meet the other. The file:
-//! net/journal_file.zig; sentences about it: failure.zig.
+//! net/journal.zig; sentences about it: failure.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -12,7 +12,7 @@ const failure_coordinator = @import("failure_coordinator.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
 const CoordinatorOptions = @import("coordinator.zig").CoordinatorOptions;
-const JournalFile = net.JournalFile;
+const JournalFile = net.journal.JournalFile;
 const Settings = protocol.journal.Settings;
 
 const gpa = std.heap.c_allocator;
@@ -28,7 +28,7 @@ pub const StateDir = struct {
     /// Null if the options name none.
     pub fn open(path: ?[*:0]const u8) status.Error!?StateDir {
         const dir = try text.optional_path(path, "state_dir") orelse return null;
-        var trouble: net.journal_file.Trouble = undefined;
+        var trouble: net.journal.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
             return failure_coordinator.open_journal(err, dir, &trouble);
         // `open` has read all records.
@@ -81,7 +81,7 @@ pub const StateDir = struct {
         );
         if (given.run_id == null) run_id.* = settings.run_id;
         const before = net.address.Endpoint.parse(settings.bind.data) catch {
-            const makes_no_sense: net.journal_file.Trouble =
+            const makes_no_sense: net.journal.Trouble =
                 .{ .refused = .{ .why = error.BadRecord, .offset = null } };
             return failure_coordinator.open_journal(
                 error.JournalRefused,

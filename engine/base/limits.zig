@@ -137,7 +137,7 @@ pub const queues_bytes_min = 16 * MiB;
 pub const report_queue_bytes_max = 64 * MiB;
 /// Name of a directory that an option gives.
 pub const path_bytes_max = 4095;
-/// A journal that is read back. The coordinator writes it anew long before (journal_file.zig).
+/// A journal that is read back. The coordinator writes it anew long before (net/journal.zig).
 pub const journal_bytes_max = 256 * MiB;
 /// Aborts that one member has caused and some other has not seen: who adds more leaves the run.
 /// Also what a member stores for later calls, where the oldest of whoever caused most makes room.

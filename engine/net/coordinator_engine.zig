@@ -1,7 +1,7 @@
 //! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its
 //! peers, and the loop that moves bytes between them and protocol.Coordinator, which decides
 //! everything. The other side of each connection: peer_engine.zig. A second thread writes its
-//! journal: journal_writer.zig.
+//! journal: journal.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -18,9 +18,9 @@ const random = @import("random.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
-const journal_file = @import("journal_file.zig");
-const JournalFile = journal_file.JournalFile;
-const JournalWriter = @import("journal_writer.zig").JournalWriter;
+const JournalFile = @import("journal.zig").JournalFile;
+const JournalWriter = @import("journal.zig").JournalWriter;
+const Trouble = @import("journal.zig").Trouble;
 const TestDir = @import("fixture.zig").TestDir;
 const Finder = @import("finder.zig").Finder;
 const Connections = @import("connection.zig").Connections;
@@ -54,7 +54,7 @@ pub const CoordinatorEngine = struct {
         /// and `protocol`.
         journal: ?*JournalFile = null,
         /// Says more of an error about the journal.
-        trouble: ?*journal_file.Trouble = null,
+        trouble: ?*Trouble = null,
         /// How slow a test has its disk be.
         disk: fault.Disk = .{},
         protocol: Coordinator.Options,
@@ -136,7 +136,7 @@ pub const CoordinatorEngine = struct {
     fn take_up(
         engine: *CoordinatorEngine,
         file: *JournalFile,
-        trouble: ?*journal_file.Trouble,
+        trouble: ?*Trouble,
     ) JournalError!void {
         const content = file.content();
         const before = protocol.journal.settings_of(content) catch unreachable; // open has read it
@@ -336,7 +336,7 @@ test "a coordinator begins again where its journal says, or not at all" {
     try directory.init();
     defer directory.deinit();
     const state = directory.path;
-    var trouble: journal_file.Trouble = undefined;
+    var trouble: Trouble = undefined;
     var port: u16 = 0;
     for (1..4) |incarnation| {
         const engine = try CoordinatorEngine.create(gpa, .{

@@ -2,7 +2,7 @@
 //! child closes its copies at once, and each connection is counted: the program has descriptors of
 //! its own, so all engines together use three quarters of what the process may open. That limit is
 //! read each time, because a program may change it. Used by whatever opens one: socket.zig,
-//! poller.zig, journal_file.zig.
+//! poller.zig, journal.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 //! private: whether a directory or a file belongs to this user alone: it has the right kind, its
 //! owner is this user, nobody else may do anything with it, and it has no second name. It names the
 //! fault and the cure, and mends nothing. A caller must open the file without following links, and
-//! check the open file: its name may lead elsewhere by then. Used by journal_file.zig.
+//! check the open file: its name may lead elsewhere by then. Used by journal.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,7 +1,7 @@
 //! journal: the facts that a coordinator must still know after it was killed, as bytes: settings of
 //! the run, groups, epochs, removals, refused calls. This file has the format: records to bytes,
 //! and a file that was read back to records. A torn end is cut off, and anything else that does not
-//! check out is refused. It touches no file (net/journal_file.zig) and does not know the meaning of
+//! check out is refused. It touches no file (net/journal.zig) and does not know the meaning of
 //! the records (journaling.zig). The bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
@@ -161,7 +161,7 @@ pub const Record = union(enum(u16)) {
 
 // ---- where it is kept
 
-/// The file, as the coordinator sees it: net/journal_writer.zig, or a simulated disk. It is given
+/// The file, as the coordinator sees it: net/journal.zig, or a simulated disk. It is given
 /// one thing to write after the other, each under a number one larger, and answers later, in that
 /// order, by Coordinator.journal_written and journal_failed. After a failure it fails whatever it
 /// is given to append, until it is given all of it to write anew.

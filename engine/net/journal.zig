@@ -1,26 +1,41 @@
-//! JournalFile: the coordinator's journal on a disk: DIR/journal, which one coordinator at a time
-//! has (DIR/lock). It is read whole at the start, appended to and synced, and replaced atomically.
-//! An unfinished end of a crash is cut off, and a file that does not check out is refused, as
-//! protocol/journal.zig says; the contents mean nothing else here. This file follows no links and
-//! uses nothing that another user could have put there or can change (private.zig). Calls here wait
-//! for the disk. Called by journal_writer.zig.
+//! journal: the coordinator's journal on a disk. One coordinator at a time has the directory (it
+//! locks DIR/lock) and the file DIR/journal in it.
+//!
+//! JournalFile reads the journal whole at the start, appends to it and syncs it, and replaces it
+//! atomically. It cuts off the unfinished end that a crash leaves, and refuses a journal that does
+//! not check out, as protocol/journal.zig says; the records mean nothing else here. It follows no
+//! links and uses nothing that another user could have put there or can change (private.zig). Its
+//! calls wait for the disk.
+//!
+//! JournalWriter calls them on a thread of its own, so that a disk that takes seconds holds up only
+//! those that must wait for it. Records that the coordinator gives it meanwhile are written
+//! together. Now and then it also looks whether the directory is still locked, because that asks
+//! the same disk. protocol/journaling.zig says who waits for which record. coordinator_engine.zig
+//! owns both.
 
 const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const protocol = @import("protocol");
+const clock = @import("clock.zig");
 const descriptor = @import("descriptor.zig");
+const fault = @import("fault.zig");
+const lock = @import("lock.zig");
 const log = @import("log.zig");
 const private = @import("private.zig");
 const secret = @import("secret.zig");
-const socket = @import("socket.zig");
+const thread = @import("thread.zig");
+const TestDir = @import("fixture.zig").TestDir;
+const Waker = @import("poller.zig").Waker;
 const c = std.c;
 const Allocator = std.mem.Allocator;
-const Fd = c.fd_t;
+const Fd = descriptor.Fd;
 const journal = protocol.journal;
 const assert = std.debug.assert;
 
-/// The answer of the operating system.
+// ---- what can go wrong
+
+/// The step at which the operating system refused, and its code.
 pub const Failure = struct {
     step: Step,
     code: c.E,
@@ -79,11 +94,12 @@ fn reason_of(code: c.E) []const u8 {
 /// Why a journal could not be opened.
 pub const Trouble = union(enum) {
     system: Failure,
-    /// Null: every record is whole, and they make no sense together.
+    /// `offset` null: every record is whole, but together they make no sense.
     refused: struct { why: journal.Error, offset: ?usize },
-    /// Another user could read it, change it, or has put it there.
+    /// Another user could read or change the directory or a file in it, or has put it there.
     exposed: private.Exposure,
-    /// Peers would not find the coordinator where it is now (coordinator_engine.zig).
+    /// The coordinator is not where its peers would look for it (coordinator_engine.zig). The text
+    /// is where it is now.
     moved: base.Endpoint.Text,
 
     pub const Error = error{ JournalFailed, JournalInUse, JournalRefused, JournalExposed };
@@ -97,7 +113,7 @@ pub const Trouble = union(enum) {
         if (code != .SUCCESS) return trouble.fail(step, code);
     }
 
-    /// Refuses what is not private, once it is open.
+    /// Refuses an open directory or file that is not private.
     fn inspect(trouble: *Trouble, kind: private.Kind, name: []const u8, fd: Fd) Error!private.Look {
         var look: private.Look = undefined;
         try trouble.check(.look, private.look_at(fd, &look));
@@ -115,7 +131,8 @@ pub const Trouble = union(enum) {
         return error.JournalExposed;
     }
 
-    /// The error of what could not be opened: a link, which is not followed, is refused as one.
+    /// The error of a directory or file that could not be opened. A link is not followed, and is
+    /// refused as a link.
     fn fail_to_open(
         trouble: *Trouble,
         step: Step,
@@ -133,6 +150,8 @@ pub const Trouble = union(enum) {
         return error.JournalRefused;
     }
 };
+
+// ---- the file
 
 pub const JournalFile = struct {
     gpa: Allocator,
@@ -162,9 +181,9 @@ pub const JournalFile = struct {
         const self = try gpa.create(JournalFile);
         errdefer gpa.destroy(self);
         const directory = try open_directory(path, trouble);
-        errdefer socket.close(directory);
+        errdefer descriptor.close(directory);
         const guard = try Guard.take(directory, trouble);
-        errdefer socket.close(guard.fd);
+        errdefer descriptor.close(guard.fd);
         self.* = .{ .gpa = gpa, .directory = directory, .guard = guard };
         try self.inspect_unfinished(trouble);
         try self.read_back(trouble);
@@ -173,18 +192,19 @@ pub const JournalFile = struct {
 
     pub fn close(self: *JournalFile) void {
         self.forget_content();
-        if (self.file >= 0) socket.close(self.file);
-        socket.close(self.guard.fd);
-        socket.close(self.directory);
+        if (self.file >= 0) descriptor.close(self.file);
+        descriptor.close(self.guard.fd);
+        descriptor.close(self.directory);
         self.gpa.destroy(self);
     }
 
-    /// Its content when it was opened: whole records, the first of which are settings; or nothing.
+    /// The journal as it was when it was opened: whole records, the first of which are settings; or
+    /// nothing.
     pub fn content(self: *const JournalFile) []const u8 {
         return self.storage[0..self.good_bytes];
     }
 
-    /// When the coordinator has taken it in.
+    /// Called when the coordinator has taken in the content.
     pub fn forget_content(self: *JournalFile) void {
         secret.allocator.free(self.storage);
         self.storage = &.{};
@@ -193,8 +213,8 @@ pub const JournalFile = struct {
 
     // ---- writing
 
-    /// On the disk when it returns. After a failure nothing is appended: what would follow an
-    /// unfinished record could not be read back.
+    /// Returns when the bytes are on the disk. After a failure nothing is appended, because what
+    /// follows an unfinished record could not be read back.
     pub fn append(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         if (self.failure != null) return error.JournalFailed;
         assert(self.file >= 0); // a new journal begins with `replace`
@@ -211,14 +231,14 @@ pub const JournalFile = struct {
         const new = try self.put_in_place(bytes);
         // The new file is what appends go to from here on; that its name is on the disk too comes
         // last.
-        if (self.file >= 0) socket.close(self.file);
+        if (self.file >= 0) descriptor.close(self.file);
         self.file = new;
         self.measure();
         self.failure = null;
         try self.note(.sync, sync_whole(self.directory));
     }
 
-    /// The new file, which has its name; it is closed only if that has failed.
+    /// Returns the new file, which has the journal's name by then. On an error it is closed.
     fn put_in_place(self: *JournalFile, bytes: []const u8) error{JournalFailed}!Fd {
         // A crash, or anybody else, may have left one there: it is made anew, never written
         // through.
@@ -228,7 +248,7 @@ pub const JournalFile = struct {
         const new = open_at(self.directory, new_name, flags);
         try self.note(.write, result(new));
         errdefer {
-            socket.close(new);
+            descriptor.close(new);
             // A full disk needs the room; without it the next attempt overwrites the file.
             _ = c.unlinkat(self.directory, new_name, 0);
         }
@@ -259,10 +279,10 @@ pub const JournalFile = struct {
             error.OutOfMemory, error.JournalRefused => unreachable, // it reads no journal
         };
         if (!self.is_as_written()) {
-            socket.close(again.fd);
+            descriptor.close(again.fd);
             return self.give_up();
         }
-        socket.close(self.guard.fd);
+        descriptor.close(self.guard.fd);
         self.guard = again;
         log.print(.warning, "the file \"lock\" of the state directory was removed while this " ++
             "coordinator uses it; it is made again: leave it alone", .{});
@@ -309,7 +329,7 @@ pub const JournalFile = struct {
                 .name = file_name,
             }),
         };
-        errdefer socket.close(file);
+        errdefer descriptor.close(file);
         _ = try trouble.inspect(.file, file_name, file);
         const size = c.lseek(file, 0, c.SEEK.END);
         if (size < 0) return trouble.fail(.read, result(@as(c_int, -1)));
@@ -330,7 +350,7 @@ pub const JournalFile = struct {
         }
         if (good_bytes == 0) {
             self.forget_content();
-            return socket.close(file);
+            return descriptor.close(file);
         }
         self.good_bytes = good_bytes;
         self.size = good_bytes;
@@ -346,7 +366,7 @@ pub const JournalFile = struct {
         return if (replay.records > 0) replay.good_bytes else 0;
     }
 
-    /// A file that a crash between writing and renaming leaves is ours, and is of no account.
+    /// A crash between writing and renaming leaves a file of ours, whose content does not matter.
     fn inspect_unfinished(self: *const JournalFile, trouble: *Trouble) Trouble.Error!void {
         var look: private.Look = undefined;
         return switch (private.look_at_name(self.directory, new_name, &look)) {
@@ -364,7 +384,7 @@ const Guard = struct {
 
     fn take(directory: Fd, trouble: *Trouble) JournalFile.OpenError!Guard {
         const fd = try open_guard(directory, trouble);
-        errdefer socket.close(fd);
+        errdefer descriptor.close(fd);
         const look = try trouble.inspect(.file, JournalFile.guard_name, fd);
         const code = result(c.flock(fd, c.LOCK.EX | c.LOCK.NB));
         return switch (code) {
@@ -374,7 +394,7 @@ const Guard = struct {
         };
     }
 
-    /// The one that is there, or a new one.
+    /// Opens the file that is there, or makes a new one.
     fn open_guard(directory: Fd, trouble: *Trouble) Trouble.Error!Fd {
         const name = JournalFile.guard_name;
         const flags: c.O = .{ .ACCMODE = .RDWR, .NONBLOCK = true };
@@ -401,8 +421,8 @@ const Guard = struct {
 
 // ---- the operating system
 
-/// No link is followed. Descriptors of the journal are let go by a forked child like sockets, so
-/// that it does not keep the lock of a parent that dies.
+/// Follows no link. A forked child closes the descriptors of the journal like sockets, so that it
+/// does not keep the lock of a parent that dies.
 fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
     var all = flags;
     all.CLOEXEC = true;
@@ -432,12 +452,12 @@ fn open_directory(given: [:0]const u8, trouble: *Trouble) Trouble.Error!Fd {
         .path = path,
         .name = "",
     });
-    errdefer socket.close(directory);
+    errdefer descriptor.close(directory);
     _ = try trouble.inspect(.directory, "", directory);
     if (made == .SUCCESS) {
         const parent = open_at(directory, "..", .{ .DIRECTORY = true });
         try trouble.check(.make_directory, result(parent));
-        defer socket.close(parent);
+        defer descriptor.close(parent);
         try trouble.check(.make_directory, sync_whole(parent));
     }
     return directory;
@@ -456,7 +476,7 @@ fn write_all(fd: Fd, bytes: []const u8) c.E {
     return .SUCCESS;
 }
 
-/// From the beginning. Only the owner of the lock writes, so it is as long as it was.
+/// Reads the whole file. Only the owner of the lock writes, so the file is as long as it was.
 fn read_all(fd: Fd, bytes: []u8) c.E {
     if (c.lseek(fd, 0, c.SEEK.SET) < 0) return result(@as(c_int, -1));
     var done: usize = 0;
@@ -473,7 +493,7 @@ fn read_all(fd: Fd, bytes: []u8) c.E {
     return .SUCCESS;
 }
 
-/// The bytes, and the length that reaches them.
+/// Syncs the bytes, and the length of the file that makes them readable.
 fn sync_data(fd: Fd) c.E {
     return if (builtin.os.tag == .linux) until_done(c.fdatasync, fd) else sync_whole(fd);
 }
@@ -498,9 +518,201 @@ fn result(value: anytype) c.E {
     return std.posix.errno(value);
 }
 
+// ---- the writer
+
+pub const JournalWriter = struct {
+    gpa: Allocator,
+    /// Used by the thread alone, from its start to its end.
+    file: *JournalFile,
+    /// Made readable when there is something to `take`.
+    waker: *Waker,
+    disk: fault.Disk,
+    thread: ?std.Thread = null,
+    /// Wakes the thread: records were given, or the end has come.
+    work: lock.Signal = .{},
+    lock: lock.FairLock = .{},
+    // Under the lock:
+    given: Given = .{},
+    news: News = .{},
+    stopping: bool = false,
+    // The coordinator's:
+    why_storage: [128]u8 = undefined,
+    failure: ?Failure = null,
+
+    /// The bytes to be written next.
+    const Given = struct {
+        bytes: std.ArrayList(u8) = .empty,
+        /// `bytes` replace the whole journal instead of being appended.
+        replaces: bool = false,
+        /// The number of the last record that was given; 0: none was.
+        number: u64 = 0,
+    };
+
+    /// The numbers of the last records that were written, and that failed, since `take`; 0: none.
+    pub const News = struct {
+        written: u64 = 0,
+        failed: u64 = 0,
+        failure: ?Failure = null,
+    };
+
+    /// A group that waits for a record adds few more, so a slow disk alone does not fill this. It
+    /// takes twenty members that lie and have refused as many calls as they may.
+    const given_bytes_max = 16 * base.limits.MiB;
+    /// How often it looks whether the lock is still there.
+    const watch_ns = std.time.ns_per_s;
+
+    /// The caller closes the file, after `destroy`.
+    pub fn create(
+        gpa: Allocator,
+        file: *JournalFile,
+        waker: *Waker,
+        disk: fault.Disk,
+    ) Allocator.Error!*JournalWriter {
+        const writer = try gpa.create(JournalWriter);
+        writer.* = .{ .gpa = gpa, .file = file, .waker = waker, .disk = disk };
+        return writer;
+    }
+
+    /// From here on the file is the thread's.
+    pub fn start(writer: *JournalWriter) thread.Error!void {
+        writer.thread = try thread.spawn("pccl-journal", writer, run);
+    }
+
+    /// Writes what it was given, then ends the thread.
+    pub fn destroy(writer: *JournalWriter) void {
+        if (writer.thread) |running| {
+            writer.lock.lock();
+            writer.stopping = true;
+            writer.lock.unlock();
+            writer.work.set();
+            running.join();
+        }
+        writer.given.bytes.deinit(secret.allocator);
+        writer.gpa.destroy(writer);
+    }
+
+    // ---- what the coordinator calls, in one thread
+
+    pub fn seam(writer: *JournalWriter) journal.Journal {
+        return .{ .ctx = writer, .vtable = &.{
+            .begin = begin,
+            .append = append,
+            .replace = replace,
+            .why = why,
+        } };
+    }
+
+    fn begin(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        assert(writer.thread == null);
+        return writer.file.replace(bytes);
+    }
+
+    fn append(context: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        return writer.give(number, bytes, false);
+    }
+
+    fn replace(context: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        return writer.give(number, bytes, true);
+    }
+
+    fn give(
+        writer: *JournalWriter,
+        number: u64,
+        bytes: []const u8,
+        replaces: bool,
+    ) error{JournalFailed}!void {
+        {
+            writer.lock.lock();
+            defer writer.lock.unlock();
+            const given = &writer.given;
+            const before = if (replaces) 0 else given.bytes.items.len;
+            if (!replaces and before + bytes.len > given_bytes_max) return error.JournalFailed;
+            given.bytes.ensureTotalCapacity(secret.allocator, before + bytes.len) catch
+                return error.JournalFailed;
+            given.bytes.shrinkRetainingCapacity(before);
+            given.bytes.appendSliceAssumeCapacity(bytes);
+            given.replaces = given.replaces or replaces;
+            given.number = number;
+        }
+        writer.work.set();
+    }
+
+    /// Returns what has happened since the last call.
+    pub fn take(writer: *JournalWriter) News {
+        writer.lock.lock();
+        defer writer.lock.unlock();
+        defer writer.news = .{};
+        if (writer.news.failed > 0) writer.failure = writer.news.failure;
+        return writer.news;
+    }
+
+    fn why(context: *anyopaque) []const u8 {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        const failure = writer.failure orelse
+            return "there was no memory for what was to be written";
+        var out: std.Io.Writer = .fixed(&writer.why_storage);
+        out.print("{f}", .{failure}) catch {}; // cut
+        return out.buffered();
+    }
+
+    // ---- the thread
+
+    fn run(writer: *JournalWriter) void {
+        var watch_at = clock.after(watch_ns);
+        while (true) {
+            _ = writer.work.wait(watch_at);
+            writer.lock.lock();
+            writer.work.clear();
+            const stopping = writer.stopping;
+            var given = writer.given;
+            writer.given = .{};
+            writer.lock.unlock();
+            defer given.bytes.deinit(secret.allocator);
+            if (given.number > 0) writer.write(&given);
+            if (stopping) return; // nothing is given any more
+            if (clock.now() < watch_at) continue;
+            // A journal that is not alone any more takes nothing more; the next record says so.
+            writer.file.keep_lock() catch {};
+            watch_at = clock.after(watch_ns);
+        }
+    }
+
+    fn write(writer: *JournalWriter, given: *const Given) void {
+        writer.disk.take_time();
+        const file = writer.file;
+        const bytes = given.bytes.items;
+        const written = if (given.replaces) file.replace(bytes) else append_each(file, bytes);
+        {
+            writer.lock.lock();
+            defer writer.lock.unlock();
+            if (written) |_| {
+                writer.news.written = given.number;
+            } else |_| {
+                writer.news.failed = given.number;
+                writer.news.failure = file.failure;
+            }
+        }
+        writer.waker.wake();
+    }
+
+    /// Each record is on the disk before the next is written: only the last may be torn, and a disk
+    /// need not write in order (protocol/journal.zig).
+    fn append_each(file: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
+        var rest = bytes;
+        while (rest.len > 0) {
+            const length = journal.record_length(rest);
+            try file.append(rest[0..length]);
+            rest = rest[length..];
+        }
+    }
+};
+
 // ---- tests
 
-const TestDir = @import("fixture.zig").TestDir;
+const socket = @import("socket.zig");
 const testing = std.testing;
 const gpa_of_tests = testing.allocator;
 
@@ -539,7 +751,7 @@ const Bench = struct {
         const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true };
         const file = open_at(c.AT.FDCWD, try bench.at(name), flags);
         try testing.expect(file >= 0);
-        defer socket.close(file);
+        defer descriptor.close(file);
         try testing.expectEqual(.SUCCESS, write_all(file, bytes));
     }
 
@@ -551,7 +763,7 @@ const Bench = struct {
     fn exists(bench: *Bench, name: []const u8) !c.E {
         const file = open_at(c.AT.FDCWD, try bench.at(name), .{});
         if (file < 0) return result(file);
-        socket.close(file);
+        descriptor.close(file);
         return .SUCCESS;
     }
 
@@ -721,7 +933,7 @@ test "after a failed write nothing more is appended, and replacing heals it" {
         try testing.expectError(error.JournalFailed, file.append("record"));
         try testing.expectEqual(Failure{ .step = case.step, .code = case.code }, file.failure.?);
         // Though it could be written to again.
-        socket.close(bad);
+        descriptor.close(bad);
         file.file = good;
         try testing.expectError(error.JournalFailed, file.append("record"));
         try file.replace(image.bytes());
@@ -815,7 +1027,7 @@ test "what is not private is refused, and what a link leads to is left alone" {
     const written = open_at(c.AT.FDCWD, victim, .{ .ACCMODE = .WRONLY, .CREAT = true });
     try testing.expect(written >= 0);
     try testing.expectEqual(.SUCCESS, write_all(written, "precious"));
-    socket.close(written);
+    descriptor.close(written);
 
     try testing.expectEqual(0, c.mkdir(bench.path, 0o700));
     const names = [_][:0]const u8{ "lock", "journal", "journal.new" }; // as they are opened
@@ -848,7 +1060,7 @@ test "what is not private is refused, and what a link leads to is left alone" {
     try file.replace("whole");
     var held: [16]u8 = undefined;
     const read = open_at(c.AT.FDCWD, victim, .{});
-    defer socket.close(read);
+    defer descriptor.close(read);
     const count = c.read(read, &held, held.len);
     try testing.expectEqualStrings("precious", held[0..@intCast(count)]);
 }
@@ -875,7 +1087,7 @@ test "a lock that is removed is made again, and one that another holds ends the 
     try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
     try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
     // It goes, and the journal may hold what it has written.
-    socket.close(other.fd);
+    descriptor.close(other.fd);
     try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
     try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
 }
@@ -910,4 +1122,152 @@ test "a journal that another coordinator has written is left alone, though that 
         // It does not keep out whoever goes on with it, either.
         try bench.expect_content(image.bytes());
     }
+}
+
+/// A new journal in a directory of its own.
+const Desk = struct {
+    directory: TestDir = undefined,
+    file: *JournalFile = undefined,
+    waker: Waker = undefined,
+    image: journal.Image = .{},
+
+    fn init(desk: *Desk) !void {
+        desk.* = .{};
+        try desk.directory.init();
+        try desk.open();
+        desk.waker = try .init();
+        try desk.image.begin_file(testing.allocator);
+        var settings = std.mem.zeroes(journal.Settings);
+        settings.address = .of("a.host:29400");
+        try desk.image.add(testing.allocator, .{ .settings = settings });
+    }
+
+    fn deinit(desk: *Desk) void {
+        desk.image.deinit(testing.allocator);
+        desk.waker.deinit();
+        desk.file.close();
+        desk.directory.deinit();
+    }
+
+    fn open(desk: *Desk) !void {
+        var trouble: Trouble = undefined;
+        desk.file = try JournalFile.open(testing.allocator, desk.directory.path, &trouble);
+    }
+
+    /// A writer that has written the settings, and perhaps failed afterwards.
+    fn start(
+        desk: *Desk,
+        disk: fault.Disk,
+        failure: ?Failure,
+    ) !*JournalWriter {
+        const writer = try JournalWriter.create(testing.allocator, desk.file, &desk.waker, disk);
+        errdefer writer.destroy();
+        try writer.seam().begin(desk.image.bytes());
+        desk.file.failure = failure;
+        try writer.start();
+        return writer;
+    }
+
+    /// The bytes of one more record, which is the last of the image from here on.
+    fn add(desk: *Desk, incarnation: u32) ![]const u8 {
+        const before = desk.image.bytes().len;
+        try desk.image.add(testing.allocator, .{ .start = .{
+            .incarnation = incarnation,
+            .ended_epoch = 0,
+        } });
+        return desk.image.bytes()[before..];
+    }
+
+    /// Waits for news of the writer.
+    fn hear(desk: *Desk, writer: *JournalWriter) !JournalWriter.News {
+        try testing.expect(socket.wait_for(desk.waker.read_fd, .read, 60_000));
+        desk.waker.drain();
+        return writer.take();
+    }
+
+    /// Closes the journal and opens it again: it must be the image.
+    fn expect_content(desk: *Desk) !void {
+        desk.file.close();
+        try desk.open();
+        try testing.expectEqualSlices(u8, desk.image.bytes(), desk.file.content());
+    }
+};
+
+test "what is given while the disk takes its time is written together, and at the end at last" {
+    // The first write has not ended when the second is given, and that when the writer ends; how
+    // long the disk takes makes this likely and not more, and what must hold does so anyway.
+    var desk: Desk = undefined;
+    try desk.init();
+    defer desk.deinit();
+    const writer = try desk.start(.{ .delay_ns = 20 * std.time.ns_per_ms }, null);
+    {
+        defer writer.destroy();
+        const seam = writer.seam();
+        try seam.append(1, try desk.add(1));
+        try testing.expectEqual(1, (try desk.hear(writer)).written);
+        try testing.expectEqual(0, writer.take().written); // it was told
+        for (2..6) |number| try seam.append(number, try desk.add(@intCast(number)));
+        var last: u64 = 0;
+        while (last < 5) {
+            const news = try desk.hear(writer);
+            try testing.expectEqual(0, news.failed);
+            try testing.expect(news.written > last);
+            last = news.written;
+        }
+        _ = try desk.add(6);
+        try seam.replace(6, desk.image.bytes());
+        try seam.append(7, try desk.add(7));
+    }
+    try desk.expect_content();
+}
+
+test "what waits for the disk is replaced as a whole, grows behind that, and has a bound" {
+    // Method: the thread has not begun.
+    var desk: Desk = undefined;
+    try desk.init();
+    defer desk.deinit();
+    const writer = try JournalWriter.create(testing.allocator, desk.file, &desk.waker, .{});
+    defer writer.destroy();
+    const seam = writer.seam();
+    try seam.append(1, "a");
+    try seam.append(2, "b");
+    try testing.expectEqualStrings("ab", writer.given.bytes.items);
+    try testing.expect(!writer.given.replaces);
+    try seam.replace(3, "cd");
+    try seam.append(4, "e");
+    try testing.expectEqualStrings("cde", writer.given.bytes.items);
+    try testing.expect(writer.given.replaces);
+    try testing.expectEqual(4, writer.given.number);
+    const much = try testing.allocator.alloc(u8, JournalWriter.given_bytes_max);
+    defer testing.allocator.free(much);
+    try testing.expectError(error.JournalFailed, seam.append(5, much));
+    try seam.append(5, much[3..]);
+    try testing.expectEqual(5, writer.given.number);
+}
+
+test "a write that fails is told with the reason, and all that is given until all is written anew" {
+    var desk: Desk = undefined;
+    try desk.init();
+    defer desk.deinit();
+    const writer = try desk.start(.{}, .{ .step = .write, .code = .NOSPC });
+    {
+        defer writer.destroy();
+        const seam = writer.seam();
+        for (1..3) |number| {
+            try seam.append(number, "never written");
+            const news = try desk.hear(writer);
+            try testing.expectEqual(number, news.failed);
+            try testing.expectEqual(0, news.written);
+            try testing.expectEqualStrings(
+                "writing the journal failed: no space is left on the disk (NOSPC)",
+                seam.why(),
+            );
+        }
+        try seam.replace(3, desk.image.bytes());
+        try testing.expectEqual(3, (try desk.hear(writer)).written);
+        const more = try testing.allocator.alloc(u8, JournalWriter.given_bytes_max + 1);
+        defer testing.allocator.free(more);
+        try testing.expectError(error.JournalFailed, seam.append(4, more));
+    }
+    try desk.expect_content();
 }
