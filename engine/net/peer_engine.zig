@@ -2,11 +2,15 @@
 //! and the lanes to other peers, and the one thread that moves bytes between them and
 //! session.Session, which decides everything.
 //!
-//! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
-//! user pass between two turns of connections (turn.zig). Those enter() to talk to the session and
-//! leave() to wake the thread. Users wait in membership.zig, work.zig. How a peer begins:
-//! greeting.zig. How the session reaches its engine: peer_host.zig. How a lane is dialed: dial.zig.
-//! Sockets in general: connection.zig. Threads that do a part of the work: worker.zig.
+//! A peer begins on the thread of its user, which listens, connects to the coordinator, names the
+//! address where others dial it, and waits until it is welcomed or refused. Then the engine's
+//! thread holds the lock except while it waits for sockets, and lets waiting threads of the user
+//! pass between two turns of connections (Turn). Those enter() to talk to the session and leave()
+//! to wake the thread. Users wait in membership.zig, work.zig.
+//!
+//! The session calls the host functions under the lock and expects no call back (session/host.zig):
+//! the loop tells it later what went wrong. How a lane is dialed: dial.zig. Sockets in general:
+//! connection.zig. Threads that do a part of the work: worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -17,26 +21,27 @@ const address = @import("address.zig");
 const clock = @import("clock.zig");
 const descriptor = @import("descriptor.zig");
 const dial = @import("dial.zig");
-const greeting = @import("greeting.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
-const peer_host = @import("peer_host.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
 const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
+const Congestion = @import("tcp.zig").Congestion;
 const CongestionChoice = @import("tcp.zig").CongestionChoice;
 const System = @import("tcp.zig").System;
 const Fault = @import("fault.zig").Fault;
 const Connections = @import("connection.zig").Connections;
 const Connection = @import("connection.zig").Connection;
-const Behind = @import("turn.zig").Behind;
-const Turn = @import("turn.zig").Turn;
+const Membership = @import("membership.zig").Membership;
+const Work = @import("work.zig").Work;
 const Workers = @import("worker.zig").Workers;
+const assert = std.debug.assert;
 const control = session.control;
 const driver = session.driver;
 const lanes = session.lanes;
+const limits = base.limits;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
 const Instant = base.Instant;
@@ -59,7 +64,7 @@ pub const PeerEngine = struct {
 
     control: ?*Connection = null,
     /// Where it is dialed again, "host:port".
-    coordinator_storage: [base.limits.address_bytes_max]u8 = undefined,
+    coordinator_storage: [limits.address_bytes_max]u8 = undefined,
     coordinator_length: usize = 0,
     /// There was no memory to dial it.
     redial_failed: bool = false,
@@ -84,8 +89,38 @@ pub const PeerEngine = struct {
     /// Turns before the poller is asked for news.
     const turns_per_round = 64;
     const farewell_ns = std.time.ns_per_s;
-    pub const Options = @import("peer_options.zig").Options;
-    pub const Error = thread.Error || greeting.Error;
+    pub const Error = error{ OutOfMemory, ListenNameNotFound } || thread.Error || poller.Error ||
+        socket.RangeError || dial.ConnectError || GreetError;
+
+    pub const Options = struct {
+        coordinator: address.Endpoint,
+        run_id: base.RunId,
+        peer_id: ?base.PeerId = null,
+        /// The name of this peer for people.
+        label: base.Label = .{},
+        /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
+        /// the interface that leads to the coordinator; every one if `advertise` says that others
+        /// come another way.
+        bind: ?address.Endpoint = null,
+        /// Where the port comes from if `bind` names none; null: any free one.
+        ports: ?socket.PortRange = null,
+        /// Session.Options.reconnect_timeout_ns.
+        reconnect_timeout_ns: u64 = base.never,
+        rates: session.Rates = .{},
+        congestion: Congestion = .auto,
+        /// This peer takes part in probes of links.
+        probes: bool = true,
+        system: System = .{},
+        /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
+        advertise: ?[]const u8 = null,
+        /// Until when the coordinator must have answered.
+        connect_deadline: Instant,
+        interrupt: lock.Interrupt = .{},
+        /// Threads that run jobs; 0: the engine's and the users' do what there is.
+        workers: u32 = 0,
+        fault: ?Fault = null,
+        backend: poller.Backend = .default,
+    };
 
     /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
     pub fn create(gpa: Allocator, options: Options) Error!*PeerEngine {
@@ -107,7 +142,7 @@ pub const PeerEngine = struct {
         const told = options.bind orelse if (options.advertise != null) every else null;
         if (told) |endpoint| {
             const to_bind = address.to_bind(endpoint) catch return error.ListenNameNotFound;
-            try greeting.listen(engine, &to_bind, options.ports);
+            try listen(engine, &to_bind, options.ports);
         }
         engine.session = try driver.create(gpa, .{
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
@@ -118,10 +153,10 @@ pub const PeerEngine = struct {
             .strangers_max = descriptor.strangers_max(),
             .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .rates = options.rates,
-            .probe_bytes_max = if (options.probes) base.limits.probe_bytes_max else 0,
+            .probe_bytes_max = if (options.probes) limits.probe_bytes_max else 0,
             .host = .{
                 .ctx = engine,
-                .vtable = &peer_host.vtable,
+                .vtable = &host_vtable,
                 .cores = thread.cores_of_machine(),
             },
             .runner = engine.workers.runner(),
@@ -133,7 +168,7 @@ pub const PeerEngine = struct {
             return error.BadAddress;
         engine.coordinator_length = text.len;
         engine.session.coordinator_at = text;
-        try greeting.greet_patiently(engine, options);
+        try greet_patiently(engine, options);
         engine.thread = try thread.spawn("pccl-peer", engine, run);
         return engine;
     }
@@ -432,7 +467,7 @@ pub const PeerEngine = struct {
             control.closed(engine.session, now);
     }
 
-    pub fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
+    fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
         carrier.end(&engine.connections);
         engine.gpa.destroy(carrier);
     }
@@ -447,7 +482,7 @@ pub const PeerEngine = struct {
 
     // ---- dialing
 
-    pub fn dial(engine: *PeerEngine, lane: ?*session.Lane, to: []const u8) error{OutOfMemory}!void {
+    fn begin_dial(engine: *PeerEngine, lane: ?*session.Lane, to: []const u8) Allocator.Error!void {
         try engine.dials.ensureUnusedCapacity(engine.gpa, 1);
         const carrier = try engine.gpa.create(Carrier);
         carrier.* = .{ .lane = lane, .state = .resolving };
@@ -485,10 +520,363 @@ pub const PeerEngine = struct {
         lanes.failed(engine.session, now, lane, why);
     }
 
-    pub fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {
+    fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {
         for (engine.dials.items, 0..) |item, index| if (item == carrier) {
             _ = engine.dials.swapRemove(index);
             return;
         };
     }
 };
+
+/// How long the engine serves one connection before it looks at others. It holds its lock
+/// meanwhile, so a turn ends early where somebody waits for the lock.
+const Turn = struct {
+    /// The engine's lock, which is held.
+    lock: *const lock.FairLock,
+    left: usize = bytes_max,
+
+    /// The bytes that a connection moves before the others get their turn.
+    const bytes_max = 1024 * limits.KiB;
+    /// In a turn that moves more, messages to the coordinator are sent between.
+    const told_bytes = 256 * limits.KiB;
+
+    fn moved(turn: *Turn, count: usize) void {
+        turn.left -|= count;
+    }
+
+    /// A turn is not over before something has moved: users that ask for the lock all the time must
+    /// not stop the bytes.
+    fn is_over(turn: *const Turn) bool {
+        return turn.left == 0 or (turn.left < bytes_max and turn.lock.contended());
+    }
+
+    fn is_long(turn: *const Turn) bool {
+        return turn.left <= bytes_max - told_bytes;
+    }
+};
+
+/// For tests: bytes that lanes have moved while a message to the coordinator could have left.
+const Behind = struct {
+    now: usize = 0,
+    most: usize = 0,
+
+    fn note(behind: *Behind, count: usize, waits: bool) void {
+        behind.now = if (waits) behind.now + count else 0;
+        behind.most = @max(behind.most, behind.now);
+    }
+};
+
+// ---- greeting the coordinator, on the thread of the user
+
+const GreetError = error{
+    /// Something accepts connections, but does not answer as a coordinator does.
+    NotPccl,
+    /// Something accepts connections, but does not answer.
+    NoAnswer,
+    /// The coordinator closed the connection without an answer.
+    Closed,
+    VersionMismatch,
+    WrongRun,
+    /// The coordinator has a peer of this id already.
+    TurnedAway,
+    /// There was no room in the run until the deadline.
+    RunFull,
+    /// The id was that of a member that might come back, until the deadline.
+    IdHeld,
+};
+
+/// How long something that accepted our connection may take to answer as a coordinator does.
+const greeting_ns_max = limits.stranger_ns_max;
+const greeting_pause_ms_max = 400;
+
+/// Greets again until the deadline where the refusal may pass, as a closed port may open: a
+/// coordinator that closes without an answer may have too many strangers at its door, or be down
+/// behind a tunnel that is up; a coordinator that does not answer may be frozen; a full run may get
+/// room.
+fn greet_patiently(engine: *PeerEngine, options: PeerEngine.Options) PeerEngine.Error!void {
+    var before: ?PeerEngine.Error = null;
+    while (true) {
+        return greet(engine, options) catch |err| {
+            switch (err) {
+                // An attempt that the deadline has cut short says less than the one before.
+                error.NoAnswer => if (clock.now() >= options.connect_deadline)
+                    return before orelse err,
+                error.Closed, error.RunFull, error.IdHeld => {},
+                else => return err,
+            }
+            before = err;
+            const pause_ms = engine.session.prng.between(10, greeting_pause_ms_max);
+            const until = clock.after(pause_ms * std.time.ns_per_ms);
+            if (until >= options.connect_deadline) return err;
+            var nobody: lock.Signal = .{};
+            _ = try options.interrupt.wait(&nobody, until);
+            continue;
+        };
+    }
+}
+
+fn greet(engine: *PeerEngine, options: PeerEngine.Options) PeerEngine.Error!void {
+    const fd = try dial.connect(options.coordinator, .{
+        .deadline = options.connect_deadline,
+        .interrupt = options.interrupt,
+        .seed = engine.session.prng.next(),
+    });
+    {
+        errdefer socket.close(fd);
+        if (engine.connections.listener < 0) try listen_beside(engine, fd, options);
+        try name_address(engine, fd, options);
+        control.opened(engine.session, clock.now());
+        try exchange_greetings(engine, fd, options);
+    }
+    engine.control = try engine.connections.add(fd, PeerEngine.control_owner);
+}
+
+/// Listens on a free port of the interface that leads to the coordinator: no other network is let
+/// in. If that is the loopback interface, though the token names another host (Debian's hosts file
+/// has 127.0.1.1 for this machine), peers come from elsewhere, so it listens on all interfaces.
+fn listen_beside(
+    engine: *PeerEngine,
+    fd: socket.Fd,
+    options: PeerEngine.Options,
+) PeerEngine.Error!void {
+    var local = socket.local_address(fd) orelse return error.Closed;
+    // The port is in the same place in both.
+    local.v4.port = 0;
+    var to_bind: address.AddressList = .{ .count = 1 };
+    to_bind.items[0] = local;
+    const leads_home = base.source.is_loopback(local.source());
+    if (leads_home and !options.coordinator.is_loopback()) to_bind = address.every_interface(0);
+    try listen(engine, &to_bind, options.ports);
+}
+
+fn listen(
+    engine: *PeerEngine,
+    to_bind: *const address.AddressList,
+    ports: ?socket.PortRange,
+) PeerEngine.Error!void {
+    const any_port = to_bind.items[0].port() == 0;
+    const within = if (any_port) ports else null;
+    const fd = if (within) |range|
+        try socket.listen_within(range, to_bind)
+    else
+        try socket.listen(to_bind);
+    try engine.connections.listen(fd);
+}
+
+fn exchange_greetings(
+    engine: *PeerEngine,
+    fd: socket.Fd,
+    options: PeerEngine.Options,
+) PeerEngine.Error!void {
+    const s = engine.session;
+    const deadline = @min(options.connect_deadline, clock.after(greeting_ns_max));
+    while (s.control_state == .greeting) {
+        const bytes = s.control.send_slice();
+        const direction: socket.Direction = if (bytes.len > 0) .write else .read;
+        if (!try dial.wait_socket(fd, direction, deadline, options.interrupt))
+            return error.NoAnswer;
+        if (bytes.len > 0) {
+            const count = socket.send(fd, &.{bytes}) catch |err| switch (err) {
+                error.WouldBlock => continue,
+                error.Broken => return error.Closed,
+            };
+            s.control.sent(count);
+        } else {
+            const room = try s.control.recv_slice();
+            const count = socket.receive(fd, &.{room}) catch |err| switch (err) {
+                error.WouldBlock => continue,
+                error.Broken => return error.Closed,
+            };
+            if (count == 0) return error.Closed;
+            s.control.received(count);
+            control.received(s, clock.now());
+        }
+    }
+    if (s.control_state == .open) return;
+    if (s.not_pccl) return error.NotPccl;
+    return switch (s.refusal orelse return error.NotPccl) {
+        .wrong_run => error.WrongRun,
+        .refused, .wrong_peer => error.TurnedAway,
+        .version_mismatch => error.VersionMismatch,
+        .full => error.RunFull,
+        .held => error.IdHeld,
+        .welcome => unreachable, // then control_state is open
+    };
+}
+
+/// Tells the session where others reach this peer: at the address that the user gives, else at the
+/// interface it listens on, else at the interface that leads to the coordinator.
+fn name_address(
+    engine: *PeerEngine,
+    fd: socket.Fd,
+    options: PeerEngine.Options,
+) PeerEngine.Error!void {
+    const bound = socket.local_address(engine.connections.listener) orelse return error.SystemLimit;
+    const local = socket.local_address(fd) orelse return error.Closed;
+    var host_text: [address.Address.text_bytes_max]u8 = undefined;
+    const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);
+    var endpoint: address.Endpoint = .{ .host = host_name, .port = bound.port() };
+    if (options.advertise) |text| endpoint = try .parse_to_dial(text, bound.port());
+    engine.session.advertised = options.advertise != null;
+    var text: [limits.address_bytes_max]u8 = undefined;
+    const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
+    try driver.set_address(engine.session, whole);
+}
+
+// ---- what the session asks for, and tells
+
+const host_vtable: session.Host.VTable = .{
+    .dial = host_dial,
+    .lane_close = host_lane_close,
+    .lane_wake = host_lane_wake,
+    .lane_sample = host_lane_sample,
+    .lane_pace = host_lane_pace,
+    .control_dial = host_control_dial,
+    .control_close = host_control_close,
+    .group_event = host_group_event,
+    .operation_finished = host_operation_finished,
+    .operation_resolved = host_operation_resolved,
+    .fault_point = host_fault_point,
+    .log = host_log,
+};
+
+fn engine_of(context: *anyopaque) *PeerEngine {
+    return @ptrCast(@alignCast(context));
+}
+
+fn host_dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
+    const engine = engine_of(context);
+    lane.driver = 0;
+    if (engine.state == .stopped) return;
+    engine.begin_dial(lane, to) catch {
+        // Without memory for a socket this peer cannot keep its promises: it goes as if it
+        // were killed.
+        log.put(.err, "out of memory for a connection to another peer");
+        if (engine.control) |connection| socket.end_sending(connection.fd);
+    };
+}
+
+fn host_lane_close(context: *anyopaque, lane: *session.Lane) void {
+    const engine = engine_of(context);
+    if (engine.state == .stopped or lane.driver == 0) return;
+    const carrier: *Carrier = @ptrFromInt(lane.driver);
+    engine.forget_dial(carrier);
+    engine.carrier_free(carrier);
+}
+
+fn host_lane_wake(context: *anyopaque, lane: *session.Lane) void {
+    const engine = engine_of(context);
+    if (engine.state == .stopped or lane.driver == 0) return;
+    const carrier: *Carrier = @ptrFromInt(lane.driver);
+    if (carrier.connection) |connection| engine.connections.queue(connection);
+}
+
+fn host_lane_sample(context: *anyopaque, lane: *session.Lane) ?session.Sample {
+    const engine = engine_of(context);
+    const carrier = carrier_of(engine, lane) orelse return null;
+    const fd = carrier.connection.?.fd;
+    var sample = engine.system.sample(fd, carrier.out.taken) orelse return null;
+    sample.is_within = carrier.is_within orelse socket.is_within_machine(fd);
+    carrier.is_within = sample.is_within;
+    return sample;
+}
+
+fn host_lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) void {
+    const engine = engine_of(context);
+    const carrier = carrier_of(engine, lane) orelse return;
+    const fd = carrier.connection.?.fd;
+    const keeps = engine.system.pace(fd, pace);
+    carrier.out.bucket.rate = if (keeps) 0 else pace.rate;
+    if (pace.renews) engine.congestion.renew(fd, engine.connections.listener);
+    if (pace.control) |wanted| engine.congestion.change(fd, wanted, &carrier.before);
+}
+
+/// The carrier of a lane that has a socket; null: the lane has none.
+fn carrier_of(engine: *PeerEngine, lane: *session.Lane) ?*Carrier {
+    if (engine.state == .stopped or lane.driver == 0) return null;
+    const carrier: *Carrier = @ptrFromInt(lane.driver);
+    return if (carrier.connection == null) null else carrier;
+}
+
+fn host_control_dial(context: *anyopaque) void {
+    const engine = engine_of(context);
+    if (engine.state != .running) return;
+    const to = engine.coordinator_storage[0..engine.coordinator_length];
+    engine.begin_dial(null, to) catch {
+        engine.redial_failed = true; // told in the next round
+    };
+}
+
+fn host_control_close(context: *anyopaque) void {
+    const engine = engine_of(context);
+    const connection = engine.control orelse return; // still being greeted
+    engine.connections.close(connection);
+    engine.control = null;
+}
+
+fn host_group_event(
+    _: *anyopaque,
+    group: *session.Group,
+    event: session.GroupEvent,
+) void {
+    if (Membership.of(group)) |membership| membership.tell(event);
+}
+
+fn host_operation_finished(_: *anyopaque, operation: *session.Operation) void {
+    if (Work.of(operation)) |work| work.tell_finished();
+}
+
+fn host_operation_resolved(_: *anyopaque, operation: *session.Operation) void {
+    if (Work.of(operation)) |work| work.resolved.set();
+}
+
+fn host_fault_point(
+    context: *anyopaque,
+    point: session.FaultPoint,
+    sequence: u64,
+    done: u64,
+    total: u64,
+) void {
+    const engine = engine_of(context);
+    const fault = engine.fault orelse return;
+    if (!fault.matches(point, sequence, done, total)) return;
+    engine.fault = null; // once, if it is not the end
+    fault.strike();
+}
+
+fn host_log(context: *anyopaque, level: session.LogLevel, message: []const u8) void {
+    // The effects of an end that the user asked for are no events.
+    if (engine_of(context).stopped()) return;
+    log.put(@enumFromInt(@intFromEnum(level)), message);
+}
+
+comptime {
+    assert(@intFromEnum(session.LogLevel.err) == @intFromEnum(log.Level.err));
+}
+
+// ---- tests
+
+test "a turn ends after so many bytes, or when somebody waits for the lock" {
+    var held: lock.FairLock = .{};
+    held.lock();
+    var turn: Turn = .{ .lock = &held };
+    turn.moved(Turn.told_bytes);
+    try std.testing.expect(turn.is_long() and !turn.is_over());
+    turn.moved(Turn.bytes_max);
+    try std.testing.expect(turn.is_over());
+
+    const Waiter = struct {
+        fn run(wanted: *lock.FairLock) void {
+            wanted.lock();
+            wanted.unlock();
+        }
+    };
+    const waiter = try std.Thread.spawn(.{}, Waiter.run, .{&held});
+    while (!held.contended()) try std.Thread.yield();
+    turn = .{ .lock = &held };
+    try std.testing.expect(!turn.is_over());
+    turn.moved(1);
+    try std.testing.expect(turn.is_over());
+    held.unlock();
+    waiter.join();
+}

@@ -50,7 +50,6 @@ test {
     _ = @import("status_client.zig");
     _ = @import("tcp.zig");
     _ = @import("thread.zig");
-    _ = @import("turn.zig");
     _ = @import("work.zig");
     _ = @import("worker.zig");
 }
