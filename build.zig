@@ -382,7 +382,7 @@ const TestOptions = struct {
     stress_rounds: ?u64,
     stress_mib: ?u64,
 
-    /// Sets the variables that engine/abi/threads_test.zig and net/giving_back_test.zig read. With
+    /// Sets the variables that engine/abi/threads_test.zig and net/loopback_test.zig read. With
     /// one of them they run again, changed or not.
     fn tell_stress(options: TestOptions, b: *std.Build, run: *std.Build.Step.Run) void {
         if (options.stress_seed) |seed| {

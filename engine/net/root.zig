@@ -33,7 +33,6 @@ test {
     _ = @import("fault.zig");
     _ = @import("finder.zig");
     _ = @import("fixture.zig");
-    _ = @import("giving_back_test.zig");
     _ = @import("journal.zig");
     _ = @import("connection.zig");
     _ = @import("lock.zig");
