@@ -131,7 +131,7 @@ pub const Connections = struct {
         connections.accepting = true;
     }
 
-    pub fn stop_listening(connections: *Connections) void {
+    fn stop_listening(connections: *Connections) void {
         if (connections.listener < 0) return;
         connections.poller.remove(connections.listener);
         socket.close(connections.listener);

@@ -31,7 +31,7 @@ pub const Finder = struct {
     searches: [searches_max]?*Search = @splat(null),
     text: [base.limits.address_bytes_max]u8 = undefined,
 
-    pub const searches_max = 4;
+    const searches_max = 4;
     /// For one network, and for all from which somebody was not found lately: peers that name what
     /// does not answer must not hold up those from elsewhere.
     const per_network_max = 2;

@@ -36,7 +36,7 @@ const assert = std.debug.assert;
 // ---- what can go wrong
 
 /// The step at which the operating system refused, and its code.
-pub const Failure = struct {
+const Failure = struct {
     step: Step,
     code: c.E,
 
@@ -47,7 +47,7 @@ pub const Failure = struct {
     }
 };
 
-pub const Step = enum {
+const Step = enum {
     make_directory,
     open_directory,
     look,
@@ -263,7 +263,7 @@ pub const JournalFile = struct {
     /// believe that it is alone. If one has had the directory meanwhile, though it be gone, this
     /// one never writes again: what it would put in the place of the journal has forgotten what
     /// peers were told. Called now and then while the coordinator runs.
-    pub fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
+    fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
         if (self.is_taken) return self.note(.lock, .AGAIN);
         var look: private.Look = undefined;
         switch (private.look_at_name(self.directory, guard_name, &look)) {

@@ -11,6 +11,7 @@ const net = @import("root.zig");
 const clock = net.clock;
 const CoordinatorEngine = net.CoordinatorEngine;
 const secret = @import("secret.zig");
+const cores_of_machine = @import("thread.zig").cores_of_machine;
 const HeldPort = @import("fixture.zig").HeldPort;
 const Carrier = @import("dial.zig").Carrier;
 const Membership = net.Membership;
@@ -255,7 +256,7 @@ test "lanes within the machine hold as much as each peer with a core is to have"
             _ = try peer.admit();
             var values: [8]u64 = @splat(1);
             try peer.all_reduce(&values);
-            try expect_held(peer.engine, session.Pace.held(net.thread.cores_of_machine() >= 2));
+            try expect_held(peer.engine, session.Pace.held(cores_of_machine() >= 2));
             try peer.all_reduce(&values); // the other closes its lanes after it has looked, too
         }
 

@@ -7,7 +7,6 @@ pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const fault = @import("fault.zig");
-pub const Finder = @import("finder.zig").Finder;
 pub const journal = @import("journal.zig");
 pub const lock = @import("lock.zig");
 pub const log = @import("log.zig");
@@ -20,13 +19,13 @@ pub const SharedState = @import("shared_state.zig").SharedState;
 pub const socket = @import("socket.zig");
 pub const status_client = @import("status_client.zig");
 pub const tcp = @import("tcp.zig");
-pub const thread = @import("thread.zig");
 pub const Work = @import("work.zig").Work;
 pub const Workers = @import("worker.zig").Workers;
 
 test {
     _ = @import("address.zig");
     _ = @import("clock.zig");
+    _ = @import("connection.zig");
     _ = @import("coordinator_engine.zig");
     _ = @import("descriptor.zig");
     _ = @import("dial.zig");
@@ -34,7 +33,6 @@ test {
     _ = @import("finder.zig");
     _ = @import("fixture.zig");
     _ = @import("journal.zig");
-    _ = @import("connection.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");
     _ = @import("loopback_test.zig");

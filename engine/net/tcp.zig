@@ -311,22 +311,22 @@ const Bucket = struct {
     const steps = 4;
 
     /// Bytes that may leave.
-    pub fn room(bucket: *const Bucket, now: Instant) u64 {
+    fn room(bucket: *const Bucket, now: Instant) u64 {
         if (bucket.rate == 0) return std.math.maxInt(u64);
         const held_ns = steps * bucket.step_ns() -| (bucket.full_at -| now);
         return bucket.rate *| held_ns / std.time.ns_per_s;
     }
 
     /// Whether the bucket holds a step's worth.
-    pub fn is_open(bucket: *const Bucket, now: Instant) bool {
+    fn is_open(bucket: *const Bucket, now: Instant) bool {
         return bucket.rate == 0 or bucket.opens_at() <= now;
     }
 
-    pub fn opens_at(bucket: *const Bucket) Instant {
+    fn opens_at(bucket: *const Bucket) Instant {
         return bucket.full_at -| (steps - 1) * bucket.step_ns();
     }
 
-    pub fn take(bucket: *Bucket, now: Instant, count: usize) void {
+    fn take(bucket: *Bucket, now: Instant, count: usize) void {
         if (bucket.rate > 0) bucket.full_at = @max(bucket.full_at, now) +| bucket.ns_of(count);
     }
 
