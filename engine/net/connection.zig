@@ -17,9 +17,9 @@ const Fd = socket.Fd;
 /// One TCP connection: that of a lane, or to the coordinator, or of a stranger.
 pub const Connection = struct {
     fd: Fd,
-    /// The engine's to use.
+    /// For the engine to use: what the connection belongs to.
     owner: usize,
-    /// There may be bytes to read, or room to write: true until the socket says otherwise.
+    /// The socket may have bytes to read, or room to write: true until it says otherwise.
     readable: bool = false,
     writable: bool = false,
     /// The end is in sight: only reading to it tells how the connection ended.
@@ -45,7 +45,7 @@ pub const Connection = struct {
         return count;
     }
 
-    /// Sends of the slices what fits; error.WouldBlock if nothing does.
+    /// Sends what fits of the slices; error.WouldBlock if nothing does.
     pub fn send(
         connection: *Connection,
         connections: *Connections,
@@ -140,8 +140,9 @@ pub const Connections = struct {
         connections.spare.deinit();
     }
 
-    /// A round takes in no more, so that a flood of connections holds up nobody who is there, and
-    /// each of them is heard once before those of the next round can take its place.
+    /// A round accepts no more than this. So a flood of connections does not hold up the peers that
+    /// are there, and each new connection is heard once before those of the next round can take its
+    /// place.
     pub const accepts_per_round = limits.strangers_max;
 
     /// The next connection that came in; null if there is none now, or no more are `left` to this
@@ -193,14 +194,14 @@ pub const Connections = struct {
         connections.closed.append(&connection.node);
     }
 
-    /// Forgets closed ones. Called where no event is outstanding: just before the engine waits.
+    /// Frees closed connections. Called where no event is outstanding: before the engine waits.
     pub fn bury(connections: *Connections) void {
         while (connections.closed.popFirst()) |node| {
             connections.gpa.destroy(@as(*Connection, @fieldParentPtr("node", node)));
         }
     }
 
-    /// The connection gets a turn.
+    /// Queues the connection for a turn.
     pub fn queue(connections: *Connections, connection: *Connection) void {
         if (connection.queued or connection.closed) return;
         connection.queued = true;
@@ -226,7 +227,7 @@ pub const Connections = struct {
         connections.poller.want_write(connection.fd, true);
     }
 
-    /// Notes what a wait has found, and queues whom it concerns.
+    /// Notes the events that a wait has found, and queues their connections.
     pub fn note(connections: *Connections, events: []const poller.Event) void {
         for (events) |event| {
             if (event.context == listener_context) {

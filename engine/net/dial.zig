@@ -183,7 +183,7 @@ pub const Carrier = struct {
     lookup: ?*Lookup = null,
     addresses: address.AddressList = .{},
     tried: usize = 0,
-    /// When the address under way is given up for the next one.
+    /// When the address being dialed is given up for the next one.
     deadline: Instant = base.never,
     /// How many bytes of the lane may leave.
     out: tcp.Pacer = .{},
@@ -293,7 +293,7 @@ pub const Carrier = struct {
         };
     }
 
-    /// Lets go of everything but the memory.
+    /// Lets go of the lookup and the socket; the memory of the carrier stays.
     pub fn end(carrier: *Carrier, connections: *Connections) void {
         carrier.forget_lookup();
         carrier.hang_up(connections);

@@ -531,11 +531,11 @@ pub const JournalWriter = struct {
     /// Wakes the thread: records were given, or the end has come.
     work: lock.Signal = .{},
     lock: lock.FairLock = .{},
-    // Under the lock:
+    // The next three are under the lock.
     given: Given = .{},
     news: News = .{},
     stopping: bool = false,
-    // The coordinator's:
+    // The next two are used by the coordinator alone.
     why_storage: [128]u8 = undefined,
     failure: ?Failure = null,
 
@@ -573,7 +573,7 @@ pub const JournalWriter = struct {
         return writer;
     }
 
-    /// From here on the file is the thread's.
+    /// From here on only the thread uses the file.
     pub fn start(writer: *JournalWriter) thread.Error!void {
         writer.thread = try thread.spawn("pccl-journal", writer, run);
     }

@@ -38,7 +38,7 @@ pub const FairLock = struct {
         if (l.tickets.load(.seq_cst) != next) l.sleep.wake(&l.serving, next);
     }
 
-    /// Somebody waits. Asked by the holder, who may then let them in with `pass`.
+    /// Whether another thread waits. The holder asks, and may then let it in with `pass`.
     pub fn contended(l: *const FairLock) bool {
         return l.tickets.load(.monotonic) -% l.serving.load(.monotonic) > 1;
     }
@@ -124,7 +124,7 @@ pub const Mutex = struct {
 
     pub fn lock(m: *Mutex) void {
         if (m.state.cmpxchgStrong(free, held, .acquire, .monotonic) == null) return;
-        // One that has slept cannot know whether others still do, so it leaves `contended` behind.
+        // A thread that has slept cannot know whether others still do, so it leaves `contended`.
         while (m.state.swap(contended, .acquire) != free) {
             _ = m.sleep.wait(&m.state, contended, 0, base.never);
         }
@@ -142,7 +142,7 @@ pub const Condition = struct {
     sleepers: Word = .init(0),
     sleep: Sleep = .{},
 
-    /// Under the mutex, which is given back meanwhile. May return without a change.
+    /// Called under the mutex, which is given back meanwhile. May return without a change.
     pub fn wait(condition: *Condition, mutex: *Mutex) void {
         const seen = condition.changes.load(.seq_cst);
         _ = condition.sleepers.fetchAdd(1, .seq_cst);
@@ -152,8 +152,8 @@ pub const Condition = struct {
         mutex.lock();
     }
 
-    /// After a change, best when the mutex has been given back: a thread that saw the state before
-    /// the change is among the sleepers, and it either sees another count or is woken.
+    /// Called after a change, best when the mutex has been given back. A thread that saw the state
+    /// before the change is among the sleepers, and it either sees another count or is woken.
     pub fn wake_one(condition: *Condition) void {
         _ = condition.changes.fetchAdd(1, .seq_cst);
         if (condition.sleepers.load(.seq_cst) > 0) condition.sleep.wake_one(&condition.changes);

@@ -57,25 +57,25 @@ pub const PeerEngine = struct {
     /// The process that may use this engine: a forked child has the memory, but not the thread.
     pid: std.c.pid_t,
     state: State = .running,
-    /// Waiting for sockets: whoever changes something wakes it.
+    /// The thread waits for sockets: whoever changes something for it wakes it.
     asleep: bool = false,
     /// When a graceful end is given up.
     farewell_deadline: Instant = base.never,
 
     control: ?*Connection = null,
-    /// Where it is dialed again, "host:port".
+    /// Where the coordinator is dialed again, "host:port".
     coordinator_storage: [limits.address_bytes_max]u8 = undefined,
     coordinator_length: usize = 0,
-    /// There was no memory to dial it.
+    /// There was no memory to dial the coordinator.
     redial_failed: bool = false,
-    /// Connections on their way.
+    /// Connections that are being dialed.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
     congestion: CongestionChoice,
     system: System,
-    /// When a lane may send again that waits for its bucket; perhaps before.
+    /// When the first of the lanes that wait for their buckets may send again, or earlier.
     paced_at: Instant = base.never,
-    /// For tests.
+    /// For tests: see Behind.
     behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
     /// Handles that refer to the engine; the last one frees it.
@@ -98,11 +98,11 @@ pub const PeerEngine = struct {
         peer_id: ?base.PeerId = null,
         /// The name of this peer for people.
         label: base.Label = .{},
-        /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
-        /// the interface that leads to the coordinator; every one if `advertise` says that others
-        /// come another way.
+        /// Where other peers connect to. An empty host is every interface, port 0 is a free port.
+        /// Null: the interface that leads to the coordinator, or every interface if `advertise`
+        /// says that others come another way.
         bind: ?address.Endpoint = null,
-        /// Where the port comes from if `bind` names none; null: any free one.
+        /// The range to take the port from if `bind` names no port; null: any free port.
         ports: ?socket.PortRange = null,
         /// Session.Options.reconnect_timeout_ns.
         reconnect_timeout_ns: u64 = base.never,
@@ -113,10 +113,10 @@ pub const PeerEngine = struct {
         system: System = .{},
         /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
-        /// Until when the coordinator must have answered.
+        /// The coordinator must have answered until then.
         connect_deadline: Instant,
         interrupt: lock.Interrupt = .{},
-        /// Threads that run jobs; 0: the engine's and the users' do what there is.
+        /// Threads that run jobs; 0: the threads of the engine and of the users run them.
         workers: u32 = 0,
         fault: ?Fault = null,
         backend: poller.Backend = .default,
@@ -238,7 +238,7 @@ pub const PeerEngine = struct {
         engine.leave_quietly(mode);
     }
 
-    /// The same where nothing has changed that the thread must see.
+    /// Gives the lock back where nothing has changed that the thread must see.
     pub fn leave_quietly(engine: *PeerEngine, mode: FloatMode) void {
         kernels.float_mode.restore(mode);
         engine.lock.unlock();
@@ -301,7 +301,8 @@ pub const PeerEngine = struct {
             engine.tell_jobs(now);
             engine.send_control();
         }
-        // As at the coordinator: who has said something is heard before another takes its place.
+        // As at the coordinator: a stranger that has said something is heard before another takes
+        // its place.
         var left: usize = Connections.accepts_per_round;
         while (connections.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < driver.next_deadline(engine.session)) return;
@@ -320,8 +321,8 @@ pub const PeerEngine = struct {
     fn farewell_said(engine: *PeerEngine) bool {
         const connection = engine.control orelse return true;
         if (clock.now() >= engine.farewell_deadline) return true;
-        // It closes its side when it has read everything; until then we stay. Nothing wakes this
-        // thread when the last words have left.
+        // The coordinator closes its side when it has read everything; until then we stay. Nothing
+        // wakes this thread when the last words have left.
         engine.send_control();
         if (engine.session.control.send_slice().len == 0) socket.end_sending(connection.fd);
         return false;
@@ -371,7 +372,7 @@ pub const PeerEngine = struct {
         control.closed(engine.session, clock.now());
     }
 
-    /// The socket is the coordinator's from now on.
+    /// Makes the socket of the carrier the connection to the coordinator.
     fn control_connected(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
         const connection = carrier.connection.?;
         connection.owner = control_owner;
@@ -472,7 +473,7 @@ pub const PeerEngine = struct {
         engine.gpa.destroy(carrier);
     }
 
-    /// At the end, when the session is not told any more.
+    /// Frees the carriers of all connections, at the end, when the session is told nothing more.
     fn carriers_free(engine: *PeerEngine) void {
         for (engine.connections.all.items) |connection| {
             if (connection.owner == control_owner) continue;
@@ -492,7 +493,8 @@ pub const PeerEngine = struct {
         if (carrier.start(clock.now(), &engine.connections, to) == .failed) carrier.deadline = 0;
     }
 
-    /// Names that were found, addresses that take too long, dials that failed.
+    /// Goes on with dials whose name was found, or whose address takes too long, and tells of those
+    /// that failed.
     noinline fn advance_dials(engine: *PeerEngine, now: Instant) void {
         var index: usize = 0;
         while (index < engine.dials.items.len) {

@@ -26,7 +26,7 @@ pub const Backend = enum {
 };
 
 pub const Event = struct {
-    /// The one that `add` was given.
+    /// The context that `add` was given.
     context: usize,
     readable: bool,
     writable: bool,
@@ -45,15 +45,15 @@ pub const Poller = struct {
     poll: PollTable,
     found: *Found,
 
-    /// Apart, because a poller is passed on by value, and stacks may be small.
+    /// On the heap, because a poller is passed on by value, and stacks may be small.
     const Found = struct {
         events: [events_max]Event,
-        /// As epoll tells them.
+        /// The events as epoll fills them in.
         raw: if (on_linux) [events_max]linux.epoll_event else void,
     };
 
-    /// All that is ready is seen at once: whoever has said something must be heard before others
-    /// take places (coordinator_engine.zig: round).
+    /// A wait sees all that is ready at once, because strangers that have said something must be
+    /// heard before others take their places (coordinator_engine.zig: round).
     const events_max = 2048;
     /// The context of the waker's own descriptor.
     const waker_context = 0;
@@ -77,7 +77,7 @@ pub const Poller = struct {
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
             poller.epoll_fd = descriptor.adopt(@intCast(result));
         }
-        // Not for writing: that it takes bytes again, after it was drained, would end a wait.
+        // Not for writing: after a drain the waker takes bytes again, which would end a wait.
         try poller.add_for(poller.waker.read_fd, waker_context, .read);
         return poller;
     }
@@ -106,7 +106,7 @@ pub const Poller = struct {
         if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
     }
 
-    /// Before the descriptor is closed: a copy of it in a forked child would keep it in the set.
+    /// Called before the descriptor is closed: a copy in a forked child would keep it in the set.
     pub fn remove(poller: *Poller, fd: Fd) void {
         if (!on_linux or poller.backend == .poll) return poller.poll.remove(fd);
         _ = linux.epoll_ctl(poller.epoll_fd, linux.EPOLL.CTL_DEL, fd, null);
@@ -149,7 +149,7 @@ pub const Poller = struct {
         return poller.found.events[0..kept];
     }
 
-    /// Sleeps for so long, unless somebody wakes it. All that arrives meanwhile is found at once.
+    /// Sleeps for `ns`, unless `wake` ends it. The next wait finds at once all that arrived.
     pub fn gather(poller: *const Poller, ns: u64) void {
         if (!on_linux) return; // poll() counts in milliseconds, which is too long
         assert(ns < std.time.ns_per_s);
@@ -191,12 +191,13 @@ fn milliseconds_until(deadline: base.Instant) c_int {
 /// The sockets of the poll() backend.
 const PollTable = struct {
     gpa: Allocator,
-    /// To be watched; under the lock.
+    /// The sockets to be watched; under the lock.
     entries: std.ArrayList(Entry) = .empty,
-    /// Being watched; the waiting thread's.
+    /// The sockets being watched; used by the waiting thread.
     waiting: std.ArrayList(c.pollfd) = .empty,
     contexts: std.ArrayList(usize) = .empty,
-    /// Where the last scan for events ended, so that the last sockets are not starved by the first.
+    /// The last scan for events ended here. The next goes on from here, so that the first sockets
+    /// do not starve the last.
     next: usize = 0,
 
     const Entry = struct { fd: Fd, context: usize, read: bool = true, write: bool };

@@ -20,7 +20,7 @@ const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
 pub const OpenError = error{
     /// Too many open files, or no memory for sockets.
     SystemLimit,
-    /// No such address family on this system.
+    /// This system has no such address family.
     FamilyUnsupported,
 };
 
@@ -37,7 +37,7 @@ fn open(family: c_uint) OpenError!Fd {
     return descriptor.adopt(fd);
 }
 
-/// Sets what Linux takes as flags.
+/// Sets the options that Linux takes as flags of socket() and accept4().
 fn configure(fd: Fd) void {
     const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
     _ = c.fcntl(fd, c.F.SETFL, c.fcntl(fd, c.F.GETFL) | nonblock);
@@ -208,11 +208,11 @@ pub fn connect_start(to: *const Address) (OpenError || ConnectError)!Fd {
 pub const ConnectError = error{
     /// The host answers, but nothing listens on the port.
     Refused,
-    /// No way there, or no answer.
+    /// No route leads there, or nothing answers.
     Unreachable,
 };
 
-/// How a connection came out, once the socket is writable.
+/// Tells how `connect_start` came out, once the socket is writable.
 pub fn connect_finish(fd: Fd) ConnectError!void {
     var code: c_int = 0;
     var length: c.socklen_t = @sizeOf(c_int);
@@ -241,14 +241,15 @@ pub fn is_within_machine(fd: Fd) bool {
     return local.same_host(&remote);
 }
 
-/// Whether the system has it and this process may use it.
+/// Sets the congestion control of a socket. False: the system lacks it, or this process may not use
+/// it.
 pub fn control_congestion(fd: Fd, name: []const u8) bool {
     if (!on_linux) return false;
     const length: c.socklen_t = @intCast(name.len);
     return c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name.ptr, length) == 0;
 }
 
-/// Whether this process may choose it, for a socket that has another one.
+/// Whether this process may set this congestion control on a socket that has another one.
 pub fn may_control_congestion(name: []const u8) bool {
     const fd = open(c.AF.INET) catch return false;
     defer close(fd);
@@ -262,7 +263,7 @@ fn connect_error(code: c.E) ConnectError {
     };
 }
 
-/// Our address on a connection, or that of a listener.
+/// Our address on a connection, or the address of a listener.
 pub fn local_address(fd: Fd) ?Address {
     return address_by(c.getsockname, fd);
 }
@@ -358,7 +359,7 @@ pub fn send(fd: Fd, slices: []const []const u8) TransferError!usize {
     }
 }
 
-/// No more will be sent; what was sent still arrives.
+/// Ends the sending direction; what was sent still arrives.
 pub fn end_sending(fd: Fd) void {
     _ = c.shutdown(fd, c.SHUT.WR);
 }

@@ -72,22 +72,23 @@ const Info = extern struct {
     }
 };
 
-/// The system, as the lanes of a peer have it.
+/// The system, with its abilities as the lanes of a peer find them.
 pub const System = struct {
-    /// It has neither TCP_INFO nor SO_MAX_PACING_RATE.
+    /// The system has neither TCP_INFO nor SO_MAX_PACING_RATE.
     is_bare: bool = !on_linux,
     was_said: bool = false,
 
     pub const EnvironmentError = error{Unknown};
 
-    /// PCCL_FAULT_TCP=bare has tests take this system for one that is.
+    /// With PCCL_FAULT_TCP=bare a test takes this system for a bare one.
     pub fn from_environment() EnvironmentError!System {
         const said = std.mem.span(c.getenv("PCCL_FAULT_TCP") orelse return .{});
         if (said.len == 0) return .{};
         return if (std.mem.eql(u8, said, "bare")) .{ .is_bare = true } else error.Unknown;
     }
 
-    /// `taken`: the bytes that the socket has taken. Null: nothing is known.
+    /// Samples a connection. `taken`: the bytes that the socket has taken. Null: the system knows
+    /// nothing of it.
     pub fn sample(system: *System, fd: Fd, taken: u64) ?Sample {
         if (!system.is_bare) if (whole_sample(fd)) |found| return found;
         if (!system.was_said) log.put(.info, bare);
@@ -99,7 +100,8 @@ pub const System = struct {
     const bare = "this system does not say how connections carry bytes (TCP_INFO): links are " ++
         "known by the bytes that they take, and by how long it took to connect";
 
-    /// Whether it keeps to the rate. It is left as it is where it refuses the rest.
+    /// Tells the system the pace of a connection. Returns whether the system keeps to the rate. A
+    /// setting that the system refuses stays as it was.
     pub fn pace(system: *const System, fd: Fd, wanted: Pace) bool {
         if (system.is_bare or !on_linux) return false;
         const rate: u64 = if (wanted.rate == 0) std.math.maxInt(u64) else wanted.rate;
@@ -127,7 +129,7 @@ fn unsent(fd: Fd) ?u64 {
     return if (failed == 0 and bytes >= 0) @intCast(bytes) else null;
 }
 
-/// std.c does not know these.
+/// SIOCOUTQ and SO_NWRITE, which std.c does not know.
 const siocoutq = 0x5411;
 const so_nwrite = 0x1024;
 
@@ -140,8 +142,8 @@ fn whole_sample(fd: Fd) ?Sample {
     return told(&info, length);
 }
 
-/// As far as the kernel has filled it in. Times are 32 bits of microseconds, so no product is too
-/// large.
+/// Makes a sample of what the kernel has filled in. Times are 32 bits of microseconds, so no
+/// product is too large.
 fn told(info: *const Info, length: usize) ?Sample {
     if (length < @offsetOf(Info, "data_segs_in")) return null;
     const whole = length >= @sizeOf(Info);
