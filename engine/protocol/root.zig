@@ -42,7 +42,6 @@ test {
     _ = @import("look.zig");
     _ = @import("patience.zig");
     _ = @import("roster.zig");
-    _ = @import("structure.zig");
     _ = @import("misfit.zig");
     _ = @import("misfit_test.zig");
     _ = @import("removals.zig");

@@ -1,5 +1,5 @@
 //! syncs: members offer their shared states. When all have, one content is elected (election.zig),
-//! or the reason is found why there is none (structure.zig). Afterwards a sync is voted for like
+//! or the reason is found why there is none (election.zig). Afterwards a sync is voted for like
 //! any operation (votes.zig).
 
 const base = @import("base");
