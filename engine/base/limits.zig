@@ -62,7 +62,7 @@ pub const frame_index_max = 1 << 62;
 /// Attempts of an epoch that a member tells of: only a liar tells of more.
 pub const attempts_max = (1 << 31) - 1;
 /// How far ahead of the others one member may be with the attempt that it tells of after a restart.
-/// Enforced by the coordinator (protocol/attempts.zig).
+/// Enforced by the coordinator (protocol/attempt.zig).
 pub const attempts_ahead_max = 1 << 24;
 /// Epochs of a group and starts of a coordinator, in a journal.
 pub const epochs_max = 1 << 62;
@@ -101,7 +101,7 @@ pub const label_bytes_max = 80;
 pub const links_told_max = 32;
 /// The numbers that a peer tells of such a link: the bytes per second that it carries, its round
 /// trip, and the bytes sent a second time, in millionths. The peer cuts them before it tells them;
-/// the coordinator believes no others (protocol/measured.zig).
+/// the coordinator believes no others (protocol/measurement.zig).
 pub const link_rate_told_max = send_rate_max;
 pub const link_rtt_ns_told_max = 60 * std.time.ns_per_s;
 pub const link_again_ppm_max = 1_000_000;
@@ -147,7 +147,7 @@ pub const decisions_kept_max = 4096;
 pub const contradictions_kept_max = 16 * decisions_kept_max;
 /// Decisions of an epoch that some member has not seen yet: beyond, votes of the others wait for
 /// it, and it is let go when it votes `decisions_kept_max` times more. Enforced by the coordinator
-/// (protocol/unseen.zig).
+/// (protocol/operation.zig).
 pub const decisions_unseen_max = 4 * decisions_kept_max;
 /// Operations that one peer may have given up and whose abort the coordinator has still to send, as
 /// while it is away: told all at once, they must not be more than it may cause. Enforced at the
@@ -162,7 +162,7 @@ pub const decisions_untold_max = 64;
 /// Decisions that a member keeps because some other may not know them: more come from a coordinator
 /// that lies.
 pub const decisions_known_max = 2 * contradictions_kept_max;
-/// Runs of tags that were called equally often in one epoch of a group (protocol/sequences.zig).
+/// Runs of tags that were called equally often in one epoch of a group (protocol/sequence.zig).
 /// Enforced at the call.
 pub const tag_runs_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps
@@ -225,7 +225,7 @@ pub const groups_per_peer_max = 8;
 /// Messages of one peer to the coordinator, without those of its calls; and bytes, with those. The
 /// bursts are what an honest one says at once: what it knows when it comes back, and what is
 /// settled of all it has in flight. Enforced by the coordinator, which reads nothing from the peer
-/// for a while (protocol/rates.zig), as are the next.
+/// for a while (protocol/peer.zig), as are the next.
 pub const peer_messages_per_s_max = 2000;
 pub const peer_messages_burst = 8192;
 pub const peer_bytes_per_s_max = 4 * MiB;
@@ -239,7 +239,7 @@ pub const network_joins_burst = 4 * peers_max;
 pub const peer_attempts_per_s_max = 2;
 pub const peer_attempts_burst = 8;
 /// Links of one member of a group that it says are broken: more than any has. Beyond, one that it
-/// said earlier is forgotten. Enforced by the coordinator (protocol/broken.zig).
+/// said earlier is forgotten. Enforced by the coordinator (protocol/path.zig).
 pub const links_broken_max = 2 * full_mesh_max;
 /// The shortest and the longest time for which nothing is read from a peer that has said too much;
 /// the longest also for which an attempt is put off.

@@ -1,6 +1,6 @@
 //! Order: the members of an attempt in the order of their ring, by position. It is rank order
 //! unless links are broken. Paths: that order, and the members that reach everybody.
-//! protocol/path_search.zig decides them; collective/ring.zig and direct.zig move data along them.
+//! protocol/path.zig decides them; collective/ring.zig and direct.zig move data along them.
 
 const std = @import("std");
 const limits = @import("limits.zig");

@@ -1,5 +1,5 @@
 //! text: text from others: which of it may be a name, and how any of it is shown to people. A bad
-//! name is refused where it comes in (protocol/joining.zig, session/state.zig); all other text that
+//! name is refused where it comes in (protocol/door.zig, session/state.zig); all other text that
 //! reaches a log, an error or the status goes through `show`.
 
 const std = @import("std");

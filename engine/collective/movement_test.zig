@@ -1275,7 +1275,7 @@ fn Life(comptime T: type) type {
             if (bench.alive.has(rank) and !root and several) bench.alive.unset(rank);
         }
 
-        /// The ranges that the coordinator would keep (protocol/reports.zig).
+        /// The ranges that the coordinator would keep (protocol/attempt.zig).
         fn kept_by(life: *Self, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
             var kept: std.ArrayList(KeptRange) = .empty;
             var any_voted = false;

@@ -10,7 +10,7 @@
 //! JournalWriter calls them on a thread of its own, so that a disk that takes seconds holds up only
 //! those that must wait for it. Records that the coordinator gives it meanwhile are written
 //! together. Now and then it also looks whether the directory is still locked, because that asks
-//! the same disk. protocol/journaling.zig says who waits for which record. coordinator_engine.zig
+//! the same disk. protocol/log.zig says who waits for which record. coordinator_engine.zig
 //! owns both.
 
 const std = @import("std");

@@ -1,12 +1,12 @@
 //! Questions that members answer by themselves: which member is let go for want of an answer, and
-//! which has more time. The rules: asked.zig. The harness: court_test.zig.
+//! which has more time. The rules: peer.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const court_file = @import("court_test.zig");
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const second = 1000 * ms;
@@ -141,7 +141,7 @@ test "time in which the answer of a member lies unread at the coordinator is not
     const until = court.now + 2 * court.c.run.options.silence_ns;
     while (court.now < until) {
         try pass_thin(&court, second, 2, all);
-        court.peers[2].?.peer.?.unread_until = court.now; // as when its vote waits (unseen.zig)
+        court.peers[2].?.peer.?.unread_until = court.now; // as when its vote waits (operation.zig)
     }
     try expectEqual(0b111, court.members_alive());
     try pass_thin(&court, court.c.run.options.silence_ns + second, 2, all);

@@ -1,13 +1,13 @@
 //! How many peers have come to a group that begins when enough are there: who is told, and when
-//! (attendance.zig). The harness: court_test.zig.
+//! (debt.zig). The harness: court_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Court = court_file.Court;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 const ms = court_file.ms;
 
 /// The last that a peer was told of it since it was asked last; null: nothing.

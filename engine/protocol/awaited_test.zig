@@ -1,4 +1,4 @@
-//! Peers whose `admit` others wait for: who hears of them, and when (awaited.zig). The harness:
+//! Peers whose `admit` others wait for: who hears of them, and when (debt.zig). The harness:
 //! court_test.zig.
 
 const std = @import("std");
@@ -7,9 +7,9 @@ const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Court = court_file.Court;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 const ms = court_file.ms;
 const second = 1000 * ms;
 const id_of = court_file.id_of;

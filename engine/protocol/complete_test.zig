@@ -1,6 +1,6 @@
 //! Calls that need every member of the epoch (recovery complete), and calls that a member has left
 //! behind unmade: what the coordinator takes from members that lie, and what a member says. The
-//! rules: reports.zig, member.zig, stalls.zig; in a world: tests/sim/scenarios (complete,
+//! rules: attempt.zig, member.zig, debt.zig; in a world: tests/sim/scenarios (complete,
 //! complete_to_one_then_both_lost, passed_without_a_call). The harness: court_test.zig.
 
 const std = @import("std");
@@ -8,9 +8,9 @@ const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const Court = court_file.Court;
 const Op = @import("member.zig").Op;

@@ -2,37 +2,50 @@
 //! driver has the sockets, the clock and the disk; it says what came in and what time it is.
 //!
 //! The state of the run is in run.zig: connections and peers (peer.zig), groups (group.zig), and
-//! their epochs (epoch.zig). From there it goes on to:
-//!   - door.zig: strangers become peers; hearing.zig: what peers say goes to whom it is for;
-//!   - joining.zig: peers ask for groups; rounds.zig: newcomers become members;
-//!   - votes.zig, reports.zig: operations are decided, or go on after a loss;
-//!   - losses.zig: peers go; tick.zig: time passes, and silence is noticed;
-//!   - journaling.zig, restoring.zig: the run outlives the coordinator.
-//! The function that takes a message of a peer is named after it: `on_done` takes `done`.
+//! their epochs (epoch.zig). This file cuts what peers send into messages and gives each to the
+//! function that is named after it (`on_done` takes `done`), acts on the time that passes, and
+//! takes a run up from a journal. From here it goes on to:
+//!   - door.zig: strangers become peers, and ask for groups;
+//!   - membership.zig: newcomers become members, and peers go;
+//!   - operation.zig, attempt.zig: operations are decided, or go on after a loss;
+//!   - debt.zig: who waits for whom;
+//!   - log.zig: the run outlives the coordinator.
 //!
 //! A member whose connection ends has the silence limit to come back, unless another member says
 //! that its lanes to it are closed as well. Facts that a coordinator must know after it was killed
-//! are in its journal (journal.zig) before anybody is told (hold.zig); after a restart all members
+//! are in its journal (journal.zig) before anybody is told (peer.zig); after a restart all members
 //! are away.
 
 const std = @import("std");
 const base = @import("base");
-const addresses = @import("addresses.zig");
+const wire = @import("wire");
+const addresses = @import("address.zig");
+const attempt = @import("attempt.zig");
+const debt = @import("debt.zig");
 const door = @import("door.zig");
-const finding = @import("finding.zig");
-const hearing = @import("hearing.zig");
-const journaling = @import("journaling.zig");
-const losses = @import("losses.zig");
-const restoring = @import("restoring.zig");
-const run_file = @import("run.zig");
-const seal = @import("seal.zig");
-const tick_file = @import("tick.zig");
-const Run = run_file.Run;
+const fault_of = @import("peer.zig").fault_of;
+const journal = @import("journal.zig");
+const log = @import("log.zig");
+const measurement = @import("measurement.zig");
+const membership = @import("membership.zig");
+const operation = @import("operation.zig");
+const keep_budget = @import("run.zig").keep_budget;
+const start_bits = @import("epoch.zig").start_bits;
+const status = @import("status.zig");
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Overdue = @import("operation.zig").Overdue;
+const Peer = @import("peer.zig").Peer;
+const ProtocolError = @import("peer.zig").ProtocolError;
+const Run = @import("run.zig").Run;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
+const PeerId = base.PeerId;
+const control = wire.control;
+const limits = base.limits;
 
 pub const Connection = @import("peer.zig").Connection;
-pub const LogLevel = run_file.LogLevel;
+pub const LogLevel = @import("run.zig").LogLevel;
 
 pub const Coordinator = struct {
     run: Run,
@@ -45,7 +58,7 @@ pub const Coordinator = struct {
         gpa: Allocator,
         options: Options,
         host: Host,
-        seal_key: seal.Key,
+        seal_key: journal.SealKey,
     ) Allocator.Error!*Coordinator {
         const c = try (options.secrets orelse gpa).create(Coordinator);
         c.run = .{
@@ -54,7 +67,7 @@ pub const Coordinator = struct {
             .host = host,
             .seal_key = seal_key,
             .memory = .{ .bytes_max = options.memory },
-            .prng = .init(seal.seed(&seal_key)),
+            .prng = .init(journal.seal_seed(&seal_key)),
         };
         return c;
     }
@@ -67,8 +80,8 @@ pub const Coordinator = struct {
 
     /// Takes up the run that a journal holds, or begins one. Called once, before the first
     /// connection; afterwards the coordinator is of no use if it fails.
-    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) restoring.Error!void {
-        return restoring.restore(&c.run, now, bytes);
+    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) Error!void {
+        return restore_run(&c.run, now, bytes);
     }
 
     /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
@@ -78,51 +91,716 @@ pub const Coordinator = struct {
 
     /// Bytes were appended to connection.stream.
     pub fn received(c: *Coordinator, now: Instant, connection: *Connection) void {
-        hearing.received(&c.run, now, connection);
-        losses.sweep(&c.run, now);
+        hear_bytes(&c.run, now, connection);
+        membership.sweep(&c.run, now);
     }
 
     /// Before more is read from somebody who was paused: what it has said is taken first, for as
     /// long as its rates go, so that it does not pile up here.
     pub fn take_said(c: *Coordinator, now: Instant, connection: *Connection) void {
-        hearing.take_said(&c.run, now, connection);
-        losses.sweep(&c.run, now);
+        take_heard(&c.run, now, connection);
+        membership.sweep(&c.run, now);
     }
 
     /// The connection ended; it is invalid afterwards.
     pub fn closed(c: *Coordinator, now: Instant, connection: *Connection) void {
-        losses.closed(&c.run, now, connection);
-        losses.sweep(&c.run, now);
+        membership.closed(&c.run, now, connection);
+        membership.sweep(&c.run, now);
     }
 
     /// Takes what `Host.find` was to find out. The driver may be late: nobody need wait.
     pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: addresses.Answer) void {
-        finding.answered(&c.run, now, number, answer);
-        losses.sweep(&c.run, now);
+        door.answered(&c.run, now, number, answer);
+        membership.sweep(&c.run, now);
     }
 
     /// The journal has all that it was given up to this number on the disk.
     pub fn journal_written(c: *Coordinator, now: Instant, number: u64) void {
-        journaling.written(&c.run, number);
-        losses.sweep(&c.run, now);
+        log.written(&c.run, number);
+        membership.sweep(&c.run, now);
     }
 
     /// It has not, and takes no more before it is written anew.
     pub fn journal_failed(c: *Coordinator, now: Instant, number: u64) void {
-        journaling.not_written(&c.run, now, number);
-        losses.sweep(&c.run, now);
+        log.not_written(&c.run, now, number);
+        membership.sweep(&c.run, now);
     }
 
     pub fn tick(c: *Coordinator, now: Instant) void {
-        tick_file.tick(&c.run, now);
+        tick_run(&c.run, now);
     }
 
     /// The coordinator ends in order, before the driver closes all sockets.
     pub fn end(c: *Coordinator, now: Instant) void {
-        losses.end_newcomers(&c.run, now);
+        membership.end_newcomers(&c.run, now);
     }
 
     pub fn next_deadline(c: *const Coordinator) Instant {
-        return tick_file.next_deadline(&c.run);
+        return next_deadline_of_run(&c.run);
     }
 };
+
+// ---- messages of peers
+//
+// The bytes of a connection are cut into messages, and each goes to the function that is named
+// after it. A peer that says too much is not read for a while (peer.zig, operation.zig).
+
+/// Bytes were appended to connection.stream.
+pub fn hear_bytes(run: *Run, now: Instant, connection: *Connection) void {
+    if (connection.state == .stranger) door.greet(run, now, connection);
+    if (connection.peer) |peer| peer.last_heard = @max(peer.last_heard, now);
+    // One question each: answers cost more than questions.
+    if (connection.state == .answered) connection.doom("it goes on after its answer");
+    hear(run, now, connection);
+}
+
+/// Takes the messages that are there, as far as its rates go.
+fn hear(run: *Run, now: Instant, connection: *Connection) void {
+    while (connection.doomed == null and !connection.is_paused(now) and
+        (connection.state == .peer or connection.state == .status))
+    {
+        const stream = &connection.stream;
+        const at = stream.in_start;
+        const message = stream.take() catch |err| {
+            if (err == error.TooLong and hears_more_of(run, connection)) continue;
+            connection.doom(fault_of(err));
+            break;
+        } orelse break;
+        const size = stream.in_start - at;
+        connection.has_answered = true;
+        if (must_wait(run, now, connection, &message)) |wait_ns| {
+            stream.in_start = at;
+            pause(run, now, connection, wait_ns);
+            if (connection.peer) |peer| peer.unread_until = connection.paused_until;
+            break;
+        }
+        dispatch(run, now, connection, &message) catch |err| {
+            connection.doom(fault_of(err));
+        };
+        const peer = connection.peer orelse continue;
+        const wait_ns = peer.rates.heard(now, &message, size);
+        if (wait_ns > 0) pause(run, now, connection, wait_ns);
+    }
+    keep_budget(run);
+}
+
+/// Nothing is read from it for a while, and that is no silence of its.
+pub fn pause(run: *Run, now: Instant, connection: *Connection, wait_ns: u64) void {
+    connection.paused_until = now +| wait_ns;
+    run.due_at = @min(run.due_at, connection.paused_until);
+    const peer = connection.peer orelse return;
+    peer.last_heard = @max(peer.last_heard, connection.paused_until);
+}
+
+/// How long a message, and what is behind it, is left where it is.
+fn must_wait(
+    run: *const Run,
+    now: Instant,
+    connection: *Connection,
+    message: *const control.Message,
+) ?u64 {
+    const peer = connection.peer orelse return null;
+    switch (message.*) {
+        .join_end => return return_wait(run, now, connection),
+        inline .done, .state_offer => |*body| {
+            const group = run.group_of(peer, body.group) catch return null;
+            const epoch = group.epoch_of(body.epoch) orelse return null;
+            const rank = epoch.rank_of(peer) orelse return null;
+            return if (operation.must_wait(epoch, rank)) operation.wait_ns else null;
+        },
+        else => return null,
+    }
+}
+
+/// A member that comes back costs its groups an attempt each. Whoever does so all the time
+/// waits, for all its groups together, and for so little that it loses none by that.
+fn return_wait(run: *const Run, now: Instant, connection: *Connection) ?u64 {
+    const peer = connection.peer.?;
+    const telling = peer.telling orelse return null;
+    const group = run.group_at(telling.group orelse return null).?;
+    if (connection.has_returned or group.recovering or !group.contains(peer)) return null;
+    const at = connection.returns_at orelse now +| peer.rates.attempt_wait_ns(now);
+    connection.returns_at = at;
+    if (now < at) {
+        peer.away_since = @max(peer.away_since, at);
+        return at - now;
+    }
+    connection.has_returned = true;
+    peer.rates.cost_attempt(now);
+    return null;
+}
+
+/// Those who have waited for long enough are read again.
+pub fn resume_reading(run: *Run, now: Instant) void {
+    for (run.connections.items) |connection| {
+        const until = connection.paused_until;
+        if (until == 0 or until > now) {
+            if (until > now) run.due_at = @min(run.due_at, until);
+            continue;
+        }
+        connection.paused_until = 0;
+        hear(run, now, connection);
+        run.host.vtable.wake(run.host.ctx, connection);
+    }
+}
+
+/// Before more is read from somebody who was paused: what it has said is taken first, for as
+/// long as its rates go, so that it does not pile up here.
+pub fn take_heard(run: *Run, now: Instant, connection: *Connection) void {
+    if (connection.paused_until == 0 or connection.is_paused(now)) return;
+    connection.paused_until = 0;
+    hear(run, now, connection);
+}
+
+/// A member may say more at once than somebody who only wants to become one.
+fn hears_more_of(run: *const Run, connection: *Connection) bool {
+    const peer = connection.peer orelse return false;
+    const known = connection.stream.in_bytes_max == limits.control_message_bytes_max;
+    if (known or !run.is_member(peer)) return false;
+    connection.stream.in_bytes_max = limits.control_message_bytes_max;
+    return true;
+}
+
+fn dispatch(
+    run: *Run,
+    now: Instant,
+    connection: *Connection,
+    message: *const control.Message,
+) ProtocolError!void {
+    if (connection.state == .status) return switch (message.*) {
+        .status_request => |body| {
+            connection.state = .answered;
+            status.ask_doctor(run, now, connection.source, body.dial_back);
+            reply_status(run, now, connection);
+        },
+        else => error.Unexpected,
+    };
+    const peer = connection.peer.?;
+    if (door.is_void(peer, message)) return;
+    switch (message.*) {
+        .join => |*body| try door.on_join(run, now, peer, body),
+        .epoch_report => |*body| try door.on_epoch_report(run, peer, body),
+        .knows_commit => |*body| try door.on_known(run, peer, .{ .commit = body }),
+        .knows_abort => |*body| try door.on_known(run, peer, .{ .abort = body }),
+        .gave_up => |*body| try door.on_gave_up(run, peer, body),
+        .join_end => try door.on_join_end(run, now, peer),
+        .leave => |body| door.on_leave(run, now, peer, body.group),
+        .heartbeat => |body| {
+            peer.bytes_sent = body.bytes_sent;
+            peer.bytes_received = body.bytes_received;
+            if (body.may_probe and !peer.may_probe) measurement.gather(run, now);
+            peer.may_probe = body.may_probe;
+            run.say(peer, .{ .heartbeat_ack = .{ .number = body.number } });
+        },
+        .traffic => |*body| try measurement.on_traffic(run, now, peer, body),
+        .prepared => |*body| {
+            const group = try run.group_of(peer, body.group);
+            membership.on_prepared(run, group, now, peer, body);
+        },
+        .ask_address => |body| try membership.on_ask_address(run, peer, body),
+        .safe_points => |body| {
+            const group = try run.group_of(peer, body.group);
+            try membership.on_safe_points(run, group, now, peer, body.round, body.count);
+        },
+        .activated => |body| {
+            const group = try run.group_of(peer, body.group);
+            try membership.on_activated(run, group, now, peer, body.epoch);
+        },
+        .epoch_closed => |body| {
+            const group = try run.group_of(peer, body.group);
+            try membership.on_closed(run, group, now, peer, body.epoch);
+        },
+        .link_lost => |*body| try membership.on_link_lost(run, now, peer, body),
+        .link_told => |body| try membership.on_link_told(run, now, peer, body),
+        .dialed_back => |*body| status.doctor_told(run, peer, body),
+        inline .done,
+        .mismatch_seen,
+        .report_op,
+        .report_end,
+        .decisions_seen,
+        .state_offer,
+        .state_tensors,
+        .called,
+        => |*body, tag| {
+            const group = try run.group_of(peer, body.group);
+            const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+            const rank = epoch.rank_of(peer) orelse return;
+            switch (tag) {
+                .done => try operation.on_done(run, epoch, now, rank, body),
+                .mismatch_seen => try operation.on_mismatch(run, epoch, rank, body),
+                .report_op => try attempt.on_report_op(run, epoch, rank, body),
+                .report_end => try attempt.on_report_end(run, epoch, rank, body),
+                .decisions_seen => try operation.acknowledge(epoch, rank, body.count),
+                .state_offer => try operation.on_state_offer(run, epoch, rank, body),
+                .state_tensors => try operation.on_state_tensors(run, epoch, rank, body),
+                .called => try debt.on_called(run, epoch, now, rank, body),
+                else => comptime unreachable,
+            }
+        },
+        // Messages of coordinators alone, or of those who are no peers.
+        .status_request,
+        .heartbeat_ack,
+        .welcome,
+        .joined,
+        .refused,
+        .prepare,
+        .release,
+        .ask_safe_points,
+        .activate,
+        .view,
+        .resume_op,
+        .resume_all,
+        .commit,
+        .abort,
+        .expelled,
+        .status_reply,
+        .state_elected,
+        .state_ask,
+        .state_differs,
+        .address_told,
+        .unreached,
+        .stalled,
+        .labels,
+        .waiting,
+        .awaited,
+        .entered,
+        .measured,
+        .probe,
+        .dial_back,
+        => return error.Unexpected,
+    }
+}
+
+fn reply_status(run: *Run, now: Instant, connection: *Connection) void {
+    const source = connection.source;
+    const too_often = "its host has asked too often; the next answer is ready in a second";
+    if (!run.status_rates.may_ask(source, now)) return run.send_on(connection, .{
+        .refused = .{ .name = .of(""), .why = .of(too_often) },
+    });
+    const json = status.get(run, now) catch {
+        connection.doom("out of memory");
+        return;
+    };
+    run.status_rates.charge(source, now, json.len);
+    run.send_on(connection, .{ .status_reply = .{ .json = .of(json) } });
+}
+
+// ---- time
+//
+// The coordinator notices silence, lets go those who owe something for too long,
+// draws the consequences of broken links, and moves each group on. It judges nobody by a time in
+// which it was frozen itself, or heard nobody at all.
+
+/// A connection that a peer tries to make is tried again by its kernel after 2 s at most, and
+/// by itself soon after that.
+const dial_repeat_ns = 3 * std.time.ns_per_s;
+
+/// Not inlined, and rare: its frame is large.
+noinline fn tick_run(run: *Run, now: Instant) void {
+    if (run.started_at == 0) run.started_at = now;
+    const since = run.last_tick;
+    log.tend(run, now);
+    // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
+    // judges nobody. Nor does one that hears nobody at all: its own network may be gone.
+    const frozen = run.last_tick != 0 and now -| run.last_tick > 2 *| run.options.heartbeat_ns;
+    const deaf = hears_nobody(run, now);
+    const late = frozen or deaf;
+    run.last_tick = now;
+    run.due_at = base.never;
+    resume_reading(run, now);
+    door.let_in(run, now);
+    for (run.connections.items) |connection| {
+        if (connection.peer) |peer| {
+            if (frozen) peer.last_heard = @max(peer.last_heard, now);
+            if (deaf or now -| peer.last_heard < run.options.silence_ns) {
+                let_go_idle(run, now, peer, frozen);
+                continue;
+            }
+            // With a journal it hears so when it comes back and the removal is on the disk.
+            if (run.journal_state != .ok) run.say(peer, .{ .expelled = .{
+                .group = std.math.maxInt(u16),
+                .why = .of("the coordinator heard nothing of it for the silence limit"),
+            } });
+            connection.doom("it was silent for longer than the silence limit");
+        } else {
+            const stays_ns: u64 = if (connection.asker() == null)
+                limits.stranger_ns_max
+            else
+                limits.status_ns_max;
+            const until = connection.since +| stays_ns;
+            if (now >= until) connection.doom("it did not say who it is, or ask, in time");
+            run.due_at = @min(run.due_at, @max(until, now + 1));
+        }
+    }
+    membership.sweep(run, now);
+    door.ask_now(run, now);
+    judge_absent(run, now, late);
+    look_around(run, now);
+    for (run.groups.items) |group| {
+        // Nobody answers what waits for the disk.
+        const waits = run.waits(group.recorded);
+        if (waits) group.round_deadline +|= now -| since;
+        const pardons = late or waits or waits_for_disk(run, group);
+        tick_group(run, group, now, run.options.silence_ns, pardons) catch |err| {
+            run.log(.err, "group {s}: {t}", .{ group.name, err });
+        };
+        if (!group.out_of_memory) continue;
+        group.out_of_memory = false;
+        run.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
+    }
+    let_go_overdue(run, now);
+    refuse_misfits(run, now);
+    membership.sweep(run, now);
+    membership.end_groups(run);
+}
+
+/// One that joins nothing takes up a place that others may wait for.
+fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
+    if (peer.present != 0 or peer.claim.waiting.items.len > 0 or run.is_member(peer)) return;
+    if (peer.joins_waiting > 0 and peer.telling == null) return;
+    if (frozen) peer.idle_since = now;
+    // One that tells what it is a member of may take as long as a member that is silent.
+    const tells = peer.telling != null or peer.refused;
+    const more_ns = if (tells) run.options.silence_ns else 0;
+    const until = peer.idle_since +| limits.idle_ns_max +| more_ns;
+    if (now >= until) return peer.doom("it has joined nothing for too long");
+    run.due_at = @min(run.due_at, until);
+}
+
+/// Peers were connected, and none of them has been heard for half of what they may be silent.
+/// Once that is so, also those whose connections have ended are waited for until somebody is
+/// heard again.
+fn hears_nobody(run: *Run, now: Instant) bool {
+    var connected = false;
+    for (run.peers.items) |peer| {
+        if (peer.connection == null) continue;
+        connected = true;
+        if (now -| peer.last_heard >= run.options.silence_ns / 2) continue;
+        if (run.deaf) wait_for_all(run, now);
+        run.deaf = false;
+        return false;
+    }
+    run.deaf = run.deaf or connected;
+    return run.deaf;
+}
+
+/// Somebody is heard again, so the others have the silence limit from now on. Unlike after a
+/// restart that is enough: they have heard no answer for half of it already, so they have given
+/// up their connections and try to make new ones (session/control.zig: silent_at). Only what they
+/// try may take a while to be repeated, so a limit that is short is taken twice.
+fn wait_for_all(run: *Run, now: Instant) void {
+    const silence_ns = run.options.silence_ns;
+    const since = now +| @min(silence_ns, dial_repeat_ns -| silence_ns);
+    for (run.peers.items) |peer| {
+        if (now -| peer.last_heard < silence_ns / 2) continue;
+        peer.last_heard = since;
+        peer.away_since = since;
+    }
+}
+
+/// Members that did not come back in time are lost. After a restart they have longer: they may
+/// find out about it only by silence.
+fn judge_absent(run: *Run, now: Instant, late: bool) void {
+    var index: usize = 0;
+    while (index < run.peers.items.len) {
+        const peer = run.peers.items[index];
+        index += 1;
+        if (late) peer.away_since = @max(peer.away_since, now);
+        if (now < peer.away_since +| run.options.silence_ns) continue;
+        const why = "it did not come back within the silence limit";
+        if (peer.connection == null) {
+            membership.lose(run, now, peer, why);
+            index = 0;
+        } else for (run.groups.items) |group| {
+            // It has a connection, and does not say on it that it is still a member.
+            if (peer.is_present(group.id) or !group.contains(peer)) continue;
+            membership.take_out(run, now, group, peer, why);
+            index = 0;
+        }
+    }
+}
+
+/// Members for whose reports, or calls, the others have waited for too long.
+fn let_go_overdue(run: *Run, now: Instant) void {
+    const stall_ns = run.options.stall_ns;
+    var overdue: Overdue = .{};
+    for (run.groups.items) |group| {
+        while (debt.find_overdue(run, group, now, stall_ns, run.options.silence_ns, &overdue) or
+            (stall_ns > 0 and debt.find_stalled(group, now, stall_ns, &overdue)))
+        {
+            for (overdue.peers[0..overdue.count]) |peer|
+                membership.expel(run, now, group, peer, overdue.why());
+        }
+    }
+}
+
+/// Members whose calls, or shared states, are not those of the others: newcomers as a rule.
+fn refuse_misfits(run: *Run, now: Instant) void {
+    var misfits: Overdue = .{};
+    for (run.groups.items) |group| while (operation.find_misfits(group, &misfits) or
+        operation.find_stranded(run, group, now, &misfits))
+    {
+        var told: control.Expelled = .{
+            .group = group.id,
+            .refused = true,
+            .why = .of(misfits.why()),
+        };
+        if (misfits.call) |*call| {
+            told.op = call.op;
+            told.peer = call.peer;
+            told.descriptor = call.descriptor;
+        }
+        for (misfits.peers[0..misfits.count]) |peer|
+            membership.expel_as(run, now, group, peer, told);
+    };
+}
+
+/// Draws the consequences of what was said of links, once others have said theirs of the same.
+fn look_around(run: *Run, now: Instant) void {
+    for (run.groups.items) |group| {
+        const by = take_look(run, group, now) orelse continue;
+        while (attempt.stranded(group)) |peer| {
+            const why = "other members could not reach it for longer than the silence " ++
+                "limit, and nothing goes around that";
+            membership.expel(run, now, group, peer, why);
+        }
+        if (!attempt.go_around(group, now)) continue;
+        if (run.peer_of(by)) |peer| peer.rates.cost_attempt(now);
+    }
+}
+
+/// Never later than a heartbeat from the last tick, so that lateness means something.
+pub fn next_deadline_of_run(run: *const Run) Instant {
+    var next = @min(run.due_at, run.last_tick +| run.options.heartbeat_ns);
+    for (run.groups.items) |group| next = @min(next, next_deadline_of(run, group, run.last_tick));
+    return @min(next, door.next_question_deadline(run, run.last_tick));
+}
+
+/// `late`: the coordinator was frozen, and judges nobody by the time that passed.
+fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
+    if (late and group.phase == .ask) group.round_deadline = now +| silence_ns;
+    membership.let_go_mute(run, group, now, silence_ns, late);
+    if (group.round_deadline <= now) switch (group.phase) {
+        .prepare => membership.end_preparation(run, group, now) catch {
+            group.out_of_memory = true;
+        },
+        .ask => membership.release_round(run, group),
+        .idle, .activate => unreachable, // they have no deadline
+    };
+    for (group.epochs.items) |epoch| {
+        if (epoch.replan_at <= now and epoch.running) try attempt.begin(run, group, epoch);
+        operation.check_seen(run, epoch, now, silence_ns, late);
+        try debt.end_passed(run, epoch);
+        debt.review_calls(run, group, epoch, now, late);
+        const outside = if (epoch == group.current()) group.newcomers.items.len else 0;
+        debt.review_entering(run, epoch, outside);
+        if (epoch == group.current()) {
+            try measurement.tell_measured(run, epoch);
+            try measurement.review_probes(run, epoch, now);
+        }
+        try operation.review_misfits(run, epoch);
+    }
+    membership.advance_round(run, group, now);
+    debt.review_attendance(run, group, now);
+    debt.review_awaited(run, group, now, late);
+}
+
+/// The disk takes long, and keeps some member from hearing what is said of its epoch.
+fn waits_for_disk(run: *Run, group: *const Group) bool {
+    for (group.epochs.items) |epoch| {
+        if (!run.waits(epoch.recorded)) continue;
+        for (epoch.members) |*member| {
+            const peer = member.peer orelse continue;
+            if (run.holds_up(peer)) return true;
+        }
+    }
+    return false;
+}
+
+/// Whether ways around broken links are to be looked for now, and at whose expense.
+fn take_look(run: *Run, group: *Group, now: base.Instant) ?PeerId {
+    // A round may wait for the end of the same pause, and its own look comes first: otherwise
+    // it would wait for as long as anybody has news of links.
+    if (group.look.at <= now) membership.advance_round(run, group, now);
+    var members: usize = 0;
+    for (group.epochs.items) |epoch| members += epoch.members.len;
+    return group.look.take(now, members);
+}
+
+fn next_deadline_of(run: *const Run, group: *const Group, now: base.Instant) base.Instant {
+    var next = @min(group.round_deadline, group.look.next_deadline(now));
+    next = @min(next, debt.next_deadline(run, group));
+    for (group.epochs.items) |epoch| if (epoch.running) {
+        next = @min(next, epoch.replan_at, epoch.stall_at);
+    };
+    if (group.phase != .idle) return next;
+    // Those whose time has come wait for company, and company is an event.
+    for (group.newcomers.items) |*newcomer| {
+        const until = group.patience.until(newcomer.peer.id);
+        if (until > now) next = @min(next, until);
+    }
+    if (group.round_due() > now) next = @min(next, group.round_due());
+    return next;
+}
+
+// ---- a run goes on from its journal
+//
+// Its members tell everything else when they come back (membership.zig, attempt.zig).
+
+pub const Error = error{
+    OutOfMemory,
+    /// Its records are whole, and make no sense together.
+    BadRecord,
+    /// It cannot be written at the start: without that the next start would take this one's numbers
+    /// for its own.
+    JournalFailed,
+} || journal.Error;
+
+pub fn restore_run(run: *Run, now: base.Instant, bytes: []const u8) Error!void {
+    var replay: journal.Replay = .init(bytes);
+    var last_incarnation: u32 = 0;
+    while (try replay.next()) |entry| switch (entry) {
+        // The driver has read the others: they are the options.
+        .settings => |*body| run.seal_key = body.seal_key,
+        .start => |body| {
+            last_incarnation = @max(last_incarnation, body.incarnation);
+            run.ended.epoch = @max(run.ended.epoch, body.ended_epoch);
+        },
+        .group => |*body| try restore_group(run, body),
+        .activation => |*body| try restore_epoch(run, now, body),
+        .removal => |*body| {
+            const group = run.group_at(body.group) orelse return error.BadRecord;
+            try restore_removal(run, group, body);
+        },
+        .refusals => |*body| {
+            const group = run.group_at(body.group) orelse return error.BadRecord;
+            try log.restore_refusals(group, body);
+        },
+    };
+    if (last_incarnation == limits.incarnations_max) return error.BadRecord;
+    run.incarnation = last_incarnation + 1;
+    for (run.groups.items) |group| group_restored(run, group);
+    // An id may have been that of another process in an epoch that is over.
+    for (run.groups.items) |group| for (group.epochs.items) |epoch| for (epoch.members) |*member| {
+        if (member.peer) |peer| peer.instance = member.instance;
+    };
+    membership.forget_idle(run);
+    membership.end_groups(run);
+    log.begin_journal(run) catch |err| return switch (err) {
+        error.OutOfMemory => error.OutOfMemory,
+        error.JournalFailed => error.JournalFailed,
+        else => error.BadRecord, // larger than any record may be
+    };
+    run.journal_state = .ok;
+}
+
+fn restore_group(run: *Run, body: *const journal.GroupMade) Error!void {
+    // The first of two with one number has ended.
+    if (run.group_at(body.id)) |before| {
+        before.drop_empty();
+        if (before.epochs.items.len > 0) return error.BadRecord;
+        membership.end_group(run, before);
+    }
+    try run.groups.ensureUnusedCapacity(run.gpa, 1);
+    const group = try Group.create(run.gpa, .{
+        .id = body.id,
+        .name = body.name.data,
+        .initial_world_size = body.initial_world_size,
+        .min_world_size = if (body.is_founded) 1 else run.options.min_world_size,
+        .prepare_ns = run.options.prepare_ns,
+        .round = run.first_round(),
+        .founding = if (body.is_founded) .{} else null,
+    });
+    group.last_epoch = body.last_epoch;
+    run.groups.appendAssumeCapacity(group);
+}
+
+fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation) Error!void {
+    const body = &entry.told;
+    const group = run.group_at(body.group) orelse return error.BadRecord;
+    if (group.epoch_of(body.epoch) != null) return error.BadRecord;
+    if (body.members.count == 0 or body.members.count > limits.peers_max) return error.BadRecord;
+    // With a third epoch the first one was over.
+    while (group.epochs.items.len > 1) group.epochs.orderedRemove(0).destroy();
+    try group.epochs.ensureUnusedCapacity(run.gpa, 1);
+    const peers = try run.gpa.alloc(*Peer, body.members.count);
+    defer run.gpa.free(peers);
+    var it = body.members.iterator();
+    var instances = entry.instances.iterator();
+    for (peers) |*peer| {
+        const instance = instances.next().?;
+        if (instance == 0) return error.BadRecord;
+        peer.* = try door.away_peer(run, now, it.next().?, instance);
+    }
+    const left = try run.gpa.alloc(PeerId, body.left.count);
+    defer run.gpa.free(left);
+    var gone = body.left.iterator();
+    for (left) |*id| id.* = gone.next().?;
+    const epoch = try Epoch.create(run.gpa, .{
+        .group = group.id,
+        .number = body.epoch,
+        .min_world_size = group.min_world_size,
+        .seal_key = &run.seal_key,
+        .budget = &run.memory,
+        .peers = peers,
+        .began = .{
+            .round = body.round,
+            .safe_point = body.safe_point,
+            .joined = body.joined,
+            .left = left,
+        },
+    });
+    errdefer epoch.destroy();
+    if (epoch.ranks.count() != peers.len) return error.BadRecord; // one is named twice
+    group.epochs.appendAssumeCapacity(epoch);
+    group.last_epoch = @max(group.last_epoch, body.epoch);
+}
+
+fn restore_removal(run: *Run, group: *Group, body: *const journal.Removal) Error!void {
+    if (body.why.data.len > 0) group.removals.note(body.peer, body.why.data);
+    if (body.epochs.count == 0) return;
+    const peer = run.peer_of(body.peer) orelse return error.BadRecord;
+    var it = body.epochs.iterator();
+    while (it.next()) |from| {
+        // A removal from an epoch that is over interests nobody any more.
+        const epoch = group.epoch_of(from.epoch) orelse continue;
+        const rank = epoch.rank_of(peer) orelse return error.BadRecord;
+        if (from.attempt <= 1) return error.BadRecord;
+        epoch.detach(rank, from.attempt);
+    }
+    // It is out of every epoch that was alive: one that it still is in was over by then.
+    var index = group.epochs.items.len;
+    while (index > 0) {
+        index -= 1;
+        if (group.epochs.items[index].rank_of(peer) == null) continue;
+        group.epochs.orderedRemove(index).destroy();
+    }
+}
+
+/// It was made from a journal: whoever is a member has to come back first.
+fn group_restored(run: *Run, group: *Group) void {
+    group.round = run.first_round();
+    group.had_members = group.current() != null;
+    group.drop_empty();
+    group.recovering = group.epochs.items.len > 0;
+    for (group.epochs.items) |epoch| epoch_restored(epoch, run.incarnation - 1);
+}
+
+/// It was made from a journal. Attempts and decisions go on where no coordinator before this
+/// one can have been, so members' own numbers are irrelevant.
+fn epoch_restored(epoch: *Epoch, starts: u32) void {
+    epoch.recovering = true;
+    epoch.forgetful = true;
+    epoch.running = false;
+    const removed = epoch.history.entries.getLast().attempt;
+    epoch.first_attempt = @max(removed, @as(u32, @min(starts, starts_max)) << 16);
+    epoch.attempt = epoch.first_attempt;
+    epoch.decisions = @as(u64, starts) << start_bits;
+    epoch.retold = std.math.maxInt(u64);
+    for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
+    epoch.least_seen_by = 0;
+    log.refusals_restored(epoch);
+}
+
+/// After that many, attempts of different starts are not told apart any more.
+const starts_max = std.math.maxInt(u32) >> 17;

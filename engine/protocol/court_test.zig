@@ -7,20 +7,20 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const addresses = @import("addresses.zig");
+const addresses = @import("address.zig");
 const coordinator = @import("coordinator.zig");
+const journal = @import("journal.zig");
 const journal_file = @import("journal.zig");
-const seal = @import("seal.zig");
 const status_file = @import("status.zig");
-const Coordinator = coordinator.Coordinator;
-const Connection = coordinator.Connection;
 const Group = @import("group.zig").Group;
 const Told = @import("told_elsewhere.zig").Told;
+const Connection = coordinator.Connection;
+const Coordinator = coordinator.Coordinator;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 pub const ms = std.time.ns_per_ms;
 pub const peers_max = 3;
@@ -737,7 +737,7 @@ pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
         .acknowledged = 0,
         .seal = 0,
     };
-    abort.seal = seal.of_abort(&court.c.run.seal_key, &abort);
+    abort.seal = journal.abort_seal(&court.c.run.seal_key, &abort);
     return abort;
 }
 

@@ -5,16 +5,16 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const DialBack = @import("run.zig").DialBack;
 const Court = court_file.Court;
-const DialBack = @import("dial_back.zig").DialBack;
 const control = wire.control;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
 const gpa = std.testing.allocator;
 const id_of = court_file.id_of;
-const ms = court_file.ms;
 const members = court_file.peers_max;
+const ms = court_file.ms;
 
 /// The places of a peer that wants to be dialed, and of whoever asks for that.
 const wants = members;

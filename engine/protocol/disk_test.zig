@@ -1,5 +1,5 @@
 //! How a coordinator goes on while its disk takes long: messages that rely on a record wait for it,
-//! and no others do. Next: hold.zig, where messages wait; journaling.zig, which says for which
+//! and no others do. Next: peer.zig, where messages wait; log.zig, which says for which
 //! record.
 
 const std = @import("std");

@@ -1,18 +1,40 @@
-//! door: connections come in, and their first bytes say who they are. Strangers have few places, so
-//! some must go where many come (base/places.zig). The messages of a peer afterwards: hearing.zig.
+//! door: how strangers become peers, and how peers ask for groups. Connections come in, and their
+//! first bytes say who they are. Strangers have few places, so some must go where many come
+//! (base/places.zig). A peer joins a group, tells what it is a member of, and is looked for at the
+//! address that it claims. Its messages afterwards: coordinator.zig; its way into the group:
+//! membership.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const departures = @import("departures.zig");
-const losses = @import("losses.zig");
-const post = @import("post.zig");
+const attempt = @import("attempt.zig");
+const copy_founders = @import("group.zig").copy_founders;
+const fault_of = @import("peer.zig").fault_of;
+const free_founders = @import("group.zig").free_founders;
+const join_price = @import("peer.zig").join_price;
+const log = @import("log.zig");
+const membership = @import("membership.zig");
+const network_join_price = @import("peer.zig").network_join_price;
+const operation = @import("operation.zig");
+const turn_order = @import("group.zig").turn_order;
+const Answer = @import("address.zig").Answer;
+const Arrivals = @import("peer.zig").Arrivals;
 const Connection = @import("peer.zig").Connection;
+const Founding = @import("group.zig").Founding;
+const Group = @import("group.zig").Group;
+const Lobby = @import("run.zig").Lobby;
+const NewcomerTurn = @import("group.zig").NewcomerTurn;
 const Peer = @import("peer.zig").Peer;
+const ProtocolError = @import("peer.zig").ProtocolError;
+const Room = @import("address.zig").Room;
 const Run = @import("run.zig").Run;
+const Told = @import("run.zig").Told;
+const Aim = Arrivals.Aim;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
+const Mask = base.Mask;
 const PeerId = base.PeerId;
+const control = wire.control;
 const limits = base.limits;
 
 /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
@@ -57,12 +79,12 @@ fn make_place(run: *Run, now: Instant, source: base.Source) bool {
         run.strangers_refused += 1;
         guest.doom("others wait for its place");
     }
-    losses.sweep(run, now);
+    membership.sweep(run, now);
     return true;
 }
 
 /// The answer to a question is worth a place for a moment.
-fn ask(run: *Run, now: Instant, connection: *Connection) void {
+fn ask_places(run: *Run, now: Instant, connection: *Connection) void {
     var taken: usize = 0;
     for (run.connections.items) |item| taken += @intFromBool(item.asker() != null);
     if (taken >= limits.statuses_max) {
@@ -92,7 +114,7 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
         return refuse(run, connection, .wrong_run);
     switch (hello.purpose) {
         .lane, .probe => return refuse(run, connection, .wrong_peer),
-        .status => ask(run, now, connection),
+        .status => ask_places(run, now, connection),
         .control => {
             // It stands for nobody, so nobody can be it.
             if (hello.from.eql(.none)) return refuse(run, connection, .refused);
@@ -106,7 +128,7 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
                     const taken = peer.connection != null;
                     return refuse(run, connection, if (taken) .refused else .held);
                 }
-                come_back(run, now, peer, connection);
+                comes_back(run, now, peer, connection);
             } else {
                 const room = run.peers.items.len < limits.peers_max;
                 if (!room) return refuse(run, connection, .full);
@@ -118,7 +140,7 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
         connection.doom("out of memory");
         return;
     };
-    if (connection.state == .peer) post.send_on(run, connection, .{ .welcome = .{
+    if (connection.state == .peer) run.send_on(connection, .{ .welcome = .{
         .heartbeat_ns = run.options.heartbeat_ns,
         .silence_ns = run.options.silence_ns,
         .window_bytes = run.options.window_bytes,
@@ -162,7 +184,7 @@ fn peer_add(
 }
 
 /// A peer has a new connection; it knows that the old one is dead, if we do not.
-fn come_back(
+fn comes_back(
     run: *Run,
     now: Instant,
     peer: *Peer,
@@ -171,8 +193,8 @@ fn come_back(
     if (peer.connection) |old| {
         const why = "its peer has another one";
         if (old.has_answered) peer.away_since = now;
-        losses.disconnect(run, peer);
-        for (run.groups.items) |group| departures.gone_away(run, group, now, peer, why);
+        membership.disconnect(run, peer);
+        for (run.groups.items) |group| membership.peer_away(run, group, now, peer, why);
         old.doom(why);
     }
     peer.connection = connection;
@@ -207,4 +229,801 @@ pub fn away_peer(
     };
     run.peers.appendAssumeCapacity(peer);
     return peer;
+}
+
+// ---- joins
+//
+// A peer asks for a group and tells what it is a member of: `join`, the epochs and decisions that
+// it knows, `join_end`. Then it is a newcomer, a member that has come back (membership.zig), or it
+// hears that it is no member any more.
+
+const knows_more = "it knows more than the coordinator, which has started again without its " ++
+    "journal, or with one that had failed";
+
+pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) !void {
+    const name = body.name.data;
+    if (name.len == 0) return error.Unexpected;
+    if (peer.telling != null or peer.refused) return error.Unexpected;
+    // Both are shown to people, and the address is dialed by others.
+    if (!base.text.is_name(name)) return refuse_group(
+        run,
+        peer,
+        name,
+        "its name cannot be shown: it must be UTF-8 without control characters, line ends " ++
+            "and marks that turn the writing",
+    );
+    _ = base.Endpoint.parse_told(body.address.data) catch return refuse_group(
+        run,
+        peer,
+        name,
+        "the address of this peer is not that of one host, with a port",
+    );
+    peer.claim.advertised = body.advertised;
+    peer.label = base.Label.read(body.label.data) orelse return refuse_group(
+        run,
+        peer,
+        name,
+        "the label of this peer cannot be shown: it must be UTF-8 without control " ++
+            "characters, line ends and marks that turn the writing",
+    );
+    try claim_told(run, peer, body.address.data, body.address_key);
+    const known = run.group_named(name);
+    // A peer asks again when it has the answer.
+    if (run.lobby.holds(peer, name)) return error.Unexpected;
+    if (known) |group| if (peer.claim.waits_for(group.id)) return error.Unexpected;
+    const own = if (known) |group| Peer.bit(group.id) else 0;
+    const others = @popCount(peer.present & ~own) + peer.claim.waiting.items.len +
+        peer.joins_waiting;
+    if (others >= limits.groups_per_peer_max)
+        return refuse_group(run, peer, name, "this peer is in 8 groups already; leave one first");
+    const told: Told = .of(body);
+    // A member that comes back tells all its groups again, and loses those that it cannot tell
+    // within the silence limit.
+    const is_member_here = if (known) |group| group.contains(peer) else false;
+    if (!is_member_here and try set_aside(run, now, peer, body)) {
+        peer.telling = telling_of(null, &told);
+    } else try begin_telling(run, peer, name, &told);
+}
+
+fn begin_telling(
+    run: *Run,
+    peer: *Peer,
+    name: []const u8,
+    told: *const Told,
+) Allocator.Error!void {
+    if (objection(run, name, peer, &told.founders)) |why|
+        return refuse_group(run, peer, name, why);
+    const group = run.group_named(name) orelse
+        try make_group(run, name, peer, &told.founders) orelse
+        return refuse_group(run, peer, name, "the run has 64 groups already; use one of them");
+    if (group.contains(peer) and peer.is_present(group.id))
+        return refuse_group(run, peer, name, "this peer is in the group already");
+    peer.present &= ~Peer.bit(group.id);
+    peer.telling = telling_of(group, told);
+    membership.begin_report(group, peer);
+}
+
+fn telling_of(group: ?*const Group, told: *const Told) Peer.Telling {
+    return .{
+        .group = if (group) |known| known.id else null,
+        .rounds = told.rounds,
+        .initial_world_size = told.initial_world_size,
+        .named = told.newest > 0,
+        .newest = told.newest,
+        .beyond = told.newest > if (group) |known| known.last_epoch else 0,
+    };
+}
+
+/// Null: there are too many.
+fn make_group(
+    run: *Run,
+    name: []const u8,
+    peer: *const Peer,
+    told: *const control.Founders,
+) Allocator.Error!?*Group {
+    if (run.groups.items.len >= limits.groups_max) membership.end_groups(run);
+    if (run.groups.items.len >= limits.groups_max) return null;
+    try run.groups.ensureUnusedCapacity(run.gpa, 1);
+    var id = run.next_group;
+    while (run.group_at(id) != null) id = (id + 1) % limits.groups_max;
+    var founded = try founders_of(run, peer, told);
+    errdefer if (founded) |*it| it.deinit(run.gpa);
+    const is_founded = founded != null;
+    const group = try Group.create(run.gpa, .{
+        .id = id,
+        .name = name,
+        .initial_world_size = if (is_founded) 1 else run.options.initial_world_size,
+        .min_world_size = if (is_founded) 1 else run.options.min_world_size,
+        .prepare_ns = run.options.prepare_ns,
+        .round = run.first_round(),
+        .founding = founded,
+    });
+    run.next_group = (id + 1) % limits.groups_max;
+    // A group of this name, or of this number, may have been there before.
+    group.last_epoch = @max(group.last_epoch, run.ended.epoch);
+    group.round = @max(group.round, run.ended.round);
+    run.groups.appendAssumeCapacity(group);
+    _ = log.note(run, group, .{ .group = group.record() });
+    return group;
+}
+
+fn refuse_group(run: *Run, peer: *Peer, name: []const u8, why: []const u8) void {
+    peer.refused = true;
+    run.say(peer, .{ .refused = .{ .name = .of(name), .why = .of(why) } });
+}
+
+pub fn on_epoch_report(
+    run: *const Run,
+    peer: *Peer,
+    body: *const control.EpochReport,
+) ProtocolError!void {
+    if (peer.refused) return;
+    const telling = if (peer.telling) |*telling| telling else return error.Unexpected;
+    telling.named = true;
+    telling.newest = @max(telling.newest, body.epoch);
+    const group = run.group_at(telling.group orelse return).?;
+    if (body.epoch > group.last_epoch) telling.beyond = true;
+    const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+    const rank = epoch.rank_of(peer) orelse return;
+    // It knows of a removal that this coordinator does not: the journal has lost it.
+    if (!body.alive.covers(&epoch.alive)) telling.beyond = true;
+    try attempt.hear_claims(epoch, rank, body);
+}
+
+pub fn on_known(run: *const Run, peer: *Peer, message: attempt.KnownDecision) ProtocolError!void {
+    if (peer.refused) return;
+    const telling = peer.telling orelse return error.Unexpected;
+    const number = switch (message) {
+        inline else => |body| body.epoch,
+    };
+    const group = run.group_at(telling.group orelse return).?;
+    const epoch = group.epoch_of(number) orelse return;
+    const rank = epoch.rank_of(peer) orelse return;
+    try attempt.on_known(epoch, rank, message);
+}
+
+/// While it tells, it is the group that it tells of, whose number it may not know yet.
+pub fn on_gave_up(run: *Run, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
+    if (peer.refused) return;
+    const group = if (peer.telling) |*telling|
+        run.group_at(telling.group orelse return).?
+    else
+        try run.group_of(peer, body.group);
+    const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+    const rank = epoch.rank_of(peer) orelse return;
+    try operation.on_gave_up(run, epoch, rank, body);
+}
+
+/// Everything is told: the peer is a newcomer, a member that came back, or was let go.
+pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
+    if (peer.refused) {
+        peer.refused = false;
+        return;
+    }
+    const telling = peer.telling orelse return error.Unexpected;
+    peer.telling = null;
+    const id = telling.group orelse return is_whole(run, peer, telling.newest);
+    const group = run.group_at(id).?;
+    const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
+    if (!knows) membership.take_out(run, now, group, peer, "it left while it was away");
+    // The journal could not be written then, and the coordinator has died since.
+    if (telling.beyond) membership.take_out(run, now, group, peer, knows_more);
+    const is_member_here = group.contains(peer);
+    if (!is_member_here and !telling.named)
+        return admit(run, now, group, peer, telling.initial_world_size);
+    membership.welcome_to(run, group, peer);
+    if (is_member_here) {
+        try settle(run, now, peer);
+        return membership.come_back(run, group, now, peer, telling.rounds);
+    }
+    run.send(peer, group.id, .{ .expelled = .{
+        .group = group.id,
+        .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
+            "it was removed, so long ago that the coordinator does not know why any more"),
+    } });
+}
+
+/// The last that the peer says of the group, after an `expelled` as well; whatever it says of
+/// the number from now on is of another group.
+pub fn on_leave(run: *Run, now: Instant, peer: *Peer, id: u16) void {
+    // It may say so twice of a group whose number it did not know yet.
+    if (!peer.is_present(id)) return;
+    membership.take_out(run, now, run.group_at(id).?, peer, "it left");
+    peer.present &= ~Peer.bit(id);
+    peer.idle_since = now;
+    run.due_at = @min(run.due_at, now +| limits.idle_ns_max);
+}
+
+/// At a tick: lets those in whose time has come. A peer that is telling something is asked the next
+/// time.
+pub fn let_in(run: *Run, now: Instant) void {
+    var index: usize = 0;
+    while (index < run.lobby.waiting.items.len) {
+        const item = &run.lobby.waiting.items[index];
+        const peer = item.peer;
+        const may_enter = item.is_whole and peer.telling == null and !peer.refused;
+        const wait_ns = if (may_enter)
+            pay(run, now, peer, aim_of(run, item.name, &item.told.founders))
+        else
+            limits.pause_ns_max;
+        if (wait_ns > 0) {
+            look_again(run, now, wait_ns);
+            index += 1;
+            continue;
+        }
+        const gone = run.lobby.remove(index);
+        defer Lobby.free(run.gpa, &gone);
+        peer.idle_since = now;
+        enter_group(run, now, &gone) catch |err| peer.doom(fault_of(err));
+    }
+}
+
+fn enter_group(run: *Run, now: Instant, item: *const Lobby.Waiting) ProtocolError!void {
+    const peer = item.peer;
+    try begin_telling(run, peer, item.name, &item.told);
+    if (peer.telling != null) return on_join_end(run, now, peer);
+    peer.refused = false; // it has told everything already
+}
+
+// ---- founders of a sub-group
+//
+// Groups that are made of members of one epoch of another group, their parent (sub-groups). Each
+// founder names the same peers in the same order, which is that of the ranks. The group begins when
+// all founders have asked for it that have not been lost to the parent, or left it, since its first
+// founder asked. Nobody else ever enters. The founders are not in the journal: after a restart
+// those who wait ask anew, and a group that has begun is only known to be closed.
+
+/// Those that a peer names in its join; null: nobody. `objection` has found nothing against it.
+pub fn founders_of(
+    run: *const Run,
+    peer: *const Peer,
+    told: *const control.Founders,
+) Allocator.Error!?Founding {
+    if (told.members.count == 0) return null;
+    var founding: Founding = .{
+        .parent = run.group_named(told.parent.data).?.id,
+        .epoch = told.epoch,
+        .members = try run.gpa.alloc(PeerId, told.members.count),
+    };
+    errdefer founding.deinit(run.gpa);
+    try founding.places.ensureTotalCapacity(run.gpa, told.members.count);
+    var it = told.members.iterator();
+    for (founding.members, 0..) |*id, place| {
+        id.* = it.next().?;
+        founding.places.putAssumeCapacity(id.*, @intCast(place));
+    }
+    founding.asked.set(founding.place_of(peer.id).?);
+    const epoch = run.group_at(founding.parent).?.epoch_of(told.epoch).?;
+    for (founding.members, 0..) |id, place| {
+        if (!epoch.alive.has(epoch.ranks.get(id).?)) founding.gone.set(place);
+    }
+    return founding;
+}
+
+/// Why a peer may not ask for this group as one of its founders; null if it may, and if it names
+/// none. Whether others may have this group is seen when they have told everything: one of them may
+/// be a member that is back.
+pub noinline fn objection(
+    run: *Run,
+    name: []const u8,
+    peer: *const Peer,
+    told: *const control.Founders,
+) ?[]const u8 {
+    if (told.members.count == 0) return null;
+    membership.end_groups(run); // its own last attempt may be over
+    const parent = run.group_named(told.parent.data);
+    const group = run.group_named(name) orelse return problem(parent, peer, told);
+    if (group.contains(peer)) return null; // it is a member, and has not heard of it
+    const known = if (group.founding) |*it| it else return other_kind;
+    if (group.had_members) return has_begun;
+    const maybe = known.place_of(peer.id);
+    if (maybe) |place| if (parent != null and known.says(parent.?.id, told)) {
+        known.asked.set(place);
+        return null;
+    };
+    if (problem(parent, peer, told)) |why| return why;
+    if (maybe == null) known.outsider = peer.id else known.differs = peer.id;
+    return null;
+}
+
+const other_kind = "there is a group of this name that takes whoever comes; take another name " ++
+    "for one of founders";
+const not_named = "it is made of founders, and this peer has named none";
+const not_one = "it is made of founders, and this peer is not one of them";
+const has_begun = "it has begun without this peer, and nobody enters a group of founders " ++
+    "afterwards; take another name for another one";
+const has_gone = "this peer is no longer in the group that its founders are in";
+
+fn problem(
+    parent: ?*const Group,
+    peer: *const Peer,
+    told: *const control.Founders,
+) ?[]const u8 {
+    const group = parent orelse return "the group that its founders are in does not exist";
+    const epoch = group.epoch_of(told.epoch) orelse
+        return "the epoch that its founders are in is over";
+    const own = epoch.rank_of(peer) orelse
+        return "this peer is not a member of the epoch that its founders are in";
+    var named: Mask = .empty;
+    var it = told.members.iterator();
+    while (it.next()) |id| {
+        const rank = epoch.ranks.get(id) orelse
+            return "one of its founders is not a member of the epoch that they are to be in";
+        if (named.has(rank)) return "one of its founders is named twice";
+        named.set(rank);
+    }
+    return if (named.has(own)) null else "this peer is not one of the founders that it names";
+}
+
+/// A newcomer may not enter, and hears why. True of all that are not founders of a group that has
+/// some, and of founders that do not agree.
+pub fn turns_away(run: *Run, now: Instant, group: *Group, peer: *Peer) bool {
+    const founding = if (group.founding) |*it| it else return false;
+    if (group.had_members) return refuse_founder(run, group, peer, has_begun);
+    const place = founding.place_of(peer.id) orelse {
+        if (!founding.outsider.eql(peer.id)) return refuse_founder(run, group, peer, not_one);
+        expel_founder(run, now, group, peer, peer.id);
+        return true;
+    };
+    if (!founding.differs.eql(.none)) {
+        expel_founder(run, now, group, peer, founding.differs);
+        while (group.newcomers.items.len > 0)
+            expel_founder(run, now, group, group.newcomers.items[0].peer, founding.differs);
+        return true;
+    }
+    if (founding.gone.has(place)) return refuse_founder(run, group, peer, has_gone);
+    if (!founding.asked.has(place))
+        return refuse_founder(run, group, peer, not_named);
+    return false;
+}
+
+fn refuse_founder(run: *Run, group: *const Group, peer: *Peer, why: []const u8) bool {
+    run.say(peer, .{ .refused = .{ .name = .of(group.name), .why = .of(why) } });
+    return true;
+}
+
+/// Founders that do not agree have called differently: a Mismatch, of which each hears who differs
+/// from whom.
+fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: PeerId) void {
+    const founding = &group.founding.?;
+    const first = founding.members[founding.asked.at(0)];
+    var room: [limits.expelled_bytes_max]u8 = undefined;
+    const why = std.fmt.bufPrint(&room, "peer {f} names other founders of group {s} than peer " ++
+        "{f}, or in another order: all founders must name the same", .{
+        run.named(group, differs),
+        group.name,
+        run.named(group, first),
+    }) catch &room; // cut
+    if (!peer.is_present(group.id)) membership.welcome_to(run, group, peer);
+    membership.expel_as(run, now, group, peer, .{
+        .group = group.id,
+        .refused = true,
+        .why = .of(why),
+    });
+}
+
+// ---- where peers can be dialed
+//
+// Where peers say that others can dial them, and the findings about that. Others are told an
+// address only if the peer's connection comes from its host, or if the driver has found this very
+// peer there (net/finder.zig). So no peer can make all others dial somebody outside the run, or ask
+// a name server: the driver looks names up, once, and members get numbers.
+//
+// A peer whose user names no address claims that of its interface. Where that leads nowhere, it is
+// looked for at the host that its connection comes from, at the same port: clouds give a machine a
+// public address that the machine itself does not know, and keep the ports (1:1 NAT). It must prove
+// that it is there, because most NATs lead to somebody else, or to nobody.
+//
+// A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
+
+/// Between two questions that take time: whoever is named for many newcomers is not flooded.
+const pace_ns = std.time.ns_per_s / 20;
+/// A member that was not found is looked for again.
+const again_ns = 10 * std.time.ns_per_s;
+
+/// A peer says where it is dialed. Its former address holds until this is found, too.
+pub fn claim_told(
+    run: *Run,
+    peer: *Peer,
+    text: []const u8,
+    key: wire.hello.Key,
+) Allocator.Error!void {
+    const claim = &peer.claim;
+    claim.key = key;
+    if (std.mem.eql(u8, claim.text, text)) {
+        if (claim.state == .known and !is_still_seen(peer)) claim.state = .unknown;
+        return;
+    }
+    const copy = try run.gpa.dupe(u8, text);
+    const is_other = claim.text.len > 0;
+    run.gpa.free(claim.text);
+    claim.text = copy;
+    // An answer to what was asked before is not one to this.
+    claim.state = if (claim.waiting.items.len > 0) .queued else .unknown;
+    if (claim.state == .queued) queue_question(run, peer, 0);
+    // Rounds wait for what a member said first, and not for as long as it goes on to change that.
+    claim.failed = is_other and run.is_member(peer) and peer.address.len == 0;
+}
+
+/// A peer that was found where its connection came from may come from elsewhere by now.
+fn is_still_seen(peer: *const Peer) bool {
+    if (peer.claim.advertised) return true;
+    const connection = peer.connection orelse return true;
+    const at = base.Endpoint.parse(peer.address) catch return true; // it is empty
+    const claimed = base.Endpoint.parse(peer.claim.text) catch return true;
+    const source = at.source() orelse return true;
+    const own = claimed.source() orelse return true;
+    return std.mem.eql(u8, &source, &own) or std.mem.eql(u8, &source, &connection.source);
+}
+
+/// The peer has told everything: it is looked for, unless that is known.
+pub fn settle(run: *Run, now: Instant, peer: *Peer) Allocator.Error!void {
+    const claim = &peer.claim;
+    if (claim.state != .unknown) return;
+    const connection = peer.connection orelse return;
+    const endpoint = base.Endpoint.parse(claim.text) catch unreachable; // read at `join`
+    const from_there = if (endpoint.source()) |source|
+        std.mem.eql(u8, &source, &connection.source)
+    else
+        false;
+    if (from_there) return known_address(run, peer, claim.text);
+    run.log(.debug, "peer {f} is looked for at {s}", .{ peer.named(), claim.text });
+    queue_question(run, peer, 0);
+    try ask_question(run, now);
+}
+
+/// A newcomer enters the group, now or when it is found.
+pub fn admit(
+    run: *Run,
+    now: Instant,
+    group: *Group,
+    peer: *Peer,
+    initial_world_size: u32,
+) Allocator.Error!void {
+    // First, because the answer may come at once.
+    try peer.claim.waiting.append(run.gpa, .{
+        .group = group.id,
+        .initial_world_size = initial_world_size,
+    });
+    try settle(run, now, peer);
+    switch (peer.claim.state) {
+        .known, .nowhere => enter_found(run, now, peer),
+        .unknown, .queued, .asked => {},
+    }
+}
+
+fn enter_found(run: *Run, now: Instant, peer: *Peer) void {
+    var waiting = peer.claim.waiting;
+    peer.claim.waiting = .empty;
+    defer waiting.deinit(run.gpa);
+    for (waiting.items) |item| {
+        add_question(run, now, run.group_at(item.group).?, peer, item.initial_world_size) catch
+            return peer.doom("the coordinator has no memory to let it in");
+    }
+}
+
+/// A newcomer that may be told to others.
+fn add_question(
+    run: *Run,
+    now: Instant,
+    group: *Group,
+    peer: *Peer,
+    initial_world_size: u32,
+) Allocator.Error!void {
+    if (turns_away(run, now, group, peer)) return;
+    membership.welcome_to(run, group, peer);
+    run.log(.info, "peer {f} asks to join group {s}", .{ peer.named(), group.name });
+    try membership.add_newcomer(run, group, now, peer, initial_world_size);
+}
+
+fn known_address(run: *Run, peer: *Peer, address: []const u8) Allocator.Error!void {
+    const copy = try run.gpa.dupe(u8, address);
+    run.gpa.free(peer.address);
+    peer.address = copy;
+    peer.claim.state = .known;
+    peer.claim.failed = false;
+}
+
+fn queue_question(run: *Run, peer: *Peer, not_before: Instant) void {
+    run.questions.last_number += 1;
+    run.questions.any = true;
+    peer.claim.state = .queued;
+    peer.claim.number = run.questions.last_number;
+    peer.claim.not_before = not_before;
+}
+
+/// Asks about those who wait, members first: newcomers wait for them, too. Networks take turns.
+fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
+    if (!run.questions.any) return;
+    // In order once, however many of them there is no room for.
+    var buffer: [base.limits.peers_max]Turn = undefined;
+    for (turns(run, now, &buffer)) |turn| {
+        if (now < run.questions.next_at) break;
+        const peer = turn.peer;
+        const claim = &peer.claim;
+        var room: Room = undefined;
+        const reply = run.host.vtable.find(run.host.ctx, &.{
+            .number = claim.number,
+            .peer = peer.id,
+            .source = peer.connection.?.source,
+            .is_doubtful = run.questions.not_found.has(peer.connection.?.source, now),
+            .address = claim.text,
+            .seen = seen_at(peer, &room),
+            .key = claim.key,
+        });
+        if (reply == .busy) continue; // others may come from elsewhere
+        claim.state = .asked;
+        if (reply == .answer) try take(run, now, peer, reply.answer) else run.questions.next_at =
+            now +| pace_ns;
+    }
+    run.questions.any = for (run.peers.items) |peer| {
+        if (peer.claim.state == .queued) break true;
+    } else false;
+}
+
+/// An address that the user has named is meant so. The loopback interface is no way for others.
+fn seen_at(peer: *const Peer, room: *Room) []const u8 {
+    const source = peer.connection.?.source;
+    if (peer.claim.advertised or base.source.is_unknown(source)) return "";
+    if (base.source.is_loopback(source)) return "";
+    const endpoint = base.Endpoint.parse(peer.claim.text) catch unreachable; // read at `join`
+    return base.source.write(source, endpoint.port, room);
+}
+
+const Turn = struct {
+    peer: *Peer,
+    is_newcomer: bool,
+
+    fn less_than(_: void, a: Turn, b: Turn) bool {
+        if (a.is_newcomer != b.is_newcomer) return b.is_newcomer;
+        return a.peer.claim.number < b.peer.claim.number;
+    }
+};
+
+/// Those who may be asked about now, in their order.
+fn turns(
+    run: *const Run,
+    now: Instant,
+    buffer: *[base.limits.peers_max]Turn,
+) []const Turn {
+    var count: usize = 0;
+    if (now < run.questions.next_at) return buffer[0..count];
+    for (run.peers.items) |peer| {
+        if (peer.claim.state != .queued or peer.claim.not_before > now) continue;
+        if (peer.connection == null or count == buffer.len) continue;
+        buffer[count] = .{ .peer = peer, .is_newcomer = !run.is_member(peer) };
+        count += 1;
+    }
+    std.mem.sort(Turn, buffer[0..count], {}, Turn.less_than);
+    const members = for (buffer[0..count], 0..) |turn, index| {
+        if (turn.is_newcomer) break index;
+    } else count;
+    take_turns(run, now, buffer[0..members]);
+    take_turns(run, now, buffer[members..count]);
+    return buffer[0..count];
+}
+
+/// Among those who wait alike, a network of which nobody is being looked for comes before one of
+/// which somebody is, and those from which somebody was not found lately come last.
+fn take_turns(run: *const Run, now: Instant, waiting: []Turn) void {
+    var candidates: [base.limits.peers_max]NewcomerTurn = undefined;
+    var before: [base.limits.peers_max]Turn = undefined;
+    @memcpy(before[0..waiting.len], waiting);
+    for (waiting, candidates[0..waiting.len], 0..) |turn, *candidate, index| {
+        const source = turn.peer.connection.?.source;
+        candidate.* = .{
+            .index = @intCast(index),
+            .source = source,
+            .has_failed = run.questions.not_found.has(source, now),
+        };
+        for (run.peers.items) |peer| {
+            if (peer.claim.state != .asked or peer.connection == null) continue;
+            const is_same = base.places.same_network(peer.connection.?.source, source);
+            candidate.turn += @intFromBool(is_same);
+        }
+    }
+    turn_order(candidates[0..waiting.len]);
+    for (waiting, candidates[0..waiting.len]) |*turn, *candidate| turn.* = before[candidate.index];
+}
+
+/// The driver has an answer. It may be late: nobody need wait.
+pub fn answered(run: *Run, now: Instant, number: u64, answer: Answer) void {
+    take_answer(run, now, number, answer) catch |err| not_asked(run, err);
+}
+
+/// At a tick.
+pub fn ask_now(run: *Run, now: Instant) void {
+    ask_question(run, now) catch |err| not_asked(run, err);
+}
+
+/// Those who wait are asked about again at the next tick.
+fn not_asked(run: *Run, err: Allocator.Error) void {
+    run.log(.err, "{t} while peers were looked for where they say they are", .{err});
+}
+
+/// One to who is gone, or has said something else since, is for nobody.
+fn take_answer(run: *Run, now: Instant, number: u64, answer: Answer) Allocator.Error!void {
+    const peer = for (run.peers.items) |peer| {
+        if (peer.claim.state == .asked and peer.claim.number == number) break peer;
+    } else null;
+    if (peer) |item| try take(run, now, item, answer);
+    try ask_question(run, now);
+}
+
+fn take(run: *Run, now: Instant, peer: *Peer, answer: Answer) Allocator.Error!void {
+    const claim = &peer.claim;
+    switch (answer) {
+        .found => |address| {
+            known_address(run, peer, address) catch |err| {
+                queue_question(run, peer, now +| again_ns);
+                return err;
+            };
+            enter_found(run, now, peer);
+        },
+        .not_found => |dialed| {
+            claim.state = .unknown;
+            if (peer.connection) |connection|
+                run.questions.not_found.add(connection.source, now);
+            const is_told = claim.failed or claim.waiting.items.len > 0;
+            if (claim.advertised)
+                refuse_address(run, peer, dialed)
+            else
+                do_without(run, now, peer, dialed);
+            if (run.is_member(peer)) {
+                const why = "peer {f} is not found at {s}: newcomers are not told where it is";
+                // Behind NAT nothing is wrong with it: only what its user has named needs mending.
+                if (!is_told) run.log(if (claim.advertised) .warning else .info, why, .{
+                    peer.named(),
+                    claim.text,
+                });
+                claim.failed = true;
+                queue_question(run, peer, now +| again_ns);
+            }
+        },
+    }
+    // Rounds wait for a member's.
+    for (run.groups.items) |group| if (group.contains(peer))
+        membership.advance_round(run, group, now);
+}
+
+/// Its user has named no address, and the one that it has found leads nowhere, as behind NAT: it
+/// enters all the same, and dials the others.
+fn do_without(run: *Run, now: Instant, peer: *Peer, why: wire.Dialed) void {
+    peer.claim.state = .nowhere;
+    const is_news = peer.claim.waiting.items.len > 0;
+    enter_found(run, now, peer);
+    if (!is_news) return;
+    run.log(.info, "peer {f} is not found at {s} ({s}): it can dial the others, but " ++
+        "nobody can dial it", .{
+        peer.named(),
+        peer.claim.text,
+        why.why(),
+    });
+    for (run.groups.items) |group| run.send(peer, group.id, .{ .unreached = .{
+        .group = group.id,
+        .peer = .none,
+        .dialed = why,
+        .address = .of(peer.claim.text),
+    } });
+}
+
+/// It is told what to do, and loses nothing else.
+fn refuse_address(run: *Run, peer: *Peer, dialed: wire.Dialed) void {
+    var waiting = peer.claim.waiting;
+    peer.claim.waiting = .empty;
+    defer waiting.deinit(run.gpa);
+    var room: [why_bytes_max]u8 = undefined;
+    const why = std.fmt.bufPrint(&room, why_format, .{ peer.claim.text, dialed.why() }) catch
+        unreachable; // why() is short
+    for (waiting.items) |item| {
+        const name = run.group_at(item.group).?.name;
+        run.log(.info, "peer {f} may not join group {s}: it is not found at {s}", .{
+            peer.named(),
+            name,
+            peer.claim.text,
+        });
+        run.say(peer, .{ .refused = .{ .name = .of(name), .why = .of(why) } });
+    }
+}
+
+const why_format = "the coordinator cannot reach this peer at {s} ({s}), and its connection " ++
+    "comes from another host: advertise an address that leads here";
+const why_bytes_max = why_format.len + base.limits.address_bytes_max + wire.dialed.why_bytes_max;
+
+pub fn next_question_deadline(run: *const Run, now: Instant) Instant {
+    if (!run.questions.any) return base.never;
+    // Those for whom there was no room wait for an answer, or for the next tick.
+    return if (run.questions.next_at > now) run.questions.next_at else base.never;
+}
+
+// ---- joins that wait
+//
+// Joins of newcomers that wait because there were too many, of one peer or from one network
+// (peer.zig). The coordinator reads on: it hears and answers everything else that the peer says,
+// since the peer may be a member of other groups. Joins of one network are let in in the order in
+// which they came. Members that come back and name their epochs do not wait here. Founders of a
+// group are members of another: they wait for themselves alone.
+
+/// Takes a join that must wait; false if it need not.
+pub fn set_aside(
+    run: *Run,
+    now: Instant,
+    peer: *Peer,
+    body: *const control.Join,
+) Allocator.Error!bool {
+    const name = body.name.data;
+    const aim = aim_of(run, name, &body.founders);
+    const is_behind_others = is_behind(run, peer, aim);
+    const wait_ns = if (is_behind_others) limits.pause_ns_min else pay(run, now, peer, aim);
+    if (wait_ns == 0) return false;
+    try run.lobby.waiting.ensureUnusedCapacity(run.gpa, 1);
+    var told: Told = .of(body);
+    told.founders = try copy_founders(run.gpa, &body.founders);
+    errdefer free_founders(run.gpa, &told.founders);
+    run.lobby.waiting.appendAssumeCapacity(.{
+        .peer = peer,
+        .name = try run.gpa.dupe(u8, name),
+        .aim = aim,
+        .told = told,
+    });
+    peer.joins_waiting += 1;
+    look_again(run, now, wait_ns);
+    return true;
+}
+
+pub fn aim_of(run: *const Run, name: []const u8, founders: *const control.Founders) ?Aim {
+    if (founders.members.count > 0) return null;
+    return if (run.group_named(name) == null) .begins_group else .enters_group;
+}
+
+/// Others from there, who want the like, were first.
+fn is_behind(run: *const Run, peer: *const Peer, aim: ?Aim) bool {
+    for (run.lobby.waiting.items) |*item| {
+        if (aim == null and item.peer != peer) continue;
+        if (item.aim == aim and base.places.same_network(item.peer.source, peer.source))
+            return true;
+    }
+    return false;
+}
+
+/// How long the join has to wait; 0: it is paid for.
+pub fn pay(run: *Run, now: Instant, peer: *Peer, aim: ?Aim) u64 {
+    const own = &peer.rates.joins;
+    const own_ns = own.wait_ns(now, join_price);
+    if (own_ns > 0) return own_ns;
+    const arrives = aim orelse {
+        own.take(now, join_price, 1);
+        return 0;
+    };
+    const shared = run.arrivals.of(run.gpa, now, peer.source, arrives);
+    const shared_ns = shared.wait_ns(now, network_join_price);
+    if (shared_ns > 0) return shared_ns;
+    own.take(now, join_price, 1);
+    shared.take(now, network_join_price, 1);
+    return 0;
+}
+
+pub fn look_again(run: *Run, now: Instant, wait_ns: u64) void {
+    const soon = std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
+    run.due_at = @min(run.due_at, now +| soon);
+}
+
+/// The peer has told everything of the join that was set aside last.
+pub fn is_whole(run: *Run, peer: *const Peer, newest: u64) void {
+    for (run.lobby.waiting.items) |*item| if (item.peer == peer and !item.is_whole) {
+        item.told.newest = newest;
+        item.is_whole = true;
+    };
+}
+
+/// While a join of its waits, a peer may speak of a group by its number from before this
+/// connection: the answer to the join makes that void.
+pub fn is_void(peer: *const Peer, message: *const control.Message) bool {
+    if (peer.joins_waiting == 0 or peer.telling != null) return false;
+    switch (message.*) {
+        inline else => |*body| {
+            const Body = @TypeOf(body.*);
+            return @hasField(Body, "group") and !peer.is_present(body.group);
+        },
+    }
 }

@@ -1,20 +1,20 @@
 //! Door: who gets in and who stays: places of strangers, of status questions and of members; peers
 //! that join nothing, a full run, ids of members that are away, groups that end, and peers that say
-//! too much. The rules: door.zig, tick.zig, rates.zig, base/places.zig. The harness:
+//! too much. The rules: door.zig, coordinator.zig, peer.zig, base/places.zig. The harness:
 //! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const coordinator = @import("coordinator.zig");
 const court_file = @import("court_test.zig");
-const hearing = @import("hearing.zig");
-const rates = @import("rates.zig");
+const network_join_price = @import("peer.zig").network_join_price;
 const Connection = @import("coordinator.zig").Connection;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;
@@ -498,7 +498,7 @@ test "a pause is no silence, and what follows it is" {
     try court.form();
     const connection = court.peers[0].?;
     connection.paused_until = court.now + 1;
-    hearing.pause(&court.c.run, court.now, connection, limits.pause_ns_max);
+    coordinator.pause(&court.c.run, court.now, connection, limits.pause_ns_max);
     const silence_ns = court.c.run.options.silence_ns;
     const until = court.now + limits.pause_ns_max + silence_ns;
     while (court.now + 500 * ms < until) {
@@ -567,7 +567,7 @@ test "a peer whose join waits is not idle, and one that only says too much is" {
         if (joins) {
             const arrivals = court.c.run.arrivals.of(gpa, court.now, court.source, .begins_group);
             arrivals.paid_at = court.now + 20 * std.time.ns_per_s +
-                rates.joins_of_network.burst_ns;
+                network_join_price.burst_ns;
             try say(&court, connection, join_of("g"));
             try say(&court, connection, .{ .join_end = .{} });
         } else {

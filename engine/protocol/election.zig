@@ -1,5 +1,5 @@
 //! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
-//! syncs.zig tells it the offers of an attempt and who is alive, and carries out its decision;
+//! operation.zig tells it the offers of an attempt and who is alive, and carries out its decision;
 //! session/syncing.zig moves the bytes. Where two members have different structures, the election
 //! asks both for their tensors, page by page in order of names, walks through the two lists side by
 //! side and writes a sentence (Structures). It holds one page of each at most.
@@ -92,7 +92,7 @@ pub const Election = struct {
     decided: bool = false,
     /// While it is found out how structures differ.
     structures: ?Structures = null,
-    /// Members whose offers do not fit, and that must leave for it (misfit.zig).
+    /// Members whose offers do not fit, and that must leave for it (operation.zig).
     misfits: Mask = .empty,
     /// The part of them that does not fit.
     blame: Blame = .structure,

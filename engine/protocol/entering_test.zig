@@ -1,13 +1,13 @@
-//! Members that have not entered their epoch: who hears of them, and when (entering.zig). The
+//! Members that have not entered their epoch: who hears of them, and when (debt.zig). The
 //! harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const court_file = @import("court_test.zig");
 const Court = court_file.Court;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 const ms = court_file.ms;
 const newcomer = court_file.peers_max;
 

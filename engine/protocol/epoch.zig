@@ -1,31 +1,29 @@
-//! Epoch, as the coordinator keeps it: one admitted membership, who of it is alive, its attempts,
-//! the operations that are not decided (record.zig), and the decisions that some member has not
-//! seen. It answers questions and changes nothing else. Operations are decided in votes.zig,
-//! decisions.zig and syncs.zig; reports.zig goes on after a loss, claims.zig after a restart. Peers
-//! become members in rounds.zig. member.zig is the member's half.
+//! Epoch, as the coordinator keeps it: one admitted membership, which of its members are alive, its
+//! attempts, the operations that are not decided (record.zig), and the decisions that some member
+//! has not seen. It answers questions and changes nothing else. Operations are decided in
+//! operation.zig; attempt.zig goes on after a loss and after a restart. Peers become members in
+//! membership.zig. The member's half: member.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
-const owed = @import("owed.zig");
+const ranks_of = @import("peer.zig").ranks_of;
 const record_file = @import("record.zig");
-const seal = @import("seal.zig");
-const Asked = @import("asked.zig").Asked;
-const Probes = @import("matrix.zig").Probes;
-const Told = @import("matrix.zig").Told;
-const History = @import("history.zig").History;
+const Asked = @import("peer.zig").Asked;
 const Peer = @import("peer.zig").Peer;
+const Probes = @import("matrix.zig").Probes;
 const ProtocolError = @import("peer.zig").ProtocolError;
 const Ranks = @import("peer.zig").Ranks;
-const ranks_of = @import("peer.zig").ranks_of;
 const Record = @import("record.zig").Record;
+const ReportOwed = @import("record.zig").ReportOwed;
+const Told = @import("matrix.zig").Told;
 const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
+const OpId = control.OpId;
 const Pair = base.Pair;
 const PeerId = base.PeerId;
 const control = wire.control;
-const OpId = control.OpId;
 
 pub const MemberState = struct {
     id: PeerId,
@@ -52,15 +50,15 @@ pub const MemberState = struct {
     /// The number that `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_asked: Asked = .{},
-    /// Votes since it has been far behind (unseen.zig).
+    /// Votes since it has been far behind (operation.zig).
     votes_behind: u32 = 0,
-    /// Others have waited for it for long, and the log says so (stalls.zig).
+    /// Others have waited for it for long, and the log says so (debt.zig).
     waited_for: bool = false,
-    /// It has heard what its epoch was told of links (measured.zig).
+    /// It has heard what its epoch was told of links (measurement.zig).
     knows_measured: bool = false,
     /// The report that it owes after a view.
-    report: owed.Report = .{},
-    /// In the round under way (rounds.zig): the answer that is wanted of it, and once it is
+    report: ReportOwed = .{},
+    /// In the round under way (membership.zig): the answer that is wanted of it, and once it is
     /// `stopping`, another one.
     round_asked: Asked = .{},
     safe_points: u64 = 0,
@@ -116,7 +114,7 @@ pub const Epoch = struct {
     /// From a restart until the reports after it: members may know more than this coordinator.
     forgetful: bool = false,
     min_world_size: u32,
-    seal_key: *const seal.Key,
+    seal_key: *const journal.SealKey,
     /// The one of all queues.
     budget: *wire.Budget,
     members: []MemberState,
@@ -124,16 +122,16 @@ pub const Epoch = struct {
     ranks: Ranks = .empty,
     /// How it began, for members that have not been told.
     began: Began,
-    /// The last record that names it (journaling.zig).
+    /// The last record that names it (log.zig).
     recorded: u64 = 0,
-    /// The journal was given the refusals among the decisions up to this one (refusals.zig).
+    /// The journal was given the refusals among the decisions up to this one (log.zig).
     refusals_given: u64 = 0,
     alive: Mask,
     /// Have called an operation that was committed, or may have before a restart.
     fitted: Mask = .empty,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,
-    /// Have not, as members were told last (entering.zig); at first they take it that nobody has.
+    /// Have not, as members were told last (debt.zig); at first they take it that nobody has.
     missing_told: Mask,
     /// Newcomers outside, where this epoch only closes a gap; and as members were told last.
     waiting: u16 = 0,
@@ -142,13 +140,13 @@ pub const Epoch = struct {
     closed: Mask = .empty,
     /// Have reported in the current attempt.
     reported: Mask = .empty,
-    /// In the round under way (rounds.zig): have their lanes, have told their safe points.
+    /// In the round under way (membership.zig): have their lanes, have told their safe points.
     stopping: Mask = .empty,
-    /// The paths in the current attempt (path_search.zig).
+    /// The paths in the current attempt (path.zig).
     paths: base.Paths,
     /// The rates of links, as its members were told them.
     measured: Told = .{},
-    /// Which links are found out, and when (probes.zig).
+    /// Which links are found out, and when (measurement.zig).
     probes: Probes = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
@@ -180,7 +178,7 @@ pub const Epoch = struct {
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
     replan_at: base.Instant = base.never,
-    /// When calls whose deadlines are near are looked at (stalls.zig).
+    /// When calls whose deadlines are near are looked at (debt.zig).
     stall_at: base.Instant = base.never,
     /// When the log last named links that move nothing; 0: never.
     stuck_said_at: base.Instant = 0,
@@ -191,7 +189,7 @@ pub const Epoch = struct {
         group: u16,
         number: u64,
         min_world_size: u32,
-        seal_key: *const seal.Key,
+        seal_key: *const journal.SealKey,
         budget: *wire.Budget,
         /// In rank order.
         peers: []const *Peer,
@@ -419,3 +417,53 @@ pub const Epoch = struct {
         return null;
     }
 };
+
+// ---- history
+//
+// Which members each attempt of an epoch had. A chunk remembers the attempt that reduced it, and
+// the history tells who contributed. The coordinator keeps one for an epoch, a peer one for each of
+// its calls (session/operation.zig).
+
+pub const History = struct {
+    entries: std.ArrayList(Entry) = .empty,
+
+    const Entry = struct { attempt: u32, members: Mask };
+
+    pub fn deinit(history: *History, gpa: Allocator) void {
+        history.entries.deinit(gpa);
+    }
+
+    /// Makes room for so many entries: one for each number of members that there may be.
+    pub fn reserve(history: *History, gpa: Allocator, entries_max: usize) Allocator.Error!void {
+        try history.entries.ensureTotalCapacityPrecise(gpa, entries_max);
+    }
+
+    /// Attempts rise and members only go; attempts with equal members share an entry. Asserts that
+    /// room was reserved.
+    pub fn note(history: *History, attempt: u32, alive: *const Mask) void {
+        if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
+        history.entries.appendAssumeCapacity(.{ .attempt = attempt, .members = alive.* });
+    }
+
+    /// Members of the given attempt. Asserts that the first attempt is noted.
+    pub fn members(history: *const History, attempt: u32) *const Mask {
+        var index = history.entries.items.len;
+        while (index > 1) : (index -= 1) {
+            if (history.entries.items[index - 1].attempt <= attempt) break;
+        }
+        return &history.entries.items[index - 1].members;
+    }
+};
+
+test "an attempt has the members of the last change before it" {
+    const gpa = std.testing.allocator;
+    var history: History = .{};
+    defer history.deinit(gpa);
+    try history.reserve(gpa, 3);
+    history.note(1, &Mask.full(3));
+    history.note(2, &Mask.full(3));
+    history.note(5, &Mask.full(2));
+    try std.testing.expectEqual(3, history.members(1).count());
+    try std.testing.expectEqual(3, history.members(4).count());
+    try std.testing.expectEqual(2, history.members(9).count());
+}

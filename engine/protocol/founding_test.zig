@@ -1,18 +1,18 @@
 //! Groups that are made of members of another one: when they begin, in which order, and who stays
-//! outside (founders.zig). The harness: court_test.zig; its group is the parent.
+//! outside (door.zig). The harness: court_test.zig; its group is the parent.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const limits = base.limits;
-const Court = court_file.Court;
 const Group = @import("group.zig").Group;
-const gpa = std.testing.allocator;
+const Court = court_file.Court;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
-const ms = court_file.ms;
+const gpa = std.testing.allocator;
 const id_of = court_file.id_of;
+const limits = base.limits;
+const ms = court_file.ms;
 const all = [_]usize{ 0, 1, 2 };
 const outsider = court_file.peers_max;
 
@@ -355,13 +355,14 @@ test "founders keep to their own rate of joins alone, and what they name waits w
     defer court.c.destroy();
     court.keeps_rates = true;
     try court.form();
-    const rates = @import("rates.zig");
-    for ([_]rates.Arrivals.Aim{ .begins_group, .enters_group }) |aim| court.c.run.arrivals
+    const peer_file = @import("peer.zig");
+    for ([_]peer_file.Arrivals.Aim{ .begins_group, .enters_group }) |aim| court.c.run.arrivals
         .of(gpa, court.now, court.source, aim)
-        .take(court.now, rates.joins_of_network, 2 * limits.network_joins_burst);
+        .take(court.now, peer_file.network_join_price, 2 * limits.network_joins_burst);
     try ask(&court, 0, 1, &.{ 1, 0 });
     try expectEqual(1, sub(&court).newcomers.items.len);
-    court.peers[1].?.peer.?.rates.joins.take(court.now, rates.joins, limits.peer_joins_burst + 1);
+    const joins = &court.peers[1].?.peer.?.rates.joins;
+    joins.take(court.now, peer_file.join_price, limits.peer_joins_burst + 1);
     try ask(&court, 1, 1, &.{ 1, 0 });
     try expectEqual(1, sub(&court).newcomers.items.len);
     try expectEqual(1, court.c.run.lobby.waiting.items.len);

@@ -1,25 +1,29 @@
 //! Group, as the coordinator keeps it: its live epochs, the newcomers, and the round that lets them
-//! in. It answers questions and changes nothing else. Rounds: rounds.zig; members that go:
-//! departures.zig; members that come back: comebacks.zig; ways around broken links: detours.zig.
-//! Events inside an epoch: epoch.zig shows the way.
+//! in. It answers questions, and changes nothing but its own parts: the founders, the newcomers and
+//! the order in which rounds take them, the roster of a round, the peers that could not be dialed,
+//! and the reasons why peers were removed. Events of a group: membership.zig; events inside an
+//! epoch: operation.zig and attempt.zig.
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const journal = @import("journal.zig");
-const Broken = @import("broken.zig").Broken;
+const ranks_of = @import("peer.zig").ranks_of;
+const Broken = @import("path.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
-const Founding = @import("founding.zig").Founding;
-const Look = @import("look.zig").Look;
-const Newcomer = @import("newcomer.zig").Newcomer;
-const Patience = @import("patience.zig").Patience;
+const Look = @import("path.zig").Look;
 const Peer = @import("peer.zig").Peer;
-const Removals = @import("removals.zig").Removals;
-const Roster = @import("roster.zig").Roster;
+const Ranks = @import("peer.zig").Ranks;
 const Rounds = @import("peer.zig").Rounds;
-const Unreached = @import("unreached.zig").Unreached;
 const Allocator = std.mem.Allocator;
+const Dialed = wire.Dialed;
+const Instant = base.Instant;
+const Mask = base.Mask;
+const PeerId = base.PeerId;
+const control = wire.control;
+const limits = base.limits;
 
-/// Since when newcomers wait for somebody's `admit`, and what was said of it (awaited.zig).
+/// Since when newcomers wait for somebody's `admit`, and what was said of it (debt.zig).
 pub const Awaited = struct {
     /// Since when somebody waits; `never` while nobody does.
     since: base.Instant = base.never,
@@ -27,7 +31,7 @@ pub const Awaited = struct {
     is_logged: bool = false,
 };
 
-/// The part of the log about how many are there (attendance.zig).
+/// The part of the log about how many are there (debt.zig).
 pub const Said = struct {
     /// So many are here; 0: nothing is to be said.
     here: u32 = 0,
@@ -46,7 +50,7 @@ pub const Group = struct {
     /// Older epoch first; the last is the one that newcomers are added to.
     epochs: std.ArrayList(*Epoch) = .empty,
     last_epoch: u64 = 0,
-    /// The last record about it (journaling.zig).
+    /// The last record about it (log.zig).
     recorded: u64 = 0,
     newcomers: std.ArrayList(Newcomer) = .empty,
     phase: Phase = .idle,
@@ -230,3 +234,796 @@ pub const Group = struct {
         return false;
     }
 };
+
+// ---- founders
+//
+// The founders of a group (a sub-group), as they have named each other.
+
+/// The founders of a group; nobody where it comes from the journal.
+pub const Founding = struct {
+    /// The number of the parent, and its epoch.
+    parent: u16 = limits.groups_max,
+    epoch: u64 = 0,
+    /// In rank order.
+    members: []PeerId = &.{},
+    places: Ranks = .empty,
+    /// Those that have named the same founders.
+    asked: Mask = .empty,
+    /// The parent has lost them since: nobody waits for them.
+    gone: Mask = .empty,
+    /// The founder that has named others. It is the end of the group.
+    differs: PeerId = .none,
+    /// The last that has named others and is no founder: it is turned away alone.
+    outsider: PeerId = .none,
+
+    pub fn deinit(founding: *Founding, gpa: Allocator) void {
+        gpa.free(founding.members);
+        founding.places.deinit(gpa);
+    }
+
+    pub fn place_of(founding: *const Founding, id: PeerId) ?u16 {
+        return founding.places.get(id);
+    }
+
+    /// Founders that the others wait for.
+    pub fn awaited(founding: *const Founding, newcomers: []const Newcomer) Mask {
+        var here: Mask = founding.gone;
+        for (newcomers) |*newcomer| {
+            if (founding.place_of(newcomer.peer.id)) |place| here.set(place);
+        }
+        return Mask.full(founding.members.len).without(&here);
+    }
+
+    /// Newcomers that the first epoch needs: those who are there, and all others that may come.
+    pub fn least(founding: *const Founding, newcomers: []const Newcomer) u32 {
+        const rest = founding.awaited(newcomers).count();
+        return @max(1, @as(u32, @intCast(newcomers.len)) + rest);
+    }
+
+    pub fn less_than(founding: *const Founding, a: *Peer, b: *Peer) bool {
+        const none = limits.peers_max;
+        return (founding.place_of(a.id) orelse none) < (founding.place_of(b.id) orelse none);
+    }
+
+    pub fn says(founding: *const Founding, parent: u16, told: *const control.Founders) bool {
+        if (founding.parent != parent or founding.epoch != told.epoch) return false;
+        if (founding.members.len != told.members.count) return false;
+        var it = told.members.iterator();
+        for (founding.members) |id| if (!id.eql(it.next().?)) return false;
+        return true;
+    }
+};
+
+/// A copy that outlives the message.
+pub fn copy_founders(
+    gpa: Allocator,
+    told: *const control.Founders,
+) Allocator.Error!control.Founders {
+    var founders = told.*;
+    founders.parent.data = try gpa.dupe(u8, told.parent.data);
+    errdefer gpa.free(founders.parent.data);
+    founders.members.encoded = try gpa.dupe(u8, told.members.encoded);
+    return founders;
+}
+
+pub fn free_founders(gpa: Allocator, founders: *const control.Founders) void {
+    gpa.free(founders.parent.data);
+    gpa.free(founders.members.encoded);
+}
+
+// ---- newcomers
+//
+// A peer that waits to become a member of a group, as the coordinator keeps it.
+
+pub const Newcomer = struct {
+    peer: *Peer,
+    in_round: bool = false,
+    /// It has its lanes.
+    prepared: bool = false,
+    /// Its user waits to enter.
+    entering: bool = false,
+    /// The same over all rounds, and that it had its lanes in one of them (debt.zig).
+    wants: bool = false,
+    was_ready: bool = false,
+    /// Others would not wait for it any more: it is left out until its user comes, or it is alone.
+    dawdles: bool = false,
+    /// The next round is for those who could go on when this one ended.
+    chosen: bool = false,
+    /// How many it was told are there (debt.zig); 0: it was not.
+    here_told: u32 = 0,
+};
+
+// ---- the roster of a round
+//
+// The peers that take part in the preparation of a round, in the rank order of the epoch that the
+// round is to make, and what each has said of its lanes to the others. From that follows who can go
+// on when somebody does not open its lanes. It knows no time; the round is in membership.zig.
+
+pub const Roster = struct {
+    /// Members first, then newcomers.
+    places: std.ArrayList(Place) = .empty,
+    members: usize = 0,
+    ranks: Ranks = .empty,
+    /// How many have not answered, of the members and of all.
+    silent_members: usize = 0,
+    silent: usize = 0,
+    /// All links between members are kept in the epoch that they are in.
+    members_meet: bool = true,
+    /// Newcomers that have gone since.
+    gone: Mask = .empty,
+
+    pub const Place = struct {
+        id: PeerId,
+        /// It has answered.
+        spoke: bool = false,
+        /// Places of those to which it has no lanes yet.
+        missing: Mask = .empty,
+
+        fn is_complete(place: *const Place) bool {
+            return place.spoke and place.missing.is_empty();
+        }
+    };
+
+    pub fn deinit(roster: *Roster, gpa: Allocator) void {
+        roster.places.deinit(gpa);
+        roster.ranks.deinit(gpa);
+    }
+
+    pub fn begin(roster: *Roster, gpa: Allocator, peers: []const *Peer, options: Options) !void {
+        try roster.places.ensureTotalCapacity(gpa, peers.len);
+        const ranks = try ranks_of(gpa, peers);
+        roster.ranks.deinit(gpa);
+        roster.ranks = ranks;
+        roster.places.clearRetainingCapacity();
+        for (peers) |peer| roster.places.appendAssumeCapacity(.{ .id = peer.id });
+        roster.members = options.members;
+        roster.members_meet = options.members_meet;
+        roster.silent_members = options.members;
+        roster.silent = peers.len;
+        roster.gone = .empty;
+    }
+
+    pub const Options = struct { members: usize, members_meet: bool };
+
+    fn find(roster: *const Roster, id: PeerId) ?u16 {
+        return roster.ranks.get(id);
+    }
+
+    /// A peer says which lanes it lacks, of those it was asked for.
+    pub fn hear(
+        roster: *Roster,
+        id: PeerId,
+        missing: *const wire.codec.List(control.Missing),
+    ) void {
+        const index = roster.find(id) orelse return;
+        if (roster.gone.has(index)) return; // it has come back, and is not in this round
+        const place = &roster.places.items[index];
+        if (!place.spoke) {
+            roster.silent -= 1;
+            if (index < roster.members) roster.silent_members -= 1;
+        }
+        place.spoke = true;
+        place.missing = .empty;
+        var it = missing.iterator();
+        while (it.next()) |other| {
+            const lacked = roster.find(other.peer) orelse continue;
+            // Links between members are another matter than who is let in (path.zig).
+            if (roster.needs_link(index, lacked)) place.missing.set(lacked);
+        }
+    }
+
+    /// Whether it has said that it has no lanes to the other one.
+    pub fn lacks(roster: *const Roster, id: PeerId, other: PeerId) bool {
+        const index = roster.find(id) orelse return false;
+        return roster.places.items[index].missing.has(roster.find(other) orelse return false);
+    }
+
+    pub fn leave(roster: *Roster, id: PeerId) void {
+        const index = roster.find(id) orelse return;
+        if (roster.gone.has(index)) return;
+        if (!roster.places.items[index].spoke) roster.silent -= 1;
+        roster.gone.set(index);
+    }
+
+    /// Whether the round asks these two places for lanes to each other.
+    pub fn needs_link(roster: *const Roster, a: usize, b: usize) bool {
+        if (roster.members_meet and @max(a, b) < roster.members) return false;
+        const count = roster.places.items.len;
+        return base.reaches(a, b, count, count);
+    }
+
+    /// All places to which the round asks this one for lanes.
+    pub fn linked(
+        roster: *const Roster,
+        index: usize,
+        buffer: *[limits.full_mesh_max]usize,
+    ) []const usize {
+        const count = roster.places.items.len;
+        const reach: usize = limits.ring_reach;
+        var found: usize = 0;
+        for (0..if (count <= limits.full_mesh_max) count else 2 * reach + 1) |step| {
+            const other = if (count <= limits.full_mesh_max)
+                step
+            else
+                (index + count - reach + step) % count;
+            if (!roster.needs_link(index, other)) continue;
+            buffer[found] = other;
+            found += 1;
+        }
+        return buffer[0..found];
+    }
+
+    pub fn newcomers(roster: *const Roster) usize {
+        return roster.places.items.len - roster.members - roster.gone.count();
+    }
+
+    pub fn has_spoken(roster: *const Roster, id: PeerId) bool {
+        return roster.places.items[roster.find(id) orelse return true].spoke;
+    }
+
+    /// Everybody has all lanes, so that the epoch can begin. Where not all keep links to all, the
+    /// neighbours of whoever has gone would have others.
+    pub fn is_whole(roster: *const Roster) bool {
+        const moved = !roster.gone.is_empty() and roster.places.items.len > limits.full_mesh_max;
+        for (roster.places.items, 0..) |*place, index| {
+            if (!roster.gone.has(index) and !place.is_complete()) return false;
+        }
+        return !moved;
+    }
+
+    /// Somebody has not answered, or lacks lanes to one that is still there.
+    pub fn waits(roster: *const Roster) bool {
+        if (roster.silent > 0) return true;
+        for (roster.places.items, 0..) |*place, index| {
+            if (roster.gone.has(index)) continue;
+            if (!place.missing.without(&roster.gone).is_empty()) return true;
+        }
+        return false;
+    }
+
+    /// Newcomers that could enter together, and how many that is.
+    pub const Fit = struct {
+        places: Mask = .empty,
+        count: u32 = 0,
+    };
+
+    /// Those whose lanes to all members are open, and to each other, chosen in the order in which
+    /// they came: nobody can keep out one who was there before by saying that it lacks lanes to it.
+    pub fn fit(roster: *const Roster, arrivals: []const PeerId) Fit {
+        const members: Mask = .full(roster.members);
+        var lacked: Mask = .empty;
+        for (roster.places.items[0..roster.members]) |*place| lacked.merge(&place.missing);
+        var found: Fit = .{};
+        for (arrivals) |id| {
+            const index = roster.find(id) orelse continue;
+            const place = &roster.places.items[index];
+            if (!place.spoke or roster.gone.has(index) or lacked.has(index)) continue;
+            if (place.missing.meets(&members) or place.missing.meets(&found.places)) continue;
+            found.places.set(index);
+            found.count += 1;
+            lacked.merge(&place.missing);
+        }
+        return found;
+    }
+
+    pub fn has(roster: *const Roster, found: *const Fit, id: PeerId) bool {
+        return found.places.has(roster.find(id) orelse return false);
+    }
+
+    /// Ids of all from this place on, to be told.
+    pub fn ids_from(
+        roster: *const Roster,
+        first: usize,
+        buffer: *[limits.peers_max]PeerId,
+    ) []const PeerId {
+        const places = roster.places.items[first..];
+        for (places, buffer[0..places.len]) |*place, *id| id.* = place.id;
+        return buffer[0..places.len];
+    }
+};
+
+fn roster_of(comptime places: usize, members: usize) !Roster {
+    var people: [places]Peer = undefined;
+    var peers: [places]*Peer = undefined;
+    for (&people, &peers, 1..) |*peer, *pointer, number| {
+        peer.* = .{
+            .id = .from_int(number),
+            .connection = null,
+            .instance = 0,
+            .last_heard = 0,
+        };
+        pointer.* = peer;
+    }
+    var roster: Roster = .{};
+    try roster.begin(std.testing.allocator, &peers, .{
+        .members = members,
+        .members_meet = places <= limits.full_mesh_max,
+    });
+    return roster;
+}
+
+fn say_members(roster: *Roster, number: u64, missing: []const PeerId) void {
+    var entries: [8]control.Missing = undefined;
+    for (missing, entries[0..missing.len]) |peer, *entry| {
+        entry.* = .{ .peer = peer, .dialed = .pending };
+    }
+    roster.hear(.from_int(number), &.of(entries[0..missing.len]));
+}
+
+test "a newcomer that opens no lanes is left out, and those who lack only it are not" {
+    const gpa = std.testing.allocator;
+    const expect = std.testing.expect;
+    var roster = try roster_of(5, 2); // 1 and 2 are members; 3, 4 and 5 new
+    defer roster.deinit(gpa);
+    const arrivals = [_]PeerId{ .from_int(5), .from_int(4), .from_int(3) };
+    const silent: PeerId = .from_int(5);
+    for (1..5) |number| say_members(&roster, number, &.{silent});
+    try expect(roster.waits() and !roster.is_whole());
+    const found = roster.fit(&arrivals);
+    try std.testing.expectEqual(2, found.count);
+    try expect(!roster.has(&found, silent));
+    // Once it is gone nobody waits; but those who lacked it are asked anew.
+    roster.leave(silent);
+    try expect(!roster.waits() and !roster.is_whole());
+    say_members(&roster, 5, &.{}); // from the one that has its id now
+    roster.leave(silent);
+    for (1..5) |number| say_members(&roster, number, &.{});
+    try expect(roster.is_whole());
+    try std.testing.expectEqual(2, roster.newcomers());
+}
+
+test "of two newcomers that lack lanes to each other, the one that came first goes on" {
+    const gpa = std.testing.allocator;
+    var roster = try roster_of(3, 1);
+    defer roster.deinit(gpa);
+    say_members(&roster, 1, &.{});
+    for ([_][2]u64{ .{ 2, 3 }, .{ 3, 2 } }) |order| {
+        // Whichever of the two says so.
+        for ([_]u64{ 2, 3 }) |claims| {
+            for ([_]u64{ 2, 3 }) |number| {
+                const other: PeerId = .from_int(5 - number);
+                say_members(&roster, number, if (number == claims) &.{other} else &.{});
+            }
+            const arrivals = [_]PeerId{ .from_int(order[0]), .from_int(order[1]) };
+            const found = roster.fit(&arrivals);
+            try std.testing.expectEqual(1, found.count);
+            try std.testing.expect(roster.has(&found, arrivals[0]));
+        }
+    }
+}
+
+test "who lacks a member, or is lacked by one, is not let in; members do not wait for each other" {
+    const gpa = std.testing.allocator;
+    var roster = try roster_of(4, 2);
+    defer roster.deinit(gpa);
+    say_members(&roster, 1, &.{ .from_int(2), .from_int(4) });
+    say_members(&roster, 2, &.{});
+    say_members(&roster, 3, &.{.from_int(1)});
+    say_members(&roster, 4, &.{});
+    const arrivals = [_]PeerId{ .from_int(3), .from_int(4) };
+    try std.testing.expectEqual(0, roster.fit(&arrivals).count);
+    say_members(&roster, 1, &.{.from_int(2)});
+    say_members(&roster, 3, &.{});
+    try std.testing.expect(roster.is_whole());
+    try std.testing.expectEqual(2, roster.fit(&arrivals).count);
+}
+
+test "in a large world each place is asked for its neighbours, and one that goes moves them" {
+    const gpa = std.testing.allocator;
+    const expect = std.testing.expect;
+    var roster = try roster_of(40, 36);
+    defer roster.deinit(gpa);
+    try expect(roster.needs_link(0, 39) and roster.needs_link(0, limits.ring_reach));
+    try expect(!roster.needs_link(0, limits.ring_reach + 1));
+    var buffer: [limits.full_mesh_max]usize = undefined;
+    for ([_]usize{ 0, 20, 39 }) |index| {
+        const linked = roster.linked(index, &buffer);
+        try std.testing.expectEqual(2 * limits.ring_reach, linked.len);
+        for (linked) |other| try expect(roster.needs_link(index, other));
+    }
+    for (1..41) |number| say_members(&roster, number, &.{});
+    try expect(roster.is_whole());
+    roster.leave(.from_int(38));
+    try expect(!roster.waits() and !roster.is_whole());
+}
+
+// ---- newcomers of the next round
+//
+// Which newcomers the next round of a group takes, in which order, and who the members of the epoch
+// would be that it makes.
+
+/// Newcomers of one round, where members must open lanes to them.
+const newcomers_per_round = 32;
+
+const Which = enum { chosen, prompt, all, waiting };
+
+/// Marks the newcomers of the next round. False: there is none to begin.
+pub fn take_newcomers(group: *Group, now: base.Instant) bool {
+    const members = if (group.current()) |epoch| epoch.alive.count() else 0;
+    const gaps = group.has_gaps();
+    const needed = group.least();
+    if (group.narrow) {
+        const chosen = mark(group, now, .chosen, base.limits.peers_max);
+        if (chosen >= needed or gaps) return true;
+        forget_chosen(group);
+    }
+    // In the first round of a large world nobody has an epoch that its size could hold up.
+    const most: u32 = if (members == 0) base.limits.peers_max else @min(
+        newcomers_per_round,
+        base.limits.peers_max - members,
+    );
+    if (mark(group, now, .prompt, most) >= needed or gaps) return true;
+    // Dawdlers come along only where there is nothing else to do.
+    if (mark(group, now, .all, most) >= needed) return true;
+    // Nothing can begin without those who have failed: only they have to wait for it.
+    if (members == 0 and mark(group, now, .waiting, most) >= needed) return true;
+    take_nobody(group);
+    return false;
+}
+
+pub fn take_nobody(group: *Group) void {
+    for (group.newcomers.items) |*newcomer| newcomer.in_round = false;
+}
+
+fn mark(group: *Group, now: base.Instant, which: Which, most: u32) u32 {
+    var buffer: [base.limits.peers_max]NewcomerTurn = undefined;
+    var count: u32 = 0;
+    for (group.newcomers.items, 0..) |*newcomer, index| {
+        newcomer.prepared = false;
+        newcomer.in_round = false;
+        if (!switch (which) {
+            .chosen => newcomer.chosen,
+            .prompt => !newcomer.dawdles and is_due(group, newcomer, now),
+            .all => is_due(group, newcomer, now),
+            .waiting => true,
+        }) continue;
+        buffer[count] = .{
+            .index = @intCast(index),
+            .source = newcomer.peer.source,
+            .has_failed = group.patience.until(newcomer.peer.id) > 0,
+        };
+        count += 1;
+    }
+    const candidates = buffer[0..count];
+    if (count > most) turn_order(candidates);
+    const taken = @min(count, most);
+    for (candidates[0..taken]) |*candidate|
+        group.newcomers.items[candidate.index].in_round = true;
+    return taken;
+}
+
+/// Some who could be in the round under way are not, because it has not room for them.
+pub fn leaves_some_out(group: *const Group, now: base.Instant) bool {
+    for (group.newcomers.items) |*newcomer| {
+        const is_out = !newcomer.in_round and !newcomer.dawdles;
+        if (is_out and is_due(group, newcomer, now)) return true;
+    }
+    return false;
+}
+
+fn is_due(group: *const Group, newcomer: *const Newcomer, now: base.Instant) bool {
+    return group.patience.until(newcomer.peer.id) <= now;
+}
+
+/// The next round is for all who have come by then, and soon.
+pub fn open_to_all(group: *Group) void {
+    group.fruitless = 0;
+    group.next_round_at = group.round_began +| Group.interval_ns;
+    forget_chosen(group);
+}
+
+fn forget_chosen(group: *Group) void {
+    group.narrow = false;
+    for (group.newcomers.items) |*newcomer| newcomer.chosen = false;
+}
+
+/// Members of the next epoch in rank order: incumbents as they are, then newcomers by id, or
+/// founders as they are named.
+pub fn future_members(group: *Group) Allocator.Error![]*Peer {
+    var peers: std.ArrayList(*Peer) = .empty;
+    errdefer peers.deinit(group.gpa);
+    if (group.current()) |epoch| for (epoch.members) |*member| {
+        if (member.peer) |peer| try peers.append(group.gpa, peer);
+    };
+    const incumbents = peers.items.len;
+    for (group.newcomers.items) |*newcomer| {
+        if (newcomer.in_round) try peers.append(group.gpa, newcomer.peer);
+    }
+    if (group.founding) |*founding| {
+        const order: *const Founding = founding;
+        std.mem.sort(*Peer, peers.items[incumbents..], order, Founding.less_than);
+    } else std.mem.sort(*Peer, peers.items[incumbents..], {}, Peer.less_than);
+    return peers.toOwnedSlice(group.gpa);
+}
+
+// ---- turns of newcomers
+//
+// In which order newcomers are taken into rounds that have no room for all. Newcomers that have not
+// failed come before those that have. Within both kinds networks take turns, so that a crowd from
+// one network, which never opens a lane, keeps nobody from elsewhere out. Within a network the
+// order is that in which they came.
+
+pub const NewcomerTurn = struct {
+    /// Its place among those who have come.
+    index: u32,
+    source: base.Source,
+    has_failed: bool,
+    /// Before it there are so many of its kind from its network.
+    turn: u32 = 0,
+
+    fn less_than(_: void, a: NewcomerTurn, b: NewcomerTurn) bool {
+        if (a.has_failed != b.has_failed) return b.has_failed;
+        if (a.turn != b.turn) return a.turn < b.turn;
+        return a.index < b.index;
+    }
+};
+
+/// They are given in the order in which they came.
+pub fn turn_order(candidates: []NewcomerTurn) void {
+    for (candidates, 0..) |*candidate, count| {
+        for (candidates[0..count]) |*earlier| {
+            if (earlier.has_failed != candidate.has_failed) continue;
+            const together = base.places.same_network(earlier.source, candidate.source);
+            candidate.turn += @intFromBool(together);
+        }
+    }
+    std.mem.sort(NewcomerTurn, candidates, {}, NewcomerTurn.less_than);
+}
+
+test "networks take turns, and those who have failed come last" {
+    const crowd: base.Source = @splat(1);
+    const other: base.Source = @splat(2);
+    var candidates = [_]NewcomerTurn{
+        .{ .index = 0, .source = crowd, .has_failed = true },
+        .{ .index = 1, .source = crowd, .has_failed = false },
+        .{ .index = 2, .source = crowd, .has_failed = false },
+        .{ .index = 3, .source = other, .has_failed = true },
+        .{ .index = 4, .source = crowd, .has_failed = false },
+        .{ .index = 5, .source = other, .has_failed = false },
+    };
+    turn_order(&candidates);
+    for ([_]u32{ 1, 5, 2, 4, 0, 3 }, candidates) |index, candidate| {
+        try std.testing.expectEqual(index, candidate.index);
+    }
+    // One of the crowd that has failed takes no turn of another one.
+    var few = [_]NewcomerTurn{
+        .{ .index = 0, .source = crowd, .has_failed = true },
+        .{ .index = 1, .source = crowd, .has_failed = false },
+        .{ .index = 2, .source = other, .has_failed = false },
+    };
+    turn_order(&few);
+    for ([_]u32{ 1, 2, 0 }, few) |index, candidate| {
+        try std.testing.expectEqual(index, candidate.index);
+    }
+}
+
+// ---- newcomers that failed
+//
+// Which peers have failed to enter a group, and until when they wait before they are tried again:
+// 1, 2, 4 ... 60 s. It goes by the id, so that a peer that leaves and comes back does not begin
+// anew.
+
+pub const Patience = struct {
+    /// The one that failed last comes last.
+    failed: std.ArrayList(Failed) = .empty,
+
+    const Failed = struct { id: PeerId, until: Instant, count: u6 };
+
+    /// Beyond this many, the one whose failure lies back furthest is forgotten: it has waited.
+    const failed_max = 1024;
+    const wait_ns_min: u64 = std.time.ns_per_s;
+    const wait_ns_max: u64 = 60 * std.time.ns_per_s;
+
+    pub fn deinit(patience: *Patience, gpa: Allocator) void {
+        patience.failed.deinit(gpa);
+    }
+
+    fn find(patience: *const Patience, id: PeerId) ?usize {
+        for (patience.failed.items, 0..) |*item, index| if (item.id.eql(id)) return index;
+        return null;
+    }
+
+    /// It did not get in; from now on it waits, twice as long as the last time. Without memory for
+    /// that it waits for nothing, and the next round judges it anew.
+    pub fn lose(patience: *Patience, gpa: Allocator, id: PeerId, now: Instant) void {
+        var failed: Failed = .{ .id = id, .until = 0, .count = 0 };
+        if (patience.find(id)) |index| failed = patience.failed.orderedRemove(index);
+        failed.until = now +| @min(wait_ns_min << @min(failed.count, 6), wait_ns_max);
+        failed.count +|= 1;
+        while (patience.failed.items.len > 0) {
+            if (patience.failed.items[0].until +| wait_ns_max > now) break;
+            _ = patience.failed.orderedRemove(0); // it has waited, and for long
+        }
+        if (patience.failed.items.len >= failed_max) _ = patience.failed.orderedRemove(0);
+        patience.failed.append(gpa, failed) catch return;
+    }
+
+    /// It is in.
+    pub fn forget(patience: *Patience, id: PeerId) void {
+        if (patience.find(id)) |index| _ = patience.failed.orderedRemove(index);
+    }
+
+    /// Until when it waits; 0: it does not.
+    pub fn until(patience: *const Patience, id: PeerId) Instant {
+        return if (patience.find(id)) |index| patience.failed.items[index].until else 0;
+    }
+};
+
+test "who fails waits twice as long each time, up to a minute, until it gets in" {
+    const gpa = std.testing.allocator;
+    const expectEqual = std.testing.expectEqual;
+    const second = std.time.ns_per_s;
+    var patience: Patience = .{};
+    defer patience.deinit(gpa);
+    const id: PeerId = .from_int(7);
+    for ([_]u64{ 1, 2, 4, 8, 16, 32, 60, 60 }) |seconds| {
+        patience.lose(gpa, id, 100);
+        try expectEqual(100 + seconds * second, patience.until(id));
+    }
+    try expectEqual(0, patience.until(.from_int(8)));
+    patience.forget(id);
+    try expectEqual(0, patience.until(id));
+}
+
+test "a peer that has waited is remembered for a minute, so that it waits longer the next time" {
+    const gpa = std.testing.allocator;
+    const second = std.time.ns_per_s;
+    var patience: Patience = .{};
+    defer patience.deinit(gpa);
+    const id: PeerId = .from_int(7);
+    patience.lose(gpa, id, 0);
+    for ([_]u64{ 60, 180 }, [_]u64{ 2, 1 }) |after, waits| {
+        patience.lose(gpa, .from_int(8), after * second);
+        patience.lose(gpa, id, after * second);
+        try std.testing.expectEqual((after + waits) * second, patience.until(id));
+    }
+}
+
+test "of very many who have failed, those that failed last are remembered" {
+    const gpa = std.testing.allocator;
+    var patience: Patience = .{};
+    defer patience.deinit(gpa);
+    patience.lose(gpa, .from_int(1), 0);
+    for (1..Patience.failed_max) |number| patience.lose(gpa, .from_int(1 + number), 0);
+    patience.lose(gpa, .from_int(1), 0); // it has failed again, after the others
+    patience.lose(gpa, .from_int(1 + Patience.failed_max), 0);
+    try std.testing.expectEqual(Patience.failed_max, patience.failed.items.len);
+    try std.testing.expect(patience.until(.from_int(1)) > 0);
+    try std.testing.expectEqual(0, patience.until(.from_int(2)));
+}
+
+// ---- peers that could not be dialed
+//
+// Which peers of a group could not dial which others, by their own words.
+
+/// The other side and the log hear of one pair no more often.
+const tell_ns = 30 * std.time.ns_per_s;
+
+pub const Unreached = struct {
+    /// About peers that a round has asked for lanes to each other.
+    claims: std.ArrayList(Claim) = .empty,
+
+    pub const Claim = struct {
+        from: PeerId,
+        to: PeerId,
+        /// `pending` once it can, or need not any more.
+        dialed: Dialed,
+        source: base.Source,
+        /// Null: the other side and the log have not heard of it.
+        told_at: ?Instant,
+
+        pub fn is_due(claim: *const Claim, now: Instant) bool {
+            return now -| (claim.told_at orelse return true) >= tell_ns;
+        }
+    };
+
+    pub fn deinit(unreached: *Unreached, gpa: Allocator) void {
+        unreached.claims.deinit(gpa);
+    }
+
+    pub fn find(unreached: *const Unreached, from: PeerId, to: PeerId) ?*Claim {
+        for (unreached.claims.items) |*claim| {
+            if (claim.from.eql(from) and claim.to.eql(to)) return claim;
+        }
+        return null;
+    }
+
+    /// Pairs of this peer that were told lately.
+    pub fn told_by(unreached: *const Unreached, from: PeerId, now: Instant) usize {
+        var count: usize = 0;
+        for (unreached.claims.items) |*claim| {
+            count += @intFromBool(claim.from.eql(from) and !claim.is_due(now));
+        }
+        return count;
+    }
+
+    /// The peer is gone.
+    pub fn forget(unreached: *Unreached, id: PeerId) void {
+        var index = unreached.claims.items.len;
+        while (index > 0) {
+            index -= 1;
+            const claim = &unreached.claims.items[index];
+            if (claim.from.eql(id) or claim.to.eql(id)) _ = unreached.claims.swapRemove(index);
+        }
+    }
+};
+
+// ---- reasons of removals
+//
+// Why peers are out of a group, for peers that come back and do not know it. A peer that is there
+// hears it at once; a peer that was away asks when the others have long gone on, perhaps after the
+// coordinator has started again. So the reasons are in the journal, too (coordinator.zig).
+
+pub const Removals = struct {
+    /// Oldest first. Room for all of them from the beginning: a group's memory stays flat.
+    entries: [entries_max]Entry = undefined,
+    count: usize = 0,
+
+    pub const Entry = struct {
+        id: PeerId,
+        length: usize,
+        text: [why_bytes_max]u8,
+
+        pub fn why(entry: *const Entry) []const u8 {
+            return entry.text[0..entry.length];
+        }
+    };
+    const entries_max = 32;
+    const why_bytes_max = base.limits.removal_why_bytes_max;
+
+    pub fn note(removals: *Removals, id: PeerId, why: []const u8) void {
+        for (removals.known(), 0..) |*entry, index| if (entry.id.eql(id)) {
+            removals.forget(index);
+            break;
+        };
+        if (removals.count == entries_max) removals.forget(0);
+        const entry = &removals.entries[removals.count];
+        removals.count += 1;
+        entry.id = id;
+        entry.length = @min(why.len, why_bytes_max);
+        @memcpy(entry.text[0..entry.length], why[0..entry.length]);
+    }
+
+    fn forget(removals: *Removals, index: usize) void {
+        const rest = removals.entries[index + 1 .. removals.count];
+        @memmove(removals.entries[index..][0..rest.len], rest);
+        removals.count -= 1;
+    }
+
+    pub fn known(removals: *const Removals) []const Entry {
+        return removals.entries[0..removals.count];
+    }
+
+    pub fn why_of(removals: *const Removals, id: PeerId) ?[]const u8 {
+        for (removals.known()) |*entry| {
+            if (entry.id.eql(id)) return entry.why();
+        }
+        return null;
+    }
+};
+
+test "the last reason of each of the last peers that were removed is known, and no others" {
+    var removals: Removals = .{};
+    const most = Removals.entries_max;
+    for (0..most) |index| removals.note(.from_int(index + 1), "it was silent");
+    removals.note(.from_int(1), "it left" ++ " and left" ** 40);
+    try std.testing.expectEqual(most, removals.count);
+    removals.note(.from_int(most + 1), "it broke the protocol");
+    try std.testing.expectEqual(most, removals.count);
+    try std.testing.expectEqual(null, removals.why_of(.from_int(2)));
+    try std.testing.expectEqualStrings("it was silent", removals.why_of(.from_int(3)).?);
+    try std.testing.expect(std.mem.startsWith(u8, removals.why_of(.from_int(1)).?, "it left and"));
+    try std.testing.expectEqualStrings(
+        "it broke the protocol",
+        removals.why_of(.from_int(most + 1)).?,
+    );
+}
+
+test "a peer that is removed again has one place and the last reason" {
+    var removals: Removals = .{};
+    removals.note(.from_int(1), "it was silent");
+    removals.note(.from_int(2), "it was silent");
+    removals.note(.from_int(1), "it left");
+    try std.testing.expectEqual(2, removals.count);
+    try std.testing.expectEqualStrings("it left", removals.why_of(.from_int(1)).?);
+}

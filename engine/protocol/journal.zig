@@ -1,17 +1,18 @@
 //! journal: the facts that a coordinator must still know after it was killed, as bytes: settings of
 //! the run, groups, epochs, removals, refused calls. This file has the format: records to bytes,
 //! and a file that was read back to records. A torn end is cut off, and anything else that does not
-//! check out is refused. It touches no file (net/journal.zig) and does not know the meaning of
-//! the records (journaling.zig). The bytes: docs/PROTOCOL.md.
+//! check out is refused. It touches no file (net/journal.zig) and does not know the meaning of the
+//! records (log.zig). The bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const seal = @import("seal.zig");
 const Bytes = wire.codec.Bytes;
 const List = wire.codec.List;
 const PeerId = base.PeerId;
+const control = wire.control;
 const limits = base.limits;
+const testing = std.testing;
 
 // ---- what is kept
 
@@ -19,7 +20,7 @@ const limits = base.limits;
 pub const Settings = struct {
     run_id: base.RunId,
     /// The key of the seals of decisions.
-    seal_key: seal.Key,
+    seal_key: SealKey,
     lanes: u8,
     chunk_bytes: u32,
     /// The window of one operation follows from it.
@@ -75,7 +76,7 @@ pub const GroupMade = struct {
     initial_world_size: u32,
     /// No epoch has this number or a smaller one again.
     last_epoch: u64,
-    /// Once it has begun, nobody else enters it (founders.zig).
+    /// Once it has begun, nobody else enters it (door.zig).
     is_founded: bool = false,
 
     pub const bounds = .{
@@ -505,8 +506,6 @@ fn all_zero(bytes: []const u8) bool {
 }
 
 // ---- tests
-
-const testing = std.testing;
 
 const test_settings: Settings = .{
     .run_id = @splat(7),
@@ -978,4 +977,88 @@ fn repair(file: []u8) void {
         rest[end + 4] = mark_end;
         at += end + tail_bytes;
     }
+}
+
+// ---- seals
+//
+// Tells a decision that a coordinator has made from one that a member makes up. Members keep
+// decisions and tell them to a coordinator that has started again (attempt.zig: on_known); by the
+// seal it knows that the coordinator before it made them. The key never leaves the coordinator: it
+// is drawn at the first start and kept in the journal.
+
+const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
+
+pub const SealKey = [SipHash.key_length]u8;
+
+/// In a time that does not tell how much of it was right.
+pub fn is_seal(told: u128, right: u128) bool {
+    return std.crypto.timing_safe.eql([@sizeOf(u128)]u8, @bitCast(told), @bitCast(right));
+}
+
+/// The MAC over all fields of a decision except `seal` and `acknowledged`, which tells how far
+/// decisions were known to all when it was sent.
+pub fn commit_seal(key: *const SealKey, message: *const control.Commit) u128 {
+    var sealed = message.*;
+    sealed.acknowledged = 0;
+    sealed.seal = 0;
+    return seal_of(key, .{ .commit = sealed });
+}
+
+pub fn abort_seal(key: *const SealKey, message: *const control.Abort) u128 {
+    var sealed = message.*;
+    sealed.acknowledged = 0;
+    sealed.seal = 0;
+    return seal_of(key, .{ .abort = sealed });
+}
+
+/// For draws that others see and that must tell nothing of the key.
+pub fn seal_seed(key: *const SealKey) u64 {
+    return @truncate(SipHash.toInt("draws", key));
+}
+
+fn seal_of(key: *const SealKey, message: control.Message) u128 {
+    var bytes: [512]u8 = undefined;
+    const encoded = control.encode(message, &bytes) catch unreachable; // their size is a constant
+    return SipHash.toInt(encoded, key);
+}
+
+test "a seal that differs in any bit is another" {
+    const right: u128 = 0x0123456789abcdef_fedcba9876543210;
+    try std.testing.expect(is_seal(right, right));
+    for (0..128) |bit|
+        try std.testing.expect(!is_seal(right ^ @as(u128, 1) << @intCast(bit), right));
+}
+
+test "a seal is of one decision and one key" {
+    const key: SealKey = @splat(1);
+    const other: SealKey = @splat(2);
+    var commit = std.mem.zeroes(control.Commit);
+    const seal = commit_seal(&key, &commit);
+    try std.testing.expect(commit_seal(&other, &commit) != seal);
+    inline for (@typeInfo(control.Commit).@"struct".fields) |field| {
+        var changed = commit;
+        if (field.type == control.OpId) {
+            changed.op.sequence = 1;
+        } else @field(changed, field.name) = 1;
+        const free = comptime std.mem.eql(u8, field.name, "acknowledged") or
+            std.mem.eql(u8, field.name, "seal");
+        try std.testing.expectEqual(free, commit_seal(&key, &changed) == seal);
+    }
+    commit.decision = 1;
+    const blank = std.mem.zeroInit(control.Descriptor, .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .raise,
+    });
+    var abort = std.mem.zeroInit(control.Abort, .{
+        .reason = .cancelled,
+        .decision = 1,
+        .descriptor = blank,
+        .other_descriptor = blank,
+    });
+    try std.testing.expect(abort_seal(&key, &abort) != commit_seal(&key, &commit));
+    const before = abort_seal(&key, &abort);
+    abort.reason = .deadline;
+    try std.testing.expect(abort_seal(&key, &abort) != before);
 }

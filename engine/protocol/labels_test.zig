@@ -1,4 +1,4 @@
-//! Names of peers for people: who hears whose, and which are refused (labels.zig). The harness:
+//! Names of peers for people: who hears whose, and which are refused (membership.zig). The harness:
 //! court_test.zig.
 
 const std = @import("std");
@@ -7,8 +7,8 @@ const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Court = court_file.Court;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expectEqualStrings = std.testing.expectEqualStrings;
+const gpa = std.testing.allocator;
 const peers_max = court_file.peers_max;
 
 fn join(court: *Court, index: usize, label: []const u8) !void {

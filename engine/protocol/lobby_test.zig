@@ -1,16 +1,17 @@
-//! Tests of joins that wait because there were too many (arrivals.zig). The harness:
+//! Tests of joins that wait because there were too many (door.zig). The harness:
 //! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const rates = @import("rates.zig");
+const network_join_price = @import("peer.zig").network_join_price;
+const Arrivals = @import("peer.zig").Arrivals;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;
@@ -20,9 +21,9 @@ const Peer = @import("peer.zig").Peer;
 
 /// Somebody behind the same address has used up its joins, and what comes in `seconds` with them.
 fn use_up(court: *Court, seconds: u64) void {
-    for ([_]rates.Arrivals.Aim{ .enters_group, .begins_group }) |aim| {
+    for ([_]Arrivals.Aim{ .enters_group, .begins_group }) |aim| {
         const bucket = court.c.run.arrivals.of(gpa, court.now, court.source, aim);
-        bucket.paid_at = court.now + rates.joins_of_network.burst_ns + seconds * 1000 * ms;
+        bucket.paid_at = court.now + network_join_price.burst_ns + seconds * 1000 * ms;
     }
 }
 
@@ -100,7 +101,7 @@ test "joins of one network that wait are let in in the order in which they came"
         try expectEqual(1, peer.*.joins_waiting);
     }
     const began = court.now;
-    const price = rates.joins_of_network.cost_ns;
+    const price = network_join_price.cost_ns;
     // The last one comes when there is room for one, and the coordinator has not ticked yet.
     court.now += 1000 * ms + 1;
     try join(&court, peers_max + count - 1, "g");

@@ -1,15 +1,16 @@
 //! matrix: what the links of a run carry, and its peers on all links together: plain data. A row is
 //! what one peer tells of its own links; what was told of it to the members of an epoch is beside.
-//! It is in memory alone: after a restart members tell it again. measured.zig fills it in and says
-//! what is believed.
+//! The matrix is in memory alone: after a restart members tell it again. measurement.zig fills it
+//! in and says what is believed.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
-const limits = base.limits;
+const control = wire.control;
 const differ = wire.control.differ;
+const limits = base.limits;
 
 /// The words of one peer. Numbers that are 0 are not known.
 pub const Row = struct {
@@ -104,7 +105,7 @@ pub const Told = struct {
     };
 };
 
-/// Which links of an epoch are to be found out (probes.zig).
+/// Which links of an epoch are to be found out (measurement.zig).
 pub const Probes = struct {
     /// A square of its ranks, once there was something to find out.
     pairs: []Pair = &.{},
@@ -147,3 +148,54 @@ test "what has changed by more than a tenth is told, and round trips only where 
     try std.testing.expect(line.is_known());
     try std.testing.expect(!(Told.Line{}).is_known());
 }
+
+// ---- traffic
+//
+// A peer's account of what it moves, in all and on its links in one span, for the status. No
+// decision depends on it. Only the peer knows these numbers, so the status shows them as the peer's
+// own words.
+
+pub const Traffic = struct {
+    span_ns: u64 = 0,
+    sent: u64 = 0,
+    received: u64 = 0,
+    /// Room for them is made when a peer first tells of some: a newcomer has none.
+    links: std.ArrayList(control.LinkTraffic) = .empty,
+    told_at: base.Instant = 0,
+
+    /// It is told every two seconds while anything moves.
+    const stale_ns = 10 * std.time.ns_per_s;
+
+    pub fn deinit(traffic: *Traffic, gpa: Allocator) void {
+        traffic.links.deinit(gpa);
+    }
+
+    /// An account comes in; its links follow.
+    pub fn begin(
+        traffic: *Traffic,
+        gpa: Allocator,
+        now: base.Instant,
+        body: *const control.Traffic,
+    ) Allocator.Error!void {
+        // Decoding has bounded how many there are.
+        try traffic.links.ensureTotalCapacityPrecise(gpa, body.links.count);
+        traffic.links.clearRetainingCapacity();
+        traffic.told_at = now;
+        traffic.span_ns = body.span_ns;
+        traffic.sent = body.sent;
+        traffic.received = body.received;
+    }
+
+    pub fn add(traffic: *Traffic, link: *const control.LinkTraffic) void {
+        traffic.links.appendAssumeCapacity(link.*);
+    }
+
+    /// Null if it is old: nothing moves, or the peer is away.
+    pub fn latest(traffic: *const Traffic, now: base.Instant) ?*const Traffic {
+        return if (now -| traffic.told_at > stale_ns) null else traffic;
+    }
+
+    pub fn moving(traffic: *const Traffic) []const control.LinkTraffic {
+        return traffic.links.items;
+    }
+};

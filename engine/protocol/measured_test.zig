@@ -1,6 +1,6 @@
-//! Measurements: what members tell of their links and what is believed of it (measured.zig), and
-//! speeds of peers and links and who calls last in the status (traffic.zig, late.zig). The harness:
-//! court_test.zig.
+//! Measurements: what members tell of their links and what is believed of it (measurement.zig), and
+//! speeds of peers and links and who calls last in the status (matrix.zig, record.zig). The
+//! harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,8 +8,8 @@ const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Court = court_file.Court;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
+const gpa = std.testing.allocator;
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;
 

@@ -1,6 +1,6 @@
 //! Newcomers whose first calls differ from those of the members: who is refused, on whose word, and
-//! what the others see of it. The rules: misfit.zig. The harness: court_test.zig; its three peers
-//! are members from before here, and the places behind them newcomers. Shared states:
+//! what the others see of it. The rules: operation.zig. The harness: court_test.zig; its three
+//! peers are members from before here, and the places behind them newcomers. Shared states:
 //! session/sync_test.zig. Under every order of events: tests/sim.
 
 const std = @import("std");
@@ -8,9 +8,9 @@ const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const id_of = court_file.id_of;

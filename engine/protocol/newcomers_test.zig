@@ -1,5 +1,5 @@
 //! Newcomers that come and go, or open no lanes: what that costs, and whom it holds up. The rules:
-//! rounds.zig, roster.zig, patience.zig. The harness: court_test.zig; its three peers are members
+//! membership.zig, group.zig, group.zig. The harness: court_test.zig; its three peers are members
 //! here, or have left. By processes: tests/hostile/test_hostile_rounds.py.
 
 const std = @import("std");
@@ -7,9 +7,9 @@ const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const id_of = court_file.id_of;

@@ -1,12 +1,12 @@
 //! Reports and votes that a member owes: who is named, who is let go, and who has more time. The
-//! rules: debtors.zig. The harness: court_test.zig.
+//! rules: debt.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const court_file = @import("court_test.zig");
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const second = 1000 * ms;

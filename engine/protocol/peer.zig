@@ -1,22 +1,26 @@
 //! Peer and Connection: what a coordinator knows of a process in the run, and of one TCP connection
-//! to it. Nothing here sends: post.zig does. Peers come in through door.zig, and go in losses.zig.
-//! The state of a member in its group: epoch.zig.
+//! to it: what it may ask in a time (Rates), what waits for the disk before the peer may hear it
+//! (Hold), and questions that it must answer (Asked). run.zig sends. Peers come in through
+//! door.zig, and go in membership.zig. The state of a member in its group: epoch.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const rates = @import("rates.zig");
-const Claim = @import("addresses.zig").Claim;
-const Hold = @import("hold.zig").Hold;
-const Late = @import("late.zig").Late;
-const Room = @import("addresses.zig").Room;
+const Claim = @import("address.zig").Claim;
+const Late = @import("record.zig").Lateness;
+const Room = @import("address.zig").Room;
 const Row = @import("matrix.zig").Row;
-const Traffic = @import("traffic.zig").Traffic;
+const Traffic = @import("matrix.zig").Traffic;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
-const limits = base.limits;
+const Source = base.Source;
 const assert = std.debug.assert;
+const control = wire.control;
+const gpa_of_tests = std.testing.allocator;
+const limits = base.limits;
+const ms = std.time.ns_per_ms;
+const testing = std.testing;
 
 /// The faults of a message, besides those of its bytes.
 pub const ProtocolError = error{ OutOfMemory, Unexpected };
@@ -136,13 +140,13 @@ pub const Peer = struct {
     telling: ?Telling = null,
     /// The group that it asks for was refused: what it still tells of that one is passed over.
     refused: bool = false,
-    /// Its joins that were too many (arrivals.zig).
+    /// Its joins that were too many (door.zig).
     joins_waiting: u32 = 0,
     /// Since when it is connected, or has left the last group that it left.
     idle_since: Instant = 0,
     /// Until when a message of its, and what is behind it, was left where it is.
     unread_until: Instant = 0,
-    rates: rates.Rates = .{},
+    rates: Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// Its name for people.
@@ -261,4 +265,546 @@ pub fn ranks_of(gpa: Allocator, peers: []const *Peer) Allocator.Error!Ranks {
 
 comptime {
     assert(limits.groups_max <= 64); // Peer.present
+}
+
+// ---- messages that wait for the disk
+//
+// Messages of a coordinator on one connection that nobody may hear yet, because they rely on a
+// record that is not on the disk. Each message waits for its own record, in the order of its group,
+// and nothing else waits: other groups, epochs that the record does not name, signs of life. Which
+// records there are, and when they are on the disk: log.zig. run.zig sends the messages.
+
+/// The subject of a message.
+pub const Subject = union(enum) {
+    /// It relies on no record: signs of life, settings, the status.
+    nothing,
+    /// An answer that must not overtake any other, because it names no group by number.
+    order,
+    /// All of a group: it relies on every record of it.
+    group: u16,
+    /// It relies on the records that name this epoch, and on those of what was said of its group as
+    /// a whole before.
+    epoch: struct { group: u16, number: u64 },
+
+    pub fn of(message: *const control.Message) Subject {
+        return switch (message.*) {
+            .refused => .order,
+            inline else => |*body| {
+                const Body = @TypeOf(body.*);
+                if (!@hasField(Body, "group")) return .nothing;
+                if (!@hasField(Body, "epoch")) return .{ .group = body.group };
+                return .{ .epoch = .{ .group = body.group, .number = body.epoch } };
+            },
+        };
+    }
+};
+
+pub const Hold = struct {
+    entries: std.ArrayList(Entry) = .empty,
+    /// The size of all messages here, and of those among them that are bulk (wire/stream.zig).
+    bytes: usize = 0,
+    bulk: usize = 0,
+
+    /// The last record that anything here has waited for; that an answer to a join without a number
+    /// has; and that what was said of each group as a whole has. Those that are on the disk since
+    /// hold up nothing, so nothing is ever taken back.
+    until: u64 = 0,
+    order_until: u64 = 0,
+    group_until: [base.limits.groups_max]u64 = @splat(0),
+
+    /// One message, in a queue of its own, which others that are told the same may share.
+    const Entry = struct {
+        until: u64,
+        /// When it came here.
+        since: base.Instant,
+        load: wire.Stream.Load,
+        queue: wire.Queue,
+    };
+
+    pub fn deinit(hold: *Hold, gpa: Allocator) void {
+        for (hold.entries.items) |*entry| entry.queue.clear();
+        hold.entries.deinit(gpa);
+    }
+
+    /// Memory that would come back without it.
+    pub fn memory(hold: *const Hold) usize {
+        var bytes = hold.entries.capacity * @sizeOf(Entry);
+        for (hold.entries.items) |*entry| bytes += entry.queue.memory();
+        return bytes;
+    }
+
+    /// Since when the message has waited that has waited longest; null: nothing waits.
+    pub fn waits_since(hold: *const Hold) ?base.Instant {
+        return if (hold.entries.items.len > 0) hold.entries.items[0].since else null;
+    }
+
+    /// Whether more than may wait for a side that reads nothing waits here and in its stream.
+    pub fn is_full(hold: *const Hold, stream: *const wire.Stream, load: wire.Stream.Load) bool {
+        return stream.is_full_with(load, hold.bytes, hold.bulk);
+    }
+
+    /// The record that what is said next of this subject has to wait for, because it must not
+    /// overtake what waits already. A message about a group as a whole waits for all of its records
+    /// anyway, and one about an epoch for no fewer than before.
+    pub fn behind(hold: *const Hold, subject: Subject) u64 {
+        return switch (subject) {
+            .nothing => 0,
+            .order => hold.until,
+            .group => hold.order_until,
+            .epoch => |epoch| hold.group_until[epoch.group],
+        };
+    }
+
+    fn note(hold: *Hold, subject: Subject, until: u64) void {
+        hold.until = @max(hold.until, until);
+        switch (subject) {
+            .nothing, .epoch => {},
+            .order => hold.order_until = @max(hold.order_until, until),
+            .group => |group| if (group < hold.group_until.len) {
+                hold.group_until[group] = @max(hold.group_until[group], until);
+            },
+        }
+    }
+
+    /// Keeps a message, which `encoded` has already, if it is not null; the message as it waits,
+    /// for others until it leaves.
+    pub fn keep(
+        hold: *Hold,
+        stream: *const wire.Stream,
+        now: base.Instant,
+        until: u64,
+        message: *const control.Message,
+        load: wire.Stream.Load,
+        encoded: ?wire.Queue.Encoded,
+    ) Allocator.Error!wire.Queue.Encoded {
+        try hold.entries.ensureUnusedCapacity(stream.gpa, 1);
+        var queue: wire.Queue = .{ .gpa = stream.gpa, .budget = stream.out.budget };
+        if (encoded) |*other| try queue.share(other) else _ = try queue.encode(message);
+        hold.entries.appendAssumeCapacity(.{
+            .until = until,
+            .since = now,
+            .load = load,
+            .queue = queue,
+        });
+        hold.bytes += queue.length;
+        if (load == .bulk) hold.bulk += queue.length;
+        hold.note(.of(message), until);
+        return queue.only();
+    }
+
+    /// Moves what waits for nothing beyond `settled` to the stream; true if that was anything.
+    /// After an error nothing here is of use any more.
+    pub fn release(hold: *Hold, settled: u64, stream: *wire.Stream) Allocator.Error!bool {
+        var kept: usize = 0;
+        var index: usize = 0;
+        // Also after an error each message is here once.
+        defer {
+            for (hold.entries.items[index..]) |entry| {
+                hold.entries.items[kept] = entry;
+                kept += 1;
+            }
+            hold.entries.shrinkRetainingCapacity(kept);
+            // Rarely used, and then perhaps by hundreds of connections at once.
+            if (kept == 0) hold.entries.clearAndFree(stream.gpa);
+        }
+        var any = false;
+        while (index < hold.entries.items.len) : (index += 1) {
+            const entry = &hold.entries.items[index];
+            if (entry.until > settled) {
+                hold.entries.items[kept] = entry.*;
+                kept += 1;
+                continue;
+            }
+            const only = entry.queue.only();
+            // There was room for what is there already.
+            try stream.out.share(&only);
+            if (entry.load == .bulk) {
+                stream.out_bulk += only.bytes.len;
+                hold.bulk -= only.bytes.len;
+            }
+            hold.bytes -= only.bytes.len;
+            entry.queue.clear();
+            any = true;
+        }
+        return any;
+    }
+};
+
+test "what waits leaves in the order of its group, and nothing overtakes what it must not" {
+    var hold: Hold = .{};
+    defer hold.deinit(gpa_of_tests);
+    var stream: wire.Stream = .init(gpa_of_tests);
+    defer stream.deinit();
+    const activate: Subject = .{ .epoch = .{ .group = 1, .number = 7 } };
+    const closing: control.Message = .{ .resume_all = .{ .group = 1, .epoch = 7, .attempt = 1 } };
+    const joined: control.Message = .{ .joined = .{ .name = .of("name"), .group = 2 } };
+    try std.testing.expectEqual(activate, Subject.of(&closing));
+    const length = (try hold.keep(&stream, 0, 5, &closing, .usual, null)).bytes.len;
+    // It holds up neither another epoch, nor another group, nor signs of life.
+    try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
+    try std.testing.expectEqual(0, hold.behind(.{ .group = 2 }));
+    try std.testing.expectEqual(0, hold.behind(.of(&.{ .heartbeat_ack = .{ .number = 1 } })));
+    _ = try hold.keep(&stream, 0, 3, &joined, .usual, null);
+    try std.testing.expectEqual(3, hold.behind(.{ .epoch = .{ .group = 2, .number = 1 } }));
+    try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
+    const refused: control.Message = .{ .refused = .{ .name = .of("x"), .why = .of("y") } };
+    try std.testing.expectEqual(5, hold.behind(.of(&refused)));
+    _ = try hold.keep(&stream, 0, 5, &refused, .usual, null);
+    try std.testing.expectEqual(5, hold.behind(.{ .group = 2 }));
+    _ = try hold.keep(&stream, 0, 5, &closing, .usual, null);
+
+    try std.testing.expect(!try hold.release(2, &stream));
+    try std.testing.expect(try hold.release(3, &stream));
+    const first = try control.decode(stream.send_slice());
+    try std.testing.expectEqual(2, first.joined.group);
+    stream.sent(stream.send_slice().len);
+    try std.testing.expect(try hold.release(5, &stream));
+    const rest = stream.send_slice();
+    const last = rest.len - length;
+    for ([_][]const u8{ rest[0..length], rest[last..] }) |bytes| {
+        const message = try control.decode(bytes);
+        try std.testing.expectEqual(7, message.resume_all.epoch);
+    }
+    const middle = try control.decode(rest[length..last]);
+    try std.testing.expectEqualStrings("y", middle.refused.why.data);
+    try std.testing.expect(!try hold.release(9, &stream));
+}
+
+test "what leaves in bulk is bulk in the stream, and not in the hold any more" {
+    var hold: Hold = .{};
+    defer hold.deinit(gpa_of_tests);
+    var stream: wire.Stream = .init(gpa_of_tests);
+    defer stream.deinit();
+    const message: control.Message = .{ .resume_all = .{ .group = 1, .epoch = 7, .attempt = 1 } };
+    const length = (try hold.keep(&stream, 0, 5, &message, .bulk, null)).bytes.len;
+    _ = try hold.keep(&stream, 0, 5, &message, .usual, null);
+    try std.testing.expectEqual([_]usize{ 2 * length, length }, [_]usize{ hold.bytes, hold.bulk });
+    try std.testing.expect(try hold.release(5, &stream));
+    try std.testing.expectEqual([_]usize{ 0, 0 }, [_]usize{ hold.bytes, hold.bulk });
+    try std.testing.expectEqual(length, stream.out_bulk);
+}
+
+// ---- rates
+//
+// How much one peer, and one address, may ask of the coordinator in a time. A bucket is paid with
+// time: a request that costs a second can be made once a second, and a burst ahead of that. A peer
+// that takes more is not read for a while, so that TCP slows it down; it loses nothing by that, and
+// is not let go for it.
+
+pub const Bucket = struct {
+    /// When all that was taken is paid for.
+    paid_at: Instant = 0,
+
+    /// The cost of one thing, and how much may be taken ahead of time.
+    pub const Price = struct {
+        cost_ns: u64,
+        burst_ns: u64,
+
+        pub fn per_second(count: u64, burst: u64) Price {
+            const cost_ns = std.time.ns_per_s / count;
+            return .{ .cost_ns = cost_ns, .burst_ns = cost_ns * burst };
+        }
+    };
+
+    pub fn take(bucket: *Bucket, now: Instant, price: Price, count: u64) void {
+        bucket.paid_at = @max(bucket.paid_at, now) +| price.cost_ns *| count;
+    }
+
+    /// How long it is until something may be taken; 0: it may be now.
+    pub fn wait_ns(bucket: *const Bucket, now: Instant, price: Price) u64 {
+        return bucket.paid_at -| (now +| price.burst_ns);
+    }
+};
+
+pub const message_price: Bucket.Price = .per_second(
+    limits.peer_messages_per_s_max,
+    limits.peer_messages_burst,
+);
+pub const byte_price: Bucket.Price = .per_second(
+    limits.peer_bytes_per_s_max,
+    limits.peer_bytes_burst,
+);
+pub const join_price: Bucket.Price = .per_second(limits.joins_per_s_max, limits.peer_joins_burst);
+pub const network_join_price: Bucket.Price = .per_second(
+    limits.joins_per_s_max,
+    limits.network_joins_burst,
+);
+pub const attempt_price: Bucket.Price = .per_second(
+    limits.peer_attempts_per_s_max,
+    limits.peer_attempts_burst,
+);
+
+/// One peer's.
+pub const Rates = struct {
+    messages: Bucket = .{},
+    bytes: Bucket = .{},
+    joins: Bucket = .{},
+    attempts: Bucket = .{},
+
+    /// It has said this, in so many bytes. How long nothing is read from it.
+    pub fn heard(
+        rates: *Rates,
+        now: Instant,
+        message: *const wire.control.Message,
+        size: usize,
+    ) u64 {
+        rates.bytes.take(now, byte_price, size);
+        if (!is_of_operation(message)) rates.messages.take(now, message_price, 1);
+        const wait_ns = @max(
+            rates.bytes.wait_ns(now, byte_price),
+            rates.messages.wait_ns(now, message_price),
+        );
+        if (wait_ns == 0) return 0;
+        // Rarely and long: each pause costs a turn of the loop.
+        return std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
+    }
+
+    /// These are as many as the calls of the program, which have no limit: their bytes have one.
+    fn is_of_operation(message: *const wire.control.Message) bool {
+        return switch (message.*) {
+            .done,
+            .gave_up,
+            .mismatch_seen,
+            .report_op,
+            .decisions_seen,
+            .knows_commit,
+            .knows_abort,
+            .state_offer,
+            .state_tensors,
+            => true,
+            else => false,
+        };
+    }
+
+    /// An attempt begins because of it.
+    pub fn cost_attempt(rates: *Rates, now: Instant) void {
+        rates.attempts.take(now, attempt_price, 1);
+    }
+
+    /// How much later than it asks for the next one begins.
+    pub fn attempt_wait_ns(rates: *const Rates, now: Instant) u64 {
+        return @min(rates.attempts.wait_ns(now, attempt_price), limits.pause_ns_max);
+    }
+};
+
+/// Joins of newcomers, by the network they come from. Those that begin a group are counted apart:
+/// whoever makes groups without end keeps nobody behind the same address out of one that works.
+pub const Arrivals = struct {
+    origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
+    /// For all without a place in the table.
+    others: Bucket = .{},
+
+    pub const Aim = enum { begins_group, enters_group };
+    const Origin = struct { network: Source, aim: Aim };
+
+    pub fn deinit(arrivals: *Arrivals, gpa: std.mem.Allocator) void {
+        arrivals.origins.deinit(gpa);
+    }
+
+    /// The bucket of those who come from there for this; valid until the next call.
+    pub fn of(
+        arrivals: *Arrivals,
+        gpa: std.mem.Allocator,
+        now: Instant,
+        source: Source,
+        aim: Aim,
+    ) *Bucket {
+        const origin: Origin = .{ .network = base.places.network_of(source), .aim = aim };
+        if (arrivals.origins.getPtr(origin)) |bucket| return bucket;
+        if (arrivals.origins.count() >= limits.sources_kept_max) arrivals.forget_paid(now);
+        if (arrivals.origins.count() >= limits.sources_kept_max) return &arrivals.others;
+        const entry = arrivals.origins.getOrPut(gpa, origin) catch return &arrivals.others;
+        entry.value_ptr.* = .{};
+        return entry.value_ptr;
+    }
+
+    fn forget_paid(arrivals: *Arrivals, now: Instant) void {
+        var index = arrivals.origins.count();
+        while (index > 0) {
+            index -= 1;
+            if (arrivals.origins.values()[index].paid_at > now) continue;
+            arrivals.origins.swapRemoveAt(index);
+        }
+    }
+};
+
+test "a bucket gives its burst at once, then what time has paid for" {
+    const price: Bucket.Price = .per_second(10, 3);
+    var bucket: Bucket = .{};
+    var now: Instant = 1000 * ms;
+    for (0..4) |_| {
+        try testing.expectEqual(0, bucket.wait_ns(now, price));
+        bucket.take(now, price, 1);
+    }
+    try testing.expectEqual(100 * ms, bucket.wait_ns(now, price));
+    now += 99 * ms;
+    try testing.expectEqual(1 * ms, bucket.wait_ns(now, price));
+    now += 1 * ms;
+    try testing.expectEqual(0, bucket.wait_ns(now, price));
+    // Time that was not taken is not kept beyond the burst.
+    now += 3600 * 1000 * ms;
+    for (0..4) |_| bucket.take(now, price, 1);
+    try testing.expectEqual(100 * ms, bucket.wait_ns(now, price));
+}
+
+test "a pause is bounded, whatever was said, and a vote costs its bytes alone" {
+    var rates: Rates = .{};
+    const beat: wire.control.Message = .{ .heartbeat = .{
+        .number = 1,
+        .bytes_sent = 0,
+        .bytes_received = 0,
+    } };
+    try testing.expectEqual(0, rates.heard(1, &beat, 40));
+    try testing.expectEqual(limits.pause_ns_max, rates.heard(1, &beat, 1 << 40));
+    rates = .{};
+    const vote: wire.control.Message = .{ .done = std.mem.zeroInit(wire.control.Done, .{
+        .descriptor = std.mem.zeroInit(wire.control.Descriptor, .{
+            .kind = .all_reduce,
+            .dtype = .f32,
+            .op = .sum,
+            .recovery = .raise,
+        }),
+    }) };
+    for (0..2 * limits.peer_messages_burst) |_| {
+        try testing.expectEqual(0, rates.heard(1, &vote, 100));
+    }
+    for (0..limits.peer_messages_burst) |_| {
+        try testing.expectEqual(0, rates.heard(1, &beat, 40));
+    }
+    try testing.expectEqual(limits.pause_ns_min, rates.heard(1, &beat, 40));
+}
+
+test "beyond the burst a peer may say four mebibytes a second, whatever the size of what it says" {
+    const seconds = 10;
+    for ([_]usize{ 1000, 100_000, limits.control_message_bytes_max }) |size| {
+        var rates: Rates = .{};
+        const vote = std.mem.zeroes(wire.control.Commit);
+        var now: Instant = 1000 * ms;
+        const end = now + seconds * std.time.ns_per_s;
+        const most = limits.peer_bytes_burst + seconds * 4 * 1024 * 1024;
+        var said: u64 = 0;
+        while (now < end and said < 2 * most) : (said += size) {
+            now += rates.heard(now, &.{ .knows_commit = vote }, size);
+        }
+        try testing.expect(said > most - most / 50 and said < most + most / 50 + size);
+    }
+}
+
+test "attempts beyond the burst come later, each when time has paid for the one before" {
+    var rates: Rates = .{};
+    const now: Instant = 1000 * ms;
+    for (0..limits.peer_attempts_burst + 1) |_| {
+        try testing.expectEqual(0, rates.attempt_wait_ns(now));
+        rates.cost_attempt(now);
+    }
+    const first = std.time.ns_per_s / limits.peer_attempts_per_s_max;
+    try testing.expectEqual(first, rates.attempt_wait_ns(now));
+    rates.cost_attempt(now);
+    try testing.expectEqual(2 * first, rates.attempt_wait_ns(now));
+    for (0..100) |_| rates.cost_attempt(now);
+    try testing.expectEqual(limits.pause_ns_max, rates.attempt_wait_ns(now));
+    try testing.expectEqual(0, rates.attempt_wait_ns(now + 3600 * 1000 * ms));
+}
+
+test "sources beyond the table share one bucket, and those that have paid make room" {
+    var arrivals: Arrivals = .{};
+    defer arrivals.deinit(testing.allocator);
+    const now: Instant = 1000 * ms;
+    for (0..limits.sources_kept_max) |index| {
+        var source: Source = @splat(0);
+        std.mem.writeInt(u32, source[0..4], @intCast(index + 1), .little);
+        arrivals.of(testing.allocator, now, source, .enters_group).take(now, network_join_price, 1);
+    }
+    const another: Source = @splat(0xff);
+    const shared = arrivals.of(testing.allocator, now, another, .enters_group);
+    try testing.expectEqual(&arrivals.others, shared);
+    const later = now + 1000 * ms;
+    const own = arrivals.of(testing.allocator, later, another, .enters_group);
+    try testing.expect(own != &arrivals.others);
+    try testing.expectEqual(1, arrivals.origins.count());
+}
+
+// ---- questions
+//
+// Questions that a member must answer by itself, and since when it could. A question may lie behind
+// many other messages to the member for as long as its line takes, and others can make that long;
+// so the member's time begins when the question has left for it. A healthy engine answers within a
+// moment, whatever its user does: after the silence limit the member is let go. It is also let go
+// after twelve times that limit, whatever it reads. The questions are about the lanes and safe
+// points of a round (membership.zig), and about the decisions that the member has seen
+// (operation.zig).
+
+/// When a question ends that has not left, or whose answer waits at the coordinator, in silence
+/// limits.
+const asked_silences_max = 12;
+
+pub const Asked = struct {
+    /// When it was asked, or the first of several of which none has left.
+    at: Instant = 0,
+    /// When it had not left yet.
+    since: Instant = 0,
+    /// It has left when so many bytes of the connection have.
+    mark: u64 = 0,
+    has_left: bool = true,
+
+    /// Whoever asks anew before the last question has left gives no more time for reading.
+    pub fn ask(asked: *Asked, peer: *const Peer, now: Instant) void {
+        asked.look(peer, now);
+        if (asked.has_left) asked.at = now;
+        asked.put(peer, now);
+    }
+
+    fn put(asked: *Asked, peer: *const Peer, now: Instant) void {
+        asked.since = now;
+        asked.mark = if (peer.connection) |connection| connection.stream.told_bytes() else 0;
+        asked.has_left = false;
+    }
+
+    /// At a tick. Others could not go on without the answer for longer. `late`: the coordinator was
+    /// frozen, or the disk holds up the question, and nobody is judged by the time that passed.
+    pub fn is_overdue(
+        asked: *Asked,
+        peer: *const Peer,
+        now: Instant,
+        silence_ns: u64,
+        late: bool,
+    ) bool {
+        if (late) {
+            asked.at = now;
+            asked.put(peer, now);
+        }
+        asked.look(peer, now);
+        if (now -| asked.at >= asked_silences_max *| silence_ns) return true;
+        // An answer may be behind something that the coordinator has left unread for a while.
+        const could_answer = @max(asked.since, peer.unread_until);
+        return asked.has_left and now -| could_answer >= silence_ns;
+    }
+
+    fn look(asked: *Asked, peer: *const Peer, now: Instant) void {
+        if (asked.has_left) return;
+        const connection = peer.connection orelse return;
+        // On another connection less may have been told.
+        asked.mark = @min(asked.mark, connection.stream.told_bytes());
+        asked.has_left = connection.stream.sent_bytes >= asked.mark;
+        if (!asked.has_left) asked.since = now;
+    }
+};
+
+test "a question that does not leave is overdue after twelve silence limits, asked anew or not" {
+    const silence_ns = 1000;
+    var peer: Peer = .{ .id = .from_int(1), .connection = null, .instance = 0, .last_heard = 0 };
+    var asked: Asked = .{};
+    asked.ask(&peer, 500);
+    for (1..12) |count| {
+        asked.ask(&peer, 500 + count * silence_ns);
+        try std.testing.expect(!asked.is_overdue(
+            &peer,
+            500 + count * silence_ns,
+            silence_ns,
+            false,
+        ));
+    }
+    const last = 500 + asked_silences_max * silence_ns;
+    try std.testing.expect(!asked.is_overdue(&peer, last - 1, silence_ns, false));
+    try std.testing.expect(asked.is_overdue(&peer, last, silence_ns, false));
 }

@@ -1,14 +1,15 @@
-//! The members that are asked to probe links, and when (probes.zig). The harness: court_test.zig.
+//! The members that are asked to probe links, and when (measurement.zig). The harness:
+//! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const probes = @import("probes.zig");
+const measurement = @import("measurement.zig");
 const Court = court_file.Court;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 const ms = court_file.ms;
 
 const count = 4;
@@ -75,7 +76,7 @@ test "members probe in pairs, none in two, each pair once before any is asked ag
     for (0..2) |_| try expect_asked(&court, nobody);
     try expect_asked(&court, rounds[2]);
     var asked: usize = 0;
-    court.now += probes.round_ns;
+    court.now += measurement.round_ns;
     for (0..40) |_| {
         try court.pass(500 * ms);
         for (0..count) |index| {

@@ -1,18 +1,18 @@
-//! Tests of the memory that connections can make a coordinator hold (queues.zig, wire/stream.zig),
-//! and of how often a host may ask for the status (status_rates.zig).
+//! Tests of the memory that connections can make a coordinator hold (run.zig, wire/stream.zig),
+//! and of how often a host may ask for the status (run.zig).
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const coordinator = @import("coordinator.zig");
 const court_file = @import("court_test.zig");
-const Court = court_file.Court;
 const Connection = coordinator.Connection;
+const Court = court_file.Court;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;
 

@@ -1,21 +1,23 @@
 //! Record: the coordinator's knowledge of one operation of an epoch until it is decided, and the
-//! decision. The parts of it have files of their own: stall.zig, owed.zig, misfits.zig, late.zig,
-//! holdings.zig, election.zig. It is made in calls.zig; votes.zig and reports.zig fill it.
+//! decision: who has called it, which votes and reports have come, and which chunks the members
+//! hold. operation.zig makes and decides records, attempt.zig fills them from reports after a loss,
+//! and debt.zig tells who is waited for.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const owed = @import("owed.zig");
-const Calls = @import("late.zig").Calls;
 const Election = @import("election.zig").Election;
-const Holdings = @import("holdings.zig").Holdings;
-const Misfits = @import("misfits.zig").Misfits;
-const Stall = @import("stall.zig").Stall;
-const Mask = base.Mask;
-const PeerId = base.PeerId;
-const control = wire.control;
+const Told = @import("told_elsewhere.zig").Told;
+const Allocator = std.mem.Allocator;
 const Descriptor = control.Descriptor;
+const Instant = base.Instant;
+const KeptRange = wire.control.KeptRange;
+const Mask = base.Mask;
 const OpId = control.OpId;
+const PeerId = base.PeerId;
+const SettledRange = wire.control.SettledRange;
+const control = wire.control;
+const testing = std.testing;
 
 /// The coordinator's knowledge of one operation that is not decided.
 pub const Record = struct {
@@ -28,7 +30,7 @@ pub const Record = struct {
     digest: u128 = 0,
     digest_from: u16 = 0,
     /// When those have called who have voted.
-    calls: Calls = .{},
+    calls: CallTimes = .{},
     /// The earliest attempt in which a member called it, as reports have said.
     begun_attempt: u32 = std.math.maxInt(u32),
     // Filled by the reports of the current attempt.
@@ -43,7 +45,7 @@ pub const Record = struct {
     chunks_from: ?u16 = null,
     /// The members that have called it, and since when the others are waited for.
     stall: Stall = .{},
-    vote_owed: owed.Vote = .{},
+    vote_owed: VoteOwed = .{},
     /// Newcomers that have called something else.
     misfits: Misfits = .{},
     /// For a sync, from the first offer on.
@@ -104,3 +106,408 @@ pub const Claim = struct {
     maker: ?u16,
     outcome: Outcome,
 };
+
+// ---- holdings of members
+//
+// Which chunks of an operation the members hold, by their reports of one attempt. It keeps ranges,
+// not chunks, so it holds about as much as was said, and the budget of all queues counts it
+// (run.zig).
+
+pub const Holdings = struct {
+    /// In order, none empty. A chunk that is in none of them is held by nobody.
+    ranges: []KeptRange = &.{},
+
+    /// A member's report of ranges that are in order.
+    pub const Report = struct {
+        rank: u16,
+        /// It has voted for what it holds.
+        done: bool,
+        /// All who have.
+        voted: *const Mask,
+        settled: wire.codec.List(SettledRange),
+    };
+
+    pub fn bytes(holdings: *const Holdings) usize {
+        return holdings.ranges.len * @sizeOf(KeptRange);
+    }
+
+    pub fn clear(holdings: *Holdings, gpa: Allocator, budget: *wire.Budget) void {
+        budget.bytes -= holdings.bytes();
+        gpa.free(holdings.ranges);
+        holdings.ranges = &.{};
+    }
+
+    /// Whether somebody holds each of so many chunks.
+    pub fn has_all(holdings: *const Holdings, chunks: u32) bool {
+        var held: u32 = 0;
+        for (holdings.ranges) |*range| held += range.end - range.begin;
+        return held == chunks;
+    }
+
+    /// One pass over both, so that many ranges cost no more than they are.
+    pub fn add(
+        holdings: *Holdings,
+        gpa: Allocator,
+        budget: *wire.Budget,
+        report: *const Report,
+    ) Allocator.Error!void {
+        if (report.settled.count == 0) return;
+        var merged: Merged = .{ .gpa = gpa, .rest = holdings.ranges };
+        defer merged.list.deinit(gpa);
+        var it = report.settled.iterator();
+        while (it.next()) |told| {
+            try merged.copy_to(told.begin);
+            var at = told.begin;
+            while (merged.next(told.end)) |piece| {
+                var range = piece;
+                try merged.append(new(report, at, range.begin, told.reduced_attempt));
+                tell(&range, report, told.reduced_attempt);
+                try merged.append(range);
+                at = range.end;
+            }
+            try merged.append(new(report, at, told.end, told.reduced_attempt));
+        }
+        try merged.copy_to(std.math.maxInt(u32));
+        const ranges = try merged.list.toOwnedSlice(gpa);
+        holdings.clear(gpa, budget);
+        holdings.ranges = ranges;
+        budget.bytes += holdings.bytes();
+    }
+
+    fn new(report: *const Report, begin: u32, end: u32, reduced_attempt: u32) KeptRange {
+        var range: KeptRange = .{
+            .begin = begin,
+            .end = end,
+            .reduced_attempt = reduced_attempt,
+            .holders = .empty,
+        };
+        range.holders.set(report.rank);
+        return range;
+    }
+
+    fn tell(range: *KeptRange, report: *const Report, reduced_attempt: u32) void {
+        if (range.reduced_attempt == reduced_attempt) return range.holders.set(report.rank);
+        // A result that somebody has voted for outranks what others have settled.
+        if (range.holders.meets(report.voted)) return;
+        if (!report.done and reduced_attempt < range.reduced_attempt) return;
+        range.* = new(report, range.begin, range.end, reduced_attempt);
+    }
+};
+
+/// The ranges so far, and those of before that are still to come.
+const Merged = struct {
+    gpa: Allocator,
+    list: std.ArrayList(KeptRange) = .empty,
+    rest: []const KeptRange,
+    /// Where the first of the rest begins, if it was cut.
+    cut: u32 = 0,
+
+    /// The next one of before, as far as it lies before `end`.
+    fn next(merged: *Merged, end: u32) ?KeptRange {
+        if (merged.rest.len == 0) return null;
+        var range = merged.rest[0];
+        range.begin = @max(range.begin, merged.cut);
+        if (range.begin >= end) return null;
+        if (range.end > end) {
+            range.end = end;
+            merged.cut = end;
+        } else merged.rest = merged.rest[1..];
+        return range;
+    }
+
+    fn copy_to(merged: *Merged, end: u32) Allocator.Error!void {
+        while (merged.next(end)) |range| try merged.append(range);
+    }
+
+    fn append(merged: *Merged, range: KeptRange) Allocator.Error!void {
+        if (range.begin == range.end) return;
+        if (merged.list.items.len > 0) {
+            const last = &merged.list.items[merged.list.items.len - 1];
+            if (last.end == range.begin and last.reduced_attempt == range.reduced_attempt and
+                last.holders.eql(&range.holders))
+            {
+                last.end = range.end;
+                return;
+            }
+        }
+        try merged.list.append(merged.gpa, range);
+    }
+};
+
+test "ranges say of each chunk what a list of all chunks would" {
+    const gpa = testing.allocator;
+    const chunks = 40;
+    const Chunk = struct { reduced_attempt: u32 = 0, holders: Mask = .empty };
+    for (0..200) |seed| {
+        var prng: std.Random.DefaultPrng = .init(seed);
+        const random = prng.random();
+        var budget: wire.Budget = .{};
+        var holdings: Holdings = .{};
+        defer holdings.clear(gpa, &budget);
+        var model: [chunks]Chunk = @splat(.{});
+        var voted: Mask = .empty;
+        for (0..6) |rank| {
+            const done = random.uintLessThan(u8, 3) == 0;
+            if (done) voted.set(rank);
+            var settled: std.ArrayList(SettledRange) = .empty;
+            defer settled.deinit(gpa);
+            var at: u32 = 0;
+            while (at < chunks) {
+                const end = @min(chunks, at + random.intRangeAtMost(u32, 1, 9));
+                const attempt = random.uintLessThan(u32, 4);
+                if (attempt > 0) try settled.append(gpa, .{
+                    .begin = at,
+                    .end = end,
+                    .reduced_attempt = attempt,
+                });
+                at = end;
+            }
+            try holdings.add(gpa, &budget, &.{
+                .rank = @intCast(rank),
+                .done = done,
+                .voted = &voted,
+                .settled = .of(settled.items),
+            });
+            for (settled.items) |range| for (model[range.begin..range.end]) |*chunk| {
+                if (chunk.holders.is_empty() or chunk.reduced_attempt == range.reduced_attempt) {
+                    chunk.reduced_attempt = range.reduced_attempt;
+                } else {
+                    if (chunk.holders.meets(&voted)) continue;
+                    if (!done and range.reduced_attempt < chunk.reduced_attempt) continue;
+                    chunk.* = .{ .reduced_attempt = range.reduced_attempt };
+                }
+                chunk.holders.set(rank);
+            };
+            try expect_equal(chunks, Chunk, &model, &holdings);
+            try testing.expectEqual(holdings.bytes(), budget.bytes);
+        }
+    }
+}
+
+fn expect_equal(
+    comptime chunks: u32,
+    comptime Chunk: type,
+    model: *const [chunks]Chunk,
+    holdings: *const Holdings,
+) !void {
+    var held: [chunks]Chunk = @splat(.{});
+    var after: u32 = 0;
+    for (holdings.ranges) |*range| {
+        try testing.expect(range.begin >= after and range.end > range.begin);
+        after = range.end;
+        for (held[range.begin..range.end]) |*chunk| chunk.* = .{
+            .reduced_attempt = range.reduced_attempt,
+            .holders = range.holders,
+        };
+    }
+    try testing.expectEqualSlices(Chunk, model, &held);
+    for (model) |*chunk| {
+        if (chunk.holders.is_empty()) return testing.expect(!holdings.has_all(chunks));
+    }
+    try testing.expect(holdings.has_all(chunks));
+}
+
+test "members that have settled the same chunks share their ranges" {
+    const gpa = testing.allocator;
+    var budget: wire.Budget = .{};
+    var holdings: Holdings = .{};
+    defer holdings.clear(gpa, &budget);
+    var voted: Mask = .empty;
+    for (0..base.limits.peers_max) |rank| {
+        voted.set(rank);
+        try holdings.add(gpa, &budget, &.{
+            .rank = @intCast(rank),
+            .done = true,
+            .voted = &voted,
+            .settled = .of(&.{.{
+                .begin = 0,
+                .end = base.limits.chunks_max,
+                .reduced_attempt = 1,
+            }}),
+        });
+        try testing.expectEqual(1, holdings.ranges.len);
+    }
+}
+
+// ---- misfits
+//
+// Calls of one operation that are not the one of its record, and who made them.
+
+pub const Misfits = struct {
+    said: std.ArrayList(Said) = .empty,
+    /// Some member has seen another call than its own.
+    is_open: bool = false,
+    /// A newcomer and a member have other sizes for the shards that they exchange.
+    apart: ?Apart = null,
+
+    pub const Said = struct { rank: u16, descriptor: Descriptor };
+    const Apart = struct { newcomer: Said, member: Said };
+
+    pub fn deinit(misfits: *Misfits, gpa: Allocator) void {
+        misfits.said.deinit(gpa);
+    }
+
+    pub fn of(misfits: *const Misfits, rank: u16) ?*const Said {
+        for (misfits.said.items) |*said| if (said.rank == rank) return said;
+        return null;
+    }
+};
+
+// ---- reports and votes that are owed
+//
+// The debts of members that are not calls of their users: the report after a view, and the vote for
+// an operation that all others have voted for.
+
+/// The report of one member.
+pub const ReportOwed = struct {
+    /// Since when it is waited for, whatever the attempt; `never` while it is not.
+    since: Instant = base.never,
+    /// When the last new part of it was there, as far as a tick has seen.
+    part_at: Instant = 0,
+    parts: u32 = 0,
+    parts_seen: u32 = 0,
+    /// The last attempt that it has reported in, or that it need not have.
+    attempt: u32 = 0,
+
+    /// All of it is here, perhaps for an attempt that has passed meanwhile: then it is on its way,
+    /// because others came back or went.
+    pub fn ended(report: *ReportOwed, attempt: u32, newest: u32) void {
+        if (attempt <= report.attempt or attempt > newest) return;
+        report.attempt = attempt;
+        report.since = base.never;
+    }
+
+    /// It has another connection, on which it was asked nothing yet: its time goes on.
+    pub fn asked_anew(report: *ReportOwed, newest: u32) void {
+        report.attempt = @max(report.attempt, newest);
+    }
+};
+
+/// The vote that alone is missing.
+pub const VoteOwed = struct {
+    rank: ?u16 = null,
+    since: Instant = base.never,
+};
+
+// ---- calls
+//
+// The members that have called an operation, as far as the coordinator knows, and what was said of
+// the others.
+
+pub const Stall = struct {
+    /// They have said that they have called it, whatever the attempt.
+    called: Mask = .empty,
+    /// Since when it stands still; `never` while it does not.
+    since: Instant = base.never,
+    /// Since when anybody is known to wait for the call of another one; `never` while nobody is.
+    waits_since: Instant = base.never,
+    /// How many have called it, and when the last of them had.
+    callers: u32 = 0,
+    called_at: Instant = base.never,
+    /// The first deadline of those that are near; `never` while none is.
+    until: Instant = base.never,
+    /// In the current attempt: those who were told that others wait for their call.
+    asked: Mask = .empty,
+    /// In the current attempt: whom the callers were told that they wait for.
+    told: Mask = .empty,
+    /// They have waited for so long that their logs say it, too.
+    is_long: bool = false,
+    /// The operations that they were told those wait in themselves, and when.
+    told_elsewhere: Told = .{},
+    told_at: Instant = 0,
+    /// The links that move nothing of it, in the current attempt, as members say, by their two
+    /// ends; and whether the log says so.
+    stuck: Told = .{},
+    stuck_said: bool = false,
+
+    pub fn note_wait(
+        stall: *Stall,
+        needed: *const Mask,
+        missing: *const Mask,
+        now: Instant,
+        late: bool,
+    ) void {
+        const waits = !missing.is_empty() and !missing.covers(needed);
+        if (!waits) stall.waits_since = base.never //
+        else if (late or stall.waits_since == base.never) stall.waits_since = now;
+        const callers = stall.called.count();
+        if (!late and callers == stall.callers) return;
+        stall.callers = callers;
+        stall.called_at = now;
+    }
+
+    /// Somebody's call ends before those who wait are told as a rule.
+    pub fn is_urgent(stall: *const Stall, now: Instant) bool {
+        return stall.until != base.never and now < stall.until;
+    }
+
+    pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
+        return stall.waits_since != base.never and now -| stall.waits_since >= for_ns;
+    }
+
+    /// The same of each of those who have called it.
+    pub fn all_have_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
+        return stall.has_waited(now, for_ns) and now -| stall.called_at >= for_ns;
+    }
+
+    /// All say anew what they have called, so they are told anew.
+    pub fn begin_attempt(stall: *Stall) void {
+        stall.asked = .empty;
+        stall.told = .empty;
+        stall.stuck = .{};
+    }
+};
+
+// ---- the last caller
+//
+// Which member calls last. A vote says how long ago the call was, so the coordinator knows when
+// each member called, on its own clock. The last one held up all others from the second last call
+// on. That time is counted for the status, over all groups of a peer; no decision depends on it. A
+// member that lies about its call can hide, or blame itself.
+
+/// Less is the noise of networks and machines.
+pub const late_ns_min = std.time.ns_per_ms;
+
+/// The calls of one operation, in the current attempt.
+pub const CallTimes = struct {
+    last: Instant = 0,
+    second_last: Instant = 0,
+    /// Whose is the last.
+    rank: u16 = 0,
+    count: u32 = 0,
+
+    pub fn note(calls: *CallTimes, rank: u16, now: Instant, age_ns: u64) void {
+        const at = now -| age_ns;
+        calls.count += 1;
+        if (at < calls.last) {
+            calls.second_last = @max(calls.second_last, at);
+            return;
+        }
+        calls.second_last = calls.last;
+        calls.last = at;
+        calls.rank = rank;
+    }
+};
+
+/// The account of a peer.
+pub const Lateness = struct {
+    /// Operations that it has called, and in which it was the last by more than noise.
+    calls: u64 = 0,
+    last: u64 = 0,
+    /// The time that others have waited for it alone, in all of these.
+    ns: u64 = 0,
+};
+
+test "the last call is found in any order of the votes, and by how much it was late" {
+    const orders = [_][3]u16{ .{ 0, 1, 2 }, .{ 2, 1, 0 }, .{ 1, 2, 0 }, .{ 0, 2, 1 } };
+    const at = [_]u64{ 100, 130, 120 };
+    for (orders) |order| {
+        var calls: CallTimes = .{};
+        for (order) |rank| calls.note(rank, 1000, 1000 - at[rank]);
+        try std.testing.expectEqual(1, calls.rank);
+        try std.testing.expectEqual(10, calls.last - calls.second_last);
+    }
+    var old: CallTimes = .{};
+    old.note(0, 1000, std.math.maxInt(u64)); // older than the clock
+    try std.testing.expectEqual(0, old.last);
+}

@@ -1,12 +1,12 @@
 //! Refused calls in the journal: no member hears of one before the disk has it, many share a write,
 //! and a coordinator that starts again refuses those that some member may not have heard of. The
-//! rules: refusals.zig; in a world: tests/sim/scenarios/refused_across_a_restart.txt. The harness:
+//! rules: log.zig; in a world: tests/sim/scenarios/refused_across_a_restart.txt. The harness:
 //! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
-const journal = @import("journal.zig");
 const court_file = @import("court_test.zig");
+const journal = @import("journal.zig");
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 

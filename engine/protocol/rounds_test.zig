@@ -1,12 +1,12 @@
 //! Rounds, seen from outside: what counts in which of them, what begins one again, and whom it does
-//! not wait for. Rounds: rounds.zig. The harness: court_test.zig. Under every order of events:
+//! not wait for. Rounds: membership.zig. The harness: court_test.zig. Under every order of events:
 //! tests/sim.
 
 const std = @import("std");
 const court_file = @import("court_test.zig");
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const Court = court_file.Court;

@@ -6,12 +6,12 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const journaling = @import("journaling.zig");
+const log = @import("log.zig");
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;
@@ -196,7 +196,7 @@ test "a journal in which an epoch has the same member twice is refused" {
         try shelf.start(&court);
         defer court.c.destroy();
         try court.form();
-        _ = journaling.record(&court.c.run, .{ .activation = .{
+        _ = log.record(&court.c.run, .{ .activation = .{
             .told = .{
                 .group = 0,
                 .round = court.round,

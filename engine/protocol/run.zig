@@ -1,30 +1,37 @@
 //! Run: all that a coordinator knows of its run: the settings, the connections, peers and groups,
-//! and how far the journal is. It has the questions that many files ask of it, and decides nothing.
-//! The files that change it: coordinator.zig lists them.
+//! and how far the journal is. It answers questions, tells peers, and decides nothing. A message
+//! goes into the queue of the peer's connection, or waits there for the record that it relies on
+//! (peer.zig: Hold). A peer that is away is told nothing: it hears everything when it comes back.
+//! coordinator.zig lists the files that change the run.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const addresses = @import("addresses.zig");
-const rates = @import("rates.zig");
-const seal = @import("seal.zig");
+const addresses = @import("address.zig");
+const free_founders = @import("group.zig").free_founders;
+const journal = @import("journal.zig");
+const Arrivals = @import("peer.zig").Arrivals;
 const Connection = @import("peer.zig").Connection;
-const DialBack = @import("dial_back.zig").DialBack;
+const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Journal = @import("journal.zig").Journal;
-const Lobby = @import("lobby.zig").Lobby;
 const Peer = @import("peer.zig").Peer;
 const ProtocolError = @import("peer.zig").ProtocolError;
+const Rounds = @import("peer.zig").Rounds;
 const Shared = @import("peer.zig").Shared;
-const StatusRates = @import("status_rates.zig").StatusRates;
+const Subject = @import("peer.zig").Subject;
+const Aim = Arrivals.Aim;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
+const control = wire.control;
+const hello = wire.hello;
 const limits = base.limits;
+const s = std.time.ns_per_s;
 
 pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 
-/// The records given to the journal, by number (journaling.zig).
+/// The records given to the journal, by number (log.zig).
 pub const Progress = struct {
     /// Given to it.
     given: u64 = 0,
@@ -52,7 +59,7 @@ pub const Run = struct {
     options: Options,
     host: Host,
     /// The key of the journal, where there is one.
-    seal_key: seal.Key,
+    seal_key: journal.SealKey,
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
     groups: std.ArrayList(*Group) = .empty,
@@ -60,7 +67,7 @@ pub const Run = struct {
     ended: struct { epoch: u64 = 0, round: u64 = 0 } = .{},
     /// Where the search for a free number of a group begins: those freed last come last.
     next_group: u16 = 0,
-    arrivals: rates.Arrivals = .{},
+    arrivals: Arrivals = .{},
     lobby: Lobby = .{},
     /// Draws who is let in at the door, and who must go.
     prng: base.Prng,
@@ -74,7 +81,7 @@ pub const Run = struct {
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
-    /// So often has somebody told what its links carry (measured.zig).
+    /// So often has somebody told what its links carry (measurement.zig).
     measurements: u64 = 0,
     /// The peer that members were last asked to dial.
     dial_back: DialBack = .{},
@@ -110,7 +117,7 @@ pub const Run = struct {
         initial_world_size: u32 = 1,
         /// So many has each link; 0: as many as bring something (session/spread.zig).
         lanes: u8 = 0,
-        /// Members may probe links of which nothing is known (probes.zig).
+        /// Members may probe links of which nothing is known (measurement.zig).
         probes: bool = true,
         chunk_bytes: u32 = 256 * limits.KiB,
         /// Room for partial sums of one operation at each peer, and of all operations of a peer
@@ -246,11 +253,382 @@ pub const Run = struct {
         return run.journal_state == .ok and number > run.journal_progress.settled;
     }
 
-    /// The disk has held up for a while what the peer is told (hold.zig). Members can have
+    /// The disk has held up for a while what the peer is told (peer.zig). Members can have
     /// something written all the time, and must not keep others from being judged by that.
     pub fn holds_up(run: *const Run, peer: *const Peer) bool {
         const connection = peer.connection orelse return false;
         const since = connection.hold.waits_since() orelse return false;
         return run.last_tick -| since >= 2 *| run.options.heartbeat_ns;
+    }
+
+    // ---- telling peers
+
+    /// Sends what is about a group, if the peer has named that on its connection.
+    pub fn send(run: *Run, peer: *const Peer, group: u16, message: control.Message) void {
+        if (peer.is_present(group)) run.say(peer, message);
+    }
+
+    /// Sends what is not about a group that the peer has named.
+    pub fn say(run: *Run, peer: *const Peer, message: control.Message) void {
+        if (peer.connection) |connection| run.send_on(connection, message);
+    }
+
+    pub fn send_on(run: *Run, connection: *Connection, message: control.Message) void {
+        var once: Circular = .{ .message = &message };
+        once.send_on(run, connection);
+    }
+
+    /// All members of an epoch.
+    pub fn broadcast(run: *Run, epoch: *const Epoch, message: control.Message) void {
+        const load: wire.Stream.Load = if (epoch.settling) .bulk else .usual;
+        var circular: Circular = .{ .message = &message, .load = load };
+        for (epoch.members) |*member| {
+            if (member.peer) |peer| circular.send(run, epoch.group, peer);
+        }
+    }
+
+    /// Messages that waited for this record, or an earlier one, may be heard.
+    pub fn release(run: *Run, connection: *Connection, settled: u64) void {
+        const any = connection.hold.release(settled, &connection.stream) catch
+            return connection.doom(no_room);
+        if (any) run.host.vtable.wake(run.host.ctx, connection);
+    }
+};
+
+/// One message to several peers, encoded for the first of them only.
+pub const Circular = struct {
+    message: *const control.Message,
+    load: wire.Stream.Load = .usual,
+    /// In the stream, or the hold, of the first, which is told nothing else meanwhile.
+    encoded: ?wire.Queue.Encoded = null,
+
+    pub fn send(circular: *Circular, run: *Run, group: u16, peer: *const Peer) void {
+        if (!peer.is_present(group)) return;
+        if (peer.connection) |connection| circular.send_on(run, connection);
+    }
+
+    fn send_on(circular: *Circular, run: *Run, connection: *Connection) void {
+        if (connection.doomed != null) return; // it would hear the end of something
+        circular.put(run, connection) catch
+            return connection.doom(if (connection.hold.is_full(&connection.stream, circular.load))
+                "it does not read what it is told, and more does not wait for it"
+            else
+                no_room);
+        run.host.vtable.wake(run.host.ctx, connection);
+        keep_budget(run);
+    }
+
+    fn put(circular: *Circular, run: *const Run, connection: *Connection) Allocator.Error!void {
+        const stream = &connection.stream;
+        const hold = &connection.hold;
+        const load = circular.load;
+        if (hold.is_full(stream, load)) return error.OutOfMemory;
+        if (held_until(run, connection, circular.message)) |until| {
+            const now = run.last_tick;
+            circular.encoded =
+                try hold.keep(stream, now, until, circular.message, load, circular.encoded);
+        } else if (circular.encoded) |*encoded| {
+            try stream.append_encoded(encoded, load);
+        } else {
+            circular.encoded = try stream.append(circular.message, load);
+        }
+    }
+};
+
+const no_room = "its messages do not fit into memory any more";
+
+/// The record that a message has to wait for on this connection; null if it may leave.
+fn held_until(
+    run: *const Run,
+    connection: *const Connection,
+    message: *const control.Message,
+) ?u64 {
+    const subject: Subject = .of(message);
+    const recorded = switch (subject) {
+        .nothing, .order => 0,
+        .group => |id| run.recorded_of(id, null),
+        .epoch => |epoch| run.recorded_of(epoch.group, epoch.number),
+    };
+    const until = @max(recorded, connection.hold.behind(subject));
+    return if (run.waits(until)) until else null;
+}
+
+// ---- memory of all queues
+//
+// How much all connections of a coordinator may hold together. Each has limits of its own
+// (wire/stream.zig), and many that read nothing still add up; then the longest queue goes, never
+// the peer that asked last.
+
+/// Closes connections before the call under way returns, until what the others hold fits. Their
+/// memory is free at once, but for what they have said.
+pub fn keep_budget(run: *Run) void {
+    while (run.memory.is_over()) {
+        var leaving: usize = 0;
+        var longest: ?*Connection = null;
+        var longest_bytes: usize = 0;
+        for (run.connections.items) |connection| {
+            const bytes = connection.memory() + held_for(run, connection);
+            if (connection.doomed != null) {
+                leaving += bytes;
+            } else if (bytes > longest_bytes) {
+                longest = connection;
+                longest_bytes = bytes;
+            }
+        }
+        if (run.memory.bytes -| leaving <= run.memory.bytes_max) return;
+        const victim = longest orelse return;
+        run.log(.warning, "all queues hold {d} MiB, more than the option memory: {f} must go, " ++
+            "whose queue is the longest, {d} KiB", .{
+            run.memory.bytes >> 20,
+            Who{ .connection = victim },
+            longest_bytes >> 10,
+        });
+        victim.doom("its queue was the longest when the memory for all queues was used up");
+        victim.stream.drop();
+    }
+}
+
+/// The bytes that are held of the reports of its peer, which come back when that is gone.
+fn held_for(run: *const Run, connection: *const Connection) usize {
+    const peer = connection.peer orelse return 0;
+    if (peer.present == 0) return 0;
+    var bytes: usize = 0;
+    for (run.groups.items) |group| if (peer.is_present(group.id)) for (group.epochs.items) |epoch| {
+        const rank = epoch.rank_of(peer) orelse continue;
+        bytes += epoch.members[rank].held_bytes;
+    };
+    return bytes;
+}
+
+const Who = struct {
+    connection: *const Connection,
+
+    pub fn format(who: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const peer = who.connection.peer orelse return writer.writeAll("some stranger");
+        try writer.print("peer {f}", .{peer.named()});
+    }
+};
+
+// ---- the peer that is dialed back
+//
+// The peer that members were asked to dial last, and what they have said of it.
+
+pub const DialBack = struct {
+    /// None: nobody has asked yet.
+    peer: PeerId = .none,
+    nonce: hello.Nonce = @splat(0),
+    began_at: Instant = 0,
+    entries: [members_max]Entry = undefined,
+    count: usize = 0,
+    /// Members that were not asked, because there are so many.
+    left_out: usize = 0,
+
+    /// Half of a peer's places for strangers: none of them is turned away.
+    pub const members_max = base.limits.strangers_max / 2;
+    /// Between two peers, if all have answered.
+    const pace_ns = std.time.ns_per_s;
+    /// Longer than a dial may take; nobody waits for an answer after that.
+    const answer_ns = 8 * std.time.ns_per_s;
+    /// The answers hold for so long, and a peer that has them is not dialed again.
+    const keep_ns = std.time.ns_per_min;
+
+    pub const Entry = struct {
+        id: PeerId,
+        /// Null: it has not said yet; `pending`: it has found the peer.
+        answer: ?wire.Dialed = null,
+    };
+
+    pub fn slice(asked: *const DialBack) []const Entry {
+        return asked.entries[0..asked.count];
+    }
+
+    /// Nobody is waited for any more.
+    pub fn is_over(asked: *const DialBack, now: Instant) bool {
+        if (now -| asked.began_at >= answer_ns) return true;
+        for (asked.slice()) |*entry| if (entry.answer == null) return false;
+        return true;
+    }
+
+    pub fn is_shown(asked: *const DialBack, now: Instant) bool {
+        return !asked.peer.eql(.none) and now -| asked.began_at < keep_ns;
+    }
+
+    pub fn may_begin(asked: *const DialBack, now: Instant, peer: PeerId) bool {
+        if (!asked.is_shown(now)) return true;
+        if (asked.peer.eql(peer)) return false;
+        return now -| asked.began_at >= pace_ns and asked.is_over(now);
+    }
+};
+
+// ---- questions for the status
+//
+// How often a host may ask for the status. An answer costs the time that it took to make. A host
+// has 8 s of it ahead, and gets back a second each second: in the end large answers come once a
+// second, small ones hundreds of times.
+
+pub const StatusRates = struct {
+    hosts: [hosts_max]Host = @splat(.{}),
+
+    /// When there are more, the rest share one.
+    const hosts_max = 256;
+    const ahead_ns = 8 * std.time.ns_per_s;
+    const cost_ns_max = std.time.ns_per_s;
+    const cost_ns_min = 2 * std.time.ns_per_ms;
+    /// An answer of this length, and of any above, costs a second.
+    const large_bytes = 256 * base.limits.KiB;
+
+    const Host = struct {
+        source: base.Source = @splat(0),
+        /// By then all that it has had is paid for.
+        paid_at: Instant = 0,
+    };
+
+    pub fn may_ask(rates: *StatusRates, source: base.Source, now: Instant) bool {
+        return rates.host_of(source, now).paid_at <= now +| ahead_ns;
+    }
+
+    pub fn charge(rates: *StatusRates, source: base.Source, now: Instant, bytes: usize) void {
+        const host = rates.host_of(source, now);
+        const share = @as(u64, @min(bytes, large_bytes)) * cost_ns_max / large_bytes;
+        host.paid_at = @max(host.paid_at, now) +| @max(share, cost_ns_min);
+    }
+
+    fn host_of(rates: *StatusRates, source: base.Source, now: Instant) *Host {
+        const key = network_of(source);
+        var place: ?*Host = null;
+        for (rates.hosts[0 .. hosts_max - 1]) |*host| {
+            if (host.paid_at <= now) {
+                if (place == null) place = host;
+            } else if (std.mem.eql(u8, &host.source, &key)) return host;
+        }
+        const host = place orelse return &rates.hosts[hosts_max - 1];
+        host.* = .{ .source = key };
+        return host;
+    }
+
+    /// One host of IPv6 has 2^64 addresses.
+    fn network_of(source: base.Source) base.Source {
+        const mapped = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+        if (std.mem.startsWith(u8, &source, &mapped)) return source;
+        return source[0..8].* ++ @as([8]u8, @splat(0));
+    }
+};
+
+fn v4(number: u8) base.Source {
+    return [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff, 10, 0, 0, number };
+}
+
+fn ask(rates: *StatusRates, source: base.Source, now: Instant, bytes: usize) bool {
+    if (!rates.may_ask(source, now)) return false;
+    rates.charge(source, now, bytes);
+    return true;
+}
+
+test "a host gets one large answer a second in the end, and another host does not wait for it" {
+    const expect = std.testing.expect;
+    var rates: StatusRates = .{};
+    const large = base.limits.control_message_bytes_max;
+    var answers: usize = 0;
+    var now: Instant = 100 * s;
+    while (now < 160 * s) : (now += s / 10) answers += @intFromBool(ask(&rates, v4(1), now, large));
+    try expect(answers >= 60 and answers <= 70);
+    try expect(ask(&rates, v4(2), now, large));
+    // Small ones are hardly worth counting, even when somebody asks in a loop.
+    var small: usize = 0;
+    for (0..1000) |_| small += @intFromBool(ask(&rates, v4(3), now, 1000));
+    try expect(small == 1000);
+    for (0..10_000) |_| small += @intFromBool(ask(&rates, v4(3), now, 1000));
+    try expect(small < 3000);
+}
+
+test "many hosts share what is left, and addresses of one network are one host" {
+    const expect = std.testing.expect;
+    var rates: StatusRates = .{};
+    const large = base.limits.control_message_bytes_max;
+    var answers: usize = 0;
+    for (0..100) |number| {
+        var source: base.Source = @splat(0xfd);
+        std.mem.writeInt(u64, source[8..], number, .big);
+        answers += @intFromBool(ask(&rates, source, s, large));
+    }
+    try expect(answers <= 10);
+    for (0..2 * StatusRates.hosts_max) |number| {
+        var source: base.Source = @splat(0xfc);
+        std.mem.writeInt(u64, source[0..8], number, .big);
+        _ = ask(&rates, source, s, large);
+    }
+    try expect(!rates.may_ask(v4(9), s));
+    try expect(rates.may_ask(v4(9), 30 * s));
+}
+
+// ---- joins that wait
+//
+// Joins of newcomers that wait because there were too many.
+
+pub const Lobby = struct {
+    /// In the order in which they came. Each peer has as many as it may have groups.
+    waiting: std.ArrayList(Waiting) = .empty,
+
+    pub const Waiting = struct {
+        peer: *Peer,
+        name: []u8,
+        /// When it came; null for one of a founder, who is a member elsewhere: it keeps to its own
+        /// rate alone.
+        aim: ?Aim,
+        told: Told,
+        /// The peer has told everything.
+        is_whole: bool = false,
+    };
+
+    pub fn deinit(lobby: *Lobby, gpa: Allocator) void {
+        for (lobby.waiting.items) |*item| free(gpa, item);
+        lobby.waiting.deinit(gpa);
+    }
+
+    pub fn free(gpa: Allocator, item: *const Waiting) void {
+        gpa.free(item.name);
+        free_founders(gpa, &item.told.founders);
+    }
+
+    pub fn holds(lobby: *const Lobby, peer: *const Peer, name: []const u8) bool {
+        for (lobby.waiting.items) |*item| {
+            if (item.peer == peer and std.mem.eql(u8, item.name, name)) return true;
+        }
+        return false;
+    }
+
+    /// Its connection is gone: it asks anew.
+    pub fn disconnected(lobby: *Lobby, gpa: Allocator, peer: *const Peer) void {
+        if (peer.joins_waiting == 0) return;
+        var index = lobby.waiting.items.len;
+        while (index > 0) {
+            index -= 1;
+            if (lobby.waiting.items[index].peer != peer) continue;
+            const gone = lobby.remove(index);
+            free(gpa, &gone);
+        }
+    }
+
+    pub fn remove(lobby: *Lobby, index: usize) Waiting {
+        const item = lobby.waiting.orderedRemove(index);
+        item.peer.joins_waiting -= 1;
+        return item;
+    }
+};
+
+/// A `join`, and the newest epoch that was named after it; 0: none.
+pub const Told = struct {
+    rounds: Rounds,
+    initial_world_size: u32,
+    /// In the bytes of the message, or in the lobby's.
+    founders: control.Founders,
+    newest: u64 = 0,
+
+    pub fn of(body: *const control.Join) Told {
+        return .{
+            .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
+            .initial_world_size = body.initial_world_size,
+            .founders = body.founders,
+        };
     }
 };

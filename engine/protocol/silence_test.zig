@@ -1,15 +1,15 @@
 //! Time, silence and freezes, as the coordinator judges them: whom it takes for lost, whom it waits
-//! for, and when a group begins or begins again. The rules: tick.zig, losses.zig and
-//! attendance.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
+//! for, and when a group begins or begins again. The rules: coordinator.zig, membership.zig and
+//! debt.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
 
 const std = @import("std");
 const wire = @import("wire");
-const Group = @import("group.zig").Group;
 const court_file = @import("court_test.zig");
+const Group = @import("group.zig").Group;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;

@@ -1,5 +1,5 @@
 //! Calls that others wait for: who is named, who is let go, and whose word counts for what. The
-//! rules: stalls.zig, and member.zig for the messages of a member. The harness: court_test.zig.
+//! rules: debt.zig, and member.zig for the messages of a member. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,9 +9,9 @@ const Member = @import("member.zig").Member;
 const Op = @import("member.zig").Op;
 const Witness = @import("hostile_test.zig").Witness;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const second = 1000 * ms;

@@ -1,6 +1,6 @@
 //! Standing: which role a peer may have, and what is remembered of it. Which connection speaks for
 //! a peer, what a return makes void, what a coordinator that has started again accepts from peers
-//! that come back, and what a passed attempt still means. The rules: joining.zig, comebacks.zig,
+//! that come back, and what a passed attempt still means. The rules: door.zig, membership.zig,
 //! member.zig. The harness: court_test.zig. Rules about votes and decisions: rules_test.zig.
 
 const std = @import("std");
@@ -11,10 +11,10 @@ const Op = @import("member.zig").Op;
 const Status = @import("member.zig").Status;
 const Witness = @import("hostile_test.zig").Witness;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;

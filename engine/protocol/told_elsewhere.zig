@@ -1,5 +1,5 @@
 //! Told: the operations in which members wait that others wait for, as it is told to those others
-//! (elsewhere.zig).
+//! (debt.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -1,14 +1,14 @@
 //! Unreached, seen from outside: who hears of a dial that failed, how often, and until when. The
-//! rules: dials.zig. The harness: court_test.zig.
+//! rules: membership.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Dialed = wire.Dialed;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const id_of = court_file.id_of;

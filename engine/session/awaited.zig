@@ -1,5 +1,5 @@
 //! Awaited: peers for which this one, a newcomer, waits, by the coordinator's word: for an error
-//! and for the log. waits.zig takes it; protocol/awaited.zig finds the peers.
+//! and for the log. waits.zig takes it; protocol/debt.zig finds the peers.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 //! dial_back: a dial that the coordinator asks this peer for, because another peer wants to know
 //! whether it can be reached (`pccl doctor`). It is a lane that belongs to no peer: one probe, one
 //! answer. The result goes to the coordinator, which alone can tell whose proof it is. There is one
-//! at a time: the next one ends it. Which address, and how often: protocol/dial_back.zig.
+//! at a time: the next one ends it. Which address, and how often: protocol/run.zig.
 
 const base = @import("base");
 const wire = @import("wire");

@@ -1,5 +1,5 @@
 //! Sub-groups as peers see them: entering, disagreement, other connections. When they begin is
-//! decided in protocol/founding.zig. Worlds as in world_test.zig; with faults: tests/sim.
+//! decided in protocol/group.zig. Worlds as in world_test.zig; with faults: tests/sim.
 
 const std = @import("std");
 const base = @import("base");

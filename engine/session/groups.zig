@@ -158,7 +158,7 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
         group.member.on_expelled(body.refused);
         // The last that is said of it: then the number may be that of another group.
         if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
-        // A newcomer that has called nothing differs in what it has named (founding.zig).
+        // A newcomer that has called nothing differs in what it has named (protocol/door.zig).
         const named_others = body.refused and !group.ready_told;
         group_gone(s, group, if (named_others) .mismatch else .expelled, body.why.data);
     }

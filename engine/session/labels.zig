@@ -1,7 +1,8 @@
 //! labels: the names of other peers for people. The coordinator tells them with a round
-//! (protocol/labels.zig). They are kept while somebody may ask: as long as a peer is in an epoch or
-//! a round of this one, gives of its state, or has left with the last epoch. No decision depends on
-//! them, but how fast the user lets this peer send to one. The names in an error: names.zig.
+//! (protocol/membership.zig). They are kept while somebody may ask: as long as a peer is in an
+//! epoch or a round of this one, gives of its state, or has left with the last epoch. No decision
+//! depends on them, but how fast the user lets this peer send to one. The names in an error:
+//! names.zig.
 
 const base = @import("base");
 const wire = @import("wire");

@@ -1,8 +1,8 @@
 //! probing: probes of links of which nobody knows what they carry (probe.zig), as the coordinator
-//! asks for them (protocol/probes.zig). A probe is frames that mean nothing, which its receiver
-//! throws away. They go where nothing else is to be sent, and end as soon as a call begins at
-//! either end. The rate of the link then follows as from any other bytes: measure.zig.
-//! Free functions on Session.
+//! asks for them (protocol/measurement.zig). A probe is frames that mean nothing, which its
+//! receiver throws away. They go where nothing else is to be sent, and end as soon as a call begins
+//! at either end. The rate of the link then follows as from any other bytes: measure.zig. Free
+//! functions on Session.
 
 const std = @import("std");
 const base = @import("base");

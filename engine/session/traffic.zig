@@ -1,7 +1,7 @@
 //! traffic: what this peer tells the coordinator of its links: the bytes per second that move on
 //! each, every two seconds while there are any, how each link carries what is sent, and how much
 //! all links together carry at most (node.zig). The speed on all links together is of the same
-//! time. The coordinator makes a matrix of it: protocol/measured.zig.
+//! time. The coordinator makes a matrix of it: protocol/measurement.zig.
 
 const std = @import("std");
 const base = @import("base");

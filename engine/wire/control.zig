@@ -1,6 +1,6 @@
 //! control: the messages between a peer and the coordinator. One struct per message; the union's
 //! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
-//! Their effects: protocol/hearing.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
+//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -587,7 +587,7 @@ pub const LinkTraffic = struct {
     /// So many lanes are open.
     lanes: u8 = 0,
 
-    /// A number that cannot be is not believed, and ends nothing (protocol/measured.zig).
+    /// A number that cannot be is not believed, and ends nothing (protocol/measurement.zig).
     pub const bounds = .{
         .sent = .any,
         .received = .any,
@@ -625,7 +625,7 @@ pub fn differ(told: u64, now: u64) bool {
     return (told == 0) != (now == 0) or @max(told, now) - @min(told, now) > told / 10;
 }
 /// For the status. Members are to dial this peer, and the status says how that went
-/// (protocol/doctor.zig); none: nobody is.
+/// (protocol/status.zig); none: nobody is.
 pub const StatusRequest = struct {
     dial_back: PeerId = .none,
 };
@@ -874,7 +874,7 @@ pub const Commit = struct {
     decision: u64,
     /// Decisions up to this one are known to all members.
     acknowledged: u64,
-    /// Nobody but a coordinator of this run can make it (protocol/seal.zig).
+    /// Nobody but a coordinator of this run can make it (protocol/journal.zig).
     seal: u128,
 
     pub const bounds = .{

@@ -3,7 +3,7 @@
 The token, the way to the coordinator, the ways to every member and from it, how the coordinator
 sees this machine, clocks, descriptors, and what the kernel does with TCP. Each check stands alone,
 so that one that fails hides none behind it. docs/NETWORKING.md says what to do in general; which
-members dial, and whom: engine/protocol/doctor.zig.
+members dial, and whom: engine/protocol/status.zig.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def _around(finding: Finding, member: str, reached: set[str], status: dict[str, 
     """The finding on a member that neither reaches this machine nor is reached by it.
 
     They can be in one group if the data of the group finds a way around their link, as the
-    coordinator looks for it (engine/protocol/path_search.zig).
+    coordinator looks for it (engine/protocol/path.zig).
     """
     epochs = [group["epochs"][-1] for group in status["groups"] if group["epochs"]]
     through = [

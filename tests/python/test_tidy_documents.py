@@ -40,7 +40,7 @@ WRONG: list[tuple[str, str]] = [
     ("see `oracel.zig`", "there is no oracel.zig"),
     ("see `tests/smi/`", "there is no tests/smi/"),
     ("see `tests/sim/scenarios/*.text.md`", "there is no tests/sim/scenarios"),
-    ("`protocol/reports.zig: go_onn`", "declares no go_onn"),
+    ("`protocol/attempt.zig: go_onn`", "declares no go_onn"),
     ("`pccl_all_reduse` begins", "pccl_all_reduse is in no source file"),
     ("`pccl.PcclErrors`", "PcclErrors is in no source file"),
     ("`comm.info().alife`", "alife is in no source file"),
@@ -55,7 +55,7 @@ WRONG: list[tuple[str, str]] = [
 RIGHT = """
 `make sim SEED=3`, `make` alone, `pccl run -n 4 -- python --what x.py`, `--state DIR`,
 `pccl-sim fuzz --seeds 5`, `zig build golden -Dtarget=x86_64-windows -fwine`, `…_under_load`,
-`protocol/reports.zig: go_on`, `epoch.zig`, `bench/`, `demo_out/loss.png`, `comm.info().alive`,
+`protocol/attempt.zig: go_on`, `epoch.zig`, `bench/`, `demo_out/loss.png`, `comm.info().alive`,
 `epoll`, `_async`, `window_bytes / 2n`, cut_of_three, [tests](HACKING.md#tests)
 
 | defect | kept out by |

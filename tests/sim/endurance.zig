@@ -39,7 +39,7 @@ const windows_of_restarts = 8;
 const slack_bytes: Floors = .{ 16 * limits.KiB, 32 * limits.KiB, 32 * limits.KiB };
 /// Memory that users lend for one call, at most on average.
 const borrowed_bytes_per_call = 2 * limits.KiB;
-/// A journal is written anew when this much was appended (protocol/journaling.zig).
+/// A journal is written anew when this much was appended (protocol/log.zig).
 const journal_bytes_max = 2 * limits.MiB;
 
 /// Peers with these numbers are never killed and never leave.

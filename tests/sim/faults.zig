@@ -296,7 +296,7 @@ fn cut_pair(world: *World, prng: *Prng) bool {
 /// Whether all who are up could still form a ring without this pair, and without those that have
 /// found together again only just now.
 fn is_ring_left(world: *const World, pair: [2]NodeIndex) bool {
-    var edges: protocol.path_search.Edges = .{};
+    var edges: protocol.path.Edges = .{};
     edges.add(pair[0] - 1, pair[1] - 1);
     const lasting_ns = 4 * world.config.silence_ns;
     for (world.pair_cuts.items) |item| {
@@ -304,7 +304,7 @@ fn is_ring_left(world: *const World, pair: [2]NodeIndex) bool {
     }
     var up: base.Mask = .empty;
     for (world.nodes[1..]) |*node| if (node.state == .up) up.set(node.digit());
-    return protocol.path_search.search(&up, &edges) != null;
+    return protocol.path.search(&up, &edges) != null;
 }
 
 /// The lanes between two peers are reset, or take everything and deliver nothing.

@@ -3,7 +3,7 @@
 //! and others are told a number (`told_of`), so a dial to an address that was not found out shows
 //! (world.zig: dial_lane).
 //!
-//! Next: engine/protocol/finding.zig, which asks.
+//! Next: engine/protocol/door.zig, which asks.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 //! Forgiven: worlds in which one member gives up more operations than may be held against it at
 //! once (limits.decisions_kept_max), and goes on. Aborts that everybody has seen are forgiven. A
 //! member stores aborts whose calls it has not made up to the same bound, beyond which it forgets
-//! the oldest. The rules: protocol/decisions.zig (abort_now, acknowledge), protocol/member.zig
+//! the oldest. The rules: protocol/operation.zig (abort_now, acknowledge), protocol/member.zig
 //! (store). Other long lives: endurance.zig.
 
 const std = @import("std");

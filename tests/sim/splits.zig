@@ -1,5 +1,5 @@
 //! Splits: users that make sub-groups of their group's members, at places of the program that all
-//! members agree on (engine/protocol/founders.zig). The colors and the order of each are drawn from
+//! members agree on (engine/protocol/door.zig). The colors and the order of each are drawn from
 //! the place, so all know them without talking. A user waits there until it is in its sub-group,
 //! and keeps that until it splits again. The oracle: a sub-group has exactly the founders that the
 //! coordinator had not lost to the parent's epoch, in their order, and all members see the same.

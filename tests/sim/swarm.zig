@@ -321,7 +321,7 @@ pub const Config = struct {
 
     /// Events of a world that is no storm: those of its calls, and those of its users, in all
     /// groups and all the time, while a newcomer that has failed often waits for a minute
-    /// (patience.zig).
+    /// (protocol/group.zig).
     pub fn events_max(config: *const Config) u64 {
         const calls = @as(u64, config.calls) * config.peers_max * 60_000;
         const users = @as(u64, config.groups) * config.peers_max * 500_000;

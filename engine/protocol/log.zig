@@ -1,16 +1,20 @@
-//! journaling: what a coordinator puts into its journal, when, and what is said if that fails.
-//! Messages that rely on a record wait for it (post.zig). The refusals among it: refusals.zig; how
-//! a run begins again from it: restoring.zig; the format: journal.zig.
+//! log: what a coordinator puts into its journal, when, and what is said if that fails. Messages
+//! that rely on a record wait for it (run.zig). How a run begins again from the journal:
+//! coordinator.zig; the format: journal.zig.
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const journal = @import("journal.zig");
-const post = @import("post.zig");
-const refusals = @import("refusals.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Run = @import("run.zig").Run;
+const Verdict = @import("record.zig").Verdict;
+const Allocator = std.mem.Allocator;
+const OpId = control.OpId;
 const PeerId = base.PeerId;
+const assert = std.debug.assert;
+const control = wire.control;
 const limits = base.limits;
 
 /// Written as a whole again when so much was appended.
@@ -36,7 +40,7 @@ fn record_refusals(run: *Run) u64 {
     if (!takes_more(run)) return progress.given;
     var image: journal.Image = .{};
     defer image.deinit(run.gpa);
-    const added = refusals.add_new(run, &image);
+    const added = add_new(run, &image);
     if (std.meta.isError(added) or image.bytes().len > 0) return give(run, &image, added);
     // All have seen them, or are out of the epoch. Messages may wait for the number all the same.
     if (progress.given == progress.settled) {
@@ -120,7 +124,7 @@ pub fn not_written(run: *Run, now: base.Instant, number: u64) void {
 fn release(run: *Run) void {
     const all = run.journal_state != .ok;
     const settled = if (all) std.math.maxInt(u64) else run.journal_progress.settled;
-    for (run.connections.items) |connection| post.release(run, connection, settled);
+    for (run.connections.items) |connection| run.release(connection, settled);
 }
 
 /// Between two calls, when nothing is half done: writes the whole run as one file when much was
@@ -152,7 +156,7 @@ fn replace(run: *Run) !void {
     progress.replaced = progress.given;
     progress.whole_bytes = image.bytes().len;
     progress.refusals_wait = false;
-    refusals.all_given(run);
+    all_given(run);
     run.journal_bytes = 0;
 }
 
@@ -186,7 +190,7 @@ fn failed(run: *Run, now: base.Instant) void {
 }
 
 /// Waits for the disk: nobody is connected yet, and a start must be on it.
-pub fn begin(run: *Run) !void {
+pub fn begin_journal(run: *Run) !void {
     const gpa = run.options.secrets orelse run.gpa;
     var image: journal.Image = .{};
     defer image.deinit(gpa);
@@ -225,7 +229,7 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
             var buffer: [limits.peers_max]PeerId = undefined;
             var instances: [limits.peers_max]u64 = undefined;
             try image.add(gpa, epoch.record(epoch.member_ids(&buffer), &instances));
-            try refusals.add_all(epoch, gpa, image);
+            try add_all(epoch, gpa, image);
             // In the order in which it happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
                 const before = &epoch.history.entries.items[index - 1].members;
@@ -245,5 +249,124 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
             .epochs = .{},
             .why = .of(entry.why()),
         } });
+    }
+}
+
+// ---- refused calls
+//
+// The part of the journal about calls that were refused. The members that have heard of one may
+// have gone on, and left, when the coordinator dies: the next one refuses it, too. A refusal is
+// written at once if the disk has nothing to do; those that come meanwhile share the next write.
+
+// ---- writing
+
+/// Adds the refusals that the journal has not been given.
+pub fn add_new(run: *Run, image: *journal.Image) !void {
+    for (run.groups.items) |group| for (group.epochs.items) |epoch| {
+        const from = epoch.refusals_given;
+        epoch.refusals_given = epoch.decisions;
+        try add_decided(epoch, from, run.gpa, image);
+    };
+}
+
+/// The journal was given all refusals that there are.
+pub fn all_given(run: *Run) void {
+    for (run.groups.items) |group| for (group.epochs.items) |epoch| {
+        epoch.refusals_given = epoch.decisions;
+    };
+}
+
+/// Those that some member may not have heard of: of this coordinator, and until they are decided
+/// again, of those before.
+pub fn add_all(epoch: *const Epoch, gpa: Allocator, image: *journal.Image) !void {
+    try add_decided(epoch, 0, gpa, image);
+    if (epoch.claims.count() == 0) return;
+    var batch: RefusalBatch = .{ .epoch = epoch, .gpa = gpa, .image = image };
+    for (epoch.claims.keys(), epoch.claims.values()) |id, *known| switch (known.outcome) {
+        .commit => {},
+        // One without a number is not decided.
+        .abort => |*verdict| if (known.number) |number| try batch.add(id, number, verdict),
+    };
+    try batch.end();
+}
+
+fn add_decided(epoch: *const Epoch, from: u64, gpa: Allocator, image: *journal.Image) !void {
+    const all = epoch.outstanding();
+    if (all.len == 0 or all[all.len - 1].number <= from) return;
+    const known = (from + 1) -| all[0].number; // they are numbered one after the other
+    var batch: RefusalBatch = .{ .epoch = epoch, .gpa = gpa, .image = image };
+    for (all[known..]) |*decision| switch (decision.outcome) {
+        .commit => {},
+        .abort => |*verdict| try batch.add(decision.id, decision.number, verdict),
+    };
+    try batch.end();
+}
+
+/// Refusals on their way into records.
+const RefusalBatch = struct {
+    epoch: *const Epoch,
+    gpa: Allocator,
+    image: *journal.Image,
+    calls: [journal.refusals_max]journal.Refusal = undefined,
+    count: usize = 0,
+
+    fn add(batch: *RefusalBatch, id: OpId, number: u64, verdict: *const Verdict) !void {
+        assert(number > batch.epoch.acknowledged); // else nobody reads it
+        if (batch.count == batch.calls.len) try batch.end();
+        batch.calls[batch.count] = .{
+            .op = id,
+            .reason = verdict.reason,
+            .peer = verdict.peer,
+            .other = verdict.other,
+            .descriptor = verdict.descriptor orelse .blank,
+            .other_descriptor = verdict.other_descriptor orelse .blank,
+            .decision = number,
+        };
+        batch.count += 1;
+    }
+
+    fn end(batch: *RefusalBatch) !void {
+        if (batch.count == 0) return;
+        try batch.image.add(batch.gpa, .{ .refusals = .{
+            .group = batch.epoch.group,
+            .epoch = batch.epoch.number,
+            .acknowledged = batch.epoch.acknowledged,
+            .calls = .of(batch.calls[0..batch.count]),
+        } });
+        batch.count = 0;
+    }
+};
+
+// ---- reading
+
+/// They count as if a member told of them (attempt.zig).
+pub fn restore_refusals(group: *Group, body: *const journal.Refusals) Allocator.Error!void {
+    const epoch = group.epoch_of(body.epoch) orelse return; // it was over
+    epoch.acknowledged_then = @max(epoch.acknowledged_then, body.acknowledged);
+    var it = body.calls.iterator();
+    while (it.next()) |call| {
+        const differ = call.reason == .mismatch;
+        // A later one of the same call is the same, decided again.
+        try epoch.claims.put(epoch.gpa, call.op, .{
+            .number = call.decision,
+            .maker = null,
+            .outcome = .{ .abort = .{
+                .reason = call.reason,
+                .peer = call.peer,
+                .other = call.other,
+                .descriptor = if (differ) call.descriptor else null,
+                .other_descriptor = if (differ) call.other_descriptor else null,
+            } },
+        });
+    }
+}
+
+/// All is read. A refusal that all members had seen before the coordinator died is no news.
+pub fn refusals_restored(epoch: *Epoch) void {
+    var index = epoch.claims.count();
+    while (index > 0) {
+        index -= 1;
+        if (epoch.claims.values()[index].number.? > epoch.acknowledged_then) continue;
+        epoch.claims.swapRemoveAt(index);
     }
 }

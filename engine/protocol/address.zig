@@ -1,5 +1,5 @@
 //! addresses: where peers say that others can dial them, and what is found out about that. The
-//! coordinator finds it out in finding.zig, with the help of its driver (net/finder.zig).
+//! coordinator finds it out in door.zig, with the help of its driver (net/finder.zig).
 
 const std = @import("std");
 const base = @import("base");

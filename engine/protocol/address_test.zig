@@ -1,17 +1,17 @@
 //! Addresses, seen from outside: nobody is told an address that is not known to be the peer's, and
-//! who waits for the answer. The rules: finding.zig. The harness: court_test.zig.
+//! who waits for the answer. The rules: door.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const addresses = @import("addresses.zig");
+const addresses = @import("address.zig");
 const court_file = @import("court_test.zig");
 const Peer = @import("peer.zig").Peer;
 const control = wire.control;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
+const gpa = std.testing.allocator;
 
 const ms = court_file.ms;
 const id_of = court_file.id_of;

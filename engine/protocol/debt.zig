@@ -1,0 +1,781 @@
+//! debt: who waits for whom, why, and since when. A member can owe its call of an operation, its
+//! vote, its report after a loss, and its next safe point; a newcomer can owe its `admit`. The
+//! coordinator names the debtors to those who wait, in the log and in the status. It lets a debtor
+//! go only if the run says so (`--stall`), or if no part of a report comes.
+//!
+//! The evidence of a call is a vote, an offer, a report, or `called`, which members say of
+//! operations that take long. The coordinator blames no member that has called, however slow it is,
+//! and takes only the member's own word that it has. Over half of the members must have called
+//! before one that has not is let go. A call that a member can make no more, because it has left
+//! the epoch, is aborted. Where all have called, and links move nothing of the operation, the
+//! coordinator names the links, by the word of the members at their ends (session/waits.zig), and
+//! blames nobody. The member's half: member.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const operation = @import("operation.zig");
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Overdue = @import("operation.zig").Overdue;
+const Peer = @import("peer.zig").Peer;
+const ProtocolError = @import("peer.zig").ProtocolError;
+const Record = @import("record.zig").Record;
+const Run = @import("run.zig").Run;
+const Told = @import("told_elsewhere.zig").Told;
+const Waits = @import("operation.zig").Waits;
+const Instant = base.Instant;
+const Mask = base.Mask;
+const control = wire.control;
+const limits = base.limits;
+
+/// The line is written again when the missing peers wait in something else than before, at most
+/// twice in a warning time: they may change that as often as they like.
+const again_part = 2;
+
+/// Calls whose deadline is near are looked at after this part of the time that is left, together
+/// with those that come meanwhile; and no sooner than after this time.
+const looks_per_rest = 8;
+const look_ns_min = 10 * std.time.ns_per_ms;
+
+/// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
+fn stands_still(needed: u32, missing: u32) bool {
+    if (missing == 0) return false;
+    return 2 * missing < needed or (needed == 2 and missing == 1);
+}
+
+pub fn on_called(
+    run: *Run,
+    epoch: *Epoch,
+    now: Instant,
+    rank: u16,
+    message: *const control.Called,
+) ProtocolError!void {
+    if (message.attempt > epoch.attempt) return error.Unexpected;
+    // The report says it of a passed attempt, too.
+    if (message.attempt < epoch.attempt or !epoch.running) return;
+    if (epoch.is_decided(message.op)) return;
+    const known = try operation.record_of(run, epoch, message.op, &message.descriptor, rank) orelse
+        return;
+    const stall = &known.stall;
+    try note_stuck(epoch, known, rank, &message.stuck);
+    const is_news = !stall.called.has(rank);
+    stall.called.set(rank);
+    const until = now +| message.left_ns;
+    const is_sooner = until < stall.until;
+    stall.until = @min(stall.until, until);
+    if (!stall.is_urgent(now) or !(is_news or is_sooner)) return;
+    const soon_ns = @max((stall.until - now) / looks_per_rest, look_ns_min);
+    epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
+}
+
+/// A member says with which others nothing of the operation moves; nobody: something does again.
+fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask) !void {
+    const told = &known.stall.stuck;
+    told.forget(rank);
+    if (stuck.is_empty()) return;
+    if (!Mask.full(epoch.members.len).covers(stuck) or stuck.has(rank)) return error.Unexpected;
+    if (told.count < told.items.len) told.add(.{
+        .rank = rank,
+        .op = known.id,
+        .kind = known.descriptor.kind,
+        .waits_for = @intCast(stuck.at(0)),
+        .count = @intCast(stuck.count()),
+    });
+}
+
+/// At a tick: calls that a member has left behind unmade can come to nothing. An abort counts
+/// against the first that has called.
+pub fn end_passed(run: *Run, epoch: *Epoch) ProtocolError!void {
+    if (!epoch.running or epoch.closed.is_empty()) return;
+    var index = epoch.records.items.len;
+    while (index > 0) {
+        index -= 1;
+        const known = epoch.records.items[index];
+        const passed = epoch.missing_of(known).intersect(&epoch.closed);
+        if (passed.is_empty()) continue;
+        if (epoch.members[known.from].caused >= base.limits.decisions_kept_max) continue;
+        try operation.abort(run, epoch, known.id, .{
+            .reason = .passed,
+            .peer = epoch.members[passed.at(0)].id,
+            .other = epoch.members[known.from].id,
+        }, known.from);
+    }
+}
+
+/// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
+pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
+    const warning_ns = run.options.stall_warning_ns;
+    const told_ns = base.limits.wait_told_ns(warning_ns);
+    var waited_for: Mask = .empty;
+    epoch.stall_at = base.never;
+    const elsewhere: Elsewhere = .of(epoch, now, warning_ns);
+    for (epoch.records.items) |known| {
+        const stall = &known.stall;
+        const needed = epoch.voters(known.id);
+        const missing = epoch.missing_of(known);
+        if (!stands_still(needed.count(), missing.count())) {
+            stall.since = base.never;
+        } else if (late or stall.since == base.never) stall.since = now;
+        const is_due = now -| stall.since >= warning_ns;
+        stall.note_wait(&needed, &missing, now, late);
+        if (epoch.running) {
+            const is_urgent = !late and stall.is_urgent(now);
+            const has_stalled = stall.since != base.never or stall.has_waited(now, told_ns / 2);
+            const is_asked = has_stalled or is_urgent;
+            if (is_asked) operation.ask_missing(run, epoch, known, &missing);
+            const is_long = is_due or stall.has_waited(now, told_ns);
+            if (is_long and !stall.is_long) stall.told = .empty; // for their logs
+            stall.is_long = is_long;
+            const named: *const Mask = if (is_long or is_urgent) &missing else &.empty;
+            const why = if (missing.is_empty()) stall.stuck else elsewhere.told(named);
+            tell_callers(run, epoch, known, named, &why, now);
+            if (missing.is_empty()) warn_of_links(run, group, epoch, known, now);
+        }
+        if (!is_due) continue;
+        warn(run, group, known, &missing, &elsewhere, now);
+        waited_for.merge(&missing);
+    }
+    review_debtors(run, group, epoch, now, late, &waited_for);
+    for (epoch.members, 0..) |*member, rank| {
+        if (!member.waited_for or waited_for.has(rank)) continue;
+        member.waited_for = false;
+        // The loss of a member has a line of its own.
+        if (epoch.alive.has(rank)) run.log(
+            .warning,
+            "peer {f} of epoch {d} is not waited for any more; group {s}",
+            .{ member.shown(rank), epoch.number, group.name },
+        );
+    }
+}
+
+/// Those who have called it learn whom they wait for, and what those wait in.
+fn tell_callers(
+    run: *Run,
+    epoch: *Epoch,
+    known: *Record,
+    missing: *const Mask,
+    why: *const Told,
+    now: Instant,
+) void {
+    if (known.stall.told.eql(missing)) {
+        if (known.stall.told_elsewhere.eql(why)) return;
+        if (now -| known.stall.told_at < run.options.stall_warning_ns / again_part) return;
+    }
+    known.stall.told = missing.*;
+    known.stall.told_elsewhere = why.*;
+    known.stall.told_at = now;
+    operation.send_stalled(run, epoch, known, &known.stall.called, missing, why.slice());
+}
+
+/// All have called it, and links move nothing of it: a line for each link, when it is news, and at
+/// most twice in a warning time: many operations may stand on one link, and members may say so as
+/// often as they like.
+fn warn_of_links(
+    run: *Run,
+    group: *const Group,
+    epoch: *Epoch,
+    known: *Record,
+    now: Instant,
+) void {
+    const stuck = &known.stall.stuck;
+    defer known.stall.stuck_said = stuck.count > 0;
+    if (stuck.count == 0 or known.stall.stuck_said) return;
+    const pause_ns = run.options.stall_warning_ns / again_part;
+    if (epoch.stuck_said_at > 0 and now -| epoch.stuck_said_at < pause_ns) return;
+    epoch.stuck_said_at = now;
+    for (stuck.slice(), 0..) |*link, index| if (stuck.is_new(index)) run.log(
+        .warning,
+        "{f} stands, though all have called it: nothing of it moves between {f} and {f}; group {s}",
+        .{
+            known.named(epoch.number),
+            epoch.members[link.rank].ranked(link.rank),
+            epoch.members[link.waits_for].ranked(link.waits_for),
+            group.name,
+        },
+    );
+}
+
+/// A line for each member, not for each operation: who calls many must not push other lines out of
+/// the log.
+fn warn(
+    run: *Run,
+    group: *Group,
+    known: *const Record,
+    missing: *const Mask,
+    elsewhere: *const Elsewhere,
+    now: Instant,
+) void {
+    const epoch = elsewhere.epoch;
+    for (epoch.members, 0..) |*member, rank| {
+        if (!missing.has(rank) or member.waited_for) continue;
+        member.waited_for = true;
+        run.log(.warning, "peer {f} {f}{f}; group {s}", .{
+            member.shown(rank),
+            Waits{ .epoch = epoch, .known = known, .waited_ns = now -| known.stall.since },
+            elsewhere.words(rank),
+            group.name,
+        });
+    }
+}
+
+/// Those without whom an operation has stood still for `stall_ns`, if over half of all members say
+/// so: of a message, or in a group of two, it is one against one. One operation at a time: what
+/// others wait for may come once these are gone, so their time begins again.
+pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *Overdue) bool {
+    for (group.epochs.items) |epoch| {
+        if (!epoch.running) continue; // some may be about to report that they have called
+        for (epoch.records.items) |known| {
+            if (now -| known.stall.since < stall_ns) continue;
+            const missing = epoch.missing_of(known);
+            const callers = epoch.alive.intersect(&known.stall.called).count();
+            if (missing.is_empty() or 2 * callers <= epoch.alive.count()) continue;
+            take_missing(epoch, known, &missing, now, overdue);
+            if (overdue.count == 0) continue;
+            for (epoch.records.items) |other| {
+                if (other.stall.since != base.never) other.stall.since = now;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+/// A member that is away cannot say that it has called; that it is away has a limit of its own.
+fn take_missing(
+    epoch: *const Epoch,
+    known: *const Record,
+    missing: *const Mask,
+    now: Instant,
+    overdue: *Overdue,
+) void {
+    overdue.count = 0;
+    for (epoch.members, 0..) |*member, rank| {
+        const peer = member.peer orelse continue;
+        if (!missing.has(rank) or !peer.is_present(epoch.group)) continue;
+        overdue.add(peer);
+    }
+    const waited_ns = now -| known.stall.since;
+    overdue.say("it {f}", .{Waits{ .epoch = epoch, .known = known, .waited_ns = waited_ns }});
+}
+
+// ---- reports and votes
+//
+// Members that owe what is not a call of their users (record.zig). A debtor is named like a member
+// whose call is missing.
+//
+// A report is the engine's own step, so a member that is heard and gives none is broken or hostile.
+// It is let go when the run says so. It is let go in any case when no part of its report has come
+// for twelve times the silence limit after all messages to it had left. If only a vote is missing,
+// the member's neighbours may be to blame, by not sending the data that they have; so the debtor is
+// named, and nobody is let go for it.
+
+/// How long nothing of a report may come, in silence limits: the report of much that is in flight
+/// takes its time on a thin link, and so does what the member is told before it.
+const silences_max = 12;
+
+/// At a tick. Adds to `waited_for` whom the others wait for.
+pub fn review_debtors(
+    run: *Run,
+    group: *Group,
+    epoch: *Epoch,
+    now: Instant,
+    late: bool,
+    waited_for: *Mask,
+) void {
+    review_reports(run, group, epoch, now, late, waited_for);
+    for (epoch.records.items) |known| review_vote(run, group, epoch, known, now, late, waited_for);
+}
+
+fn owing(epoch: *const Epoch) Mask {
+    if (epoch.running or epoch.recovering) return .empty;
+    return epoch.inside().without(&epoch.reported);
+}
+
+fn review_reports(
+    run: *Run,
+    group: *Group,
+    epoch: *Epoch,
+    now: Instant,
+    late: bool,
+    waited_for: *Mask,
+) void {
+    const owe = owing(epoch);
+    for (epoch.members, 0..) |*member, rank| {
+        const report = &member.report;
+        if (!owe.has(rank)) {
+            report.since = base.never;
+            continue;
+        }
+        const is_new = report.since == base.never;
+        // One that waits for the disk may not have heard that it is asked.
+        if (late or is_new or run.holds_up(member.peer.?)) report.since = now;
+        if (report.since == now or report.parts != report.parts_seen) report.part_at = now;
+        report.parts_seen = report.parts;
+        if (now -| report.since < run.options.stall_warning_ns) continue;
+        waited_for.set(rank);
+        if (member.waited_for) continue;
+        member.waited_for = true;
+        run.log(.warning, "peer {f} {f}; group {s}", .{
+            member.shown(rank),
+            Silent{ .epoch = epoch, .waited_ns = now -| report.since },
+            group.name,
+        });
+    }
+}
+
+fn review_vote(
+    run: *Run,
+    group: *Group,
+    epoch: *Epoch,
+    known: *Record,
+    now: Instant,
+    late: bool,
+    waited_for: *Mask,
+) void {
+    const vote = &known.vote_owed;
+    const needed = epoch.voters(known.id);
+    const missing = needed.without(&known.done);
+    // In a new attempt all vote again, so that says nothing.
+    if (vote.rank) |rank| if (known.done.has(rank) or !needed.has(rank)) {
+        vote.* = .{};
+    };
+    const is_alone = missing.count() == 1 and needed.count() > 1;
+    if (epoch.running and is_alone and epoch.missing_of(known).is_empty()) {
+        const rank = missing.at(0);
+        if (vote.rank != rank) vote.* = .{ .rank = rank, .since = now };
+    }
+    const rank = vote.rank orelse return;
+    if (late) vote.since = now;
+    if (now -| vote.since < run.options.stall_warning_ns) return;
+    waited_for.set(rank);
+    const member = &epoch.members[rank];
+    if (member.waited_for) return;
+    member.waited_for = true;
+    run.log(.warning, "peer {f} {f}; group {s}", .{
+        member.shown(rank),
+        Waits{ .epoch = epoch, .known = known, .waited_ns = now -| vote.since, .lacks = .vote },
+        group.name,
+    });
+}
+
+/// Members of one epoch whose report has been waited for too long. `stall_ns`: 0 if the run lets
+/// nobody go for that; one that is away has the silence limit besides, because it may come back.
+pub fn find_overdue(
+    run: *const Run,
+    group: *const Group,
+    now: Instant,
+    stall_ns: u64,
+    silence_ns: u64,
+    overdue: *Overdue,
+) bool {
+    for (group.epochs.items) |epoch| {
+        const owe = owing(epoch);
+        overdue.count = 0;
+        var waited_ns: u64 = 0;
+        for (epoch.members, 0..) |*member, rank| {
+            const report = &member.report;
+            if (!owe.has(rank) or report.since == base.never) continue;
+            const peer = member.peer.?;
+            const is_here = peer.is_present(epoch.group);
+            const more_ns = if (is_here) 0 else silence_ns;
+            const is_stalled = stall_ns > 0 and now -| report.since >= stall_ns +| more_ns;
+            const is_mute = is_here and has_left_for(run, peer) and
+                now -| report.part_at >= silences_max *| silence_ns;
+            if (!is_stalled and !is_mute) continue;
+            overdue.add(peer);
+            waited_ns = @max(waited_ns, now -| report.since);
+        }
+        if (overdue.count == 0) continue;
+        overdue.say("it {f}", .{Silent{ .epoch = epoch, .waited_ns = waited_ns }});
+        return true;
+    }
+    return false;
+}
+
+/// All that it was told has gone to the socket.
+fn has_left_for(run: *const Run, peer: *const Peer) bool {
+    const connection = peer.connection orelse return false;
+    return connection.stream.send_slice().len == 0 and !run.holds_up(peer);
+}
+
+/// "has not said what it holds of the calls of epoch 3, for which the others have waited 10 s"
+const Silent = struct {
+    epoch: *const Epoch,
+    waited_ns: u64,
+
+    pub fn format(silent: Silent, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const text = "has not said what it holds of the calls of epoch {d}, for which the " ++
+            "others have waited {d} s";
+        try writer.print(text, .{ silent.epoch.number, silent.waited_ns / std.time.ns_per_s });
+    }
+};
+
+// ---- what a debtor waits for itself
+//
+// The operation in which a member that others wait for waits itself: it has called that operation,
+// and others have not. Two members that wait for each other in this way have called different
+// things: other tags, or states of other names. To refuse one of them would be wrong, because its
+// other thread may be about to call; so each is told, and both have their deadlines. A member that
+// has not entered the epoch waits in nothing there, and is told of as such. No decision depends on
+// it.
+
+/// A call counts once others have been waited for in it for such a part of the warning time.
+pub const counts_part = 10;
+
+/// For each member the operation in which it has waited for the longest time.
+pub const Elsewhere = struct {
+    epoch: *const Epoch,
+    by_rank: [limits.peers_max]?*const Record = @splat(null),
+
+    pub fn of(epoch: *const Epoch, now: Instant, warning_ns: u64) Elsewhere {
+        var found: Elsewhere = .{ .epoch = epoch };
+        for (epoch.records.items) |known| {
+            if (!known.stall.has_waited(now, warning_ns / counts_part)) continue;
+            for (0..epoch.members.len) |rank| {
+                if (!known.stall.called.has(rank)) continue;
+                const other = found.by_rank[rank];
+                if (other) |it| if (it.stall.waits_since <= known.stall.waits_since) continue;
+                found.by_rank[rank] = known;
+            }
+        }
+        return found;
+    }
+
+    /// Null: it is not known to wait for anybody.
+    pub fn get(elsewhere: *const Elsewhere, rank: usize) ?control.Elsewhere {
+        const known = elsewhere.by_rank[rank] orelse return null;
+        const missing = elsewhere.epoch.missing_of(known);
+        if (missing.is_empty()) return null;
+        return .{
+            .rank = @intCast(rank),
+            .op = known.id,
+            .kind = known.descriptor.kind,
+            .waits_for = missing.at(0),
+            .count = @intCast(missing.count()),
+        };
+    }
+
+    /// The operations that the first of those who are waited for wait in.
+    pub fn told(elsewhere: *const Elsewhere, missing: *const Mask) Told {
+        var list: Told = .{};
+        for (0..missing.count()) |index| {
+            if (list.count == list.items.len) break;
+            list.add(elsewhere.get(missing.at(index)) orelse continue);
+        }
+        return list;
+    }
+
+    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)"
+    /// or "; it has not entered the epoch, as a member from before does when its program calls …"
+    pub fn words(elsewhere: *const Elsewhere, rank: usize) Words {
+        return .{ .elsewhere = elsewhere, .rank = rank };
+    }
+
+    const Words = struct {
+        elsewhere: *const Elsewhere,
+        rank: usize,
+
+        pub fn format(it: Words, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const epoch = it.elsewhere.epoch;
+            if (epoch.not_entered().has(it.rank))
+                return writer.writeAll("; it has not entered the epoch, as a member from before " ++
+                    "does when its program calls admit");
+            const waits = it.elsewhere.get(it.rank) orelse return;
+            try writer.print("; it waits in {f} for {f}", .{
+                it.elsewhere.by_rank[it.rank].?.named(epoch.number),
+                epoch.members[waits.waits_for].ranked(waits.waits_for),
+            });
+            if (waits.count > 1) try writer.print(" and {d} more", .{waits.count - 1});
+        }
+    };
+};
+
+// ---- newcomers that wait
+//
+// Peers that newcomers wait for. A group without members begins when the users of its newcomers
+// have called `admit`, and one of founders when all of these have asked for it. Where it has
+// members, newcomers wait outside while one of them has not come to the safe point of the epoch
+// that has begun, as after a loss, or has calls of the epoch before in flight. If such a member is
+// away, that is what they are told, because it may be dead; in a round they are told of any that is
+// away. The log and the status say it too. No decision depends on it.
+
+pub const Why = control.Awaited.Why;
+
+pub const Missing = struct {
+    why: Why = .begin,
+    items: [limits.peers_max]Item = undefined,
+    count: usize = 0,
+
+    pub const Item = struct {
+        peer: *const Peer,
+        /// Null: it is in no epoch.
+        rank: ?u16 = null,
+
+        /// As a line of the log has it.
+        pub fn format(item: Item, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const peer = item.peer;
+            const rank = item.rank orelse return writer.print("peer {f}", .{peer.named()});
+            const ranked: base.Ranked = .{ .rank = rank, .id = peer.id, .label = peer.label };
+            try ranked.format(writer);
+        }
+    };
+
+    fn add(missing: *Missing, item: Item) void {
+        missing.items[missing.count] = item;
+        missing.count += 1;
+    }
+
+    fn add_ranks(missing: *Missing, why: Why, epoch: *const Epoch, ranks: *const base.Mask) void {
+        missing.why = why;
+        for (epoch.members, 0..) |*member, rank| if (ranks.has(rank)) {
+            if (member.peer) |peer| missing.add(.{ .peer = peer, .rank = @intCast(rank) });
+        };
+    }
+
+    /// One that is away must come back before it can do anything else. It may be dead.
+    fn add_held_up(missing: *Missing, why: Why, epoch: *const Epoch, ranks: *const base.Mask) void {
+        const absent = ranks.intersect(&away(epoch));
+        if (absent.is_empty())
+            missing.add_ranks(why, epoch, ranks)
+        else
+            missing.add_ranks(.away, epoch, &absent);
+    }
+
+    pub fn slice(missing: *const Missing) []const Item {
+        return missing.items[0..missing.count];
+    }
+};
+
+/// Fills in for whom newcomers wait, if there are any.
+pub fn find_awaited(run: *const Run, group: *const Group, missing: *Missing) void {
+    missing.count = 0;
+    if (group.newcomers.items.len == 0) return;
+    if (group.current()) |epoch| if (!epoch.alive.is_empty()) {
+        if (group.phase == .activate)
+            missing.add_held_up(.safe_point, epoch, &epoch.not_entered())
+        else if (group.epochs.items.len > 1)
+            missing.add_held_up(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside())
+        else if (group.phase == .prepare)
+            missing.add_ranks(.away, epoch, &away(epoch));
+        return;
+    };
+    if (group.founding) |*founding| {
+        const awaited = founding.awaited(group.newcomers.items);
+        missing.why = .founders;
+        for (founding.members, 0..) |id, place| if (awaited.has(place)) {
+            if (run.peer_of(id)) |peer| missing.add(.{ .peer = peer });
+        };
+        if (missing.count > 0) return;
+    }
+    missing.why = .begin;
+    var waits = false;
+    for (group.newcomers.items) |*newcomer| {
+        waits = waits or newcomer.wants;
+        if (newcomer.was_ready and !newcomer.wants) missing.add(.{ .peer = newcomer.peer });
+    }
+    if (!waits) missing.count = 0;
+}
+
+fn away(epoch: *const Epoch) base.Mask {
+    var found: base.Mask = .empty;
+    for (epoch.members, 0..) |*member, rank| if (member.peer) |peer| {
+        if (peer.connection == null) found.set(rank);
+    };
+    return found;
+}
+
+/// A newcomer has said that it cannot dial a member, which is away: at once, since it would look
+/// for the reason in its network.
+pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
+    var missing: Missing = .{};
+    find_awaited(run, group, &missing);
+    if (missing.count == 0 or missing.why != .away) return;
+    var entries: Entries = undefined;
+    run.send(newcomer, group.id, awaited_message(group, &missing, &entries));
+}
+
+/// At a tick. `late`: the coordinator was frozen, and nobody waited longer for that.
+pub fn review_awaited(run: *Run, group: *Group, now: Instant, late: bool) void {
+    const it = &group.awaited;
+    var missing: Missing = .{};
+    find_awaited(run, group, &missing);
+    if (missing.count == 0) {
+        it.* = .{};
+        return;
+    }
+    if (late or it.since == base.never) it.since = now;
+    const warning_ns = run.options.stall_warning_ns;
+    const told_ns = limits.wait_told_ns(warning_ns);
+    const waited_ns = now -| it.since;
+    if (waited_ns < told_ns or now -| it.told_at < told_ns) return;
+    it.told_at = now;
+    tell_newcomers(run, group, &missing);
+    if (waited_ns < warning_ns or it.is_logged) return;
+    it.is_logged = true;
+    run.log(.warning, "newcomers have waited {d} s for {f} to {s}{s}; group {s}", .{
+        waited_ns / std.time.ns_per_s,
+        missing.items[0],
+        what(missing.why),
+        if (missing.count > 1) ", and for others" else "",
+        group.name,
+    });
+}
+
+fn what(why: Why) []const u8 {
+    return switch (why) {
+        .begin => "call admit",
+        .safe_point => "pass its next safe point (admit)",
+        .in_flight => "finish its calls of the epoch before",
+        .founders => "ask for the group, of which it is a founder",
+        .away => "come back, or to be lost",
+    };
+}
+
+/// Newcomers that could enter, or wait for the next round.
+fn tell_newcomers(run: *Run, group: *Group, missing: *const Missing) void {
+    var entries: Entries = undefined;
+    for (group.newcomers.items) |*newcomer| {
+        if (missing.why == .begin and !newcomer.wants) continue;
+        run.send(newcomer.peer, group.id, awaited_message(group, missing, &entries));
+    }
+}
+
+const Entries = [limits.awaited_told_max]control.AwaitedEntry;
+
+fn awaited_message(
+    group: *const Group,
+    missing: *const Missing,
+    entries: *Entries,
+) control.Message {
+    const shown = @min(missing.count, entries.len);
+    for (missing.items[0..shown], entries[0..shown]) |*item, *entry| entry.* = .{
+        .id = item.peer.id,
+        .label = .of(item.peer.label.slice()),
+        .rank = item.rank orelse limits.peers_max,
+    };
+    return .{ .awaited = .{
+        .group = group.id,
+        .why = missing.why,
+        .count = @intCast(missing.count),
+        .peers = .of(entries[0..shown]),
+    } };
+}
+
+// ---- groups that have too few peers
+//
+// A group without members begins when enough peers have come. While there are too few, the peers
+// that are there are told how many they are, and so are the log and the status.
+
+pub const Attendance = struct {
+    here: u32,
+    needed: u32,
+    /// It has had members, and all of them are gone.
+    emptied: bool,
+};
+
+/// Null: enough have come, as they have where the group has members, who wait for nobody.
+pub fn attendance_of(run: *const Run, group: *const Group) ?Attendance {
+    if (group.founding != null) return null; // it waits for these peers by name
+    const needed = group.least();
+    var here: usize = group.newcomers.items.len;
+    // They are looked for where they say they are (door.zig).
+    for (run.peers.items) |peer| for (peer.claim.waiting.items) |*item| {
+        here += @intFromBool(item.group == group.id);
+    };
+    if (here == 0 or here >= needed) return null;
+    return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
+}
+
+/// When the log says that they wait for long.
+pub fn next_deadline(run: *const Run, group: *const Group) base.Instant {
+    const said = &group.attendance_said;
+    if (said.here == 0 or said.waits) return base.never;
+    return said.since +| run.options.stall_warning_ns;
+}
+
+/// At a tick, so that those who come together are one line of the log.
+pub fn review_attendance(run: *Run, group: *Group, now: base.Instant) void {
+    const said = &group.attendance_said;
+    const count = attendance_of(run, group) orelse {
+        said.* = .{};
+        return;
+    };
+    for (group.newcomers.items) |*newcomer| {
+        if (newcomer.here_told == count.here) continue;
+        newcomer.here_told = count.here;
+        run.send(newcomer.peer, group.id, .{ .waiting = .{
+            .group = group.id,
+            .here = count.here,
+            .needed = count.needed,
+            .emptied = count.emptied,
+        } });
+    }
+    const emptied = if (count.emptied) "; all that were in it are gone" else "";
+    if (said.here != count.here) {
+        said.* = .{ .here = count.here, .since = now };
+        run.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
+            count.here,
+            count.needed,
+            emptied,
+            group.name,
+        });
+    }
+    if (now < next_deadline(run, group)) return;
+    said.waits = true;
+    run.log(.warning, "only {d} of {d} peers are here after {d} s, and the " ++
+        "others may have ended{s}; group {s}", .{
+        count.here,
+        count.needed,
+        (now -| said.since) / std.time.ns_per_s,
+        emptied,
+        group.name,
+    });
+}
+
+// ---- members that have not entered
+//
+// Members that have not come to the safe point at which their epoch begins. Each passes it when its
+// user does, so one that has entered may be alone there for a while. All members hear who is
+// missing: at ticks, and at once when those from before have entered, because newcomers may wait
+// for that (member.zig). Where the epoch only closes the gap of a loss, they hear how many
+// newcomers wait outside, too: a program that passes safe points only for newcomers must pass that
+// one. Nothing is decided by it.
+
+/// At a tick; so many newcomers are in no epoch.
+pub fn review_entering(run: *Run, epoch: *Epoch, outside: usize) void {
+    const missing = epoch.not_entered();
+    const closes_a_gap = epoch.began.joined == 0 and !missing.is_empty();
+    epoch.waiting = if (closes_a_gap) @min(outside, base.limits.peers_max) else 0;
+    tell_all(run, epoch, missing);
+}
+
+fn tell_all(run: *Run, epoch: *Epoch, missing: base.Mask) void {
+    if (missing.eql(&epoch.missing_told) and epoch.waiting == epoch.waiting_told) return;
+    epoch.missing_told = missing;
+    epoch.waiting_told = epoch.waiting;
+    run.broadcast(epoch, entered_message(epoch, missing));
+}
+
+/// A member has entered.
+pub fn entered(run: *Run, epoch: *Epoch, rank: u16) void {
+    const missing = epoch.not_entered();
+    const newcomers_begin = epoch.members.len - epoch.began.joined;
+    const is_last = rank < newcomers_begin and !missing.meets(&.full(newcomers_begin));
+    if (is_last or missing.is_empty()) tell_all(run, epoch, missing);
+}
+
+/// A member is back, and may not have heard it.
+pub fn tell_entering(run: *Run, epoch: *Epoch, rank: u16) void {
+    const peer = epoch.members[rank].peer orelse return;
+    run.send(peer, epoch.group, entered_message(epoch, epoch.not_entered()));
+}
+
+fn entered_message(epoch: *const Epoch, missing: base.Mask) wire.control.Message {
+    return .{ .entered = .{
+        .group = epoch.group,
+        .epoch = epoch.number,
+        .missing = missing,
+        .waiting = epoch.waiting,
+    } };
+}

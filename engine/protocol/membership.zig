@@ -1,0 +1,1194 @@
+//! membership: peers become members of a group in rounds, and leave it.
+//!
+//! A round has four phases. prepare: members and newcomers open lanes to each other while they
+//! work; when the first can go on, the others have a little time, and then the round begins again
+//! without them (group.zig: Roster, Patience). ask: members tell how many safe points they have
+//! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
+//! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
+//! entered, and the next round may start. A loss is followed by such a round too, without
+//! newcomers: ranks are dense again from the next safe point on.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const addresses = @import("address.zig");
+const attempt = @import("attempt.zig");
+const debt = @import("debt.zig");
+const future_members = @import("group.zig").future_members;
+const journal = @import("journal.zig");
+const leaves_some_out = @import("group.zig").leaves_some_out;
+const log = @import("log.zig");
+const measurement = @import("measurement.zig");
+const open_to_all = @import("group.zig").open_to_all;
+const operation = @import("operation.zig");
+const path = @import("path.zig");
+const ranks_of = @import("peer.zig").ranks_of;
+const take_newcomers = @import("group.zig").take_newcomers;
+const take_nobody = @import("group.zig").take_nobody;
+const Circular = @import("run.zig").Circular;
+const Connection = @import("peer.zig").Connection;
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Peer = @import("peer.zig").Peer;
+const ProtocolError = @import("peer.zig").ProtocolError;
+const Roster = @import("group.zig").Roster;
+const Rounds = @import("peer.zig").Rounds;
+const Run = @import("run.zig").Run;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const PeerId = base.PeerId;
+const control = wire.control;
+
+const doublings_max = 4;
+
+pub fn add_newcomer(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *Peer,
+    initial: u32,
+) Allocator.Error!void {
+    if (initial > 0) group.initial_world_size = initial;
+    try group.newcomers.append(group.gpa, .{ .peer = peer });
+    if (group.phase == .prepare) switch (group.waits_for) {
+        .rest, .users => {},
+        // It waits for nobody in particular, so it lets this one in.
+        .any_user => release_round(run, group),
+        // Nobody can enter yet: the next round has this one, so it must not be long in coming.
+        .lanes => group.round_deadline = @min(
+            group.round_deadline,
+            @max(now, group.round_began +| patience_ns(group)),
+        ),
+    };
+    advance_round(run, group, now);
+}
+
+/// Starts a round if one is due, and moves it on. Each step first has all its memory: without
+/// it nothing has changed, and the next tick tries again.
+pub fn advance_round(run: *Run, group: *Group, now: base.Instant) void {
+    step_round(run, group, now) catch {
+        group.out_of_memory = true; // the coordinator says so at its tick
+    };
+}
+
+fn step_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
+    try start_round(run, group, now);
+    try evaluate_round(run, group, now);
+}
+
+/// Starts a round if nothing is under way and somebody waits, or a rank is empty.
+fn start_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
+    if (group.phase != .idle or group.epochs.items.len > 1 or group.recovering) return;
+    if (awaits_address(group)) return;
+    if (now < group.round_due() or !take_newcomers(group, now)) return;
+    errdefer take_nobody(group);
+    const peers = try future_members(group);
+    defer group.gpa.free(peers);
+    const epoch = group.current();
+    try group.roster.begin(group.gpa, peers, .{
+        .members = if (epoch) |it| it.alive.count() else 0,
+        .members_meet = epoch == null or
+            epoch.?.members.len <= base.limits.full_mesh_max,
+    });
+    group.round += 1;
+    send_prepare(run, group, peers);
+    if (epoch) |it| it.stopping = .empty;
+    ask_members(group, now);
+    // They open lanes anew, and what comes of that is said then.
+    for (group.newcomers.items) |*newcomer| {
+        if (newcomer.in_round) group.broken.forget(newcomer.peer.id);
+    }
+    group.phase = .prepare;
+    group.waits_for = .lanes;
+    group.round_began = now;
+    const doublings = @min(group.fruitless, doublings_max);
+    // Where it was too short for the first epoch, it is longer the next time: nobody waits who
+    // could do without.
+    const is_first = group.roster.members == 0;
+    group.round_deadline = now +| (group.prepare_ns <<| if (is_first) doublings else 0);
+    group.lost_member = false;
+    // As in `add`: others wait for it to end.
+    if (!is_first and !group.narrow and leaves_some_out(group, now))
+        group.round_deadline = now +| patience_ns(group);
+    group.next_round_at = now +| (Group.interval_ns << doublings);
+    group.fruitless +|= 1;
+}
+
+/// Members hear who is new, newcomers who all are, and each the addresses of those to which it
+/// is to have lanes.
+fn send_prepare(run: *Run, group: *Group, peers: []const *Peer) void {
+    var places: [base.limits.full_mesh_max]usize = undefined;
+    var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
+    var rooms: [base.limits.full_mesh_max]addresses.Room = undefined;
+    var buffer: [base.limits.peers_max]PeerId = undefined;
+    for (peers, 0..) |peer, index| {
+        const linked = group.roster.linked(index, &places);
+        for (linked, entries[0..linked.len], rooms[0..linked.len]) |place, *entry, *room| {
+            const other = peers[place];
+            entry.* = .{ .id = other.id, .address = .of(peer.told_to(other, room)) };
+        }
+        const is_member = index < group.roster.members;
+        const known = if (is_member) group.roster.members else 0;
+        run.send(peer, group.id, .{ .prepare = .{
+            .group = group.id,
+            .round = group.round,
+            .members = .of(group.roster.ids_from(known, &buffer)),
+            .links = .of(entries[0..linked.len]),
+        } });
+    }
+    tell_labels(run, group.id, peers, group.roster.members);
+}
+
+pub fn on_prepared(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *Peer,
+    body: *const control.Prepared,
+) void {
+    const newcomer = group.newcomer_of(peer);
+    if (newcomer) |item| {
+        if (body.entering) item.dawdles = false;
+        item.wants = body.entering;
+        item.was_ready = item.was_ready or body.missing.count == 0;
+    }
+    if (body.round != group.round or group.phase != .prepare) return;
+    group.roster.hear(peer.id, &body.missing);
+    prepared(run, group, now, peer, &body.missing);
+    if (newcomer) |item| {
+        item.prepared = body.missing.count == 0;
+        item.entering = body.entering;
+    }
+    advance_round(run, group, now);
+}
+
+pub fn on_safe_points(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *Peer,
+    round: u64,
+    count: u64,
+) !void {
+    if (round != group.round or group.phase != .ask) return;
+    const epoch = group.current() orelse return;
+    const rank = epoch.rank_of(peer) orelse return;
+    epoch.members[rank].safe_points = count;
+    epoch.stopping.set(rank);
+    advance_round(run, group, now);
+}
+
+pub fn on_activated(run: *Run, group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
+    const epoch = group.epoch_of(number) orelse return;
+    const rank = epoch.rank_of(peer) orelse return;
+    epoch.activated.set(rank);
+    debt.entered(run, epoch, rank);
+    advance_round(run, group, now);
+}
+
+/// Moves the round on if everybody it waits for has answered.
+fn evaluate_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
+    if (group.phase == .prepare) {
+        if (group.roster.waits()) return hurry(group, now);
+        // Only those who have gone since are missed.
+        if (!group.roster.is_whole()) return begin_again(run, group, now, .lanes);
+        const is_left_out = try leave_out_unreachable(run, group, now) orelse return;
+        if (is_left_out) return start_round(run, group, now);
+        const some = count_entering(group);
+        if (some < group.roster.newcomers()) {
+            // Lanes are open: from here on it is their users who take their time.
+            // Founders enter together or not at all.
+            const others_wait = group.has_gaps() or (some > 0 and group.founding == null);
+            return wait_for(group, now, if (others_wait) .users else .any_user);
+        }
+        group.phase = .ask;
+        group.round_deadline = now +| run.options.silence_ns;
+        if (group.current()) |epoch| run.broadcast(epoch, .{ .ask_safe_points = .{
+            .group = group.id,
+            .round = group.round,
+        } });
+        ask_members(group, now);
+    }
+    if (group.phase == .ask) {
+        const last = if (group.current()) |epoch| epoch.last_safe_point() orelse return else 0;
+        try activate(run, group, now, last + 1);
+    }
+    if (group.phase == .activate) {
+        const epoch = group.current().?;
+        if (!epoch.activated.covers(&epoch.alive)) return;
+        group.phase = .idle;
+        try start_round(run, group, now);
+    }
+}
+
+/// Lanes are missing. Once some newcomers could enter without the others, or members go on by
+/// themselves, the rest has little time.
+fn hurry(group: *Group, now: base.Instant) void {
+    if (group.roster.silent_members > 0) return;
+    const found = fit(group);
+    const all_fit = found.count == group.roster.newcomers();
+    if (all_fit or (found.count < group.least() and !group.has_gaps())) return;
+    wait_for(group, now, .rest);
+}
+
+fn wait_for(group: *Group, now: base.Instant, whom: Group.WaitsFor) void {
+    if (group.waits_for == whom) return;
+    group.waits_for = whom;
+    if (whom == .any_user) open_to_all(group);
+    group.round_deadline = switch (whom) {
+        .lanes => unreachable, // that is how a round begins
+        .rest => @min(group.round_deadline, now +| patience_ns(group)),
+        .users => now +| patience_ns(group),
+        .any_user => base.never,
+    };
+}
+
+fn fit(group: *const Group) Roster.Fit {
+    var buffer: [base.limits.peers_max]PeerId = undefined;
+    var count: usize = 0;
+    for (group.newcomers.items) |*newcomer| if (newcomer.in_round) {
+        buffer[count] = newcomer.peer.id;
+        count += 1;
+    };
+    return group.roster.fit(buffer[0..count]);
+}
+
+/// The round begins again with those who are ready. By their lanes alone, or by their users as
+/// well: those whose lanes are not open wait before they are tried again.
+fn begin_again(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    by: enum { lanes, users },
+) Allocator.Error!void {
+    const found = fit(group);
+    for (group.newcomers.items) |*newcomer| {
+        if (!newcomer.in_round) continue;
+        newcomer.chosen = group.roster.has(&found, newcomer.peer.id);
+        if (!newcomer.chosen) {
+            group.patience.lose(group.gpa, newcomer.peer.id, now);
+        } else if (by == .users and !newcomer.entering) {
+            newcomer.chosen = false;
+            newcomer.dawdles = true;
+        }
+    }
+    group.narrow = true;
+    release_round(run, group);
+    try start_round(run, group, now);
+}
+
+/// The time of a preparation is over. If nobody can be left out, it goes on: members have to
+/// find out what has become of their own links.
+pub fn end_preparation(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
+    if (group.waits_for == .users) return begin_again(run, group, now, .users);
+    if (fit(group).count < group.roster.newcomers()) return begin_again(run, group, now, .lanes);
+    group.round_deadline = now +| group.prepare_ns;
+}
+
+/// With all newcomers of the round there would be no way around broken links: the one that
+/// reaches fewest is not let in now. Null: it is too early to look, and the round waits.
+fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.Error!?bool {
+    if (group.broken.claims.items.len == 0) return false;
+    const found: Group.Found = .{
+        .round = group.round,
+        .gone = group.roster.gone.count(),
+        .changes = group.broken.changes,
+    };
+    if (std.meta.eql(found, group.found)) return false;
+    if (now < group.look.not_before) return null;
+    const peers = try future_members(group);
+    defer group.gpa.free(peers);
+    group.look.pause(now, peers.len);
+    var ranks = try ranks_of(group.gpa, peers);
+    defer ranks.deinit(group.gpa);
+    var newcomers: base.Mask = .empty;
+    for (peers, 0..) |peer, index| {
+        if (group.newcomer_of(peer) != null) newcomers.set(index);
+    }
+    const edges = group.broken.edges(&ranks, true);
+    const all: base.Mask = .full(peers.len);
+    group.found = found;
+    if (path.paths_of(&all, peers.len, &edges) != null) return false;
+    const index = edges.worst(&all, &newcomers) orelse return false;
+    run.log(.warning, "peer {f} is not let in now: it and others of group {s} " ++
+        "cannot reach each other", .{ peers[index].named(), group.name });
+    group.patience.lose(group.gpa, peers[index].id, now);
+    group.newcomer_of(peers[index]).?.chosen = false;
+    release_round(run, group);
+    return true;
+}
+
+/// Ends a preparation.
+pub fn release_round(run: *Run, group: *Group) void {
+    if (group.phase != .prepare and group.phase != .ask) return;
+    const message: control.Message = .{ .release = .{
+        .group = group.id,
+        .round = group.round,
+    } };
+    if (group.current()) |epoch| run.broadcast(epoch, message);
+    for (group.newcomers.items) |*newcomer| {
+        if (!newcomer.in_round) continue;
+        run.send(newcomer.peer, group.id, message);
+        newcomer.in_round = false;
+    }
+    group.phase = .idle;
+    group.round_deadline = base.never;
+}
+
+/// How long those who can enter wait for those who can not yet.
+fn patience_ns(group: *const Group) u64 {
+    return group.prepare_ns / 5;
+}
+
+/// Newcomers could not dial some member yet.
+fn awaits_address(group: *const Group) bool {
+    const epoch = group.current() orelse return false;
+    for (epoch.members) |*member| if (member.peer) |peer| {
+        if (peer.is_address_awaited()) return true;
+    };
+    return false;
+}
+
+fn count_entering(group: *const Group) u32 {
+    var count: u32 = 0;
+    for (group.newcomers.items) |*newcomer| {
+        count += @intFromBool(newcomer.in_round and newcomer.entering);
+    }
+    return count;
+}
+
+fn ask_members(group: *Group, now: base.Instant) void {
+    const epoch = group.current() orelse return;
+    for (epoch.members) |*member| {
+        if (member.peer) |peer| member.round_asked.ask(peer, now);
+    }
+}
+
+/// Lanes that are there or missing, and safe points, are told at once, whatever the user does:
+/// while they are not, newcomers wait, and in the end all others stop.
+pub fn let_go_mute(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late: bool) void {
+    const epoch = group.current() orelse return;
+    const prepares = group.phase == .prepare;
+    if (!prepares and group.phase != .ask) return;
+    for (epoch.members, 0..) |*member, rank| {
+        const peer = member.peer orelse continue;
+        const has_answered = if (prepares)
+            group.roster.has_spoken(peer.id)
+        else
+            epoch.stopping.has(rank);
+        if (has_answered or !peer.is_present(group.id)) continue;
+        const pardons = late or run.holds_up(peer);
+        if (!member.round_asked.is_overdue(peer, now, silence_ns, pardons)) continue;
+        peer.doom(if (prepares)
+            "it does not say which lanes it has"
+        else
+            "it does not say how many safe points it has passed");
+    }
+}
+
+// ---- the epoch begins
+//
+// A round ends in an epoch. It is put into the journal, and all its members hear that it begins.
+
+pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Allocator.Error!void {
+    const peers = try future_members(group);
+    defer group.gpa.free(peers);
+    var ids: std.ArrayList(PeerId) = .empty;
+    defer ids.deinit(group.gpa);
+    for (peers) |peer| try ids.append(group.gpa, peer.id);
+    var left: std.ArrayList(PeerId) = .empty;
+    defer left.deinit(group.gpa);
+    var incumbents: u32 = 0;
+    const before = group.current();
+    if (before) |epoch| for (epoch.members) |*member| {
+        if (member.peer == null) try left.append(group.gpa, member.id) else incumbents += 1;
+    };
+    try group.epochs.ensureUnusedCapacity(group.gpa, 1);
+    const number = @max(group.last_epoch + 1, run.first_epoch());
+    const epoch = try Epoch.create(group.gpa, .{
+        .group = group.id,
+        .number = number,
+        .min_world_size = group.min_world_size,
+        .seal_key = &run.seal_key,
+        .budget = &run.memory,
+        .peers = peers,
+        .began = .{
+            .round = group.round,
+            .safe_point = safe_point,
+            .joined = @intCast(peers.len - incumbents),
+            .left = left.items,
+        },
+    });
+    var instances: [base.limits.peers_max]u64 = undefined;
+    epoch.recorded = log.note(run, group, epoch.record(ids.items, &instances));
+    group.epochs.appendAssumeCapacity(epoch);
+    group.last_epoch = number;
+    group.had_members = true;
+    group.phase = .activate;
+    group.round_deadline = base.never;
+    open_to_all(group);
+    var kept: usize = 0;
+    for (group.newcomers.items) |newcomer| {
+        if (newcomer.in_round) {
+            group.patience.forget(newcomer.peer.id);
+            continue;
+        }
+        group.newcomers.items[kept] = newcomer;
+        kept += 1;
+    }
+    group.newcomers.shrinkRetainingCapacity(kept);
+    announce_to_all(run, epoch, ids.items, if (before) |old| old.number else 0);
+    // The name comes last: it may be long, and the end of a long line is cut.
+    const begins = "epoch {d} begins with world size {d} (joined: {f}; left: {f}) in group {s}";
+    run.log(.info, begins, .{
+        number,
+        peers.len,
+        Listed{ .run = run, .group = group, .ids = ids.items[incumbents..] },
+        Listed{ .run = run, .group = group, .ids = left.items },
+        group.name,
+    });
+    group.drop_empty();
+    attempt.look_soon(group, now);
+}
+
+/// Tells all that the epoch has begun. Members of the one `before` hear what differs; 0: none.
+fn announce_to_all(run: *Run, epoch: *Epoch, ids: []const PeerId, before: u64) void {
+    const message = epoch.activation(ids);
+    const first = ids.len - message.joined;
+    var difference = message;
+    difference.base = before;
+    difference.members = .of(ids[first..]);
+    var to_members: Circular = .{ .message = &.{ .activate = difference } };
+    var to_newcomers: Circular = .{ .message = &.{ .activate = message } };
+    for (epoch.members, 0..) |*member, rank| {
+        const circular = if (rank < first) &to_members else &to_newcomers;
+        circular.send(run, epoch.group, member.peer.?);
+    }
+}
+
+/// Tells a member that the epoch has begun.
+pub fn announce(run: *Run, epoch: *Epoch, rank: u16) void {
+    var buffer: [base.limits.peers_max]PeerId = undefined;
+    const peer = epoch.members[rank].peer orelse return;
+    run.send(peer, epoch.group, .{ .activate = epoch.activation(epoch.member_ids(&buffer)) });
+}
+
+/// Some peers in a line of the log.
+const Listed = struct {
+    run: *const Run,
+    group: *const Group,
+    ids: []const PeerId,
+
+    const shown_max = 6;
+
+    pub fn format(listed: Listed, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (listed.ids.len == 0) return writer.writeAll("nobody");
+        for (listed.ids[0..@min(listed.ids.len, shown_max)], 0..) |id, index| {
+            if (index > 0) try writer.writeAll(", ");
+            try writer.print("{f}", .{listed.run.named(listed.group, id)});
+        }
+        if (listed.ids.len <= shown_max) return;
+        try writer.print(" and {d} more", .{listed.ids.len - shown_max});
+    }
+};
+
+test "a long list of peers is cut in a line of the log" {
+    const court_file = @import("court_test.zig");
+    var court: court_file.Court = undefined;
+    try court.init(std.testing.allocator);
+    defer court.c.destroy();
+    try court.form();
+    const ids: [8]PeerId = @splat(court_file.id_of(0));
+    var text: [100]u8 = undefined;
+    const listed: Listed = .{ .run = &court.c.run, .group = court.group(), .ids = &ids };
+    const shown = try std.fmt.bufPrint(&text, "{f}", .{listed});
+    try std.testing.expectEqualStrings("01000000, " ** 5 ++ "01000000 and 2 more", shown);
+}
+
+// ---- dials that came to nothing
+//
+// Peers tell of dials that came to nothing. The status has it, and the log and the peer that
+// was dialed hear of it, at most once in a while for each pair. No decision depends on it: lanes
+// decide who is let in (group.zig), and links the way of data (path.zig).
+
+/// The others and the log hear of so many pairs of one peer in that time (group.zig).
+const tells_max = base.limits.full_mesh_max;
+
+/// A peer has said which lanes it lacks; the roster has heard it.
+pub fn prepared(
+    run: *Run,
+    group: *Group,
+    now: Instant,
+    from: *Peer,
+    missing: *const wire.codec.List(control.Missing),
+) void {
+    for (group.unreached.claims.items) |*claim| {
+        if (!claim.from.eql(from.id) or group.roster.lacks(from.id, claim.to)) continue;
+        // A round does not wait for a link that is down, and does not name it.
+        if (!group.broken.has(from.id, claim.to)) claim.dialed = .pending;
+    }
+    var it = missing.iterator();
+    var lacks_away = false;
+    while (it.next()) |entry| {
+        if (entry.dialed == .pending or !group.roster.lacks(from.id, entry.peer)) continue;
+        const other = run.peer_of(entry.peer) orelse continue;
+        lacks_away = lacks_away or other.connection == null;
+        say_unreached(run, group, now, from, entry);
+    }
+    if (lacks_away and group.newcomer_of(from) != null) debt.tell_of_away(run, group, from);
+}
+
+/// A peer has said how a link of its is; both are of the group.
+pub fn link_told(
+    run: *Run,
+    group: *Group,
+    now: Instant,
+    from: *Peer,
+    body: *const control.LinkTold,
+) void {
+    if (body.health == .down and body.dialed != .pending)
+        return say_unreached(run, group, now, from, .{
+            .peer = body.other,
+            .dialed = body.dialed,
+            .source = body.source,
+        });
+    if (body.health != .up) return;
+    if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
+}
+
+/// A peer that is away may be dead: if nobody can dial it, its ports need not be at fault.
+/// Newcomers hear that they wait for it (debt.zig); nobody else hears anything.
+fn say_unreached(
+    run: *Run,
+    group: *Group,
+    now: Instant,
+    from: *Peer,
+    missing: control.Missing,
+) void {
+    const other = run.peer_of(missing.peer) orelse return;
+    const known = group.unreached.find(from.id, other.id);
+    const is_due = if (known) |claim| claim.is_due(now) else true;
+    const is_here = other.connection != null;
+    const is_new = is_here and is_due and group.unreached.told_by(from.id, now) < tells_max;
+    if (known) |claim| {
+        claim.dialed = missing.dialed;
+        claim.source = missing.source;
+        if (is_new) claim.told_at = now;
+    } else group.unreached.claims.append(group.gpa, .{
+        .from = from.id,
+        .to = other.id,
+        .dialed = missing.dialed,
+        .source = missing.source,
+        .told_at = if (is_new) now else null,
+    }) catch return; // it is said again
+    if (!is_new) return;
+    var room: addresses.Room = undefined;
+    const address = from.told_to(other, &room);
+    var host: [base.source.text_bytes_max]u8 = undefined;
+    const source = base.source.write_host(missing.source, &host);
+    run.log(.warning, "peer {f} cannot dial peer {f}{s}{s}{s}{s}: {s}; " ++ wire.dialed.remedy, .{
+        from.named(),
+        other.named(),
+        if (address.len > 0) " at " else "",
+        address,
+        if (source.len > 0) " from " else "",
+        source,
+        missing.dialed.why(),
+    });
+    run.send(other, group.id, .{ .unreached = .{
+        .group = group.id,
+        .peer = from.id,
+        .dialed = missing.dialed,
+        .source = missing.source,
+        .address = .of(address),
+    } });
+}
+
+// ---- names for people
+//
+// The names of peers for people go to the members with a round of the group. A peer says its own in
+// `join`; the coordinator keeps it as long as the peer, so no label is in the journal.
+
+/// The peers of a round: first the members, who hear the names of those who are new, then these,
+/// who hear all. Comes behind `prepare`.
+pub fn tell_labels(run: *Run, group: u16, peers: []const *Peer, members: usize) void {
+    var buffer: [base.limits.peers_max]control.LabelEntry = undefined;
+    tell_some_labels(run, group, peers[members..], label_entries(peers, &buffer));
+    tell_some_labels(run, group, peers[0..members], label_entries(peers[members..], &buffer));
+}
+
+fn tell_some_labels(
+    run: *Run,
+    group: u16,
+    peers: []const *Peer,
+    told: []const control.LabelEntry,
+) void {
+    if (told.len == 0) return;
+    const message: control.Message = .{ .labels = .{ .group = group, .peers = .of(told) } };
+    var circular: Circular = .{ .message = &message };
+    for (peers) |peer| circular.send(run, group, peer);
+}
+
+/// An entry for each of them that has a name.
+fn label_entries(
+    peers: []const *Peer,
+    buffer: *[base.limits.peers_max]control.LabelEntry,
+) []const control.LabelEntry {
+    var count: usize = 0;
+    for (peers) |peer| if (peer.label.length > 0) {
+        buffer[count] = .{ .id = peer.id, .label = .of(peer.label.slice()) };
+        count += 1;
+    };
+    return buffer[0..count];
+}
+
+// ---- members that come back
+//
+// A member has a connection again and has told everything (attempt.zig). It hears what it has
+// missed, and its epoch begins another attempt. After a restart that is so when all members of the
+// group are back. A member that has left an epoch behind is here, too.
+
+/// A peer begins to tell what it is a member of.
+pub fn begin_report(group: *Group, peer: *const Peer) void {
+    group.broken.forget_from(peer.id);
+    for (group.epochs.items) |epoch| {
+        if (epoch.rank_of(peer)) |rank| epoch.members[rank].named = false;
+    }
+}
+
+/// A member has told everything. A coordinator that has started again answers when all have,
+/// because what one knows may change the answer to another.
+pub fn come_back(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *Peer,
+    waited_for: Rounds,
+) ProtocolError!void {
+    if (group.recovering) {
+        try group.returned.append(group.gpa, .{ .peer = peer, .rounds = waited_for });
+        return check_recovered(run, group, now);
+    }
+    // The round under way asked it on a connection that is gone.
+    release_round(run, group);
+    try answer_return(run, group, peer, waited_for);
+    for (group.epochs.items) |epoch| {
+        const rank = epoch.rank_of(peer) orelse continue;
+        if (!epoch.closed.has(rank)) try attempt.begin(run, group, epoch);
+    }
+    group.drop_empty();
+    advance_round(run, group, now);
+}
+
+/// Tells a member what it does not know.
+fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) ProtocolError!void {
+    var told = false;
+    var newer_named = false;
+    var index = group.epochs.items.len;
+    while (index > 0) {
+        index -= 1;
+        const epoch = group.epochs.items[index];
+        const rank = epoch.rank_of(peer) orelse continue;
+        const member = &epoch.members[rank];
+        if (member.named) {
+            newer_named = true;
+        } else if (newer_named) {
+            try attempt.on_closed(run, epoch, rank); // it is in a later one, and not in this
+        } else if (epoch.activated.has(rank)) {
+            return peer.doom("it has forgotten what it is a member of");
+        } else {
+            announce(run, epoch, rank);
+            told = true;
+        }
+    }
+    // Whatever it waits for will not come. A peer that is let into an epoch stays where it
+    // stopped.
+    if (!told) for ([_]u64{ waited_for.preparing, waited_for.stopping }) |round| {
+        if (round == 0) continue;
+        run.send(peer, group.id, .{ .release = .{ .group = group.id, .round = round } });
+    };
+    for (group.epochs.items) |epoch| {
+        const rank = epoch.rank_of(peer) orelse continue;
+        if (!epoch.closed.has(rank)) operation.tell_missed(run, epoch, rank);
+        debt.tell_entering(run, epoch, rank);
+        measurement.forget(epoch, rank);
+    }
+}
+
+/// After a restart: goes on when every member is back or lost.
+pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolError!void {
+    if (!group.recovering) return;
+    for (group.epochs.items) |epoch| for (epoch.members) |*member| {
+        const peer = member.peer orelse continue;
+        if (!peer.is_present(group.id)) return;
+    };
+    group.recovering = false;
+    for (group.epochs.items) |epoch| {
+        attempt.settle_attempts(epoch);
+        epoch.recovering = false;
+    }
+    for (group.returned.items) |item| try answer_return(run, group, item.peer, item.rounds);
+    group.returned.clearAndFree(group.gpa);
+    group.drop_empty();
+    for (group.epochs.items) |epoch| try attempt.begin(run, group, epoch);
+    attempt.look_soon(group, now);
+    if (group.current() != null) group.phase = .activate; // until all have entered
+    run.log(.info, "group {s} goes on after a restart", .{group.name});
+    advance_round(run, group, now);
+}
+
+pub fn on_closed(run: *Run, group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
+    const epoch = group.epoch_of(number) orelse return;
+    const rank = epoch.rank_of(peer) orelse return;
+    // One that has entered no later one has closed nothing.
+    const later = group.current().?;
+    const place = later.rank_of(peer) orelse return;
+    if (epoch == later or !later.activated.has(place)) return error.Unexpected;
+    try attempt.on_closed(run, epoch, rank);
+    group.drop_empty();
+    advance_round(run, group, now);
+}
+
+// ---- a peer leaves a group
+//
+// A peer leaves one group, as a newcomer that waits no more or as a member. Its operations in
+// flight go on among the others.
+
+/// The peer's connection ended: it is told nothing more until it comes back.
+pub fn peer_away(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *const Peer,
+    why: []const u8,
+) void {
+    for (group.returned.items, 0..) |item, index| if (item.peer == peer) {
+        _ = group.returned.swapRemove(index);
+        break;
+    };
+    remove_newcomer(run, group, now, peer, why);
+}
+
+/// It waits no more to become a member.
+fn remove_newcomer(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *const Peer,
+    why: []const u8,
+) void {
+    const index = for (group.newcomers.items, 0..) |*newcomer, index| {
+        if (newcomer.peer == peer) break index;
+    } else return;
+    run.log(.info, "peer {f} does not wait any more: {s}; group {s}", .{
+        peer.named(),
+        why,
+        group.name,
+    });
+    group.broken.forget(peer.id);
+    group.unreached.forget(peer.id);
+    const gone = group.newcomers.orderedRemove(index);
+    if (gone.in_round) {
+        group.patience.lose(group.gpa, peer.id, now);
+        group.roster.leave(peer.id);
+        if (!can_go_on(group)) release_round(run, group);
+    }
+    advance_round(run, group, now);
+}
+
+/// A newcomer has gone from the round under way. Whoever comes and goes must not have the
+/// others begin anew each time: they go on, if enough are left, and none has stopped for an
+/// epoch in which it would have other neighbours.
+fn can_go_on(group: *const Group) bool {
+    const places = group.roster.places.items.len;
+    if (group.phase == .ask and places > base.limits.full_mesh_max) return false;
+    return group.roster.newcomers() >= group.least() or group.has_gaps();
+}
+
+/// The peer is gone from this group: lost, or it left. `why`, for the log, and for the peer if
+/// it comes back.
+pub fn remove_member(
+    run: *Run,
+    group: *Group,
+    now: base.Instant,
+    peer: *Peer,
+    why: []const u8,
+) !void {
+    peer_away(run, group, now, peer, why);
+    var lost: [2]*Epoch = undefined;
+    var from: [2]journal.From = undefined;
+    var lost_count: usize = 0;
+    // Everywhere at once, before anything that may fail: the peer's memory goes away.
+    for (group.epochs.items) |epoch| if (epoch.rank_of(peer)) |rank| {
+        from[lost_count] = .{ .epoch = epoch.number, .attempt = epoch.attempt + 1 };
+        epoch.detach(rank, epoch.attempt + 1);
+        lost[lost_count] = epoch;
+        lost_count += 1;
+    };
+    if (lost_count == 0) return;
+    group.lost_member = true;
+    group.removals.note(peer.id, why);
+    group.broken.forget(peer.id);
+    group.unreached.forget(peer.id);
+    lose_founder(run, now, group, peer.id);
+    const recorded = log.note(run, group, .{ .removal = .{
+        .group = group.id,
+        .peer = peer.id,
+        .epochs = .of(from[0..lost_count]),
+        .why = .of(group.removals.why_of(peer.id).?),
+    } });
+    for (lost[0..lost_count]) |item| item.recorded = recorded;
+    const epoch = lost[lost_count - 1];
+    const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
+    run.log(.info, out, .{
+        peer.named(),
+        epoch.number,
+        why,
+        epoch.alive.count(),
+        epoch.members.len,
+        group.name,
+    });
+    // Nobody can open lanes to who is gone: the round begins again, without it.
+    if (group.phase == .prepare) release_round(run, group);
+    attempt.look_soon(group, now);
+    for (lost[0..lost_count]) |item| {
+        try operation.commit_voted(run, item);
+        try attempt.begin(run, group, item);
+    }
+    try check_recovered(run, group, now);
+    group.drop_empty();
+    if (group.phase != .idle and !group.has_candidates()) {
+        group.phase = .idle;
+        group.round_deadline = base.never;
+    }
+    advance_round(run, group, now);
+}
+
+/// A peer is not a member of the parent any more: groups that wait for it begin without it.
+fn lose_founder(run: *Run, now: Instant, parent: *const Group, id: PeerId) void {
+    for (run.groups.items) |group| {
+        const founding = if (group.founding) |*it| it else continue;
+        if (founding.parent != parent.id or group.had_members) continue;
+        founding.gone.set(founding.place_of(id) orelse continue);
+        advance_round(run, group, now);
+    }
+}
+
+// ---- a peer is lost
+//
+// Peers go, because their connections end or because they must. A member that is away may come back
+// within the silence limit (coordinator.zig), unless other members have seen its lanes close.
+
+/// The word of a second member on a machine that is busy.
+pub const second_witness_ns = 100 * std.time.ns_per_ms;
+
+/// The connection ended; it is invalid afterwards.
+pub fn closed(run: *Run, now: Instant, connection: *Connection) void {
+    if (connection.peer) |peer| member_away(run, now, peer);
+    forget_connection(run, connection);
+}
+
+fn forget_connection(run: *Run, connection: *Connection) void {
+    for (run.connections.items, 0..) |item, index| if (item == connection) {
+        _ = run.connections.swapRemove(index);
+        break;
+    };
+    connection.destroy(run.gpa);
+}
+
+/// Closes what has been doomed, until nothing more follows from it.
+pub fn sweep(run: *Run, now: Instant) void {
+    if (!run.shared.any_doomed) return;
+    var index: usize = 0;
+    while (index < run.connections.items.len) {
+        const connection = run.connections.items[index];
+        const why = connection.doomed orelse {
+            index += 1;
+            continue;
+        };
+        if (connection.peer) |peer| {
+            disconnect(run, peer);
+            lose(run, now, peer, why);
+        }
+        run.host.vtable.close(run.host.ctx, connection);
+        forget_connection(run, connection);
+        index = 0; // a removal may doom others
+    }
+    run.shared.any_doomed = false;
+}
+
+/// The coordinator ends, and no journal goes on with the run: who was never a member has nothing to
+/// wait for. Members hear nothing, because their calls may be in doubt: these have deadlines.
+pub fn end_newcomers(run: *Run, now: Instant) void {
+    if (run.journal_state != .off) return;
+    for (run.connections.items) |connection| {
+        const peer = connection.peer orelse continue;
+        if (run.is_in_epoch(peer)) continue;
+        run.say(peer, .{ .expelled = .{
+            .group = std.math.maxInt(u16),
+            .why = .of("the coordinator has ended, and without a journal the run ends with it"),
+        } });
+        connection.doom("the coordinator ends");
+    }
+    sweep(run, now);
+}
+
+pub fn disconnect(run: *Run, peer: *Peer) void {
+    if (peer.connection) |connection| {
+        run.lobby.disconnected(run.gpa, peer);
+        connection.peer = null;
+    }
+    peer.connection = null;
+    peer.present = 0;
+    peer.may_probe = false;
+    peer.telling = null;
+    peer.refused = false;
+    peer.claim.disconnected();
+}
+
+/// Its connection ended. A member may come back; who only waited to become one asks again.
+fn member_away(run: *Run, now: Instant, peer: *Peer) void {
+    const why = "its connection to the coordinator closed";
+    if (peer.connection.?.has_answered) peer.away_since = now;
+    disconnect(run, peer);
+    for (run.groups.items) |group| peer_away(run, group, now, peer, why);
+    if (!run.is_member(peer)) return lose(run, now, peer, why);
+    run.log(.info, "peer {f} is away: {s}", .{ peer.named(), why });
+    peer.forget_witnesses(now -| run.options.heartbeat_ns);
+    hear_witnesses(run, now, peer);
+}
+
+pub fn hear_witnesses(run: *Run, now: Instant, peer: *Peer) void {
+    // If it is dead, another one will say so soon: an attempt with it would be in vain.
+    if (peer.connection == null and peer.has_witness()) {
+        for (run.groups.items) |group| for (group.epochs.items) |epoch| {
+            if (epoch.replan_at == base.never or epoch.rank_of(peer) == null) continue;
+            epoch.replan_at = @max(epoch.replan_at, now + second_witness_ns);
+        };
+    }
+    lose_abandoned(run, now);
+}
+
+/// Members that are away, and whose lanes are closed as well: their processes are dead. One
+/// that is away cannot object, so where two others could have noticed, two must say so.
+fn lose_abandoned(run: *Run, now: Instant) void {
+    var index: usize = 0;
+    while (index < run.peers.items.len) {
+        const peer = run.peers.items[index];
+        index += 1;
+        if (peer.connection != null or !is_abandoned(run, peer)) continue;
+        lose(run, now, peer, "it is away, and its lanes to other members are closed");
+        index = 0; // with it, others may have one less who could notice
+    }
+}
+
+fn is_abandoned(run: *const Run, peer: *const Peer) bool {
+    if (!peer.has_witness()) {
+        // A newcomer is heard where no member is left that could have noticed.
+        if (!peer.has_bystander()) return false;
+        for (run.groups.items) |group| if (attempt.neighbours_of(group, peer) > 0) return false;
+        return true;
+    }
+    for (&peer.witnesses) |*known| if (known.id.eql(.none)) {
+        for (run.groups.items) |group| if (attempt.neighbours_of(group, peer) > 1) return false;
+    };
+    return true;
+}
+
+/// Takes a peer out of the run.
+pub fn lose(run: *Run, now: Instant, peer: *Peer, why: []const u8) void {
+    run.log(.info, "peer {f} is gone: {s}", .{ peer.named(), why });
+    disconnect(run, peer);
+    for (run.groups.items) |group| take_out(run, now, group, peer, why);
+    forget_peer(run, peer);
+}
+
+fn forget_peer(run: *Run, peer: *Peer) void {
+    for (run.peers.items, 0..) |item, index| if (item == peer) {
+        _ = run.peers.orderedRemove(index);
+        break;
+    };
+    peer.destroy(run.gpa);
+}
+
+/// Those who are away and members of nothing.
+pub fn forget_idle(run: *Run) void {
+    var index = run.peers.items.len;
+    while (index > 0) {
+        index -= 1;
+        const peer = run.peers.items[index];
+        if (peer.connection == null and !run.is_member(peer)) forget_peer(run, peer);
+    }
+}
+
+/// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
+/// there nor a member anywhere is forgotten.
+pub fn expel(run: *Run, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
+    expel_as(run, now, group, peer, .{ .group = group.id, .why = .of(why) });
+}
+
+pub fn expel_as(
+    run: *Run,
+    now: Instant,
+    group: *Group,
+    peer: *Peer,
+    told: control.Expelled,
+) void {
+    const why = told.why.data;
+    run.log(.warning, "peer {f} must leave group {s}: {s}", .{
+        peer.named(),
+        group.name,
+        why,
+    });
+    take_out(run, now, group, peer, why);
+    run.send(peer, group.id, .{ .expelled = told });
+    if (peer.connection == null and !run.is_member(peer)) forget_peer(run, peer);
+}
+
+pub fn take_out(
+    run: *Run,
+    now: Instant,
+    group: *Group,
+    peer: *Peer,
+    why: []const u8,
+) void {
+    remove_member(run, group, now, peer, why) catch |err| {
+        // Out of memory: the group's promises cannot be kept, so its members are let go, not
+        // misled.
+        run.log(.err, "group {s}: {t} while removing a peer", .{ group.name, err });
+        for (run.peers.items) |other| {
+            if (group.contains(other)) other.doom("the coordinator ran out of memory");
+        }
+    };
+}
+
+// ---- groups that end
+//
+// The end of groups that nobody is in, and the welcome to one. They are made in door.zig.
+
+/// Groups that nobody is in, waits for or speaks of any more are over.
+pub fn end_groups(run: *Run) void {
+    var index = run.groups.items.len;
+    while (index > 0) {
+        index -= 1;
+        const group = run.groups.items[index];
+        if (!is_over(run, group)) continue;
+        run.log(.info, "group {s} has ended: nobody is in it", .{group.name});
+        end_group(run, group);
+    }
+}
+
+fn is_over(run: *const Run, group: *const Group) bool {
+    if (group.epochs.items.len > 0 or group.newcomers.items.len > 0) return false;
+    for (run.peers.items) |peer| {
+        if (peer.is_present(group.id)) return false;
+        if (peer.telling) |*telling| if (telling.group == group.id) return false;
+        for (peer.claim.waiting.items) |*item| if (item.group == group.id) return false;
+    }
+    return true;
+}
+
+pub fn end_group(run: *Run, group: *Group) void {
+    run.ended.epoch = @max(run.ended.epoch, group.last_epoch);
+    run.ended.round = @max(run.ended.round, group.round);
+    for (run.groups.items, 0..) |item, index| if (item == group) {
+        _ = run.groups.orderedRemove(index);
+        break;
+    };
+    group.destroy();
+}
+
+pub fn welcome_to(run: *Run, group: *const Group, peer: *Peer) void {
+    peer.present |= @as(u64, 1) << @intCast(group.id);
+    run.send(peer, group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
+}
+
+// ---- links between members
+//
+// Peers tell of the links to each other, and ask for an address. A link that broke
+// begins another attempt, or shows that a member is dead; the ring goes around one that stays
+// broken (attempt.zig).
+
+/// Lanes that broke may mean that a peer died; its closed control connection tells within this
+/// time.
+const replan_ns = 20 * std.time.ns_per_ms;
+
+/// Lanes between two members broke: a new attempt with the same members, unless one of the two
+/// turns out to be dead.
+pub fn on_link_lost(
+    run: *Run,
+    now: Instant,
+    peer: *Peer,
+    body: *const control.LinkLost,
+) !void {
+    const group = try run.group_of(peer, body.group);
+    if (body.epoch == 0) return on_link_lost_to_newcomer(run, now, group, peer, body);
+    const epoch = group.epoch_of(body.epoch) orelse return;
+    if (epoch.rank_of(peer) == null) return;
+    const rank = epoch.ranks.get(body.other) orelse return;
+    const other = epoch.members[rank].peer orelse return;
+    if (other == peer) return error.Unexpected;
+    const is_news = body.attempt == epoch.attempt and epoch.running;
+    // Whoever says so all the time does not make others wait who have reason to say so.
+    const at = now + replan_ns + peer.rates.attempt_wait_ns(now);
+    const is_put_off = epoch.replan_at > now + second_witness_ns;
+    if (is_news and is_put_off and at < epoch.replan_at) {
+        epoch.replan_at = at;
+        peer.rates.cost_attempt(now);
+    }
+    if (body.state != .closed) return;
+    other.witness(peer.id, now);
+    hear_witnesses(run, now, other);
+}
+
+/// It had lanes to a member, for the round that lets it in.
+fn on_link_lost_to_newcomer(
+    run: *Run,
+    now: Instant,
+    group: *const Group,
+    peer: *const Peer,
+    body: *const control.LinkLost,
+) void {
+    const other = run.peer_of(body.other) orelse return;
+    if (body.state != .closed or !group.is_in_round(peer) or !group.contains(other)) return;
+    other.bystander = .{ .id = peer.id, .at = now };
+    hear_witnesses(run, now, other);
+}
+
+/// How a link of this peer is: the ring goes around those that are broken, and who is left with
+/// too few of them for any ring leaves the group.
+pub fn on_link_told(
+    run: *Run,
+    now: Instant,
+    peer: *Peer,
+    body: control.LinkTold,
+) ProtocolError!void {
+    const group = try run.group_of(peer, body.group);
+    const other = run.peer_of(body.other) orelse return;
+    if (other == peer) return error.Unexpected;
+    if (!group.contains(peer) or !group.contains(other)) return;
+    const is_news = try group.broken.tell(run.gpa, peer.id, other.id, body.health);
+    link_told(run, group, now, peer, &body);
+    // Whoever says it as often as it likes must not push other lines out of the log; what
+    // follows from it is a line of its own, and the status shows how links are now.
+    run.log(.debug, "peer {f} says of its link to peer {f}: {t}", .{
+        peer.named(),
+        other.named(),
+        body.health,
+    });
+    if (!is_news) return;
+    group.look.ask(now + replan_ns + peer.rates.attempt_wait_ns(now), peer.id);
+}
+
+/// Rounds tell only what is new in them: whoever needs another address asks.
+pub fn on_ask_address(run: *Run, peer: *Peer, body: control.AskAddress) ProtocolError!void {
+    const group = try run.group_of(peer, body.group);
+    const other = run.peer_of(body.peer) orelse return;
+    if (!group.contains(peer) or !group.contains(other)) return;
+    var room: addresses.Room = undefined;
+    const address = peer.told_to(other, &room);
+    if (address.len == 0) return;
+    run.send(peer, group.id, .{ .address_told = .{
+        .peer = .{ .id = other.id, .address = .of(address) },
+    } });
+}
