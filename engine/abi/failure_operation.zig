@@ -134,7 +134,7 @@ const Coordinator = struct {
     }
 };
 
-const Elsewhere = session.waits.Elsewhere;
+const Elsewhere = session.membership.Elsewhere;
 
 /// For a call whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
 const WaitedFor = struct {
@@ -155,7 +155,7 @@ const WaitedFor = struct {
         );
         if (count == 0 and op.failure.elsewhere.count > 0) return writer.print(
             " (all have called it, but {f})",
-            .{session.waits.Stuck{
+            .{session.membership.Stuck{
                 .names = &op.names,
                 .operation = op,
                 .told = &op.failure.elsewhere,
@@ -172,10 +172,10 @@ const WaitedFor = struct {
             try writer.print(" (waiting for {d} s for ", .{waited_ns / std.time.ns_per_s});
         const names = &op.names;
         try writer.print("{f}, which {s} not called {s}{f}{f})", .{
-            session.waits.Ranks{ .names = names, .operation = op, .ranks = missing },
+            session.membership.Ranks{ .names = names, .operation = op, .ranks = missing },
             if (count == 1) "has" else "have",
             called(op),
-            session.waits.Outside{ .names = names, .operation = op, .ranks = &op.failure.outside },
+            session.membership.Outside{ .names = names, .operation = op, .ranks = &op.failure.outside },
             Elsewhere{
                 .names = names,
                 .operation = op,

@@ -1,6 +1,6 @@
 //! rates: the text by which people say how fast a peer may send, "100mbit,eu-1=20mbit": of options,
 //! variables and command lines, in C and in Python. Read here and nowhere else. Which peers a name
-//! means: session/rates.zig.
+//! means: session/session.zig.
 
 const std = @import("std");
 const base = @import("base");

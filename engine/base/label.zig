@@ -1,7 +1,7 @@
 //! Label: the name of a peer for people, "node7:4242 #2", shown beside its id in logs, errors and
 //! the status. The peer chooses its label, so two peers may have the same, and no decision depends
 //! on it. protocol/membership.zig tells labels; a peer keeps those of the others in
-//! session/labels.zig.
+//! session/session.zig.
 
 const std = @import("std");
 const limits = @import("limits.zig");

@@ -32,7 +32,7 @@ pub const chunks_max = 16_384;
 /// Payload of one frame, and so the largest piece.
 pub const frame_payload_bytes_max = 256 * KiB;
 /// Smallest part of a piece that is worth a frame of its own. Enforced by the sender
-/// (session/cutting.zig).
+/// (session/sync.zig).
 pub const fragment_bytes_min = 16 * KiB;
 /// Smallest chunk that is worth a frame of its own.
 pub const chunk_bytes_min = 1 * KiB;
@@ -45,13 +45,13 @@ pub const window_bytes_first = 16 * MiB;
 pub const windows_bytes_default = 256 * MiB;
 pub const windows_bytes_max = 1024 * MiB;
 /// An operation of no more than this part of the largest chunk goes before larger ones on each
-/// link (session/outgoing.zig).
+/// link (session/frame.zig).
 pub const small_chunk_part = 4;
 /// Bytes of an operation in an attempt before the receiver has called it: small operations
-/// need not wait for the answer to come round. The receiver keeps it (session/early.zig).
+/// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
 /// Operations that may do so on one link at the same time; others wait until the receiver has
-/// called. Enforced by the sender (session/outgoing.zig).
+/// called. Enforced by the sender (session/frame.zig).
 pub const eager_operations_max = 128;
 /// Safe points of one group: only a liar gets there. Enforced where a count comes in, as are all
 /// bounds of numbers that messages and records carry (wire/codec.zig: bounds).
@@ -110,7 +110,7 @@ pub const links_measured_max = 4 * full_mesh_max;
 /// Members of an epoch that are told what each link carries: in larger ones most links are unknown.
 pub const measured_max = full_mesh_max;
 /// One probe of a link of which nothing is known: so many bytes, and for so long. Enforced by the
-/// peer that sends it (session/probing.zig).
+/// peer that sends it (session/measure.zig).
 pub const probe_bytes_max = 16 * MiB;
 pub const probe_ns_max = std.time.ns_per_s;
 /// The payload of one of its frames: whatever else is to be sent waits for no more than that.
@@ -177,8 +177,8 @@ pub const pair_user_tags = 1 << 38;
 /// Tags from here on belong to shared states, one to each name. Enforced at the call.
 pub const state_tags_first = 0xff << 56;
 /// The last two are those of safe points that all members pass together, and of the question who
-/// would enter there (session/vote.zig). A state whose name had one of them, one in 2^55, would
-/// differ from those in its kind.
+/// would enter there (session/membership.zig). A state whose name had one of them, one in 2^55,
+/// would differ from those in its kind.
 pub const admit_tag = std.math.maxInt(u64);
 pub const pending_tag = admit_tag - 1;
 /// Tensors of one shared state, and dimensions of one of them. Enforced when it is made.
@@ -250,7 +250,7 @@ pub const sources_kept_max = 1024;
 
 /// Data sent ahead of time that is kept for one link: what the sender may send by the limits above,
 /// and twice as much for what keeping small pieces costs and for operations that it has given up
-/// meanwhile. Enforced by the receiver (session/early.zig), as is the next.
+/// meanwhile. Enforced by the receiver (session/link.zig), as is the next.
 pub const early_bytes_max = 3 * eager_operations_max * eager_bytes_max;
 /// Operations of one link that this peer has not called yet: all in flight in two epochs.
 pub const early_operations_max = 2 * groups_max * operations_in_flight_total_max;

@@ -2,7 +2,7 @@
 //! one loses its place. Any stranger can take places, so there are few of them, and a guest from
 //! the network that has taken most goes first: a crowd from one network keeps nobody else out. The
 //! doors are those of the coordinator (protocol/door.zig) and of each peer
-//! (session/greeting.zig).
+//! (session/dial.zig).
 
 const std = @import("std");
 const limits = @import("limits.zig");

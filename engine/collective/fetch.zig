@@ -5,7 +5,7 @@
 //! that a slow one has not brought yet. A leaf may come as several fragments, all of one answer of
 //! one source: an answer that begins later takes it over, and begins anew. A leaf that has come in
 //! is here, and asked of nobody, until its hash is known. It knows ranks and numbers of leaves,
-//! never their bytes: those are session/transfer.zig's. Tests: fetch_test.zig.
+//! never their bytes: those are session/state.zig's. Tests: fetch_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
 //! schedule: the way that the data of one attempt takes, as a call asks for it. An attempt may get
-//! another one: session/frames.zig. The ways themselves: ring.zig, direct.zig.
+//! another one: session/frame.zig. The ways themselves: ring.zig, direct.zig.
 
 const std = @import("std");
 const control = @import("wire").control;

@@ -5,7 +5,7 @@
 //!
 //! for example operation.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
 //! sequence number 5 are settled. stop= sends SIGSTOP instead; panic= does what a bug of the engine
-//! would do. An empty sequence is any. The fault happens once. session/host.zig names the
+//! would do. An empty sequence is any. The fault happens once. session/session.zig names the
 //! points. And it slows the disk of a coordinator down:
 //!
 //!     PCCL_FAULT_DISK=<seconds>[:<writes>]

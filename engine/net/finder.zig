@@ -3,7 +3,7 @@
 //! program that answers must be this very peer, not somebody else that the peer has named. Each
 //! question has a thread of its own, because a lookup may block for many seconds. There are few
 //! such threads, so that peers with addresses that do not answer cost little. When a question is
-//! asked: protocol/door.zig. The peer's half: session/links.zig.
+//! asked: protocol/door.zig. The peer's half: session/dial.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -317,7 +317,7 @@ pub const Membership = struct {
         const engine = membership.engine;
         engine.lock.lock();
         defer engine.lock.unlock();
-        return session.labels.of(engine.session, id);
+        return session.label_of(engine.session, id);
     }
 
     pub const List = enum { members, joined, left, not_entered };

@@ -8,9 +8,9 @@
 //! pass between two turns of connections (Turn). Those enter() to talk to the session and leave()
 //! to wake the thread. Users wait in membership.zig, work.zig.
 //!
-//! The session calls the host functions under the lock and expects no call back (session/host.zig):
-//! the loop tells it later what went wrong. How a lane is dialed: dial.zig. Sockets in general:
-//! connection.zig. Threads that do a part of the work: worker.zig.
+//! The session calls the host functions under the lock and expects no call back
+//! (session/session.zig): the loop tells it later what went wrong. How a lane is dialed: dial.zig.
+//! Sockets in general: connection.zig. Threads that do a part of the work: worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,6 +1,6 @@
 //! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others
 //! and close it, perhaps at the same time. The thread of the caller and a few helpers hash, and
-//! write at a commit, never under the engine's lock. The sync itself: session/syncing.zig. Called
+//! write at a commit, never under the engine's lock. The sync itself: session/sync.zig. Called
 //! by abi/state.zig.
 
 const std = @import("std");
@@ -212,8 +212,8 @@ pub const SharedState = struct {
         return .{
             .revision = moved.revision_after(),
             .elected_revision = moved.revision,
-            .contributors = session.syncing.contributors(operation).*,
-            .holders = session.syncing.holders(operation).*,
+            .contributors = session.sync.contributors(operation).*,
+            .holders = session.sync.holders(operation).*,
             .epoch = operation.op.epoch,
             .sequence = operation.op.id.sequence,
             .attempts = operation.op.attempts,

@@ -8,8 +8,8 @@
 //! and takes only the member's own word that it has. Over half of the members must have called
 //! before one that has not is let go. A call that a member can make no more, because it has left
 //! the epoch, is aborted. Where all have called, and links move nothing of the operation, the
-//! coordinator names the links, by the word of the members at their ends (session/waits.zig), and
-//! blames nobody. The member's half: member.zig.
+//! coordinator names the links, by the word of the members at their ends (session/membership.zig),
+//! and blames nobody. The member's half: member.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
 //! operation.zig tells it the offers of an attempt and who is alive, and carries out its decision;
-//! session/syncing.zig moves the bytes. Where two members have different structures, the election
+//! session/sync.zig moves the bytes. Where two members have different structures, the election
 //! asks both for their tensors, page by page in order of names, walks through the two lists side by
 //! side and writes a sentence (Structures). It holds one page of each at most.
 //!
@@ -423,7 +423,7 @@ const Case = struct {
         try std.testing.expect(taken);
     }
 
-    /// One whose last committed revision is known, as session/syncing.zig makes it.
+    /// One whose last committed revision is known, as session/sync.zig makes it.
     fn offer_after(case: *Case, rank: u16, root: u8, revision: u64, after: ?u64) !void {
         try case.offer(rank, root, revision, .popular);
         const made = &case.election.offers[rank].?;

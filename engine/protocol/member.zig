@@ -10,7 +10,7 @@
 //!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
 //!     connection. While there is none, data moves on and no vote is cast.
 //! The other side: coordinator.zig. Driven by session/driver.zig; what it wants is done in
-//! session/actions.zig.
+//! session/control.zig.
 
 const std = @import("std");
 const base = @import("base");

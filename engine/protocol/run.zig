@@ -115,7 +115,7 @@ pub const Run = struct {
         run_id: base.RunId,
         min_world_size: u32 = 1,
         initial_world_size: u32 = 1,
-        /// So many has each link; 0: as many as bring something (session/spread.zig).
+        /// So many has each link; 0: as many as bring something (session/flow.zig).
         lanes: u8 = 0,
         /// Members may probe links of which nothing is known (measurement.zig).
         probes: bool = true,

@@ -1,6 +1,6 @@
 //! Time, silence and freezes, as the coordinator judges them: whom it takes for lost, whom it waits
 //! for, and when a group begins or begins again. The rules: coordinator.zig, membership.zig and
-//! debt.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
+//! debt.zig. The harness: court_test.zig. How members judge silence: session/dial.zig.
 
 const std = @import("std");
 const wire = @import("wire");

@@ -5,18 +5,17 @@
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
-const protocol = @import("protocol");
 const collective = @import("collective");
 const kernels = @import("kernels");
-const outline = @import("outline.zig");
-const Span = @import("uses.zig").Span;
-const Uses = @import("uses.zig").Uses;
+const protocol = @import("protocol");
+const wire = @import("wire");
 const Allocator = std.mem.Allocator;
+const Descriptor = wire.control.Descriptor;
 const Instant = base.Instant;
+const Outline = wire.control.Outline;
+const assert = std.debug.assert;
 const control = wire.control;
 const limits = base.limits;
-const assert = std.debug.assert;
 
 pub const Array = struct {
     /// Null where nothing is sent, or received.
@@ -58,7 +57,7 @@ pub const Call = struct {
     purpose: Purpose = .data,
     deadline: Instant,
 
-    /// The user's data, or an agreement of the members (vote.zig).
+    /// The user's data, or an agreement of the members (membership.zig).
     pub const Purpose = enum { data, safe_point, pending };
     pub const Part = enum { send, recv };
 
@@ -230,7 +229,7 @@ fn descriptor_of(
         .count = if (call.exchanged == null) count else 0,
         .arrays = if (arrays.len > 1) @intCast(arrays.len) else 0,
         .counts = if (listed) |items|
-            outline.hash(items, call.form, &.{})
+            outline_hash(items, call.form, &.{})
         else
             call.form,
         .outline = if (listed) |items| items.sums().outline else .{},
@@ -380,15 +379,496 @@ const Listed = struct {
         return if (listed.counts) |counts| counts.len else listed.arrays.len;
     }
 
-    pub fn at(listed: Listed, index: usize) outline.Item {
+    pub fn at(listed: Listed, index: usize) Item {
         const array = &listed.arrays[if (listed.counts == null) index else 0];
         const count = if (listed.counts) |counts| counts[index] else array.count;
         return .{ .count = count, .dtype = array.dtype };
     }
 
-    fn sums(listed: Listed) outline.Sums {
-        var result: outline.Sums = .{};
+    fn sums(listed: Listed) Sums {
+        var result: Sums = .{};
         for (0..listed.len()) |index| result.add(listed.at(index));
         return result;
     }
 };
+
+// ---- which array differs
+//
+// Finds the array of a list that differs, when two members have called with other arrays, or with
+// other shards. A descriptor has a hash of all counts and dtypes, and beside it a few sums over
+// them. From the sums and this peer's own list, the one that differs is found, like a wrong digit
+// from check digits. The hash of the list with that change then confirms it. Several that differ
+// are not told apart, except two in each other's place. The hash covers the form as well, which
+// says what the arrays are to the caller, as by the names of a tree's leaves: where sums are equal
+// and hashes are not, forms differ. The upper half of a form is the shape of the arrays. It stays
+// in the upper half of the hash, so that arrays that differ in shape alone can be told.
+
+/// An array of a list, or the shard of a rank.
+pub const Item = struct { count: u64, dtype: base.DType };
+
+pub const Sums = struct {
+    outline: Outline = .{},
+    number: u32 = 0,
+
+    pub fn add(sums: *Sums, item: Item) void {
+        sums.number += 1; // so that the first one counts, too
+        const code = code_of(item.dtype);
+        sums.outline.counts_at +%= sums.number *% item.count;
+        sums.outline.dtypes +%= code;
+        sums.outline.dtypes_at +%= sums.number *% code;
+    }
+};
+
+fn code_of(dtype: base.DType) u32 {
+    return @as(u32, @intFromEnum(dtype)) + 1;
+}
+
+/// `form`: 0, or a hash of what the arrays are to the caller.
+pub fn outline_hash(items: anytype, form: u64, changes: []const Change) u64 {
+    var state: std.hash.Wyhash = .init(items.len());
+    const named: u32 = @truncate(form);
+    if (named != 0) state.update(std.mem.asBytes(&std.mem.nativeToLittle(u32, named)));
+    for (0..items.len()) |index| {
+        var item: Item = items.at(index);
+        for (changes) |*change| if (change.index == index) {
+            item = change.item;
+        };
+        state.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, item.count)));
+        state.update(&.{@intFromEnum(item.dtype)});
+    }
+    return (state.final() ^ shape_of(form)) | 1;
+}
+
+fn shape_of(form: u64) u64 {
+    return form & ~@as(u64, std.math.maxInt(u32));
+}
+
+/// Whether two forms, or hashes of the same items, differ in the shape at most.
+fn alike_but_for_shape(one: u64, other: u64) bool {
+    return shape_of(one ^ other) == one ^ other;
+}
+
+/// Whether it stands for several arrays, or for shards that differ.
+pub fn has_list(descriptor: *const Descriptor) bool {
+    return descriptor.outline.dtypes != 0;
+}
+
+/// Whether the arrays of two calls that differ are alike, and only what they are to their callers
+/// is not.
+pub fn differ_in_form(one: *const Descriptor, other: *const Descriptor) bool {
+    if (one.kind != other.kind or one.uneven or one.arrays != other.arrays) return false;
+    if (one.count != other.count or one.counts == other.counts) return false;
+    return std.meta.eql(one.outline, other.outline);
+}
+
+/// Whether the shape is all that differs between two calls that differ in form.
+pub fn differ_in_shape(one: *const Descriptor, other: *const Descriptor) bool {
+    return differ_in_form(one, other) and alike_but_for_shape(one.counts, other.counts);
+}
+
+/// The other one has this instead.
+pub const Change = struct { index: usize, item: Item };
+
+pub const Difference = struct {
+    /// Whether this peer has called as `peer` of the failure did, or as `other`.
+    is_peer: bool,
+    own: Item,
+    change: Change,
+    /// Two are in each other's place: the second of them.
+    swapped: ?usize = null,
+};
+
+/// `items`: of this peer's call. Null: it has called something else than both, or more than one
+/// differ.
+pub fn find_difference(
+    items: anytype,
+    failure: *const protocol.Failure,
+    own: *const Descriptor,
+    form: u64,
+) ?Difference {
+    const first = if (failure.descriptor) |*it| it else return null;
+    const second = if (failure.other_descriptor) |*it| it else return null;
+    if (first.kind != second.kind or first.arrays != second.arrays) return null;
+    for ([_]*const Descriptor{ first, second, own }) |it| if (!has_list(it)) return null;
+    const is_peer = own.counts == first.counts;
+    if (!is_peer and own.counts != second.counts) return null;
+    return find_in(items, form, is_peer, own, if (is_peer) second else first);
+}
+
+/// Lists that are longer are not searched for two in each other's place.
+const swaps_searched_max = 1024;
+
+fn find_in(
+    items: anytype,
+    form: u64,
+    is_peer: bool,
+    own: *const Descriptor,
+    other: *const Descriptor,
+) ?Difference {
+    const sums = difference_of(items, own, other) orelse return null;
+    if (sums.is_order()) return find_swap(items, form, is_peer, &sums, other.counts);
+    var changed: ?Change = null;
+    if (sums.count != 0) {
+        const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
+        var item = items.at(index);
+        // Both are bounded (limits.elements_max).
+        const count = @as(i64, @intCast(item.count)) + sums.count;
+        item.count = std.math.cast(u64, count) orelse return null;
+        changed = .{ .index = index, .item = item };
+    }
+    if (sums.dtypes != 0) {
+        const index = place_of(sums.dtypes_at, sums.dtypes, items.len()) orelse return null;
+        var change: Change = changed orelse .{ .index = index, .item = items.at(index) };
+        if (change.index != index) return null;
+        const code = @as(i64, @intFromEnum(change.item.dtype)) + sums.dtypes;
+        const number = std.math.cast(u8, code) orelse return null;
+        change.item.dtype = std.enums.fromInt(base.DType, number) orelse return null;
+        changed = change;
+    }
+    const change = changed orelse return null;
+    // An array of another size has another shape as well, which this peer does not know.
+    if (!alike_but_for_shape(outline_hash(items, form, &.{change}), other.counts)) return null;
+    return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
+}
+
+/// The sums of the other one, less those of this one.
+const Delta = struct {
+    count: i64,
+    counts_at: i64,
+    dtypes: i64,
+    dtypes_at: i64,
+
+    fn is_order(delta: *const Delta) bool {
+        return delta.count == 0 and delta.dtypes == 0;
+    }
+};
+
+fn difference_of(items: anytype, own: *const Descriptor, other: *const Descriptor) ?Delta {
+    var total: u64 = 0;
+    for (0..items.len()) |index| total +|= items.at(index).count;
+    // The counts of descriptors are those of all parts together.
+    const parts: i64 = if (total == 0) 1 else @intCast(own.count / total);
+    const more = @as(i64, @intCast(other.count)) - @as(i64, @intCast(own.count));
+    if (parts == 0 or @rem(more, parts) != 0) return null;
+    return .{
+        .count = @divExact(more, parts),
+        .counts_at = @bitCast(other.outline.counts_at -% own.outline.counts_at),
+        .dtypes = @as(i64, other.outline.dtypes) - own.outline.dtypes,
+        .dtypes_at = @as(i64, other.outline.dtypes_at) - own.outline.dtypes_at,
+    };
+}
+
+fn place_of(at: i64, by: i64, count: usize) ?usize {
+    if (by == -1 and at == std.math.minInt(i64)) return null;
+    if (@rem(at, by) != 0) return null;
+    const number = @divTrunc(at, by);
+    if (number < 1 or number > count) return null;
+    return @intCast(number - 1);
+}
+
+fn find_swap(
+    items: anytype,
+    form: u64,
+    is_peer: bool,
+    delta: *const Delta,
+    counts: u64,
+) ?Difference {
+    if (items.len() > swaps_searched_max) return null;
+    for (0..items.len()) |a| for (a + 1..items.len()) |b| {
+        const one, const two = .{ items.at(a), items.at(b) };
+        const apart: i64 = @intCast(b - a);
+        const fewer = @as(i64, @intCast(one.count)) - @as(i64, @intCast(two.count));
+        const moved = apart * fewer;
+        const turned = apart * (@as(i64, code_of(one.dtype)) - code_of(two.dtype));
+        if (moved != delta.counts_at or turned != delta.dtypes_at) continue;
+        const changes = [_]Change{ .{ .index = a, .item = two }, .{ .index = b, .item = one } };
+        if (!alike_but_for_shape(outline_hash(items, form, &changes), counts)) continue;
+        return .{ .is_peer = is_peer, .own = one, .change = changes[0], .swapped = b };
+    };
+    return null;
+}
+
+// ---- tests
+
+const ListedArrays = struct {
+    items: []const Item,
+
+    pub fn len(listed: ListedArrays) usize {
+        return listed.items.len;
+    }
+    pub fn at(listed: ListedArrays, index: usize) Item {
+        return listed.items[index];
+    }
+};
+
+const test_form = 7;
+
+fn described(items: []const Item, parts: u64) Descriptor {
+    var sums: Sums = .{};
+    var total: u64 = 0;
+    for (items) |item| {
+        sums.add(item);
+        total += item.count;
+    }
+    return .{
+        .kind = .all_reduce,
+        .dtype = items[0].dtype,
+        .op = .sum,
+        .recovery = .restart,
+        .count = total * parts,
+        .counts = outline_hash(ListedArrays{ .items = items }, test_form, &.{}),
+        .arrays = @intCast(items.len),
+        .outline = sums.outline,
+        .safe_points = 1,
+    };
+}
+
+fn search_outline(mine: []const Item, theirs: []const Item, parts: u64) ?Difference {
+    const own = described(mine, parts);
+    return find_in(ListedArrays{ .items = mine }, test_form, true, &own, &described(theirs, parts));
+}
+
+test "the one array that differs is found wherever it is, in its count, its dtype or both" {
+    const expectEqual = std.testing.expectEqual;
+    var prng: base.Prng = .init(1);
+    for (0..200) |round| {
+        var mine: [40]Item = undefined;
+        for (&mine) |*item| item.* = .{
+            .count = prng.below(1 << 30),
+            .dtype = @enumFromInt(prng.below(12)),
+        };
+        const used = mine[0 .. 2 + prng.below(38)];
+        var theirs = mine;
+        const index = prng.below(used.len);
+        if (round % 3 != 0) theirs[index].count += 1 + prng.below(1000);
+        if (round % 3 != 1) theirs[index].dtype =
+            @enumFromInt((@intFromEnum(mine[index].dtype) + 1) % 12);
+        const parts = 1 + round % 5;
+        const there = search_outline(used, theirs[0..used.len], parts).?;
+        try expectEqual(index, there.change.index);
+        try expectEqual(theirs[index], there.change.item);
+        try expectEqual(mine[index], there.own);
+        const back = search_outline(theirs[0..used.len], used, parts).?; // seen by the other one
+        try expectEqual(index, back.change.index);
+        try expectEqual(mine[index], back.change.item);
+    }
+}
+
+test "two arrays in each other's place are found, and several that differ are not made up" {
+    const a: Item = .{ .count = 10, .dtype = .f32 };
+    const b: Item = .{ .count = 20, .dtype = .f32 };
+    const c: Item = .{ .count = 10, .dtype = .i64 };
+    const swapped = search_outline(&.{ a, b, c }, &.{ c, b, a }, 1).?;
+    try std.testing.expectEqual(0, swapped.change.index);
+    try std.testing.expectEqual(2, swapped.swapped.?);
+    // Two that differ by as much as if it were the one between them.
+    const more: Item = .{ .count = 15, .dtype = .f32 };
+    try std.testing.expectEqual(null, search_outline(&.{ a, a, a }, &.{ more, a, more }, 1));
+    try std.testing.expectEqual(null, search_outline(&.{ a, b, c }, &.{ b, c, a }, 1));
+    try std.testing.expectEqual(null, search_outline(&.{ a, b }, &.{ b, c }, 1));
+    // Two that differ by as much as one that would be behind the end of the list.
+    const less: Item = .{ .count = 9, .dtype = .f32 };
+    const greater: Item = .{ .count = 12, .dtype = .f32 };
+    try std.testing.expectEqual(null, search_outline(&.{ a, a }, &.{ less, greater }, 1));
+    // Other neighbours would move the sums by as much as those that have changed places.
+    const d: Item = .{ .count = 30, .dtype = .f32 };
+    const e: Item = .{ .count = 40, .dtype = .f32 };
+    const last = search_outline(&.{ a, b, d, e }, &.{ a, b, e, d }, 1).?;
+    try std.testing.expectEqual(2, last.change.index);
+    try std.testing.expectEqual(3, last.swapped.?);
+}
+
+test "an array of another size is found whatever its shape, and shapes that differ are told" {
+    const mine = [_]Item{ .{ .count = 6, .dtype = .f32 }, .{ .count = 8, .dtype = .f32 } };
+    var theirs = mine;
+    theirs[1].count = 10;
+    const own = described(&mine, 1);
+    const listed: ListedArrays = .{ .items = &mine };
+    for ([_]u64{ test_form, test_form | 5 << 32 }) |form| {
+        var other = described(&theirs, 1);
+        other.counts = outline_hash(ListedArrays{ .items = &theirs }, form, &.{});
+        const there = find_in(listed, test_form, true, &own, &other).?;
+        try std.testing.expectEqual(1, there.change.index);
+        try std.testing.expectEqual(10, there.change.item.count);
+        try std.testing.expect(!differ_in_shape(&own, &other));
+
+        other = described(&mine, 1);
+        other.counts = outline_hash(listed, form, &.{});
+        try std.testing.expectEqual(form != test_form, differ_in_shape(&own, &other));
+        other.counts = outline_hash(listed, form + 1, &.{}); // in name as well
+        try std.testing.expect(!differ_in_shape(&own, &other));
+    }
+}
+
+test "calls whose arrays are alike and called otherwise differ in form, and in nothing else" {
+    const items: ListedArrays = .{ .items = &.{
+        .{ .count = 10, .dtype = .f32 },
+        .{ .count = 20, .dtype = .i64 },
+    } };
+    const named = described(items.items, 1);
+    var renamed = named;
+    for ([_]u64{ 0, test_form + 1 }) |form| {
+        renamed.counts = outline_hash(items, form, &.{});
+        try std.testing.expect(differ_in_form(&named, &renamed));
+        try std.testing.expectEqual(null, find_in(items, test_form, true, &named, &renamed));
+    }
+    try std.testing.expect(!differ_in_form(&named, &named));
+    // One array has no sums, and may have a form as well.
+    var one = named;
+    one.arrays = 0;
+    one.outline = .{};
+    one.counts = 0;
+    var other = one;
+    other.counts = test_form;
+    try std.testing.expect(differ_in_form(&one, &other));
+    try std.testing.expect(!differ_in_shape(&one, &other));
+    other.counts = 3 << 32; // rows of 3
+    try std.testing.expect(differ_in_shape(&one, &other));
+    other.outline = named.outline; // shards of different sizes
+    try std.testing.expect(!differ_in_form(&one, &other));
+    other = described(&.{ .{ .count = 11, .dtype = .f32 }, .{ .count = 20, .dtype = .i64 } }, 1);
+    try std.testing.expect(!differ_in_form(&named, &other));
+}
+
+// ---- memory of the caller
+//
+// Which memory of its caller an operation reads and writes, and whether two operations get in each
+// other's way. Lists are in the order of addresses, so that calls of thousands of arrays are
+// compared in one pass. calls.zig compares, as a call begins.
+
+/// A place in memory.
+pub const Span = struct {
+    start: usize = 0,
+    bytes: usize = 0,
+
+    pub fn meets(a: Span, b: Span) bool {
+        if (a.bytes == 0 or b.bytes == 0) return false;
+        return a.start < b.end() and b.start < a.end();
+    }
+
+    pub fn end(span: Span) usize {
+        return span.start + span.bytes;
+    }
+};
+
+pub const Uses = struct {
+    items: std.ArrayList(Use) = .empty,
+
+    const Use = struct { span: Span, writes: bool };
+
+    pub fn deinit(uses: *Uses, gpa: Allocator) void {
+        uses.items.deinit(gpa);
+    }
+
+    pub fn reserve(uses: *Uses, gpa: Allocator, count: usize) Allocator.Error!void {
+        try uses.items.ensureTotalCapacity(gpa, count);
+    }
+
+    pub fn reads(uses: *Uses, span: Span) void {
+        uses.add(span, false);
+    }
+
+    pub fn writes(uses: *Uses, span: Span) void {
+        uses.add(span, true);
+    }
+
+    fn add(uses: *Uses, span: Span, is_written: bool) void {
+        if (span.bytes == 0) return;
+        uses.items.appendAssumeCapacity(.{ .span = span, .writes = is_written });
+    }
+
+    /// To be done once all are there. Most calls have few, and do without the other's stack.
+    pub fn sort(uses: *Uses) void {
+        const items = uses.items.items;
+        if (items.len <= few) std.sort.insertion(Use, items, {}, starts_before) //
+        else std.mem.sortUnstable(Use, items, {}, starts_before);
+    }
+
+    const few = 8;
+
+    fn starts_before(_: void, a: Use, b: Use) bool {
+        return a.span.start < b.span.start;
+    }
+
+    /// How far those that were looked at reach.
+    const Reach = struct {
+        any: usize = 0,
+        written: usize = 0,
+
+        fn meets(reach: *const Reach, use: *const Use) bool {
+            return use.span.start < if (use.writes) reach.any else reach.written;
+        }
+
+        fn add(reach: *Reach, use: *const Use) void {
+            reach.any = @max(reach.any, use.span.end());
+            if (use.writes) reach.written = @max(reach.written, use.span.end());
+        }
+    };
+
+    /// One writes what the other reads or writes.
+    pub fn clash(a: *const Uses, b: *const Uses) bool {
+        const lists = [2][]const Use{ a.items.items, b.items.items };
+        var reach: [2]Reach = @splat(.{});
+        var at: [2]usize = @splat(0);
+        while (at[0] < lists[0].len or at[1] < lists[1].len) {
+            const which: usize = if (at[0] == lists[0].len)
+                1
+            else if (at[1] == lists[1].len)
+                0
+            else
+                @intFromBool(starts_before({}, lists[1][at[1]], lists[0][at[0]]));
+            const use = &lists[which][at[which]];
+            if (reach[1 - which].meets(use)) return true;
+            reach[which].add(use);
+            at[which] += 1;
+        }
+        return false;
+    }
+
+    /// It writes something that it also reads, or writes twice.
+    pub fn clashes_itself(uses: *const Uses) bool {
+        var reach: Reach = .{};
+        for (uses.items.items) |*use| {
+            if (reach.meets(use)) return true;
+            reach.add(use);
+        }
+        return false;
+    }
+};
+
+test "lists clash where one of two spans that meet is written" {
+    // Goal: the pass over sorted lists says what comparing every two spans says. Method: random
+    // short lists in little memory.
+    const gpa = std.testing.allocator;
+    var random: std.Random.DefaultPrng = .init(7);
+    const draw = random.random();
+    var clashes: [2]u32 = @splat(0);
+    for (0..4000) |_| {
+        var lists: [2]Uses = @splat(.{});
+        defer for (&lists) |*list| list.deinit(gpa);
+        for (&lists) |*list| {
+            const count = draw.uintLessThan(usize, 4);
+            try list.reserve(gpa, count);
+            for (0..count) |_| list.add(.{
+                .start = 1 + draw.uintLessThan(usize, 40),
+                .bytes = draw.uintLessThan(usize, 9),
+            }, draw.boolean());
+            list.sort();
+        }
+        var expected = false;
+        for (lists[0].items.items) |a| for (lists[1].items.items) |b| {
+            if ((a.writes or b.writes) and a.span.meets(b.span)) expected = true;
+        };
+        try std.testing.expectEqual(expected, lists[0].clash(&lists[1]));
+        try std.testing.expectEqual(expected, lists[1].clash(&lists[0]));
+        clashes[@intFromBool(expected)] += 1;
+
+        var itself = false;
+        const items = lists[0].items.items;
+        for (items, 0..) |a, index| for (items[index + 1 ..]) |b| {
+            if ((a.writes or b.writes) and a.span.meets(b.span)) itself = true;
+        };
+        try std.testing.expectEqual(itself, lists[0].clashes_itself());
+    }
+    for (clashes) |count| try std.testing.expect(count > 400);
+}

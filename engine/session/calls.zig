@@ -1,34 +1,34 @@
 //! calls: what the user asks of operations and of shared states: they begin here, are withdrawn and
 //! are given back. Free functions on Session. A call and its checks: call.zig; calls beyond those
-//! in flight: queue.zig; how an operation moves its data: frames.zig, syncing.zig; how it ends:
-//! actions.zig.
+//! in flight: session.zig; how an operation moves its data: frame.zig, sync.zig; how it ends:
+//! control.zig.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
-const protocol = @import("protocol");
 const collective = @import("collective");
+const protocol = @import("protocol");
+const wire = @import("wire");
 const call_file = @import("call.zig");
-const deferred = @import("deferred.zig");
-const groups = @import("groups.zig");
-const operations = @import("operations.zig");
-const prefetch = @import("prefetch.zig");
+const control = @import("control.zig");
+const detach_all = @import("session.zig").detach_all;
 const measure = @import("measure.zig");
-const queue = @import("queue.zig");
-const syncing = @import("syncing.zig");
+const membership = @import("membership.zig");
+const queue_clashes = @import("session.zig").queue_clashes;
+const queue_put = @import("session.zig").queue_put;
+const release_operation = @import("session.zig").release_operation;
+const sync_file = @import("sync.zig");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const State = @import("state.zig").State;
-const Sync = @import("sync.zig").Sync;
-const Uses = @import("uses.zig").Uses;
+const Sync = @import("state.zig").Sync;
+const Uses = @import("call.zig").Uses;
 const Allocator = std.mem.Allocator;
 const Built = call_file.Built;
 const Call = call_file.Call;
 const CallError = call_file.CallError;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
-const control = wire.control;
 const assert = std.debug.assert;
 
 /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
@@ -47,19 +47,19 @@ pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Op
     const operation = try operation_create(s, group, &built, null);
     start(s, operation, tag);
     s.fault_point(operation, .operation_called);
-    deferred.run(s);
+    control.run_deferred(s);
     return operation;
 }
 
 fn is_in_use(s: *const Session, uses: *const Uses) bool {
     for (s.operations.items) |other| if (other.clashes(uses)) return true;
-    return queue.clashes(s, uses);
+    return queue_clashes(s, uses);
 }
 
 /// It begins, or waits for its turn.
 fn start(s: *Session, operation: *Operation, tag: u64) void {
     const member = &operation.group.member;
-    if (member.is_full(tag)) queue.put(s, operation) //
+    if (member.is_full(tag)) queue_put(s, operation) //
     else s.operations.appendAssumeCapacity(operation);
     member.start(&operation.op, tag);
 }
@@ -69,7 +69,7 @@ fn start(s: *Session, operation: *Operation, tag: u64) void {
 pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
-    deferred.run(s);
+    control.run_deferred(s);
 }
 
 /// The user wants no more of an operation. The others go on with it as after the death of this
@@ -85,12 +85,12 @@ pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
     group.removed(why);
     group.member.leave();
-    groups.group_gone(s, group, .expelled, why);
-    deferred.run(s);
+    membership.group_gone(s, group, .expelled, why);
+    control.run_deferred(s);
 }
 
 /// The user is done with a finished operation.
-pub const release = operations.release;
+pub const release = release_operation;
 
 // ---- shared states
 
@@ -100,15 +100,15 @@ pub const StateError = error{ OutOfMemory, Closed, NameInUse };
 pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     if (group.state != .joined) return error.Closed;
     for (group.states.items) |*other| if (other.state.tag == state.tag) return error.NameInUse;
-    try syncing.reserve_synced(s, group);
+    try sync_file.reserve_synced(s, group);
     try group.states.append(s.gpa, .{ .group = group, .state = state });
 }
 
 /// No sync of it is under way.
 pub fn state_remove(s: *Session, group: *Group, state: *State) void {
     assert(!state.in_call);
-    if (group.shared(state)) |shared| prefetch.stop(s, shared);
-    operations.detach_all(s, .{ .state = state });
+    if (group.shared(state)) |shared| sync_file.stop_prefetch(s, shared);
+    detach_all(s, .{ .state = state });
     const states = &group.states;
     for (states.items, 0..) |*item, index| if (item.state == state) {
         _ = states.swapRemove(index);
@@ -124,13 +124,13 @@ pub fn prefetch_begin(
     state: *const State,
 ) Allocator.Error!void {
     s.reach(now);
-    try prefetch.begin(s, group.shared(state).?);
+    try sync_file.begin_prefetch(s, group.shared(state).?);
 }
 
 pub const SyncCall = struct {
     group: *Group,
     state: *State,
-    strategy: control.Strategy,
+    strategy: wire.control.Strategy,
     /// The revision of the content in this call; null: the own one of the state.
     revision: ?u64 = null,
     deadline: Instant,
@@ -153,7 +153,7 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
         return error.RevisionTooLarge;
     try group.member.check_start(state.tag);
     assert(!state.in_call);
-    prefetch.stop(s, group.shared(state).?);
+    sync_file.stop_prefetch(s, group.shared(state).?);
     var uses: Uses = .{};
     errdefer uses.deinit(s.gpa);
     try uses.reserve(s.gpa, state.entries.len);
@@ -166,7 +166,7 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
         .strategy = sync_call.strategy,
         .revision = sync_call.revision,
         .expected = group.synced.expected(state.tag),
-        .standing = syncing.standing(s, group, state.tag),
+        .standing = sync_file.standing(s, group, state.tag),
         .ranks = epoch.ids.len,
     });
     errdefer made.destroy();
@@ -181,7 +181,7 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
         try operation_create(s, group, &.sync(&group.member, &call, uses), made);
     state.in_call = true;
     start(s, operation, state.tag);
-    deferred.run(s);
+    control.run_deferred(s);
     return operation;
 }
 

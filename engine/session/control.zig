@@ -1,26 +1,37 @@
-//! control: the connection to the coordinator: it is made, lost and made again, and what it brings
-//! goes to whoever it is for. Data moves on without it. Free functions on Session; groups, which
-//! come and go by the coordinator's word: groups.zig; what is decided: protocol/member.zig.
+//! control: the connection to the coordinator: it is made, lost and made again, and each message
+//! that it brings goes to its receiver. Data moves on without it. It also does what members of
+//! groups want done as they decide. Groups, which come and go by the coordinator's word:
+//! membership.zig; what is decided: protocol/member.zig. All functions are free functions on
+//! Session.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const protocol = @import("protocol");
+const wire = @import("wire");
+const account_of_traffic = @import("session.zig").account_of_traffic;
+const dial = @import("dial.zig");
+const frame = @import("frame.zig");
+const free_operation = @import("session.zig").free_operation;
+const label_named = @import("session.zig").label_named;
+const measure = @import("measure.zig");
+const membership = @import("membership.zig");
+const names_of_failure = @import("session.zig").names_of_failure;
+const on_labels = @import("session.zig").on_labels;
+const queue_leave = @import("session.zig").queue_leave;
+const step_queue = @import("session.zig").step_queue;
+const sync_file = @import("sync.zig");
+const wake_all = @import("session.zig").wake_all;
+const Early = @import("link.zig").Early;
+const Group = @import("group.zig").Group;
+const GroupEvent = @import("session.zig").GroupEvent;
+const LinkMoved = @import("session.zig").LinkMoved;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
-const deferred = @import("deferred.zig");
-const figures = @import("figures.zig");
-const dial_back = @import("dial_back.zig");
-const groups = @import("groups.zig");
-const labels = @import("labels.zig");
-const greeting = @import("greeting.zig");
-const links = @import("links.zig");
-const probing = @import("probing.zig");
-const rounds = @import("rounds.zig");
-const syncing = @import("syncing.zig");
-const traffic = @import("traffic.zig");
-const waits = @import("waits.zig");
+const TrafficRoom = @import("session.zig").TrafficRoom;
+const Failure = protocol.Failure;
 const Instant = base.Instant;
+const Status = protocol.Status;
+const assert = std.debug.assert;
 const control = wire.control;
 const limits = base.limits;
 
@@ -67,15 +78,15 @@ pub fn received(s: *Session, now: Instant) void {
             hang_up(s, "the coordinator broke the protocol");
         };
     }
-    greeting.greet_waiting(s);
-    deferred.run(s);
+    dial.greet_waiting(s);
+    run_deferred(s);
 }
 
 /// The connection ended, or could not be made.
 pub fn closed(s: *Session, now: Instant) void {
     s.reach(now);
     coordinator_away(s, "the connection to the coordinator closed");
-    deferred.run(s);
+    run_deferred(s);
 }
 
 fn control_greeted(s: *Session) void {
@@ -98,7 +109,7 @@ fn control_greeted(s: *Session) void {
     s.reconnects = 0;
     s.heartbeat_at = s.now;
     if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
-    for (s.groups.items) |group| groups.present(s, group);
+    for (s.groups.items) |group| membership.present_group(s, group);
 }
 
 /// The coordinator knows another process by the id of this one, so it has removed this one.
@@ -109,7 +120,8 @@ fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
     }
     for (s.groups.items) |group| {
         if (group.state == .left or group.member.current == null) continue;
-        groups.lose_membership(s, group, "another process has taken its place, under its peer_id");
+        const why = "another process has taken its place, under its peer_id";
+        membership.lose_membership(s, group, why);
     }
 }
 
@@ -127,9 +139,9 @@ fn coordinator_away(s: *Session, why: []const u8) void {
         const blank = if (s.coordinator_at.len > 0) " " else "";
         // A process may have several peers.
         const text = "peer {f} has lost the coordinator: {s}; trying{s}{s} again";
-        const self = labels.named(s, s.self);
+        const self = label_named(s, s.self);
         if (wanted) s.log(.warning, text, .{ self, why, blank, s.coordinator_at });
-        groups.disconnected(s);
+        membership.disconnected(s);
         s.away_since = s.now;
     }
     s.control_state = .away;
@@ -157,7 +169,7 @@ pub fn abandon(s: *Session, now: Instant) void {
     s.reach(now);
     if (s.control_state != .lost) end_groups(s, "this peer ends");
     for (s.operations.items) |operation| if (operation.moves()) |x| x.end_now();
-    deferred.run(s);
+    run_deferred(s);
 }
 
 /// When a coordinator that is away is given up.
@@ -171,7 +183,7 @@ fn end_groups(s: *Session, why: []const u8) void {
     const status: protocol.Status = .coordinator_unreachable;
     for (s.groups.items) |group| {
         group.member.coordinator_lost();
-        groups.group_gone(s, group, status, why);
+        membership.group_gone(s, group, status, why);
     }
 }
 
@@ -180,14 +192,14 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
     if ((message.* == .welcome) == s.welcomed) return error.Unexpected;
     switch (message.*) {
         .welcome => |body| try on_welcome(s, body),
-        .joined => |*body| try groups.on_joined(s, body),
-        .refused => |*body| try groups.on_refused(s, body),
+        .joined => |*body| try membership.on_joined(s, body),
+        .refused => |*body| try membership.on_refused(s, body),
         .heartbeat_ack => |body| note_round_trip(s, body.number),
-        .prepare => |*body| try groups.on_prepare(s, body),
+        .prepare => |*body| try membership.on_prepare(s, body),
         .release => |body| {
             const group = s.group_of(body.group) orelse return;
             group.member.on_release(body.round);
-            groups.round_over(s, group);
+            membership.round_over(s, group);
         },
         .ask_safe_points => |body| {
             if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
@@ -195,13 +207,13 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .activate => |*body| {
             const group = s.group_of(body.group) orelse return;
             try group.member.on_activate(body);
-            groups.round_over(s, group);
+            membership.round_over(s, group);
         },
         .view => |*body| {
             const group = s.group_of(body.group) orelse return;
             try group.member.on_view(body);
             for (s.links.items) |link| link.early.prune(body.group, body.epoch, body.attempt);
-            links.review(s);
+            dial.review(s);
         },
         .resume_op => |*body| if (s.group_of(body.group)) |group| {
             try group.member.on_resume_op(body);
@@ -218,38 +230,38 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
                 link.early.forget(.of_operation(body.group, body.epoch, body.op));
             }
         },
-        .expelled => |*body| groups.on_expelled(s, body),
-        .address_told => |*body| try links.on_address(s, &body.peer),
-        .labels => |*body| try labels.on_labels(s, body),
+        .expelled => |*body| membership.on_expelled(s, body),
+        .address_told => |*body| try dial.on_address(s, &body.peer),
+        .labels => |*body| try on_labels(s, body),
         .state_elected => |*body| if (s.group_of(body.group)) |group| {
             const op = try group.member.on_elected(body) orelse return;
-            syncing.elected(s, .from_op(op), body);
+            sync_file.elected(s, .from_op(op), body);
         },
         .state_ask => |*body| if (s.group_of(body.group)) |group| {
             const op = group.member.find_sync(body.epoch, body.op) orelse return;
-            try syncing.describe(.from_op(op), body.first);
+            try sync_file.describe(.from_op(op), body.first);
         },
         .state_differs => |*body| if (s.group_of(body.group)) |group| {
             const op = group.member.find_sync(body.epoch, body.op) orelse return;
             Operation.from_op(op).work.sync.note_differs(body.text.data);
         },
-        .stalled => |*body| try waits.on_stalled(s, body),
-        .waiting => |*body| waits.on_waiting(s, body),
-        .awaited => |*body| try waits.on_awaited(s, body),
+        .stalled => |*body| try membership.on_stalled(s, body),
+        .waiting => |*body| membership.on_waiting(s, body),
+        .awaited => |*body| try membership.on_awaited(s, body),
         .entered => |*body| if (s.group_of(body.group)) |group| {
             try group.member.on_entered(body);
         },
         .measured => |*body| if (s.group_of(body.group)) |group| {
-            try figures.on_measured(s, group, body);
+            try measure.on_measured(s, group, body);
         },
         .probe => |*body| if (s.group_of(body.group)) |group| {
-            try probing.on_probe(s, group, body);
+            try measure.on_probe(s, group, body);
         },
-        .unreached => |*body| if (s.group_of(body.group) != null) rounds.say_unreached(
+        .unreached => |*body| if (s.group_of(body.group) != null) dial.say_unreached(
             s,
-            .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
+            .of(label_named(s, body.peer), true, body.dialed, body.source, body.address.data),
         ),
-        .dial_back => |*body| try dial_back.begin(s, body),
+        .dial_back => |*body| try dial.begin_dial_back(s, body),
         // Messages that only a peer sends.
         .join,
         .epoch_report,
@@ -296,7 +308,7 @@ fn on_welcome(s: *Session, body: control.Welcome) Error!void {
     s.settings = body;
 }
 
-pub fn tick(s: *Session, late: bool) void {
+pub fn tick_control(s: *Session, late: bool) void {
     if (late) s.last_heard = s.now;
     if (s.control_failed) return hang_up(s, "out of memory for a control message");
     if (s.now >= silent_at(s)) return hang_up(s, "the coordinator was silent for too long");
@@ -308,13 +320,13 @@ pub fn tick(s: *Session, late: bool) void {
         .number = s.heartbeats,
         .bytes_sent = s.bytes_sent,
         .bytes_received = s.bytes_received,
-        .may_probe = probing.may_begin(s),
+        .may_probe = measure.may_begin(s),
     } });
     s.beat_at = s.now;
-    var room: traffic.Room = undefined;
-    const moved: traffic.Moved = .{ .sent = s.bytes_sent, .received = s.bytes_received };
+    var room: TrafficRoom = undefined;
+    const moved: LinkMoved = .{ .sent = s.bytes_sent, .received = s.bytes_received };
     const account =
-        traffic.account(&s.traffic, s.now, s.links.items, &s.node, moved, s.rates.all, &room);
+        account_of_traffic(&s.traffic, s.now, s.links.items, &s.node, moved, s.rates.all, &room);
     if (account) |told| s.send(.{ .traffic = told });
 }
 
@@ -339,4 +351,202 @@ pub fn silent_at(s: *const Session) Instant {
     // up: if one that both believe in swallows what is said, both hear nothing.
     const patience_ns = @max(s.settings.silence_ns / 2, 2 *| s.settings.heartbeat_ns);
     return s.last_heard +| patience_ns;
+}
+
+// ---- what members want done
+//
+// A group's member (protocol/member.zig) has things done as it decides: messages to send, data to
+// move or to stop, calls that are over and callers to be told. It calls the functions of the table
+// from inside, so whatever would ask it again is deferred.
+
+pub const member_actions: protocol.Member.ActionsTable = .{
+    .send = action_send,
+    .stop = action_stop,
+    .chunks = action_chunks,
+    .start = action_start,
+    .finished = action_finished,
+    .resolved = action_resolved,
+    .admitted = action_admitted,
+    .closed = action_closed,
+};
+
+fn group_from(ctx: *anyopaque) *Group {
+    return @ptrCast(@alignCast(ctx));
+}
+
+fn session_of(group: *const Group) *Session {
+    return @ptrCast(@alignCast(group.session));
+}
+
+fn action_send(ctx: *anyopaque, message: control.Message) void {
+    session_of(group_from(ctx)).send(message);
+}
+
+fn action_stop(ctx: *anyopaque, epoch: u64) void {
+    const group = group_from(ctx);
+    const s = session_of(group);
+    for (s.operations.items) |operation| {
+        if (operation.group != group or operation.op.epoch != epoch) continue;
+        frame.stop(s, operation);
+    }
+}
+
+fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
+    const x = Operation.from_op(op).moves() orelse return &.{};
+    return x.board.ledger.reduced;
+}
+
+fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
+    const s = session_of(group_from(ctx));
+    frame.start(s, Operation.from_op(op), kept);
+    measure.note_figures(s, Operation.from_op(op));
+}
+
+fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
+    const s = session_of(group_from(ctx));
+    const operation = Operation.from_op(op);
+    assert(operation.is_over() and !operation.finished);
+    operation.ended_queued = operation.is_queued;
+    if (operation.is_queued) queue_leave(s, operation);
+    if (failure) |why| {
+        operation.failure = why;
+        operation.failure.coordinator_silent_ns = coordinator_silent_ns(s);
+        if (s.away_since != base.never)
+            operation.failure.coordinator_away_ns = s.now -| s.away_since;
+        operation.status = why.status;
+        operation.note_wanted(s.self);
+        operation.names = names_of_failure(s, operation);
+    } else if (operation.sync() != null) s.sync_point(operation, .sync_committed, 0) //
+    else s.fault_point(operation, .operation_committed);
+    var is_back = true;
+    if (operation.status == .in_doubt and op.state == .in_doubt) {
+        is_back = frame.set_aside(s, operation);
+    } else {
+        frame.stop(s, operation);
+        if (operation.sync() != null) sync_file.over(s, operation, operation.status == .ok) //
+        else if (operation.status != .ok) is_back = operation.work.movement.restore();
+        const key: Early.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
+        for (s.links.items) |link| link.early.forget(key);
+    }
+    if (operation.partner()) |id| dial.give_back(s, id);
+    if (is_back) return tell_finished(s, operation);
+    s.giving_back += 1;
+    if (operation.purpose == .data) return;
+    operation.work.movement.end_now();
+    tell_back(s);
+}
+
+/// The caller has its memory back.
+fn tell_finished(s: *Session, operation: *Operation) void {
+    operation.finished = true;
+    operation.finished_at = s.now;
+    if (operation.purpose == .safe_point) return membership.note_safe_points(s, operation);
+    s.host.vtable.operation_finished(s.host.ctx, operation);
+}
+
+/// Tells the callers whose memory has been given back meanwhile.
+pub fn tell_back(s: *Session) void {
+    if (s.giving_back == 0) return;
+    var index: usize = 0;
+    while (index < s.operations.items.len) : (index += 1) {
+        const operation = s.operations.items[index];
+        if (!operation.is_back()) continue;
+        s.giving_back -= 1;
+        // One in doubt had nothing to send meanwhile; others may wait for the rest of it.
+        wake_all(s, operation);
+        tell_finished(s, operation);
+        if (operation.is_decided) resolve_action(s, operation, operation.committed);
+    }
+}
+
+pub fn resolve_action(s: *Session, operation: *Operation, committed: ?bool) void {
+    operation.committed = committed;
+    if (operation.purpose == .safe_point and !operation.released)
+        return membership.note_safe_points(s, operation);
+    if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
+    free_operation(s, operation);
+}
+
+fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
+    const s = session_of(group_from(ctx));
+    const operation = Operation.from_op(op);
+    frame.stop(s, operation);
+    if (operation.partner()) |id| dial.give_back(s, id);
+    if (operation.finished) return resolve_action(s, operation, committed);
+    // Its arrays are still being given back: tell_back says both.
+    operation.is_decided = true;
+    operation.committed = committed;
+}
+
+fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
+    const group = group_from(ctx);
+    const s = session_of(group);
+    group.admit_deadline = base.never;
+    if (failure == null) {
+        membership.passed_together(group);
+        tell_entry(s, group);
+    }
+    const event: GroupEvent = if (failure) |status|
+        .{ .admit_failed = status }
+    else
+        .admitted;
+    s.host.vtable.group_event(s.host.ctx, group, event);
+}
+
+/// To the log, once for each epoch: a peer with which all is well says this and little else.
+fn tell_entry(s: *Session, group: *Group) void {
+    const current = group.member.current orelse return;
+    if (group.entry_said == current.number) return;
+    group.entry_said = current.number;
+    s.log(.info, "entered epoch {d} of group {s} as rank {d} of {d}", .{
+        current.number,
+        group.name,
+        current.rank,
+        current.world_size(),
+    });
+}
+
+fn action_closed(ctx: *anyopaque, epoch: u64) void {
+    const group = group_from(ctx);
+    const s = session_of(group);
+    for (s.links.items) |link| link.early.prune_epochs(group.id.?, epoch);
+    membership.prune_addresses(s);
+    dial.review(s);
+}
+
+/// The coordinator answers each heartbeat, so this is 0 while it does.
+fn coordinator_silent_ns(s: *const Session) u64 {
+    const silent_ns = s.now -| s.last_message;
+    return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
+}
+
+// ---- what waits until nobody is inside a member
+//
+// Work that could not be done inside a member's action or in the midst of a lane's bytes is done
+// before a call of the driver or the user returns. Session says what there is to do.
+
+pub fn run_deferred(s: *Session) void {
+    while (true) {
+        if (s.votes_changed) {
+            s.votes_changed = false;
+            for (s.groups.items) |group| membership.go_on_together(s, group);
+        }
+        tell_back(s);
+        while (s.deferred.pop()) |operation| {
+            if (operation.op.state == .finished) continue;
+            frame.check_complete(s, operation);
+        }
+        if (!step_queue(s) and !s.votes_changed) break;
+    }
+    if (s.links_stale) {
+        s.links_stale = false;
+        dial.review(s);
+    }
+    if (s.lanes_broken) {
+        s.lanes_broken = false;
+        dial.close_broken(s);
+    }
+    if (!s.places_freed) return;
+    s.places_freed = false;
+    dial.greet_waiting(s);
 }

@@ -1,20 +1,20 @@
-//! Pieces that travel as several frames (cutting.zig): which links cut them, lanes that break in
+//! Pieces that travel as several frames (sync.zig): which links cut them, lanes that break in
 //! the middle of one, and peers that send fragments that no honest one sends. Worlds as in
 //! world_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");
+const hostile_test = @import("hostile_test.zig");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const hostile_test = @import("hostile_test.zig");
-const calls = session.calls;
-const World = world.World;
 const Lane = session.Lane;
 const Link = session.Link;
 const Operation = session.Operation;
-const gpa = std.testing.allocator;
+const World = world.World;
+const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
 const ms = std.time.ns_per_ms;
 
 fn form_far(w: *World, base_ns: u64) !void {

@@ -5,17 +5,14 @@
 const std = @import("std");
 const base = @import("base");
 const control = @import("control.zig");
-const deferred = @import("deferred.zig");
-const frames = @import("frames.zig");
-const groups = @import("groups.zig");
+const destroy_queue = @import("session.zig").destroy_queue;
+const dial = @import("dial.zig");
+const frame = @import("frame.zig");
 const joining = @import("joining.zig");
-const links = @import("links.zig");
 const measure = @import("measure.zig");
-const prefetch = @import("prefetch.zig");
-const queue = @import("queue.zig");
-const rounds = @import("rounds.zig");
-const syncing = @import("syncing.zig");
-const waits = @import("waits.zig");
+const membership = @import("membership.zig");
+const sync_file = @import("sync.zig");
+const tick_queue = @import("session.zig").tick_queue;
 const Session = @import("session.zig").Session;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -49,15 +46,15 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
 /// The driver has closed all connections and will not use lanes, groups or operations any more.
 pub fn destroy(s: *Session) void {
     for (s.operations.items) |operation| operation.destroy();
-    queue.destroy(s);
+    destroy_queue(s);
     s.operations.deinit(s.gpa);
-    for (s.groups.items) |group| groups.group_free(s, group);
+    for (s.groups.items) |group| membership.group_free(s, group);
     s.groups.deinit(s.gpa);
-    for (s.links.items) |link| links.free(s, link);
+    for (s.links.items) |link| dial.link_free(s, link);
     s.links.deinit(s.gpa);
-    for (s.strangers.items) |lane| links.lane_free(s, lane);
+    for (s.strangers.items) |lane| dial.lane_free(s, lane);
     s.strangers.deinit(s.gpa);
-    if (s.dial_back) |under_way| links.lane_free(s, under_way.lane);
+    if (s.dial_back) |under_way| dial.lane_free(s, under_way.lane);
     for (s.addresses.values()) |address| s.gpa.free(address);
     s.addresses.deinit(s.gpa);
     s.labels.deinit(s.gpa);
@@ -79,15 +76,15 @@ pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     s.reach(now);
     for (s.operations.items) |operation| switch (operation.work) {
         .movement => |x| if (@as(*const anyopaque, x) == job.owner) {
-            frames.job_done(s, operation, job);
+            frame.job_done(s, operation, job);
             break;
         },
         .sync => |it| if (it.transfer.hashing.owns(job)) {
-            syncing.job_done(s, operation, job);
+            sync_file.job_done(s, operation, job);
             break;
         },
-    } else prefetch.job_done(s, job);
-    deferred.run(s);
+    } else sync_file.prefetch_job_done(s, job);
+    control.run_deferred(s);
 }
 
 /// Not inlined, and rare: its frame is large.
@@ -99,7 +96,7 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     if (now >= control.reconnect_until(s))
         control.lose_coordinator(s, "it was away for longer than reconnect_timeout");
     switch (s.control_state) {
-        .greeting, .open => control.tick(s, late),
+        .greeting, .open => control.tick_control(s, late),
         .away => if (now >= s.reconnect_at) {
             s.control_state = .dialing;
             s.host.vtable.control_dial(s.host.ctx);
@@ -114,25 +111,25 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     var index: usize = 0;
     while (index < s.operations.items.len) : (index += 1) {
         const operation = s.operations.items[index];
-        if (!operation.is_over()) waits.say_called(s, operation);
-        waits.review(s, operation, late);
+        if (!operation.is_over()) membership.say_called(s, operation);
+        membership.review_waits(s, operation, late);
         if (!operation.is_over() and operation.deadline <= now) {
             operation.group.member.give_up(&operation.op, .deadline);
             // A sync that has voted waits for the coordinator's answer, but not for ever.
             if (!operation.is_over()) operation.deadline = now +| s.settings.silence_ns;
         } else if (operation.sync() != null) {
-            syncing.tick(s, operation, late);
+            sync_file.tick(s, operation, late);
         } else if (operation.has_work()) {
             operation.work.movement.work();
-            if (operation.op.state != .finished) frames.check_complete(s, operation);
+            if (operation.op.state != .finished) frame.check_complete(s, operation);
         }
     }
-    queue.tick(s);
-    prefetch.tick(s, late);
-    if (now >= s.measure_at) links.measure_all(s);
-    links.tick(s, late);
-    rounds.tick(s);
-    deferred.run(s);
+    tick_queue(s);
+    sync_file.tick_prefetch(s, late);
+    if (now >= s.measure_at) dial.measure_all(s);
+    dial.tick_links(s, late);
+    dial.tick_round(s);
+    control.run_deferred(s);
 }
 
 /// The engine may let arrivals gather for so long before it reads them.
@@ -156,8 +153,8 @@ pub fn next_deadline(s: *const Session) Instant {
     next = @min(next, s.measure_at, s.queue.deadline, control.reconnect_until(s));
     for (s.operations.items) |operation| {
         if (!operation.is_over())
-            next = @min(next, operation.deadline, waits.says_called_at(s, operation));
+            next = @min(next, operation.deadline, membership.says_called_at(s, operation));
         if (operation.has_work() or operation.is_back()) next = @min(next, s.now);
     }
-    return @min(next, links.next_deadline(s), rounds.next_deadline(s));
+    return @min(next, dial.next_link_deadline(s), dial.next_round_deadline(s));
 }

@@ -1,17 +1,17 @@
 //! Figures of operations, from what members measure to the outcome: told to the coordinator, told
-//! on to the members, and worked out as an attempt begins (figures.zig, traffic.zig). The world:
+//! on to the members, and worked out as an attempt begins (measure.zig, session.zig). The world:
 //! world_test.zig. The arithmetic: collective/figures_test.zig.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const collective = @import("collective");
+const wire = @import("wire");
+const measure = @import("measure.zig");
 const session = @import("root.zig");
-const figures = @import("figures.zig");
 const world = @import("world_test.zig");
-const calls = session.calls;
 const Operation = session.Operation;
 const World = world.World;
+const calls = session.calls;
 const Way = @FieldType(collective.Figures, "way");
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -138,15 +138,15 @@ test "a coordinator that tells of ranks that there are not has broken the protoc
         .down = 5,
         .links = .of(&.{.{ .rank = 0, .rate = 9, .rtt_ns = 0 }}),
     };
-    try figures.on_measured(s, group, &told);
+    try measure.on_measured(s, group, &told);
     try expectEqual(9, group.measured.?.matrix.rates[1][0]);
     told.links = .of(&.{.{ .rank = 2, .rate = 9, .rtt_ns = 0 }});
-    try std.testing.expectError(error.Unexpected, figures.on_measured(s, group, &told));
+    try std.testing.expectError(error.Unexpected, measure.on_measured(s, group, &told));
     told.links = .of(&.{});
     told.rank = 2;
-    try std.testing.expectError(error.Unexpected, figures.on_measured(s, group, &told));
+    try std.testing.expectError(error.Unexpected, measure.on_measured(s, group, &told));
     // One that is over, or has not begun here, says nothing.
     told.epoch += 1;
-    try figures.on_measured(s, group, &told);
+    try measure.on_measured(s, group, &told);
     try expectEqual(group.epoch(), group.measured.?.epoch);
 }

@@ -1,15 +1,19 @@
-//! flow: what is known of how a link and its lanes carry bytes, and what was decided: plain data.
-//! measure.zig fills it in; pace.zig and spread.zig decide.
+//! flow: what is known of how a link and its lanes carry bytes, and what was decided: plain data,
+//! which measure.zig fills in. It also decides over how many lanes a link is spread, and says how
+//! long frames wait on their way here. pace.zig decides how fast a link is sent to.
 
 const std = @import("std");
 const base = @import("base");
-const Interval = @import("interval.zig").Interval;
-const per_second = @import("interval.zig").per_second;
-const Peak = @import("peak.zig").Peak;
+const per_second = @import("pace.zig").per_second;
+const Interval = @import("pace.zig").Interval;
 const Pacer = @import("pace.zig").Pacer;
-const Spread = @import("spread.zig").Spread;
-const WayBack = @import("way_back.zig").WayBack;
+const Peak = @import("pace.zig").Peak;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
 const limits = base.limits;
+const ms = std.time.ns_per_ms;
+const s = std.time.ns_per_s;
+const us = std.time.ns_per_us;
 
 /// The system's counters of a lane, since it opened.
 pub const Sample = struct {
@@ -111,7 +115,7 @@ pub const Flow = struct {
     sent: u64 = 0,
     /// The most that went out while there was more to send, and the most that came in.
     carried: Peak = .{},
-    /// A probe is under way, and has not come to its end yet (probing.zig).
+    /// A probe is under way, and has not come to its end yet (measure.zig).
     is_probed: bool = false,
     brought: Peak = .{},
     /// Nothing has moved on it for so long.
@@ -264,7 +268,6 @@ pub const Flow = struct {
 };
 
 test "a link that loses packets is lossy until it has lost few for a minute in which it was busy" {
-    const ms = std.time.ns_per_ms;
     var flow: Flow = .init(0);
     flow.base_ns = 100 * ms;
     var i: Interval = .{
@@ -308,7 +311,6 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
 }
 
 test "a lane that has lost nothing grows until its link is full, and then is the system's" {
-    const ms = std.time.ns_per_ms;
     var flow: Flow = .init(0);
     try std.testing.expectEqual(.system, flow.control(.starting, false)); // near
     flow.base_ns = 100 * ms;
@@ -348,7 +350,6 @@ test "lanes of a link that is held begin anew in turn, and all after a pause" {
 }
 
 test "little is left to the system, and nothing is said of a near link" {
-    const s = std.time.ns_per_s;
     try std.testing.expectEqual(0, Pace.unsent(Spread.far_ns - 1, 1 << 40));
     try std.testing.expectEqual(64 << 10, Pace.unsent(s / 10, 0));
     try std.testing.expectEqual(125_000, Pace.unsent(s / 10, 10_000_000));
@@ -375,4 +376,509 @@ test "a pace is told again when it has changed by more than a little" {
     try std.testing.expect((Pace{}).differs(one));
     try std.testing.expect(one.differs(.{ .rate = 1000, .unsent_max = 64, .renews = true }));
     try std.testing.expect(one.differs(.{ .rate = 1000, .unsent_max = 64, .control = .starting }));
+}
+
+// ---- over how many lanes
+//
+// Over how many lanes a link is spread. Each lane is a TCP connection, which loss, a cap per flow
+// or its windows may hold below what the link carries: then twice as many are tried, and kept if
+// they bring more. A full link gains nothing by more of them. Among numbers that are as good the
+// smallest is kept, but not less than a link begins with: lanes take shares from others on the way,
+// and after a pause few of them begin slowly.
+
+pub const Spread = struct {
+    lanes: u8,
+    /// The run has set it.
+    is_fixed: bool = false,
+    /// The round under way, of intervals in which there was enough to send.
+    ns: u64 = 0,
+    acked: u64 = 0,
+    full_ns: u64 = 0,
+    /// The trial under way: how many lanes there were, and what they moved, bytes per second.
+    trial: ?struct { lanes: u8, moved: u64 } = null,
+    /// The round that begins a trial does not count: new connections start slowly.
+    is_warm: bool = true,
+    /// The link loses packets that no full queue drops. Then connections carry much in their first
+    /// seconds and less and less after them, so one trial that brings nothing says little: it goes
+    /// on with twice as many, once until one has brought something.
+    is_lossy: bool = false,
+    is_forgiven: bool = false,
+    /// Saturated time in which no fewer lanes are tried: what so many carry that lose packets
+    /// varies by more than one of them brings.
+    down_rest: u64 = 0,
+    /// Saturated time until the next trial, and how long after one that brought nothing.
+    rest: u64 = 0,
+    rest_next: u64 = rest_min,
+    /// The next trial is one of fewer lanes.
+    down: bool = false,
+    /// Lanes leave one by one until there are so many: what they carried is more than those that
+    /// stay can carry at once.
+    goal: ?u8 = null,
+
+    /// Long enough that what moves for a moment does not decide.
+    const round_ns = 3 * s;
+    const round_lossy_ns = 1500 * ms;
+    const round_trips = 8;
+    const rest_min = 15 * s;
+    const rest_max = 240 * s;
+    /// Those that stay have grown so many round trips after one has left.
+    const leave_trips = 4;
+    const leave_ns = 500 * ms;
+    /// Twice the lanes must bring one part in so many more; half of them may bring one less.
+    const gain_part = 8;
+    const gain_lossy_part = 4;
+    const loss_part = 16;
+
+    /// Within a machine room two lanes keep both directions busy. Further away a connection takes
+    /// a while to grow, in each operation anew after a pause, so more of them begin.
+    pub const near = 2;
+    const far = 4;
+    const distant = 8;
+    pub const far_ns = 2 * ms;
+    const distant_ns = 50 * ms;
+
+    /// So many lanes a link begins with.
+    pub fn first(base_ns: u64) u8 {
+        if (base_ns < far_ns) return near;
+        return if (base_ns < distant_ns) far else distant;
+    }
+
+    pub fn step(spread: *Spread, i: *const Interval, is_full: bool, is_lossy: bool) void {
+        if (spread.is_fixed or !i.saturated or i.base_ns < far_ns) return;
+        if (is_lossy and !spread.is_lossy) spread.begin_lossy();
+        spread.is_lossy = is_lossy;
+        spread.ns += i.ns;
+        spread.acked += i.acked;
+        if (is_full) spread.full_ns += i.ns;
+        spread.rest -|= i.ns;
+        spread.down_rest -|= i.ns;
+        if (spread.goal) |goal| return spread.leave(i, goal);
+        const least_ns: u64 = if (is_lossy) round_lossy_ns else round_ns;
+        if (spread.ns < @max(least_ns, round_trips * i.base_ns)) return;
+        const goodput, const was_full = spread.end_round();
+        if (!spread.is_warm) {
+            spread.is_warm = true;
+        } else if (spread.trial != null) {
+            spread.judge(goodput, was_full);
+        } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
+    }
+
+    /// Lanes that had lost nothing yet say nothing of how much those carry that lose packets.
+    fn begin_lossy(spread: *Spread) void {
+        _ = spread.end_round();
+        if (spread.trial) |before| {
+            spread.lanes = before.lanes;
+            spread.goal = null;
+        }
+        spread.trial = null;
+        spread.is_forgiven = false;
+        spread.rest = 0;
+        spread.down_rest = rest_max;
+    }
+
+    fn begin(spread: *Spread, goodput: u64, was_full: bool, fewest: u8) void {
+        const may_lose = spread.lanes > fewest and spread.down_rest == 0;
+        const may_add = !was_full and spread.lanes < base.limits.lanes_per_link_max;
+        if (!may_lose and !may_add) return;
+        spread.down = may_lose and (spread.down or !may_add);
+        spread.trial = .{ .lanes = spread.lanes, .moved = goodput };
+        if (!spread.down) return spread.double();
+        spread.goal = @max(spread.lanes / 2, fewest);
+    }
+
+    fn double(spread: *Spread) void {
+        spread.lanes = @min(spread.lanes * 2, base.limits.lanes_per_link_max);
+        spread.is_warm = false;
+    }
+
+    fn leave(spread: *Spread, i: *const Interval, goal: u8) void {
+        if (spread.ns < @max(leave_ns, leave_trips * i.base_ns)) return;
+        const goodput, const was_full = spread.end_round();
+        if (spread.trial) |before| {
+            if (!was_full and goodput < before.moved - before.moved / loss_part)
+                return spread.judge(goodput, was_full);
+        }
+        spread.lanes -= @intFromBool(spread.lanes > goal);
+        if (spread.lanes > goal) return;
+        spread.goal = null;
+        spread.is_warm = false;
+    }
+
+    /// So much it moved, bytes per second, and whether the link was full most of the time.
+    fn end_round(spread: *Spread) struct { u64, bool } {
+        defer {
+            spread.ns = 0;
+            spread.acked = 0;
+            spread.full_ns = 0;
+        }
+        return .{ per_second(spread.acked, spread.ns), spread.full_ns * 2 > spread.ns };
+    }
+
+    fn judge(spread: *Spread, goodput: u64, was_full: bool) void {
+        const before = spread.trial.?;
+        const gain = before.moved / if (spread.is_lossy) @as(u64, gain_lossy_part) else gain_part;
+        const is_kept = if (spread.down)
+            goodput > before.moved - before.moved / loss_part
+        else
+            goodput > before.moved + gain;
+        if (spread.is_lossy) spread.down_rest = rest_max;
+        if (!is_kept and spread.is_lossy and !spread.down and !spread.is_forgiven) {
+            spread.is_forgiven = true;
+            if (!was_full and spread.lanes < base.limits.lanes_per_link_max) return spread.double();
+            spread.trial = null; // they are enough, for now
+            return;
+        }
+        spread.trial = null;
+        if (is_kept) {
+            spread.rest_next = rest_min;
+            spread.is_forgiven = false;
+            return;
+        }
+        spread.goal = if (before.lanes < spread.lanes) before.lanes else null;
+        spread.lanes = @max(spread.lanes, before.lanes);
+        spread.down = !spread.down;
+        spread.rest = spread.rest_next;
+        spread.rest_next = @min(spread.rest_next * 2, rest_max);
+    }
+};
+
+/// Lanes that carry so much each, on a link that carries so much.
+fn run_test(spread: *Spread, each: u64, all: u64, seconds: usize) void {
+    run_on_test(spread, each, all, seconds, false);
+}
+
+fn run_on_test(spread: *Spread, each: u64, all: u64, seconds: usize, is_lossy: bool) void {
+    for (0..5 * seconds) |_|
+        step_test(spread, @min(spread.lanes * each, all), false, is_lossy);
+}
+
+/// A fifth of a second, in which there was enough to send, and so many bytes per second arrived.
+fn step_test(spread: *Spread, rate: u64, is_full: bool, is_lossy: bool) void {
+    spread.step(&.{
+        .ns = 200 * ms,
+        .acked = rate / 5,
+        .rtt_ns = 100 * ms,
+        .base_ns = 100 * ms,
+        .saturated = true,
+    }, is_full, is_lossy);
+}
+
+test "lanes that are capped become more, up to what the link carries" {
+    var spread: Spread = .{ .lanes = 4 };
+    run_test(&spread, 1_000, 40_000_000, 50);
+    try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
+    spread = .{ .lanes = 4 };
+    run_test(&spread, 6_000_000, 25_000_000, 24); // 4 carry 24, 8 no more than 25
+    try expectEqual(4, spread.lanes);
+    spread = .{ .lanes = 4 };
+    run_test(&spread, 2_000_000, 25_000_000, 38);
+    try expectEqual(16, spread.lanes);
+}
+
+test "a link keeps as many lanes as it begins with, and loses those that bring nothing" {
+    // Goal: after a pause each lane begins slowly, so fewer of them would be slower. Method: a
+    // link that is full with any number of lanes.
+    var spread: Spread = .{ .lanes = Spread.first(100 * ms) };
+    for (0..4) |_| {
+        for (0..5 * 60) |_| {
+            step_test(&spread, 25_000_000, true, false);
+            try expect(spread.lanes >= 8);
+        }
+        try expectEqual(8, spread.lanes);
+        spread.lanes = 32;
+    }
+}
+
+test "lanes leave one by one, and come back at once if fewer carry less" {
+    // Goal: what a lane carried has time to move to those that stay. Method: a full link that has
+    // been given twice the lanes, and one on which each lane is capped.
+    const lanes, const full = .{ 16, 25_000_000 };
+    for ([_]struct { each: u64, left: u8 }{
+        .{ .each = full, .left = 8 },
+        .{ .each = 1_500_000, .left = lanes },
+    }) |case| {
+        var spread: Spread = .{ .lanes = lanes, .down = true };
+        var before = spread.lanes;
+        var fewest = spread.lanes;
+        for (0..100) |_| {
+            const rate = @min(spread.lanes * case.each, full);
+            spread.step(&.{
+                .ns = 100 * ms,
+                .acked = rate / 10,
+                .rtt_ns = 100 * ms,
+                .base_ns = 100 * ms,
+                .saturated = true,
+            }, rate >= full / 8 * 7, false);
+            try expect(spread.lanes + 1 >= before);
+            before = spread.lanes;
+            fewest = @min(fewest, spread.lanes);
+        }
+        try expectEqual(case.left, spread.lanes);
+        try expect(case.left < lanes or (fewest < lanes and fewest > lanes - 4));
+    }
+}
+
+test "trials that bring nothing become rare" {
+    var spread: Spread = .{ .lanes = 4 };
+    var more: usize = 0;
+    for (0..600) |_| {
+        run_test(&spread, 25_000_000, 25_000_000, 1);
+        more += @intFromBool(spread.lanes > 4);
+    }
+    try expect(more > 2);
+    try expect(more < 60);
+}
+
+test "what moves for a moment does not add lanes for good" {
+    for ([_]bool{ false, true }) |is_lossy| {
+        var prng: base.Prng = .init(1);
+        var spread: Spread = .{ .lanes = 4 };
+        var sum: usize = 0;
+        const seconds = 4 * 3600;
+        for (0..seconds) |_| {
+            const noise = prng.below(4_000_000);
+            run_on_test(&spread, 100_000_000, 23_000_000 + noise, 1, is_lossy);
+            sum += spread.lanes;
+        }
+        try expect(sum / seconds <= 8);
+    }
+}
+
+test "a link that is near keeps its lanes" {
+    var spread: Spread = .{ .lanes = Spread.near };
+    for (0..1000) |_| spread.step(&.{
+        .ns = s,
+        .acked = 1,
+        .retransmitted = 0,
+        .rtt_ns = ms,
+        .base_ns = ms,
+        .saturated = true,
+    }, false, false);
+    try expectEqual(Spread.near, spread.lanes);
+}
+
+test "lanes that lose packets become more though they decay at first" {
+    // Method: connections that carry five times as much when they begin, and in each second a
+    // quarter less of what is too much.
+    const each: u64, const all: u64 = .{ 450_000, 25_000_000 };
+    var spread: Spread = .{ .lanes = 8 };
+    var carried = 5 * each * 8;
+    var lanes = spread.lanes;
+    for (0..20 * 5) |step| {
+        const rate = @min(carried, all);
+        step_test(&spread, rate, rate == all, step > 10);
+        carried += 5 * each * (spread.lanes -| lanes);
+        lanes = spread.lanes;
+        const least = each * lanes;
+        if (step % 5 == 0) carried = @max(least, carried - (carried - least) / 4);
+    }
+    try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
+}
+
+test "where packets are lost lanes that bring nothing leave again, however many were tried" {
+    // Method: a way that drops without a queue what is more than it carries, one that seems full
+    // half of the time, and one that carries less with more lanes.
+    for ([_]struct { moved: [3]u64, is_full: bool = false }{
+        .{ .moved = .{ 25_000_000, 25_000_000, 25_000_000 } },
+        .{ .moved = .{ 25_000_000, 25_000_000, 25_000_000 }, .is_full = true },
+        .{ .moved = .{ 20_000_000, 15_000_000, 17_000_000 } },
+    }) |case| {
+        var spread: Spread = .{ .lanes = 8 };
+        var most: u8 = 0;
+        var sum: usize = 0;
+        const steps = 5 * 7200;
+        for (0..steps) |step| {
+            const index: usize = if (spread.lanes <= 8) 0 else if (spread.lanes <= 16) 1 else 2;
+            step_test(&spread, case.moved[index], case.is_full and step % 40 < 20, true);
+            most = @max(most, spread.lanes);
+            sum += spread.lanes;
+        }
+        try expect(most <= 32);
+        try expect(sum / steps <= 9);
+    }
+}
+
+test "a link that begins to lose packets has the lanes of before a trial, and never too few" {
+    // Method: losses begin in a trial of fewer lanes, of more, and while those of a trial leave.
+    for ([_]Spread{
+        .{ .lanes = 11, .goal = 8, .down = true, .trial = .{ .lanes = 16, .moved = 1 } },
+        .{ .lanes = 32, .trial = .{ .lanes = 16, .moved = 1 } },
+        .{ .lanes = 19, .goal = 16 },
+    }) |before| {
+        var spread = before;
+        for (0..100) |_| step_test(&spread, 25_000_000, true, true);
+        try expectEqual(16, spread.lanes);
+    }
+    var spread: Spread = .{ .lanes = 11 };
+    for (0..5 * 600) |_| step_test(&spread, 25_000_000, true, false);
+    try expectEqual(8, spread.lanes);
+}
+
+test "what the run has set stays" {
+    var spread: Spread = .{ .lanes = 1, .is_fixed = true };
+    run_test(&spread, 1, 25_000_000, 60);
+    try expectEqual(1, spread.lanes);
+}
+
+// ---- the way back
+//
+// How long what the other side sends waits on its way here. A round trip does not tell which of its
+// two ways has a queue, and acknowledgements wait in the queue of the other side's uplink, which
+// that one fills with what it sends to others. So pings say when they have left, by the clock of
+// the other side, and one that takes longer than the fastest of late has waited. The two clocks
+// need not agree, as only differences count. They need not run alike either, nor be true: nothing
+// waits for longer than round trips are longer than the shortest, so a clock that says so is set
+// anew.
+//
+// frame.zig sends the stamps, measure.zig asks.
+
+pub const WayBack = struct {
+    /// Microseconds from stamps to arrivals, more than that of the first: the least since the
+    /// interval began.
+    least: ?i64 = null,
+    /// The least of the time under way, and of the one before.
+    fastest: i64 = never,
+    fastest_before: i64 = never,
+    lasted: u64 = 0,
+    /// From the first stamp to its arrival.
+    first: ?u64 = null,
+    /// In the last interval that heard of any; null: that is long ago.
+    waits_ns: ?u64 = null,
+    silent_ns: u64 = 0,
+
+    const never = std.math.maxInt(i64);
+    /// Clocks of computers differ by half a millisecond in each second at most, most by far less.
+    const kept_ns = 20 * s;
+    /// It is known for so long after the last stamp.
+    const known_ns = 200 * ms;
+    /// Pings are sent and read a little later than packets.
+    const late_ns = 10 * ms;
+
+    /// Not a stamp: it may have waited for what was sent before it.
+    pub const none: u64 = 0;
+
+    pub fn stamp(now_ns: u64) u64 {
+        return @max(1, now_ns / us);
+    }
+
+    /// A ping is here that has left at `sent`, microseconds of the other side. All numbers are
+    /// possible: its clock began whenever it did.
+    pub fn heard(way: *WayBack, sent: u64, now_ns: u64) void {
+        if (sent == none) return;
+        const took = now_ns / us -% sent;
+        const first = way.first orelse took;
+        way.first = first;
+        const more: i64 = @bitCast(took -% first);
+        way.least = @min(way.least orelse more, more);
+    }
+
+    /// An interval is over, in which round trips were longer by `round_ns` than the shortest. How
+    /// long packets waited, and never more than that; null: that is not known.
+    pub fn step(way: *WayBack, ns: u64, round_ns: u64) ?u64 {
+        way.grow_older(ns);
+        const least = way.least orelse {
+            way.silent_ns +|= ns;
+            if (way.silent_ns > known_ns) way.waits_ns = null;
+            return if (way.waits_ns) |waits| @min(waits, round_ns) else null;
+        };
+        way.least = null;
+        way.silent_ns = 0;
+        way.fastest = @min(way.fastest, least);
+        const fastest = @min(way.fastest, way.fastest_before);
+        const waits = @as(u64, @intCast(least -| fastest)) *| us;
+        way.waits_ns = @min(waits, round_ns);
+        if (waits > round_ns +| late_ns) {
+            way.fastest = least -| @as(i64, @intCast(round_ns / us));
+            way.fastest_before = never;
+        }
+        return way.waits_ns;
+    }
+
+    /// Nothing was measured for so long.
+    pub fn rest(way: *WayBack, ns: u64) void {
+        way.grow_older(ns);
+        way.waits_ns = null;
+        way.least = null;
+    }
+
+    fn grow_older(way: *WayBack, ns: u64) void {
+        way.lasted +|= ns;
+        if (way.lasted < kept_ns) return;
+        way.fastest_before = if (way.lasted < 2 * kept_ns) way.fastest else never;
+        way.fastest = never;
+        way.lasted = 0;
+    }
+};
+
+test "what waits on its way back is known by clocks that do not agree" {
+    // Ours began later than the other's, or earlier.
+    for ([_]u64{ 0, 1 << 40, std.math.maxInt(u64) - 1000 }) |theirs_us| {
+        var way: WayBack = .{};
+        const waits_ms = [_]u64{ 3, 0, 0, 7, 40, 12, 0 };
+        const told_ms = [_]u64{ 0, 0, 0, 7, 40, 12, 0 }; // the first is the fastest so far
+        for (waits_ms, told_ms, 1..) |waits, told, interval| {
+            for (0..5) |each| {
+                const sent_ns = interval * 100 * ms + each * ms;
+                // The last ones wait longer, which does not count.
+                const here_ns = sent_ns + (50 + waits + each) * ms;
+                way.heard(theirs_us +% sent_ns / us, here_ns);
+            }
+            try std.testing.expectEqual(told * ms, way.step(100 * ms, 50 * ms));
+        }
+    }
+}
+
+test "what waits on its way back is not known without stamps, nor long after the last" {
+    var way: WayBack = .{};
+    way.heard(WayBack.none, 1);
+    try std.testing.expectEqual(null, way.step(100 * ms, s));
+    for ([_]u64{ 50, 80 }) |took| {
+        way.heard(WayBack.stamp(0), took * ms);
+        _ = way.step(100 * ms, s);
+    }
+    try std.testing.expectEqual(30 * ms, way.step(100 * ms, s));
+    try std.testing.expectEqual(20 * ms, way.step(100 * ms, 20 * ms));
+    try std.testing.expectEqual(null, way.step(100 * ms, s));
+}
+
+test "pings of a pause say nothing of what waits after it" {
+    // The other clock is slower by 50 parts in a million, so what came at the beginning of a pause
+    // of ten minutes seems to have come 30 ms sooner.
+    var way: WayBack = .{};
+    const pause = 600 * s;
+    for (0..600) |second| {
+        const here_ns = second * s;
+        way.heard(WayBack.stamp(here_ns - second * 50 * us + s), here_ns + 50 * ms);
+    }
+    way.rest(pause);
+    for (1..50) |interval| {
+        const here_ns = pause + interval * 100 * ms;
+        way.heard(WayBack.stamp(here_ns - here_ns / 20_000 + s), here_ns + 50 * ms);
+        // Forty milliseconds of the way out.
+        try std.testing.expect(way.step(100 * ms, 40 * ms).? <= ms);
+    }
+}
+
+test "clocks may drift, stand still and leap, and a peer may say what it likes" {
+    // Goal: no more is believed than round trips show, and the truth after a while. Method: a
+    // clock that runs slower; one that stands still for a minute while round trips are short; then
+    // the largest and smallest numbers.
+    var way: WayBack = .{};
+    for (1..500) |second| {
+        way.heard(second * std.time.us_per_s, second * s + second * ms);
+        try std.testing.expect(way.step(s, s).? <= 40 * ms);
+    }
+    var now: u64 = 560 * s;
+    for ([_]u64{ 500, 501 }, [_]u64{ 0, 30 }, [_]u64{ 0, 50 }) |second, waits, round| {
+        way.heard(second * std.time.us_per_s, now + waits * ms);
+        now += s;
+        try std.testing.expectEqual(waits * ms, way.step(s, round * ms));
+    }
+    for ([_]u64{ 1, std.math.maxInt(u64), 1 << 63, (1 << 63) - 1, 1, 1 << 62, 1 }) |said| {
+        way.heard(said, now);
+        try std.testing.expect(way.step(s, 50 * ms).? <= 50 * ms);
+    }
+    way.rest(2 * 20 * s);
+    way.heard(7, now);
+    try std.testing.expectEqual(0, way.step(s, 50 * ms));
 }

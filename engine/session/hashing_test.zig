@@ -1,4 +1,4 @@
-//! Leaves that a runner hashes (hashing.zig), in a sync and in the background: they count when they
+//! Leaves that a runner hashes (state.zig), in a sync and in the background: they count when they
 //! are hashed, and whatever ends an attempt or a fetch waits for them. Worlds as in sync_test.zig;
 //! in every order: tests/sim.
 
@@ -6,11 +6,11 @@ const std = @import("std");
 const base = @import("base");
 const session = @import("root.zig");
 const sync_test = @import("sync_test.zig");
-const driver = session.driver;
-const calls = session.calls;
+const Node = @import("world_test.zig").Node;
 const Case = sync_test.Case;
 const Held = sync_test.Held;
-const Node = @import("world_test.zig").Node;
+const calls = session.calls;
+const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 

@@ -1,24 +1,21 @@
 //! joining: what the user asks of groups: to join one or to found one, to leave it, and to pass a
 //! safe point, alone or together with all members. Free functions on Session. The word of the
-//! coordinator on groups: groups.zig; when members enter: protocol/member.zig; the user's
+//! coordinator on groups: membership.zig; when members enter: protocol/member.zig; the user's
 //! operations: calls.zig.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const protocol = @import("protocol");
-const actions = @import("actions.zig");
+const wire = @import("wire");
 const call = @import("call.zig");
 const calls = @import("calls.zig");
-const deferred = @import("deferred.zig");
-const groups = @import("groups.zig");
-const vote = @import("vote.zig");
+const control = @import("control.zig");
+const membership = @import("membership.zig");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
-const control = wire.control;
 
 pub const JoinError = error{ OutOfMemory, AlreadyJoined };
 
@@ -93,11 +90,11 @@ fn open(
         .name = try s.gpa.dupe(u8, name),
         .initial_world_size = initial_world_size,
         .founding = founding,
-        .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &actions.member_actions }),
+        .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &control.member_actions }),
     };
     group.member.in_flight_max = s.in_flight_max;
     s.groups.appendAssumeCapacity(group);
-    if (s.control_state == .open) groups.present(s, group);
+    if (s.control_state == .open) membership.present_group(s, group);
     if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
     return group;
 }
@@ -108,12 +105,12 @@ pub fn leave(s: *Session, now: Instant, group: *Group) void {
     s.reach(now);
     if (group.state == .joined) group.member.leave();
     group.state = .left;
-    groups.forget_group(s, group);
-    deferred.run(s);
+    membership.forget_group(s, group);
+    control.run_deferred(s);
 }
 
 /// Lets go of a group that was left.
-pub const release = groups.release;
+pub const release = membership.release_group;
 
 pub const AdmitError = error{ Left, NotReady, Busy };
 
@@ -123,9 +120,9 @@ pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitE
     try may_admit(group);
     group.admit_deadline = deadline;
     if (group.vote.is_open()) {
-        vote.resume_call(s, group);
+        membership.resume_call(s, group);
     } else admit_alone(group, .alone);
-    deferred.run(s);
+    control.run_deferred(s);
 }
 
 /// The same together with all members, which must all call this: it is over when all have, and
@@ -145,7 +142,7 @@ pub fn admit_together(
         try begin_vote(s, group, deadline);
         if (group.is_admitting()) group.admit_deadline = deadline;
     }
-    deferred.run(s);
+    control.run_deferred(s);
 }
 
 fn may_admit(group: *const Group) AdmitError!void {
@@ -162,7 +159,7 @@ fn admit_alone(group: *Group, how: protocol.Member.How) void {
     } else group.member.admit();
 }
 
-/// Together with all members: from here it goes on in vote.zig.
+/// Together with all members: from here it goes on in membership.zig.
 fn begin_vote(s: *Session, group: *Group, deadline: Instant) call.CallError!void {
     const v = &group.vote;
     v.late_length = 0;
@@ -171,7 +168,7 @@ fn begin_vote(s: *Session, group: *Group, deadline: Instant) call.CallError!void
         const operation = try agree(s, group, .safe_point, &v.own, &v.all, deadline);
         v.op = &operation.op;
     }
-    vote.resume_call(s, group);
+    membership.resume_call(s, group);
 }
 
 /// Begins the operation in which the members agree on the least of one number each. Both numbers
@@ -215,10 +212,10 @@ pub fn ask_pending(
 pub fn admit_withdraw(
     s: *Session,
     group: *Group,
-    reason: control.AbortReason,
+    reason: wire.control.AbortReason,
 ) void {
     group.admit_deadline = base.never;
     group.admit_waits = false;
-    vote.withdraw(s, group, reason);
+    membership.withdraw_vote(s, group, reason);
     group.member.admit_give_up();
 }

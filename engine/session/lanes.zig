@@ -1,15 +1,13 @@
 //! lanes: what a driver says of the connections to other peers, and asks for them: which came and
 //! went, and where bytes go and come from. Free functions on Session. A connection as bytes:
-//! link.zig; how it becomes a lane: greeting.zig; what the bytes mean: frames.zig;
-//! which leave: outgoing.zig.
+//! link.zig; how it becomes a lane: dial.zig; what the bytes mean: frame.zig;
+//! which leave: frame.zig.
 
 const base = @import("base");
 const wire = @import("wire");
-const deferred = @import("deferred.zig");
-const frames = @import("frames.zig");
-const outgoing = @import("outgoing.zig");
-const greeting = @import("greeting.zig");
-const links = @import("links.zig");
+const control = @import("control.zig");
+const dial = @import("dial.zig");
+const frame = @import("frame.zig");
 const measure = @import("measure.zig");
 const Lane = @import("link.zig").Lane;
 const Session = @import("session.zig").Session;
@@ -18,22 +16,22 @@ const Instant = base.Instant;
 /// An inbound connection. Null: no memory or place for it; the driver closes it.
 pub fn accept(s: *Session, now: Instant, source: base.Source) ?*Lane {
     s.reach(now);
-    return greeting.accept(s, source);
+    return dial.accept(s, source);
 }
 
 /// A dialed connection is up.
 pub fn opened(s: *Session, now: Instant, lane: *Lane) void {
     s.reach(now);
-    greeting.dialed(s, lane);
+    dial.lane_dialed(s, lane);
 }
 
 /// A connection ended, or could not be made. The lane is invalid afterwards.
 pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
     s.reach(now);
     // Whatever takes the connection and ends it at once is no peer of this run.
-    if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
-    links.lane_gone(s, lane);
-    deferred.run(s);
+    if (lane.state == .greeting) dial.note_dialed(s, lane, .other_answers);
+    dial.lane_gone(s, lane);
+    control.run_deferred(s);
 }
 
 /// A lane is being dialed from this address of the machine; one of nobody has no link.
@@ -43,7 +41,7 @@ pub fn dials_from(lane: *Lane, source: base.Source) void {
 
 /// A lane that could not be dialed. It is invalid afterwards.
 pub fn failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
-    links.note_dialed(s, lane, why);
+    dial.note_dialed(s, lane, why);
     closed(s, now, lane);
 }
 
@@ -59,8 +57,8 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     if (lane.link) |link| link.received += count;
     lane.heard_at = now;
     if (lane.takes()) begin_measuring(s);
-    frames.received(s, lane, count);
-    deferred.run(s);
+    frame.received(s, lane, count);
+    control.run_deferred(s);
 }
 
 /// The bytes to send on this lane now; 0 slices if none.
@@ -71,7 +69,7 @@ pub fn send_slices(
     slices: *[2][]const u8,
 ) usize {
     s.reach(now);
-    if (!lane.out_busy) outgoing.next(s, lane);
+    if (!lane.out_busy) frame.next_outgoing(s, lane);
     return lane.send_slices(slices);
 }
 
@@ -82,7 +80,7 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     if (lane.link) |link| link.sent += count;
     lane.spoke_at = now;
     if (lane.out_payload.len > 0) begin_measuring(s);
-    if (lane.sent(count)) outgoing.sent(s, lane);
+    if (lane.sent(count)) frame.outgoing_sent(s, lane);
 }
 
 /// A payload moves: a sign of life is nothing to measure by.

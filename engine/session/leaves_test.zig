@@ -1,15 +1,14 @@
-//! Leaves of a shared state that travel as several frames (cutting.zig): on which links, what
+//! Leaves of a shared state that travel as several frames (sync.zig): on which links, what
 //! counts of them, and sources that send fragments that no honest one sends. Lanes that break
 //! meanwhile: sync_lanes_test.zig; pieces of collectives: cutting_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");
-const session = @import("root.zig");
-const cutting = @import("cutting.zig");
 const hostile_test = @import("hostile_test.zig");
-const Requests = @import("requests.zig").Requests;
+const session = @import("root.zig");
+const sync_file = @import("sync.zig");
 const sync_test = @import("sync_test.zig");
-const syncing = @import("syncing.zig");
+const Requests = @import("link.zig").Requests;
 const Case = sync_test.Case;
 const Fragment = wire.Fragment;
 const Header = wire.frame.Header;
@@ -143,10 +142,10 @@ const Asks = struct {
         });
     }
 
-    fn place(asks: *Asks, lane: usize, head: Header) syncing.Error!?[]u8 {
+    fn place(asks: *Asks, lane: usize, head: Header) sync_file.Error!?[]u8 {
         const s = asks.case.held[1].node.s;
         const into, const owner =
-            try syncing.place(s, asks.lanes[lane], asks.operation, &head) orelse return null;
+            try sync_file.place(s, asks.lanes[lane], asks.operation, &head) orelse return null;
         asks.lanes[lane].incoming = head;
         asks.lanes[lane].expect(into, owner, std.math.maxInt(u16));
         return into;
@@ -158,7 +157,7 @@ const Asks = struct {
         @memset(it.into.?, value);
         it.into = null;
         it.into_owner = null;
-        syncing.arrived(asks.case.held[1].node.s, it, asks.operation, &it.incoming);
+        sync_file.arrived(asks.case.held[1].node.s, it, asks.operation, &it.incoming);
     }
 };
 
@@ -234,8 +233,8 @@ test "a fragment that goes again is as it was, and is not cut once more" {
     try asked.push(gpa, .{ .class = 0, .index = 4 });
     try asked.put_back(gpa, lost);
     const leaf: [sync_test.leaf_bytes]u8 = @splat(0);
-    try expectEqual(lost, cutting.take_answer(node.s, lane, &asked, &leaf).item);
-    const other = cutting.take_answer(node.s, lane, &asked, &leaf);
+    try expectEqual(lost, sync_file.take_answer(node.s, lane, &asked, &leaf).item);
+    const other = sync_file.take_answer(node.s, lane, &asked, &leaf);
     try expectEqual(Fragment{ .after = 15 }, other.item.part);
     try expectEqual(leaf.len / Fragment.most, other.bytes.len);
     try expectEqual(4, asked.first().?.index);
@@ -243,6 +242,6 @@ test "a fragment that goes again is as it was, and is not cut once more" {
     asked.clear(gpa);
     try asked.push(gpa, .{ .class = 1, .index = 0 });
     const hashes: [100]u8 = @splat(0);
-    const page = cutting.take_answer(node.s, lane, &asked, &hashes);
+    const page = sync_file.take_answer(node.s, lane, &asked, &hashes);
     try expect(page.item.part.is_whole() and page.bytes.len == hashes.len);
 }

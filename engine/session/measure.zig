@@ -1,24 +1,34 @@
 //! measure: what each lane has moved in an interval, and what follows: how fast its link is sent to
-//! (pace.zig), over how many lanes (spread.zig), and how much of it the system may hold unsent.
+//! (pace.zig), over how many lanes (flow.zig), and how much of it the system may hold unsent.
 //! Bytes that the system holds cannot go another way any more: the fewer, the sooner a slow lane is
-//! noticed, and the sooner a small call gets past a large one.
-//!
-//! The driver has the samples, and does what is decided (host.zig).
+//! noticed, and the sooner a small call gets past a large one. Links of which nothing is known are
+//! probed. The driver has the samples, and does what is decided (session.zig).
 
 const std = @import("std");
 const base = @import("base");
+const collective = @import("collective");
+const wire = @import("wire");
+const filler = @import("session.zig").filler;
 const pace = @import("pace.zig");
-const Host = @import("host.zig").Host;
+const per_second = @import("pace.zig").per_second;
+const Group = @import("group.zig").Group;
+const Host = @import("session.zig").Host;
+const Interval = @import("pace.zig").Interval;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Moved = @import("node.zig").Moved;
-const Node = @import("node.zig").Node;
-const Together = @import("together.zig").Together;
+const Moved = @import("pace.zig").Moved;
+const Node = @import("pace.zig").Node;
+const Operation = @import("operation.zig").Operation;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
-const Interval = @import("interval.zig").Interval;
-const per_second = @import("interval.zig").per_second;
+const Session = @import("session.zig").Session;
+const Together = @import("pace.zig").Together;
+const Header = wire.frame.Header;
+const Side = collective.matrix.Side;
+const Volume = collective.Volume;
+const bit = collective.matrix.bit;
 const limits = base.limits;
+const members_max = collective.matrix.members_max;
 
 /// While bytes move.
 pub const every_ns = 100 * std.time.ns_per_ms;
@@ -45,7 +55,7 @@ pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u
 /// All links, for the time since the last call. `node`: what they carry together. `ceiling`: bytes
 /// per second of this peer on all links together, as the user says; 0: none. Whether any moves
 /// something.
-pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64) bool {
+pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64) bool {
     // A process that stood still does not know how fast a link was.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
@@ -74,7 +84,7 @@ pub fn run(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64)
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
         pace_link(host, link, together, most, if (link.flow.is_within) held else 0);
     };
-    begin(links);
+    begin_measure(links);
     return moves or busy > 0;
 }
 
@@ -256,7 +266,7 @@ pub fn any_far(links: []const *Link) bool {
 }
 
 /// Bytes that came in while nothing was measured are not of the next interval.
-fn begin(links: []const *Link) void {
+fn begin_measure(links: []const *Link) void {
     for (links) |link| {
         link.flow.received = link.received;
         link.flow.sent = link.sent;
@@ -270,7 +280,7 @@ const restart_most_ns = 1 * std.time.ns_per_s;
 
 /// It is measured again, after so long a time in which nothing moved.
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
-    begin(links);
+    begin_measure(links);
     node.rest(idle_ns);
     for (links) |link| {
         link.flow.idle_ns +|= idle_ns;
@@ -355,9 +365,191 @@ test "a link has its part of the user's limit, or its own limit where that is lo
         }
         told.sample = .{ .acked = 1, .retransmitted = 0, .rtt_ns = 1, .base_ns = 1 };
         var node: Node = .{};
-        _ = run(host, &pointers, &node, every_ns, case.all);
+        _ = run_measure(host, &pointers, &node, every_ns, case.all);
         for (&lanes, case.given) |*lane, given|
             try std.testing.expectEqual(given, lane.pace.rate);
         for (&links) |*link| link.deinit();
     }
+}
+
+// ---- probes
+//
+// Probes of links of which nobody knows what they carry, as the coordinator asks for
+// them (protocol/measurement.zig). A probe is frames that mean nothing, which its receiver throws
+// away. They go where nothing else is to be sent, and end as soon as a call begins at either end.
+
+/// Whether the coordinator may ask this peer to take part in a probe: where all others are near, no
+/// link needs any.
+pub fn may_begin(s: *const Session) bool {
+    const is_quiet = s.measure_at == base.never and !is_called(s);
+    return s.probe.bytes_max > 0 and is_quiet and any_far(s.links.items);
+}
+
+fn is_called(s: *const Session) bool {
+    for (s.operations.items) |operation| if (!operation.is_over()) return true;
+    return false;
+}
+
+/// The coordinator does not know what the link to this member carries.
+pub fn on_probe(
+    s: *Session,
+    group: *const Group,
+    body: *const wire.control.Probe,
+) error{Unexpected}!void {
+    const epoch = group.member.epoch_of(body.epoch) orelse return; // it is over
+    if (body.rank >= epoch.ids.len or body.rank == epoch.rank) return error.Unexpected;
+    const link = s.link_to(epoch.ids[body.rank]) orelse return;
+    // It is told with the next account.
+    link.is_asked = link.flow.carries() > 0;
+    if (link.is_asked or link.open_count == 0 or !link.flow.is_far()) return;
+    if (is_called(s) or s.probe.is_under_way(s.now)) return;
+    const left = s.probe.allowed(link.probe_left);
+    if (left == 0) return;
+    end_probe(s); // one whose link has lost its lanes
+    s.probe.under_way = .{
+        .to = link.peer,
+        .left = left,
+        .until = s.now +| limits.probe_ns_max,
+    };
+    link.flow.is_probed = true;
+    s.wake(link);
+}
+
+/// A connection begins slowly, so a probe that is cut short says nothing of the link.
+pub fn end_probe(s: *Session) void {
+    const under_way = s.probe.under_way orelse return;
+    s.probe.under_way = null;
+    const link = s.link_to(under_way.to) orelse return;
+    link.flow.is_probed = false;
+    if (!under_way.is_whole(s.now)) link.flow.carried = .{};
+}
+
+/// Puts the next frame of a probe on a lane for which there is nothing else, if there is one.
+pub fn next_probe(s: *Session, lane: *Lane, link: *Link) void {
+    if (link.declines) {
+        link.declines = false;
+        return put_probe(lane, "");
+    }
+    const under_way = &(s.probe.under_way orelse return);
+    if (!under_way.to.eql(link.peer)) return;
+    if (under_way.is_whole(s.now) or is_called(s) or !is_fellow(s, link)) return end_probe(s);
+    const count: usize = @intCast(@min(under_way.left, s.probe.frame_bytes()));
+    under_way.left -= count;
+    s.probe.budget.spend(&link.probe_left, count);
+    put_probe(lane, filler[0..count]);
+}
+
+fn put_probe(lane: *Lane, payload: []const u8) void {
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
+        .kind = .probe,
+        .payload_bytes = @as(u32, @intCast(payload.len)),
+        .acked = lane.answer(),
+    })));
+    lane.out_payload = payload;
+    lane.out_busy = true;
+}
+
+pub const ProbeError = error{ TooLong, ProbeOfNoMember };
+
+/// A frame of one comes in, and is thrown away.
+pub fn on_probe_frame(s: *Session, lane: *Lane, header: *const Header) ProbeError!void {
+    const link = lane.link.?;
+    if (header.payload_bytes == 0) {
+        const under_way = &(s.probe.under_way orelse return);
+        return if (under_way.to.eql(link.peer)) end_probe(s);
+    }
+    if (header.payload_bytes > limits.probe_frame_bytes_max) return error.TooLong;
+    if (!is_fellow(s, link)) return error.ProbeOfNoMember;
+    lane.discard = header.payload_bytes;
+    if (s.probe.bytes_max > 0 and !is_called(s)) return;
+    link.declines = true;
+    s.wake(link);
+}
+
+/// Whether both are members of some epoch that this peer is in.
+fn is_fellow(s: *const Session, link: *const Link) bool {
+    for (s.groups.items) |group| {
+        if (group.state != .joined) continue;
+        for (group.member.epochs) |slot| {
+            const epoch = slot orelse continue;
+            if (epoch.alive.has(epoch.rank_of(link.peer) orelse continue)) return true;
+        }
+    }
+    return false;
+}
+
+// ---- figures
+//
+// The matrix that the coordinator tells of the links of an epoch is kept for its group, and when an
+// attempt of an operation begins, its figures follow from that (collective/figures.zig): how long
+// it takes, and at least. They are for people; nothing else depends on them.
+
+const FiguresError = error{ OutOfMemory, Unexpected };
+
+/// One member's row. It may be of an epoch that is over, or of one that this peer is not in yet.
+pub fn on_measured(
+    s: *Session,
+    group: *Group,
+    body: *const wire.control.Measured,
+) FiguresError!void {
+    const epoch = group.member.epoch_of(body.epoch) orelse return;
+    if (epoch.ids.len > members_max or body.rank >= epoch.ids.len) return error.Unexpected;
+    const measured = try figures_place(s, group, body.epoch) orelse return;
+    const matrix = &measured.matrix;
+    matrix.clear_row(body.rank);
+    matrix.up[body.rank] = body.up;
+    matrix.down[body.rank] = body.down;
+    var it = body.links.iterator();
+    while (it.next()) |link| {
+        if (link.rank >= epoch.ids.len) return error.Unexpected;
+        matrix.rates[body.rank][link.rank] = link.rate;
+        matrix.rtts_ns[body.rank][link.rank] = link.rtt_ns;
+    }
+}
+
+/// Null: it is of an epoch before.
+fn figures_place(s: *Session, group: *Group, epoch: u64) FiguresError!?*Group.Measured {
+    if (group.measured == null) {
+        group.measured = try s.gpa.create(Group.Measured);
+        group.measured.?.* = .{ .epoch = epoch };
+    }
+    const measured = group.measured.?;
+    if (measured.epoch > epoch) return null;
+    if (measured.epoch < epoch) measured.* = .{ .epoch = epoch };
+    return measured;
+}
+
+/// An attempt has begun. Not inlined: its frame is large, and most groups know no rates.
+pub fn note_figures(s: *const Session, operation: *Operation) void {
+    const x = operation.moves() orelse return;
+    operation.figures = .{ .way = x.movers.active };
+    const measured = operation.group.measured orelse return;
+    if (measured.epoch != operation.op.epoch or x.board.members < 2) return;
+    fill_in(s, operation, &measured.matrix);
+}
+
+noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collective.Matrix) void {
+    const x = operation.work.movement;
+    // Only two know the shards of an uneven exchange; and through hubs goes what others send.
+    if (operation.op.descriptor.uneven or goes_through_hubs(operation)) return;
+    var order: [members_max]u16 = undefined;
+    var alive: Side = 0;
+    for (x.board.positions, 0..) |position, rank| {
+        if (position >= x.board.members) continue;
+        order[position] = @intCast(rank);
+        alive |= bit(rank);
+    }
+    const volume: Volume = .of(&x.board.ledger, alive, x.movers.active == .ring);
+    operation.figures = collective.figures.of(matrix, &volume, &.{
+        .way = x.movers.active,
+        .order = order[0..x.board.members],
+        .is_rooted = operation.op.descriptor.kind.has_root(),
+        .commit_ns = s.round_trip_ns,
+    });
+}
+
+fn goes_through_hubs(operation: *const Operation) bool {
+    if (operation.work.movement.movers.active != .direct) return false;
+    const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
+    return !epoch.paths.hubs.covers(&epoch.alive);
 }

@@ -3,13 +3,13 @@
 
 const std = @import("std");
 const limits = @import("base").limits;
-const measure = @import("measure.zig");
 const hostile_test = @import("hostile_test.zig");
+const measure = @import("measure.zig");
 const world = @import("world_test.zig");
-const Host = @import("host.zig").Host;
+const Host = @import("session.zig").Host;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Node = @import("node.zig").Node;
+const Node = @import("pace.zig").Node;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
 const expect = std.testing.expect;
@@ -107,7 +107,7 @@ const Pair = struct {
                 pair.lanes[index].out_busy = busy[index];
             }
             const links = [_]*Link{ &pair.links[0], &pair.links[1] };
-            _ = measure.run(pair.host(), &links, &pair.node, measure.every_ns, 0);
+            _ = measure.run_measure(pair.host(), &links, &pair.node, measure.every_ns, 0);
         }
     }
 };

@@ -4,22 +4,22 @@
 
 const std = @import("std");
 const base = @import("base");
+const collective = @import("collective");
 const protocol = @import("protocol");
 const wire = @import("wire");
-const collective = @import("collective");
-const outline = @import("outline.zig");
+const call_file = @import("call.zig");
 const Call = @import("call.zig").Call;
+const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Names = @import("names.zig").Names;
-const Group = @import("group.zig").Group;
-const Sent = @import("unacked.zig").Sent;
-const Sync = @import("sync.zig").Sync;
-const Uses = @import("uses.zig").Uses;
+const Sent = @import("link.zig").Sent;
+const Sync = @import("state.zig").Sync;
+const Uses = @import("call.zig").Uses;
 const Allocator = std.mem.Allocator;
+const Descriptor = wire.control.Descriptor;
 const Instant = base.Instant;
 const Mask = base.Mask;
-const Descriptor = wire.control.Descriptor;
+const PeerId = base.PeerId;
 const assert = std.debug.assert;
 
 pub const Operation = struct {
@@ -51,13 +51,13 @@ pub const Operation = struct {
     is_decided: bool = false,
     /// The user wants no more of it.
     released: bool = false,
-    /// It waits for its turn (queue.zig), and it ended so.
+    /// It waits for its turn (session.zig), and it ended so.
     is_queued: bool = false,
     ended_queued: bool = false,
     /// Where a link of it broke.
     unreachable_peer: base.PeerId = .none,
 
-    /// It has so few bytes that it goes before larger ones on each link (outgoing.zig).
+    /// It has so few bytes that it goes before larger ones on each link (frame.zig).
     is_small: bool = false,
 
     /// How the data moves when nothing is in the way.
@@ -103,7 +103,7 @@ pub const Operation = struct {
         cut: ?Cut = null,
     };
 
-    /// The rest of a piece that lanes share (cutting.zig).
+    /// The rest of a piece that lanes share (sync.zig).
     pub const Cut = struct { move: collective.Move, done: wire.Fragment.Count };
 
     pub fn from_op(op: *protocol.Op) *Operation {
@@ -391,10 +391,11 @@ pub const Operation = struct {
         }
     };
 
-    /// The array, or shard, in which this peer's call differs from another; null: see outline.zig.
-    pub fn difference(operation: *const Operation) ?outline.Difference {
+    /// The array, or shard, in which this peer's call differs from another; null: see call.zig.
+    pub fn difference(operation: *const Operation) ?call_file.Difference {
         const own = &operation.op.descriptor;
-        return outline.find(Own{ .operation = operation }, &operation.failure, own, operation.form);
+        const list: Own = .{ .operation = operation };
+        return call_file.find_difference(list, &operation.failure, own, operation.form);
     }
 
     fn contributors(operation: *const Operation, chunk: u32) Mask {
@@ -419,7 +420,7 @@ const Own = struct {
         return if (arrays.len > 1) arrays.len else own.operation.ids.len;
     }
 
-    pub fn at(own: Own, index: usize) outline.Item {
+    pub fn at(own: Own, index: usize) call_file.Item {
         const x = own.operation.work.movement;
         const arrays = x.memory.arrays.list;
         return .{
@@ -428,3 +429,94 @@ const Own = struct {
         };
     }
 };
+
+// ---- names in errors
+//
+// The peers and shared states that an error is about, as they were when it happened: the user reads
+// it later, when ranks and labels may be others. session.zig fills it in.
+
+pub const Names = struct {
+    self: PeerId = .none,
+    /// The world size of the operation's epoch; 0: not known.
+    ranks: usize = 0,
+    items: [items_max]Name = undefined,
+    count: usize = 0,
+    /// The shared states of this peer that the error is about.
+    states: [states_max]StateName = undefined,
+    states_count: usize = 0,
+
+    /// The most ranks whose calls were missing that a sentence names, and the most ranks outside of
+    /// the epoch; further ranks are counted.
+    pub const missing_max = 4;
+    pub const items_max = 2 * missing_max + 2 * base.limits.elsewhere_told_max + 6;
+
+    const states_max = 1 + base.limits.elsewhere_told_max;
+
+    pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
+    pub const StateName = struct { tag: u64, name: base.Label };
+
+    /// The name of the shared state that operations with this tag are syncs of, as it can be shown;
+    /// empty if there is none, or it is not known.
+    pub fn state(names: *const Names, tag: u64) []const u8 {
+        for (names.states[0..names.states_count]) |*item| if (item.tag == tag)
+            return item.name.slice();
+        return "";
+    }
+
+    pub fn find(names: *const Names, id: PeerId) ?*const Name {
+        for (names.items[0..names.count]) |*name| if (name.id.eql(id)) return name;
+        return null;
+    }
+
+    pub fn world_size(names: *const Names) usize {
+        return names.ranks;
+    }
+
+    pub fn who(names: *const Names, id: PeerId) Who {
+        return .{ .names = names, .id = id };
+    }
+
+    /// "rank 3 (node7:4242, 7f3a01c2)", "rank 0 (this peer)"; as far as that is known.
+    pub const Who = struct {
+        names: *const Names,
+        id: PeerId,
+
+        pub fn format(it: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const name = it.names.find(it.id) orelse
+                return writer.print("peer {s}", .{it.id.short()});
+            const rank = name.rank orelse
+                return writer.print("peer {f}", .{base.Named{ .id = it.id, .label = name.label }});
+            if (it.id.eql(it.names.self)) return writer.print("rank {d} (this peer)", .{rank});
+            try writer.print("{f}", .{base.Ranked{
+                .rank = rank,
+                .id = it.id,
+                .label = name.label,
+            }});
+        }
+    };
+};
+
+test "an error names a peer by its rank, its label and its id, and this one as such" {
+    const names: Names = .{
+        .self = .from_int(1 << 120),
+        .items = [_]Names.Name{
+            .{ .id = .from_int(1 << 120), .rank = 2, .label = base.Label.read("me").? },
+            .{ .id = .from_int(2 << 120), .rank = 0, .label = base.Label.read("node7:42").? },
+            .{ .id = .from_int(3 << 120), .rank = 1, .label = .{} },
+            .{ .id = .from_int(4 << 120), .rank = null, .label = base.Label.read("gone").? },
+        } ++ [_]Names.Name{undefined} ** (Names.items_max - 4),
+        .count = 4,
+    };
+    var line: [100]u8 = undefined;
+    for ([_][]const u8{
+        "rank 2 (this peer)",
+        "rank 0 (node7:42, 02000000)",
+        "rank 1 (03000000)",
+        "peer 04000000 (gone)",
+        "peer 05000000",
+    }, 1..) |wanted, number| {
+        const id: PeerId = .from_int(@as(u128, number) << 120);
+        const shown = try std.fmt.bufPrint(&line, "{f}", .{names.who(id)});
+        try std.testing.expectEqualStrings(wanted, shown);
+    }
+}

@@ -1,19 +1,19 @@
-//! Which frame goes first on a lane (outgoing.zig), in worlds of two as in world_test.zig: large
+//! Which frame goes first on a lane (frame.zig), in worlds of two as in world_test.zig: large
 //! broadcasts of many frames, and small ones beside them.
 
 const std = @import("std");
 const base = @import("base");
+const hostile_test = @import("hostile_test.zig");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const hostile_test = @import("hostile_test.zig");
-const calls = session.calls;
 const Link = session.Link;
 const Operation = session.Operation;
 const World = world.World;
-const form = hostile_test.form;
-const gpa = std.testing.allocator;
+const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const form = hostile_test.form;
+const gpa = std.testing.allocator;
 const ms = std.time.ns_per_ms;
 
 const large_elements = 400;

@@ -1,15 +1,14 @@
 //! Tests of pace.zig: a pacer on a path that carries so much and has a queue of so much time.
 
 const std = @import("std");
-const aging = @import("aging.zig");
 const pace = @import("pace.zig");
-const Interval = @import("interval.zig").Interval;
+const Interval = @import("pace.zig").Interval;
 const Pacer = pace.Pacer;
-const share = pace.share;
-const ms = std.time.ns_per_ms;
-const s = std.time.ns_per_s;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const ms = std.time.ns_per_ms;
+const s = std.time.ns_per_s;
+const share = pace.share;
 
 /// A link that carries so much, behind a queue of so much time; beyond that, packets are lost.
 const Path = struct {
@@ -420,9 +419,9 @@ test "after minutes without a byte more than the old limit is tried at once" {
         path.run(&pacer, 40);
         path = .{ .carries = carries * mbyte, .wish = 400 * mbyte };
         const before = pacer.rate;
-        pacer.rest(aging.half_life_ns - 1);
+        pacer.rest(pace.half_life_ns - 1);
         try expectEqual(before, pacer.rate);
-        pacer.rest(aging.half_life_ns);
+        pacer.rest(pace.half_life_ns);
         try expect(pacer.rate > before and pacer.rate <= pacer.found / 4 * 5 + 4);
         path.run(&pacer, 60);
         try expect(path.is_filled(&pacer));
@@ -434,7 +433,7 @@ test "after minutes without a byte more than the old limit is tried at once" {
 test "a link that has no limit yet is tried soon after it has one, whatever rested before" {
     var path: Path = .{ .carries = 25 * mbyte, .wish = 400 * mbyte };
     var pacer: Pacer = .{ .signs = .{ .probe_after = 500 * ms } };
-    pacer.rest(10 * aging.half_life_ns);
+    pacer.rest(10 * pace.half_life_ns);
     while (pacer.state != .held) path.run(&pacer, 1);
     path.run(&pacer, 5);
     try expectEqual(.probing, pacer.state);
@@ -442,7 +441,7 @@ test "a link that has no limit yet is tried soon after it has one, whatever rest
 
 test "a queue of others is forgotten after minutes without a byte" {
     var pacer: Pacer = .{ .state = .yielding, .found = mbyte };
-    pacer.rest(aging.half_life_ns);
+    pacer.rest(pace.half_life_ns);
     try expectEqual(.probing, pacer.state);
     try expectEqual(mbyte / 4 * 5, pacer.rate);
 }

@@ -1,22 +1,22 @@
 //! Probes of links of which nothing is known, over perfect pipes: asked for by the coordinator,
-//! sent, thrown away, ended by a call, refused (probing.zig). The world: world_test.zig. The choice
+//! sent, thrown away, ended by a call, refused (measure.zig). The world: world_test.zig. The choice
 //! of links: protocol/probes_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const hostile = @import("hostile_test.zig");
-const probing = @import("probing.zig");
+const measure = @import("measure.zig");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const calls = session.calls;
 const Link = session.Link;
 const Node = world.Node;
 const World = world.World;
-const limits = base.limits;
+const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const gpa = std.testing.allocator;
+const limits = base.limits;
 const link_to = hostile.link_to;
 const ms = std.time.ns_per_ms;
 const second = std.time.ns_per_s;
@@ -96,8 +96,8 @@ test "a peer says at once that nothing moves any more, where others are far" {
 /// The first node is asked, but nothing has moved yet.
 fn begin(w: *World) !void {
     const node = &w.nodes[0];
-    try expect(probing.may_begin(node.s));
-    try probing.on_probe(node.s, node.group, &.{
+    try expect(measure.may_begin(node.s));
+    try measure.on_probe(node.s, node.group, &.{
         .group = node.group.id.?,
         .epoch = node.group.epoch(),
         .rank = 1,
@@ -165,10 +165,10 @@ test "a coordinator that asks for a probe of nobody breaks the protocol" {
     const epoch = node.group.epoch();
     inline for (.{ 0, 2 }) |rank| try std.testing.expectError(
         error.Unexpected,
-        probing.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch, .rank = rank }),
+        measure.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch, .rank = rank }),
     );
     // This is of another epoch.
-    try probing.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch + 9, .rank = 1 });
+    try measure.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch + 9, .rank = 1 });
     try expectEqual(null, node.s.probe.under_way);
 }
 
@@ -204,7 +204,7 @@ test "a peer that takes part in none asks the sender to end it" {
     try form(&w, 2, 20 * ms);
     defer w.deinit();
     w.nodes[1].s.probe.bytes_max = 0;
-    try expect(!probing.may_begin(w.nodes[1].s));
+    try expect(!measure.may_begin(w.nodes[1].s));
     try begin(&w);
     for (0..100) |_| _ = try w.step();
     try expect(left_of(link_to(&w.nodes[0], &w.nodes[1])) < bytes_max);

@@ -1,5 +1,5 @@
 //! Calls beyond those in flight: they begin in the order of the calls, and are like any other call
-//! to whoever waits for them, gives them up, or leaves. The rules: queue.zig and
+//! to whoever waits for them, gives them up, or leaves. The rules: session.zig and
 //! protocol/member.zig; worlds as in world_test.zig.
 
 const std = @import("std");
@@ -8,17 +8,17 @@ const wire = @import("wire");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const world_of = @import("hostile_test.zig").form;
-const calls = session.calls;
-const driver = session.driver;
-const joining = session.joining;
-const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
-const limits = base.limits;
-const gpa = std.testing.allocator;
+const World = world.World;
+const calls = session.calls;
+const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
+const gpa = std.testing.allocator;
+const joining = session.joining;
+const limits = base.limits;
 
 const at_once = limits.operations_in_flight_max;
 const most = at_once + limits.operations_queued_max;

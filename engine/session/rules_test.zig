@@ -6,28 +6,27 @@ const std = @import("std");
 const base = @import("base");
 const collective = @import("collective");
 const protocol = @import("protocol");
-const session = @import("root.zig");
 const wire = @import("wire");
-const world = @import("world_test.zig");
+const dial = @import("dial.zig");
 const hostile_test = @import("hostile_test.zig");
-const greeting = @import("greeting.zig");
-const links = @import("links.zig");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const Node = world.Node;
+const Operation = session.Operation;
+const Session = session.Session;
+const World = world.World;
 const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
-const lanes = session.lanes;
-const ms = std.time.ns_per_ms;
-const joining = session.joining;
-const World = world.World;
-const Node = world.Node;
-const Operation = session.Operation;
 const elements = world.elements;
-const Session = session.Session;
-const form = hostile_test.form;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
+const form = hostile_test.form;
+const gpa = std.testing.allocator;
+const joining = session.joining;
+const lanes = session.lanes;
+const ms = std.time.ns_per_ms;
 
 test "a call whose arrays lie in the same memory is refused" {
     var w: World = .{ .gpa = gpa };
@@ -519,7 +518,7 @@ test "a lane is for the peer and the run that it names" {
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
         const lane = lanes.accept(s, w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
-        _ = greeting.greet(s, lane);
+        _ = dial.greet(s, lane);
         const is_taken = for (s.links.items) |link| {
             if (std.mem.indexOfScalar(?*session.Lane, &link.lanes, lane) != null) break true;
         } else false;
@@ -607,7 +606,7 @@ test "a link that was never open is not told of as one that closed" {
     for ([_]bool{ false, true }) |was_open| {
         link.was_open = was_open;
         const before = node.s.control.send_slice().len;
-        links.report_closed(node.s, node.group);
+        dial.report_closed(node.s, node.group);
         try expectEqual(was_open, node.s.control.send_slice().len > before);
     }
 }

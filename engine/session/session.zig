@@ -1,21 +1,21 @@
-//! Session: all that one peer process knows, without its sockets, clock and threads, and the few
+//! Session: all that one peer process knows, without its sockets, clock and threads, and the
 //! functions that all its parts need. The parts are files of free functions on Session. A file
 //! imports those below it in this list and none above:
 //!
-//!     driver, joining, calls, control, lanes       what drivers and users call
-//!     deferred                                     what waits until nobody is inside a member
-//!     actions, groups, vote                        what follows when members decide
-//!     outgoing, frames                             data moves
-//!     greeting, dial_back, links, rounds           lanes come and go
-//!     prefetch, syncing, asking                    shared states move
-//!     probing                                      what goes where nothing else does
-//!     operations, queue, waits, labels, figures    what many of these need
-//!     session                                      all things of one peer
-//!     host, operation, group, sync, state, link    each of these things
+//!     driver, joining, calls, lanes       what drivers and users call
+//!     control                             the coordinator's connection, and what members decide
+//!     membership                          groups come and go
+//!     frame                               data moves
+//!     dial                                lanes come and go
+//!     sync                                shared states move
+//!     measure                             how fast, over how many lanes, and probes
+//!     session                             all things of one peer
+//!     operation, group, call, state       each of these things
+//!     link, flow, pace                    the lanes to one peer, and their rates
 //!
 //! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
 //! a connection to the coordinator (bytes in and out of `control`) and one per Lane. It tells the
-//! session which bytes arrived and asks it which to send. `Host` (host.zig) has the functions that
+//! session which bytes arrived and asks it which to send. `Host` has the functions that
 //! the session needs from the driver. After any call: if `control.send_slice()` is not empty, send
 //! it; call driver.tick at or after driver.next_deadline. Host functions must not call back into
 //! the session.
@@ -24,24 +24,28 @@
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
-const protocol = @import("protocol");
+const assert = @import("std").debug.assert;
 const collective = @import("collective");
-const host = @import("host.zig");
-const Node = @import("node.zig").Node;
-const probe = @import("probe.zig");
-const traffic = @import("traffic.zig");
+const protocol = @import("protocol");
+const wire = @import("wire");
 const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
+const Names = @import("operation.zig").Names;
+const Node = @import("pace.zig").Node;
 const Operation = @import("operation.zig").Operation;
-const Rates = @import("rates.zig").Rates;
-const Unreached = @import("unreached.zig").Unreached;
+const Pace = @import("flow.zig").Pace;
+const Sample = @import("flow.zig").Sample;
+const Uses = @import("call.zig").Uses;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
+const Status = protocol.Status;
+const Traffic = wire.control.LinkTraffic;
 const control = wire.control;
+const expectEqual = std.testing.expectEqual;
 const limits = base.limits;
+const second = std.time.ns_per_s;
 
 pub const Session = struct {
     gpa: Allocator,
@@ -49,7 +53,7 @@ pub const Session = struct {
     home: Allocator,
     self: PeerId,
     run_id: base.RunId,
-    host: host.Host,
+    host: Host,
     prng: base.Prng,
     pool: collective.Pool,
     runner: ?base.Runner,
@@ -78,7 +82,7 @@ pub const Session = struct {
     beat_at: Instant = 0,
     round_trip_ns: u64 = 0,
     /// The last account of the links to the coordinator.
-    traffic: traffic.Told = .{},
+    traffic: TrafficTold = .{},
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
     /// The user has named it.
@@ -112,7 +116,7 @@ pub const Session = struct {
     unreached: Unreached = .{},
     /// A dial that the coordinator has asked for is under way.
     dial_back: ?DialBack = null,
-    /// Members have agreed on a safe point, or have not: vote.zig looks what to do.
+    /// Members have agreed on a safe point, or have not: membership.zig looks what to do.
     votes_changed: bool = false,
     /// Some lane is `broken`.
     lanes_broken: bool = false,
@@ -133,10 +137,10 @@ pub const Session = struct {
     /// The most that all its links have carried at once.
     node: Node = .{},
     /// The probe of a link that is under way, and how much probes may send.
-    probe: probe.Probe,
+    probe: Probe,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
-    /// Fetches in the background that were begun (prefetch.zig).
+    /// Fetches in the background that were begun (sync.zig).
     prefetches: u32 = 0,
     sink: [sink_bytes]u8 = undefined,
 
@@ -158,7 +162,7 @@ pub const Session = struct {
         lost,
     };
 
-    /// Calls that wait for their turn (queue.zig).
+    /// Calls that wait for their turn.
     pub const Queue = struct {
         /// In all groups. They are in `operations` from their turn on, or from their end.
         count: usize = 0,
@@ -166,7 +170,7 @@ pub const Session = struct {
         deadline: Instant = base.never,
     };
 
-    /// See dial_back.zig.
+    /// See dial.zig.
     pub const DialBack = struct {
         lane: *Lane,
         peer: base.PeerId,
@@ -192,7 +196,7 @@ pub const Session = struct {
         /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
         /// deadlines.
         reconnect_timeout_ns: u64 = base.never,
-        host: host.Host,
+        host: Host,
         /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
         runner: ?base.Runner = null,
         rates: Rates = .{},
@@ -280,7 +284,7 @@ pub const Session = struct {
         return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
     }
 
-    pub fn fault_point(s: *Session, operation: *Operation, point: host.FaultPoint) void {
+    pub fn fault_point(s: *Session, operation: *Operation, point: FaultPoint) void {
         if (operation.purpose != .data) return;
         switch (operation.op.descriptor.kind) {
             .broadcast, .barrier, .sync => return,
@@ -301,9 +305,927 @@ pub const Session = struct {
     }
 
     /// `done`: leaves, where that says something.
-    pub fn sync_point(s: *Session, operation: *Operation, point: host.FaultPoint, done: u64) void {
+    pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
         const state = operation.work.sync.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
     }
 };
+
+// ---- the driver
+//
+// A session wants of its driver (net/, tests/sim) functions that it calls, and events and
+// fault points that it names to it.
+
+pub const LogLevel = protocol.LogLevel;
+
+pub const GroupEvent = union(enum) {
+    /// A lane to each member is open: admit() may be called.
+    ready,
+    /// The coordinator refuses the join, for this reason: this peer was never a member.
+    refused: []const u8,
+    /// The group, or the coordinator, is gone before the group was ready.
+    join_failed: struct { status: Status, why: []const u8 },
+    /// The pending admit() entered an epoch or passed the safe point.
+    admitted,
+    admit_failed: Status,
+    /// This peer is not a member any more.
+    gone: Status,
+};
+
+/// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
+/// reduces, gathers, scatters or carries a message.
+pub const FaultPoint = enum {
+    operation_called,
+    operation_opened,
+    operation_partial,
+    operation_settled,
+    operation_voted,
+    operation_committed,
+    sync_offered,
+    /// A leaf has gone to another member.
+    sync_given,
+    /// A leaf has come in, and is as it must be.
+    sync_taken,
+    sync_voted,
+    sync_committed,
+};
+
+pub const Host = struct {
+    ctx: *anyopaque,
+    vtable: *const VTable,
+    /// Those of the machine, for all of its peers.
+    cores: u32 = 1,
+
+    pub const VTable = struct {
+        /// Start connecting; answer later with lane_opened or lane_closed.
+        dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
+        /// Close the connection now. The lane is invalid afterwards; do not call lane_closed.
+        lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
+        lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// The system's counters of an open lane; null where it has none.
+        lane_sample: *const fn (ctx: *anyopaque, lane: *Lane) ?Sample,
+        lane_pace: *const fn (ctx: *anyopaque, lane: *Lane, pace: Pace) void,
+        /// Start connecting to the coordinator; answer later with control_opened or control_closed.
+        control_dial: *const fn (ctx: *anyopaque) void,
+        /// Close the coordinator connection; do not call control_closed.
+        control_close: *const fn (ctx: *anyopaque) void,
+        group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
+        /// The session does not touch the caller's buffers any more.
+        operation_finished: *const fn (ctx: *anyopaque, operation: *Operation) void,
+        /// operation.committed is known now, or never will be (null).
+        operation_resolved: *const fn (ctx: *anyopaque, operation: *Operation) void,
+        fault_point: *const fn (
+            ctx: *anyopaque,
+            point: FaultPoint,
+            sequence: u64,
+            done: u64,
+            total: u64,
+        ) void,
+        log: *const fn (ctx: *anyopaque, level: LogLevel, message: []const u8) void,
+    };
+};
+
+// ---- peers that could not be dialed
+//
+// Which peers this one could not dial, and which could not dial it, by the coordinator's word: for
+// errors that would otherwise say only that time has passed. No decision depends on it.
+
+pub const Unreached = struct {
+    entries: [entries_max]Entry = undefined,
+    count: usize = 0,
+
+    /// More than one sentence has room for.
+    const entries_max = 8;
+    const shown_max = 3;
+    /// A dial that failed longer ago is no reason for what fails now.
+    const fresh_ns = 2 * std.time.ns_per_min;
+
+    pub const Entry = struct {
+        /// None: the coordinator.
+        peer: PeerId,
+        label: base.Label,
+        /// That one has dialed this peer.
+        is_theirs: bool,
+        dialed: wire.Dialed,
+        /// The address that it was dialed from; zeros if that is not known.
+        source: base.Source,
+        at: Instant,
+        address_bytes: [limits.address_bytes_max]u8 = undefined,
+        address_length: usize = 0,
+
+        pub fn of(
+            peer: base.Named,
+            is_theirs: bool,
+            dialed: wire.Dialed,
+            source: base.Source,
+            address: []const u8,
+        ) Entry {
+            var entry: Entry = .{
+                .peer = peer.id,
+                .label = peer.label,
+                .is_theirs = is_theirs,
+                .dialed = dialed,
+                .source = source,
+                .at = 0,
+            };
+            entry.address_length = @min(address.len, entry.address_bytes.len);
+            @memcpy(entry.address_bytes[0..entry.address_length], address[0..entry.address_length]);
+            return entry;
+        }
+
+        pub fn format(entry: *const Entry, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            if (entry.peer.eql(.none)) {
+                try writer.writeAll("the coordinator");
+            } else {
+                const named: base.Named = .{ .id = entry.peer, .label = entry.label };
+                try writer.print("peer {f}", .{named});
+            }
+            try writer.writeAll(if (entry.is_theirs)
+                " could not dial this peer"
+            else
+                " could not be dialed");
+            const address = entry.address_bytes[0..entry.address_length];
+            if (address.len > 0) try writer.print(" at {s}", .{address});
+            var room: [base.source.text_bytes_max]u8 = undefined;
+            const from = base.source.write_host(entry.source, &room);
+            if (from.len > 0) try writer.print(" from {s}", .{from});
+            try writer.print(": {s}", .{entry.dialed.why()});
+        }
+    };
+
+    /// False: this is known, and not long ago.
+    pub fn note(u: *Unreached, now: Instant, entry: Entry) bool {
+        var noted = entry;
+        noted.at = now;
+        var place = &u.entries[0];
+        for (u.entries[0..u.count]) |*known| {
+            if (known.at < place.at) place = known;
+            if (!known.peer.eql(entry.peer) or known.is_theirs != entry.is_theirs) continue;
+            const is_news = known.dialed != entry.dialed or now -| known.at >= fresh_ns;
+            known.* = noted;
+            return is_news;
+        }
+        if (u.count < entries_max) {
+            place = &u.entries[u.count];
+            u.count += 1;
+        }
+        place.* = noted;
+        return true;
+    }
+
+    /// There are lanes to it.
+    pub fn forget(u: *Unreached, peer: PeerId) void {
+        var index = u.count;
+        while (index > 0) {
+            index -= 1;
+            if (!u.entries[index].peer.eql(peer)) continue;
+            u.count -= 1;
+            u.entries[index] = u.entries[u.count];
+        }
+    }
+
+    /// A sentence about them without its end, or nothing.
+    pub fn text(u: *const Unreached, now: Instant, buffer: []u8) []const u8 {
+        var writer: std.Io.Writer = .fixed(buffer);
+        u.write(now, &writer) catch {}; // cut
+        return writer.buffered();
+    }
+
+    fn write(u: *const Unreached, now: Instant, writer: *std.Io.Writer) !void {
+        var fresh: usize = 0;
+        for (u.entries[0..u.count]) |*entry| {
+            if (now -| entry.at >= fresh_ns) continue;
+            fresh += 1;
+            if (fresh > shown_max) continue;
+            if (fresh > 1) try writer.writeAll("; ");
+            try entry.format(writer);
+        }
+        if (fresh > shown_max) try writer.print("; and {d} more", .{fresh - shown_max});
+        if (fresh > 0) try writer.writeAll("; " ++ wire.dialed.remedy);
+    }
+};
+
+test "what could not be dialed is told once, until it is another reason or long ago, or is over" {
+    const expect = std.testing.expect;
+    var u: Unreached = .{};
+    var buffer: [600]u8 = undefined;
+    try std.testing.expectEqualStrings("", u.text(0, &buffer));
+    const first: base.Named = .{ .id = .from_int(1 << 120), .label = .shown("node7:42") };
+    const coordinator: base.Named = .{ .id = .none, .label = .{} };
+    const nowhere: base.Source = @splat(0);
+    const here = (try base.Endpoint.parse("10.0.0.7:1")).source().?;
+    try expect(u.note(5, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
+    try expect(!u.note(6, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
+    try expect(u.note(7, .of(first, false, .no_answer, here, "192.0.2.1:80")));
+    try expect(u.note(7, .of(first, true, .refused, here, "")));
+    try expect(u.note(7, .of(coordinator, true, .refused, nowhere, "10.0.0.1:7")));
+    try std.testing.expectEqualStrings("peer 01000000 (node7:42) could not be dialed at " ++
+        "192.0.2.1:80 from 10.0.0.7: no answer in 5 s (a firewall or NAT?); peer 01000000 " ++
+        "(node7:42) could not dial this peer from 10.0.0.7: the connection was refused; the " ++
+        "coordinator could not dial this peer at 10.0.0.1:7: the connection was refused; " ++
+        wire.dialed.remedy, u.text(8, &buffer));
+    u.forget(first.id);
+    try std.testing.expectEqual(1, u.count);
+    for (0..20) |index| {
+        const other: base.Named = .{ .id = .from_int(index), .label = .{} };
+        _ = u.note(9 + index, .of(other, false, .silent, nowhere, "a:1"));
+    }
+    try std.testing.expectEqual(8, u.count);
+    try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);
+    try std.testing.expectEqualStrings("", u.text(40 + Unreached.fresh_ns, &buffer));
+}
+
+test "the dial that failed longest ago makes room" {
+    var u: Unreached = .{};
+    const nowhere: base.Source = @splat(0);
+    const most = Unreached.entries_max;
+    // The first has failed again, after all others.
+    for (0..most + 1) |at| {
+        const peer: base.Named = .{ .id = .from_int(1 + at % most), .label = .{} };
+        _ = u.note(at, .of(peer, false, .refused, nowhere, ""));
+    }
+    const newest: base.Named = .{ .id = .from_int(most + 1), .label = .{} };
+    try std.testing.expect(u.note(most + 1, .of(newest, false, .refused, nowhere, "")));
+    try std.testing.expectEqual(most, u.count);
+    for (u.entries) |entry| try std.testing.expect(!entry.peer.eql(.from_int(2)));
+}
+
+// ---- rates of the user
+//
+// How fast the user lets this peer send: over all links together, and to single peers that the user
+// names. Plain data; engine/abi/rates.zig reads it from a text, and measure.zig keeps to it.
+
+pub const Rates = struct {
+    /// Bytes per second over all links together; 0: no limit.
+    all: u64 = 0,
+    single: [limits.send_rates_max]Single = undefined,
+    count: usize = 0,
+
+    pub const Single = struct { name: base.Label, rate: u64 };
+
+    pub fn slice(rates: *const Rates) []const Single {
+        return rates.single[0..rates.count];
+    }
+
+    /// False: there are too many.
+    pub fn add(rates: *Rates, item: Single) bool {
+        if (rates.count == rates.single.len) return false;
+        rates.single[rates.count] = item;
+        rates.count += 1;
+        return true;
+    }
+
+    /// Bytes per second to this peer, by the first name that is its; 0: no limit of its own.
+    pub fn of(rates: *const Rates, id: PeerId, label: *const base.Label) u64 {
+        for (rates.slice()) |*item|
+            if (names(item.name.slice(), id, label.slice())) return item.rate;
+        return 0;
+    }
+
+    /// A label, or its beginning before a `*`; an id, whole or as errors show it.
+    fn names(name: []const u8, id: PeerId, label: []const u8) bool {
+        if (std.mem.eql(u8, name, label)) return true;
+        if (name.len > 0 and name[name.len - 1] == '*')
+            return std.mem.startsWith(u8, label, name[0 .. name.len - 1]);
+        return std.mem.eql(u8, name, &id.hex()) or std.mem.eql(u8, name, &id.short());
+    }
+};
+
+test "a peer is named by its label, the beginning of that, or its id; the first name counts" {
+    const expect = std.testing.expectEqual;
+    var rates: Rates = .{};
+    for ([_][]const u8{ "eu-1", "eu-*", "01000000", "02" ++ "0" ** 30, "*" }, 1..) |name, rate|
+        try std.testing.expect(rates.add(.{ .name = .shown(name), .rate = rate }));
+    const other: PeerId = .from_int(7);
+    try expect(1, rates.of(other, &.shown("eu-1")));
+    try expect(2, rates.of(other, &.shown("eu-12")));
+    try expect(3, rates.of(.from_int(1 << 120), &.{}));
+    try expect(4, rates.of(.from_int(2 << 120), &.shown("us-1")));
+    try expect(5, rates.of(other, &.shown("us-1")));
+    rates.count = 4;
+    try expect(0, rates.of(other, &.shown("us-1")));
+    while (rates.add(.{ .name = .{}, .rate = 1 })) {}
+    try expect(limits.send_rates_max, rates.slice().len);
+}
+
+// ---- bytes of probes
+//
+// The bytes by which a peer finds what a link carries, of which nobody knows that yet, and how many
+// of them it may send: plain data. Each link has so many for nothing, and all links together some;
+// beyond, probes are one byte in a hundred.
+
+/// Those of one peer.
+pub const Probe = struct {
+    /// A probe has no more; 0: this peer takes part in none.
+    bytes_max: u32,
+    budget: Budget,
+    under_way: ?UnderWay = null,
+
+    pub const UnderWay = struct {
+        to: PeerId,
+        left: u64,
+        until: Instant,
+
+        pub fn is_whole(it: *const UnderWay, now: Instant) bool {
+            return it.left == 0 or it.until <= now;
+        }
+    };
+
+    pub fn init(bytes_max: u32) Probe {
+        return .{ .bytes_max = bytes_max, .budget = .{ .floor = links_max * bytes_max } };
+    }
+
+    /// So many that it is several frames, also where it is short.
+    pub fn frame_bytes(probe: *const Probe) u64 {
+        return std.math.clamp(probe.bytes_max / 16, 1, limits.probe_frame_bytes_max);
+    }
+
+    pub fn is_under_way(probe: *const Probe, now: Instant) bool {
+        return if (probe.under_way) |*it| it.until > now else false;
+    }
+
+    /// To this link, which has so many bytes for nothing; 0: none now.
+    pub fn allowed(probe: *const Probe, link_left: u64) u64 {
+        return @min(probe.bytes_max, probe.budget.allows(link_left));
+    }
+
+    /// All links of a peer in an epoch in which links are probed.
+    const links_max: u64 = limits.measured_max - 1;
+};
+
+pub const Budget = struct {
+    /// For links of which nothing is known: one probe of each. Another one comes back each minute,
+    /// so no crowd of newcomers has this peer send more than that.
+    floor: u64,
+    /// The hundredth part of the bytes of the minute before that is left in this one.
+    share: u64 = 0,
+    /// The minute under way: when it began, and all bytes that had been sent then.
+    began: Instant = 0,
+    sent_then: u64 = 0,
+
+    const minute_ns = std.time.ns_per_min;
+    const part = 100;
+
+    /// At heartbeats. `sent`: all that this peer has ever sent on its links.
+    pub fn pass(budget: *Budget, now: Instant, sent: u64, probe: u64) void {
+        const taken_ns = now -| budget.began;
+        const is_first = budget.began == 0;
+        if (taken_ns < minute_ns and !is_first) return;
+        // A process that stood still does not know what it has sent in the last minute.
+        const is_late = is_first or taken_ns >= 2 * minute_ns;
+        budget.share = if (is_late) 0 else (sent - budget.sent_then) / part;
+        if (!is_first) budget.floor = @min(budget.floor + probe, Probe.links_max * probe);
+        budget.began = now;
+        budget.sent_then = sent;
+    }
+
+    fn allows(budget: *const Budget, link_left: u64) u64 {
+        return @min(link_left, budget.floor) + budget.share;
+    }
+
+    /// So much of it was sent.
+    pub fn spend(budget: *Budget, link_left: *u32, bytes: u64) void {
+        const free = @min(bytes, link_left.*, budget.floor);
+        link_left.* -= @intCast(free);
+        budget.floor -= free;
+        budget.share -|= bytes - free;
+    }
+};
+
+/// Bytes that no network can make fewer.
+pub const filler: [limits.probe_frame_bytes_max]u8 = filler: {
+    @setEvalBranchQuota(10_000);
+    var words: [limits.probe_frame_bytes_max / 8]u64 = undefined;
+    var word: u64 = 0x9e3779b97f4a7c15;
+    for (&words) |*each| {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        each.* = word;
+    }
+    break :filler @bitCast(words);
+};
+
+test "each link has one probe for nothing, and beyond, probes are one byte in a hundred" {
+    var probe: Probe = .init(1000);
+    var left: u32 = 1000;
+    const budget = &probe.budget;
+    budget.pass(100 * second, 5000, 1000);
+    try expectEqual(1000, probe.allowed(left));
+    // It was cut short.
+    budget.spend(&left, 300);
+    try expectEqual(700, probe.allowed(left));
+    budget.spend(&left, 700);
+    try expectEqual(0, probe.allowed(left));
+    budget.pass(159 * second, 95_000, 1000); // the minute is not over
+    try expectEqual(0, probe.allowed(left));
+    budget.pass(161 * second, 105_000, 1000);
+    try expectEqual(1000, probe.allowed(left));
+    budget.spend(&left, 400);
+    try expectEqual(600, probe.allowed(left));
+    // The rest of a minute's share is not of the next one.
+    budget.pass(222 * second, 135_000, 1000);
+    try expectEqual(300, probe.allowed(left));
+    budget.pass(283 * second, 135_000, 1000);
+    try expectEqual(0, probe.allowed(left));
+    // Nobody knows of which minute these are.
+    budget.pass(500 * second, 1_000_000, 1000);
+    try expectEqual(0, probe.allowed(left));
+}
+
+test "no crowd of links has a peer send more than one probe to each at first, then one a minute" {
+    const each = 1000;
+    var probe: Probe = .init(each);
+    var sent: u64 = 0;
+    probe.budget.pass(second, 0, each);
+    for (0..1000) |_| {
+        var left: u32 = each;
+        const bytes = probe.allowed(left);
+        probe.budget.spend(&left, bytes);
+        sent += bytes;
+    }
+    try expectEqual((limits.measured_max - 1) * each, sent);
+    for (1..4) |minute| {
+        probe.budget.pass(second + minute * std.time.ns_per_min, 0, each);
+        var left: u32 = each;
+        try expectEqual(each, probe.allowed(left));
+        probe.budget.spend(&left, each);
+        left = each;
+        try expectEqual(0, probe.allowed(left));
+    }
+}
+
+test "a probe is of several frames, and one that is off has none" {
+    try expectEqual(limits.probe_frame_bytes_max, Probe.init(limits.probe_bytes_max).frame_bytes());
+    try expectEqual(32, Probe.init(512).frame_bytes());
+    try expectEqual(0, Probe.init(0).allowed(limits.probe_bytes_max));
+}
+
+// ---- traffic as told to the coordinator
+//
+// This peer tells the coordinator of its links: the bytes per second that move on each, every
+// two seconds while there are any, how each link carries what is sent, and how much all links
+// together carry at most (pace.zig). The speed on all links together is of the same time.
+
+pub const traffic_every_ns = 2 * std.time.ns_per_s;
+
+/// The last account.
+pub const TrafficTold = struct {
+    at: base.Instant = 0,
+    any: bool = false,
+    /// The session's counters then.
+    sent: u64 = 0,
+    received: u64 = 0,
+};
+
+pub const LinkMoved = struct { sent: u64, received: u64 };
+
+/// The links of an account that is told.
+pub const TrafficRoom = [limits.links_told_max]Traffic;
+
+/// At a heartbeat: the account since the last one, if there is something to tell. `moved`: what has
+/// moved on all links since there are any. `ceiling`: the user's limit for all links, bytes per
+/// second, or 0; connections that begin exceed it for a moment, and what is told does not.
+pub fn account_of_traffic(
+    told: *TrafficTold,
+    now: base.Instant,
+    links: []const *Link,
+    node: *const Node,
+    moved: LinkMoved,
+    ceiling: u64,
+    room: *TrafficRoom,
+) ?wire.control.Traffic {
+    const span_ns = now -| told.at;
+    if (span_ns < traffic_every_ns) return null;
+    var count: usize = 0;
+    for (links) |link| {
+        const on_link = traffic_of_link(link, span_ns, ceiling);
+        link.sent_told = link.sent;
+        link.received_told = link.received;
+        if (on_link.sent + on_link.received == 0 and !link.is_asked) continue;
+        link.is_asked = false;
+        if (count < limits.links_told_max) {
+            room[count] = on_link;
+            count += 1;
+        } else if (weaker(&on_link, room)) |place| place.* = on_link;
+    }
+    const before = told.*;
+    told.* = .{
+        .at = now,
+        .any = count > 0 and before.at > 0,
+        .sent = moved.sent,
+        .received = moved.received,
+    };
+    if (before.at == 0) return null; // nobody knows since when it has moved
+    // That nothing moves any more is told once.
+    if (!told.any and !before.any) return null;
+    const rate_max = base.limits.link_rate_told_max;
+    return .{
+        .span_ns = span_ns,
+        .sent = per_second(moved.sent - before.sent, span_ns),
+        .received = per_second(moved.received - before.received, span_ns),
+        .up = @min(sum_within(node.up.rate, ceiling), rate_max),
+        .down = @min(node.down.rate, rate_max),
+        .links = .of(room[0..count]),
+    };
+}
+
+/// The traffic since the last account, and how the link carries it. The system measures some of
+/// this, and what is told must be within bounds whatever the system says.
+fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
+    const flow = &link.flow;
+    const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
+    return .{
+        .peer = link.peer,
+        .sent = per_second(link.sent - link.sent_told, span_ns),
+        .received = per_second(link.received - link.received_told, span_ns),
+        .rate = @min(rate, base.limits.link_rate_told_max),
+        .brought = @min(flow.brought.rate, base.limits.link_rate_told_max),
+        .rtt_ns = @min(flow.base_ns, base.limits.link_rtt_ns_told_max),
+        .again_ppm = @min(flow.again_ppm, base.limits.link_again_ppm_max),
+        .lanes = @intCast(@min(link.open_count, base.limits.lanes_per_link_max)),
+    };
+}
+
+/// A limit of 0 is none.
+fn sum_within(rate: u64, limit: u64) u64 {
+    return if (limit == 0) rate else @min(rate, limit);
+}
+
+/// The weakest, where it is weaker than this one: the busiest are told.
+fn weaker(than: *const Traffic, found: *TrafficRoom) ?*Traffic {
+    var weakest = &found[0];
+    for (found[1..]) |*item| if (sum(item) < sum(weakest)) {
+        weakest = item;
+    };
+    return if (sum(weakest) < sum(than)) weakest else null;
+}
+
+fn sum(item: *const Traffic) u64 {
+    return item.sent +| item.received;
+}
+
+fn per_second(bytes: u64, span_ns: u64) u64 {
+    return bytes *| std.time.ms_per_s / (span_ns / std.time.ns_per_ms);
+}
+
+fn link_for_test() Link {
+    return .{
+        .gpa = std.testing.allocator,
+        .peer = .from_int(7),
+        .wins = true,
+        .leads = true,
+        .expires_at = 0,
+        .early = .{ .gpa = std.testing.allocator },
+        .flow = .init(0),
+        .down_since = 0,
+    };
+}
+
+fn told_of(link: *Link) !Traffic {
+    return told_within(link, 0);
+}
+
+fn told_within(link: *Link, ceiling: u64) !Traffic {
+    var told: TrafficTold = .{ .at = 1 };
+    var room: TrafficRoom = undefined;
+    link.sent += 4000;
+    const moved: LinkMoved = .{ .sent = link.sent, .received = 0 };
+    const node: Node = .{ .up = .{ .rate = 5000 }, .down = .{ .rate = std.math.maxInt(u64) } };
+    const now = 1 + traffic_every_ns;
+    const said = account_of_traffic(&told, now, &.{link}, &node, moved, ceiling, &room).?;
+    try std.testing.expectEqual(sum_within(5000, ceiling), said.up);
+    try std.testing.expectEqual(base.limits.link_rate_told_max, said.down);
+    try std.testing.expectEqual(1, said.links.items.len);
+    return said.links.items[0];
+}
+
+test "an account says how the link carries, by the most it has moved until it is held" {
+    var link = link_for_test();
+    defer link.deinit();
+    var expected: Traffic = .{ .peer = .from_int(7), .sent = 2000, .received = 0 };
+    try std.testing.expectEqual(expected, try told_of(&link));
+    link.flow.carried.rate = 800;
+    link.flow.brought.rate = 700;
+    link.flow.base_ns = 90 * std.time.ns_per_ms;
+    link.flow.again_ppm = 1_500;
+    link.open_count = 4;
+    expected.rate = 800;
+    expected.brought = 700;
+    expected.rtt_ns = 90 * std.time.ns_per_ms;
+    expected.again_ppm = 1_500;
+    expected.lanes = 4;
+    try std.testing.expectEqual(expected, try told_of(&link));
+    link.flow.pacer.found = 600;
+    link.flow.pacer.rate = 590;
+    expected.rate = 600;
+    try std.testing.expectEqual(expected, try told_of(&link));
+    // Somebody else's queue: there is no limit.
+    link.flow.pacer.rate = 0;
+    expected.rate = 800;
+    try std.testing.expectEqual(expected, try told_of(&link));
+    // The user's limits, of all links and of this one.
+    expected.rate = 700;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
+    link.flow.ceiling = 500;
+    expected.rate = 500;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
+}
+
+test "whatever the system measures, the coordinator can read what it is told" {
+    var link = link_for_test();
+    defer link.deinit();
+    link.flow.carried.rate = std.math.maxInt(u64);
+    link.flow.brought.rate = std.math.maxInt(u64);
+    link.flow.base_ns = std.math.maxInt(u64);
+    link.flow.again_ppm = std.math.maxInt(u32);
+    link.open_count = std.math.maxInt(u32);
+    const links = [_]Traffic{try told_of(&link)};
+    var bytes: [160]u8 = undefined;
+    const message: wire.control.Message = .{ .traffic = .{
+        .span_ns = traffic_every_ns,
+        .sent = 1,
+        .received = 0,
+        .up = 0,
+        .down = 0,
+        .links = .of(&links),
+    } };
+    _ = try wire.control.decode(try wire.control.encode(message, &bytes));
+}
+
+// ---- names for people
+//
+// The names of other peers for people. The coordinator tells them with a round
+// (protocol/membership.zig). They are kept while somebody may ask: as long as a peer is in an epoch
+// or a round of this one, gives of its state, or has left with the last epoch. No decision depends
+// on them, but how fast the user lets this peer send to one.
+
+/// The label of a peer; an empty one where it is not known.
+pub fn label_of(s: *const Session, id: PeerId) base.Label {
+    if (id.eql(s.self)) return s.label;
+    return s.labels.get(id.bytes) orelse .{};
+}
+
+/// The peer in a line of the log: "7f3a01c2 (node7:4242)".
+pub fn label_named(s: *const Session, id: PeerId) base.Named {
+    return .{ .id = id, .label = label_of(s, id) };
+}
+
+/// The rate that the user gives this peer alone, by a name that may be known now only.
+pub fn label_limit(s: *const Session, link: *Link) void {
+    if (s.rates.count > 0) link.flow.ceiling = s.rates.of(link.peer, &label_of(s, link.peer));
+}
+
+pub const LabelError = error{ OutOfMemory, Unexpected };
+
+pub fn on_labels(s: *Session, body: *const wire.control.Labels) LabelError!void {
+    const group = s.group_of(body.group) orelse return;
+    var entries = body.peers.iterator();
+    while (entries.next()) |entry| {
+        const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
+        // So nothing is kept that would not be forgotten.
+        if (!is_kept(group, entry.id)) continue;
+        try s.labels.put(s.gpa, entry.id.bytes, label);
+    }
+}
+
+fn is_kept(group: *const Group, id: PeerId) bool {
+    if (group.needs(id)) return true;
+    for (group.member.epochs) |slot| if (slot) |epoch| {
+        for (epoch.left) |other| if (other.eql(id)) return true;
+    };
+    return false;
+}
+
+pub fn prune_labels(s: *Session) void {
+    const known = &s.labels;
+    var index = known.count();
+    while (index > 0) {
+        index -= 1;
+        const id: PeerId = .{ .bytes = known.keys()[index] };
+        const wanted = for (s.groups.items) |group| {
+            if (is_kept(group, id)) break true;
+        } else false;
+        if (!wanted) known.swapRemoveAt(index);
+    }
+}
+
+// ---- for errors
+
+/// The peers that the error of an operation is about.
+pub fn names_of_failure(s: *const Session, operation: *const Operation) Names {
+    var names: Names = .{ .self = s.self, .ranks = operation.ids.len };
+    const failure = &operation.failure;
+    const roots = [_]PeerId{
+        operation.op.descriptor.root,
+        if (failure.descriptor) |*descriptor| descriptor.root else .none,
+        if (failure.other_descriptor) |*descriptor| descriptor.root else .none,
+    };
+    for ([_]PeerId{ failure.peer, failure.other, operation.unreachable_peer } ++ roots) |id|
+        add_name(&names, s, operation, id);
+    add_ranks(&names, s, operation, &failure.missing);
+    add_ranks(&names, s, operation, &failure.outside);
+    add_elsewhere(&names, s, operation, &failure.elsewhere);
+    add_state(&names, operation, operation.op.id.tag);
+    return names;
+}
+
+/// The first of those whose calls are missing, and for whom they wait.
+pub fn names_of_missing(s: *const Session, operation: *const Operation) Names {
+    var names: Names = .{ .self = s.self };
+    add_ranks(&names, s, operation, &operation.op.missing);
+    add_ranks(&names, s, operation, &operation.group.member.outside_of(&operation.op));
+    add_elsewhere(&names, s, operation, &operation.op.elsewhere);
+    add_state(&names, operation, operation.op.id.tag);
+    return names;
+}
+
+fn add_elsewhere(
+    names: *Names,
+    s: *const Session,
+    operation: *const Operation,
+    elsewhere: *const protocol.Elsewhere,
+) void {
+    for (elsewhere.slice()) |*waits| {
+        add_name(names, s, operation, operation.ids[waits.rank]);
+        add_name(names, s, operation, operation.ids[waits.waits_for]);
+        add_state(names, operation, waits.op.tag);
+    }
+}
+
+/// Others have the states that this peer has under the same tags.
+fn add_state(names: *Names, operation: *const Operation, tag: u64) void {
+    for (operation.group.states.items) |*shared| {
+        const item = shared.state;
+        if (item.tag != tag or names.state(tag).len > 0) continue;
+        names.states[names.states_count] = .{ .tag = tag, .name = .shown(item.name) };
+        names.states_count += 1;
+    }
+}
+
+fn add_ranks(
+    names: *Names,
+    s: *const Session,
+    operation: *const Operation,
+    ranks: *const base.Mask,
+) void {
+    for (0..@min(ranks.count(), Names.missing_max)) |index|
+        add_name(names, s, operation, operation.ids[ranks.at(index)]);
+}
+
+fn add_name(names: *Names, s: *const Session, operation: *const Operation, id: PeerId) void {
+    if (id.eql(.none) or names.find(id) != null) return;
+    const rank: ?u16 = for (operation.ids, 0..) |member, rank| {
+        if (member.eql(id)) break @intCast(rank);
+    } else null;
+    names.items[names.count] = .{ .id = id, .rank = rank, .label = label_of(s, id) };
+    names.count += 1;
+}
+
+// ---- operations
+//
+// Many files do the same to an operation: it is looked at later, or given up; it wakes its lanes,
+// lets go of them, and is freed. Free functions on Session, none of which calls a member.
+
+/// Completion is looked at outside of the member (control.zig).
+pub fn wake_later(s: *Session, operation: *Operation) void {
+    for (s.deferred.items) |item| if (item == operation) return;
+    s.deferred.appendAssumeCapacity(operation); // room was made when it was created
+}
+
+pub fn give_up(s: *Session, operation: *Operation) void {
+    s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
+    operation.withdraws = .cancelled;
+}
+
+/// Nothing goes around a link between the two of a message, or of an uneven exchange.
+pub fn link_down(s: *Session, link: *const Link) void {
+    for (s.operations.items) |operation| {
+        if (operation.is_over() or !operation.op.descriptor.is_between_two()) continue;
+        if (operation.neighbour(link) == null) continue;
+        operation.withdraw_from(link);
+        wake_later(s, operation);
+    }
+}
+
+/// There may be something to send to any neighbour.
+pub fn wake_all(s: *Session, operation: *const Operation) void {
+    for (operation.neighbours) |*neighbour| s.wake(neighbour.link);
+}
+
+/// No lane reads or writes memory of this owner any more.
+pub fn detach_all(s: *Session, owner: Lane.Owner) void {
+    for (s.links.items) |link| detach_link(s, link, owner);
+}
+
+pub fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
+    for (link.lanes) |place| if (place) |lane| {
+        lane.detach(owner);
+        if (lane.broken) s.lanes_broken = true;
+    };
+}
+
+/// The user is done with a finished operation.
+pub fn release_operation(s: *Session, operation: *Operation) void {
+    assert(operation.finished);
+    operation.released = true;
+    // One that is in doubt goes on, because the others may need what it holds.
+    if (operation.op.state == .finished) free_operation(s, operation);
+}
+
+pub fn free_operation(s: *Session, operation: *Operation) void {
+    for (s.operations.items, 0..) |item, index| if (item == operation) {
+        _ = s.operations.swapRemove(index);
+        break;
+    };
+    for (s.deferred.items, 0..) |item, index| if (item == operation) {
+        _ = s.deferred.swapRemove(index);
+        break;
+    };
+    operation.destroy();
+}
+
+// ---- calls that wait for their turn
+//
+// Calls beyond those that a group may have in flight. They wait here in the order of the calls and
+// begin as others end, so a program need not count what it has in flight. Such a call has its
+// number, its deadline and its arrays like any other; the others are not told of it, and the large
+// buffers of its operation are reserved when its turn comes.
+//
+// Collectives, sends and receives take turns apart from each other (base/pair.zig): many receives
+// called before the sends hold up neither these nor a collective. Beyond what is in flight members
+// must call each of the three in one order: where two wait for what is in flight at the other, both
+// wait for their deadlines.
+
+/// With the session: operations are not used any more.
+pub fn destroy_queue(s: *Session) void {
+    for (s.groups.items) |group| for (group.member.epochs) |slot| if (slot) |epoch| {
+        for (epoch.queued.items) |op| Operation.from_op(op).destroy();
+    };
+}
+
+/// A call is made that has to wait.
+pub fn queue_put(s: *Session, operation: *Operation) void {
+    operation.is_queued = true;
+    s.queue.count += 1;
+    s.queue.deadline = @min(s.queue.deadline, operation.deadline);
+}
+
+/// It has its turn, or is over without one. Room was made when it was created.
+pub fn queue_leave(s: *Session, operation: *Operation) void {
+    operation.is_queued = false;
+    s.queue.count -= 1;
+    s.operations.appendAssumeCapacity(operation);
+}
+
+/// Begins what has its turn; false if that is nothing. Not from inside a member's action.
+pub fn step_queue(s: *Session) bool {
+    if (s.queue.count == 0) return false;
+    var any = false;
+    for (s.groups.items) |group| while (group.member.next_queued()) |op| {
+        any = true;
+        const operation = Operation.from_op(op);
+        if (operation.moves()) |x| x.reserve() catch {
+            s.log(.err, "no memory for {f}, which has waited for its turn: it is withdrawn", .{
+                operation.named(&operation.names),
+            });
+            group.member.give_up(op, .cancelled);
+            continue;
+        };
+        queue_leave(s, operation);
+        group.member.start_queued(op);
+    };
+    return any;
+}
+
+/// A deadline runs from the call.
+pub fn tick_queue(s: *Session) void {
+    if (s.now < s.queue.deadline) return;
+    s.queue.deadline = base.never;
+    for (s.groups.items) |group| while (queue_due(s, group)) |operation| {
+        group.member.give_up(&operation.op, .deadline);
+    };
+}
+
+/// The first whose deadline has passed; else notes when the next one does.
+fn queue_due(s: *Session, group: *Group) ?*Operation {
+    for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
+        const operation = Operation.from_op(op);
+        if (operation.deadline <= s.now) return operation;
+        s.queue.deadline = @min(s.queue.deadline, operation.deadline);
+    };
+    return null;
+}
+
+/// Whether one of them needs memory that a call would write, or would write what that one uses.
+pub fn queue_clashes(s: *const Session, uses: *const Uses) bool {
+    if (s.queue.count == 0) return false;
+    for (s.groups.items) |group| {
+        for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
+            if (Operation.from_op(op).clashes(uses)) return true;
+        };
+    }
+    return false;
+}

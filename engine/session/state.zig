@@ -1,20 +1,29 @@
 //! State: named tensors of the user that all members of a group want to be equal, with a revision.
 //! It knows how they are cut into leaves, the hash of each leaf, and where leaves of another
-//! content wait until they are committed. The tensors stay in the user's memory. syncing.zig makes
-//! them equal; net/shared_state.zig decides which threads hash.
+//! content wait until they are committed; and it keeps what a sync has offered, and what a transfer
+//! has asked of whom. The tensors stay in the user's memory. sync.zig makes them equal;
+//! net/shared_state.zig decides which threads hash.
 //!
 //! Each tensor is cut separately, so a leaf never spans two. The root is the hash of the structure
 //! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
 
 const std = @import("std");
 const base = @import("base");
+const collective = @import("collective");
 const kernels = @import("kernels");
 const wire = @import("wire");
-const Span = @import("uses.zig").Span;
+const link_file = @import("link.zig");
+const Lane = @import("link.zig").Lane;
+const Link = @import("link.zig").Link;
+const Span = @import("call.zig").Span;
 const Allocator = std.mem.Allocator;
 const Hash = wire.control.Hash;
-const limits = base.limits;
+const Item = Requests.Item;
+const Mask = base.Mask;
+const Requests = link_file.Requests;
 const assert = std.debug.assert;
+const control = wire.control;
+const limits = base.limits;
 
 pub const Tensor = struct {
     name: []const u8,
@@ -481,3 +490,401 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
     try std.testing.expectEqual(theirs.root, mine.root);
     try std.testing.expectEqual(theirs.root, test_root(mine));
 }
+
+// ---- leaves that are hashed
+//
+// Leaves of a shared state that have come in, and whose hashes a runner computes: places for a few
+// of them. A leaf that finds none, or is small, or has no runner, is hashed at once. A part of a
+// transfer.
+//
+// Nothing writes to a leaf meanwhile: it counts as here, and is asked of nobody
+// (collective/fetch.zig). Whatever ends a transfer, or its attempt, first waits for the jobs.
+
+pub const Hashing = struct {
+    runner: ?*const base.Runner = null,
+    posts: [most]Post = undefined,
+    /// Those in the hands of the runner.
+    taken: Places = .initEmpty(),
+
+    const most = 16;
+    const Places = std.bit_set.IntegerBitSet(most);
+
+    /// A leaf, who has given it, and what has come of it.
+    pub const Post = struct {
+        base: base.Job,
+        bytes: []const u8,
+        rank: u16,
+        leaf: u32,
+        hash: Hash,
+
+        fn run(job: *base.Job) void {
+            const post: *Post = @alignCast(@fieldParentPtr("base", job));
+            post.hash = kernels.blake3(post.bytes);
+        }
+    };
+
+    pub fn is_idle(h: *const Hashing) bool {
+        return h.taken.mask == 0;
+    }
+
+    /// False: it is to be hashed at once.
+    pub fn give(h: *Hashing, bytes: []const u8, rank: u16, leaf: u32) bool {
+        const runner = h.runner orelse return false;
+        const place = h.taken.complement().findFirstSet() orelse return false;
+        if (bytes.len < runner.bytes_min) return false;
+        h.taken.set(place);
+        const post = &h.posts[place];
+        post.* = .{
+            .base = .{ .run = Post.run, .owner = h },
+            .bytes = bytes,
+            .rank = rank,
+            .leaf = leaf,
+            .hash = undefined,
+        };
+        runner.post(&post.base);
+        return true;
+    }
+
+    pub fn owns(h: *const Hashing, job: *const base.Job) bool {
+        return @as(*const anyopaque, h) == job.owner;
+    }
+
+    /// A leaf is hashed: its place is free.
+    pub fn take_back(h: *Hashing, job: *base.Job) Post {
+        const post: *Post = @alignCast(@fieldParentPtr("base", job));
+        for (&h.posts, 0..) |*place, index| if (place == post) h.taken.unset(index);
+        return post.*;
+    }
+
+    /// The leaves of which a fence has found that they are as they must be, and who gave them.
+    pub const Found = struct { leaves: u32 = 0, sources: Mask = .empty };
+
+    /// Returns when no leaf is being hashed. The hashes are kept in the state.
+    pub fn fence(h: *Hashing, state: *State) Found {
+        var found: Found = .{};
+        if (h.is_idle()) return found;
+        h.runner.?.fence(h);
+        var places = h.taken.iterator(.{});
+        while (places.next()) |place| {
+            const post = &h.posts[place];
+            state.staged_hashes[post.leaf] = post.hash;
+            if (!state.check_staged(post.leaf, &post.hash)) continue;
+            found.leaves += 1;
+            found.sources.set(post.rank);
+        }
+        h.taken = .initEmpty();
+        return found;
+    }
+};
+
+// ---- transfers
+//
+// The leaves of a shared state on their way from other peers to this one, in a sync and in the
+// background (sync.zig) alike: what is asked of whom, and what has come. One peer gives the hashes
+// of all leaves, page by page; then all are asked for the leaves that this one lacks.
+
+/// Another peer: what is asked of it, and by it.
+pub const Peer = struct {
+    id: base.PeerId = .none,
+    /// There is a link to it; for a sync, since the attempt began.
+    is_linked: bool = false,
+    /// The page of hashes that it is still to be asked for. Leaves: Fetch.
+    wants_page: ?u32 = null,
+    /// It has been asked for a page of hashes, and nothing has come.
+    owes_page: bool = false,
+    /// When it last gave something that it had been asked for, or was not asked for anything.
+    gave_at: base.Instant = 0,
+
+    // In a sync alone.
+    /// Asked for by it.
+    asked: Requests = .{},
+    /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
+    /// a lane that the other has left already is the only one to notice that it is lost.
+    used: bool = false,
+    /// It says that it has everything.
+    gives: bool = false,
+    /// It is to be told that this peer has everything, and has been told.
+    tell: bool = false,
+    told: bool = false,
+
+    pub fn become(peer: *Peer, gpa: Allocator, fresh: Peer) void {
+        peer.asked.clear(gpa);
+        peer.* = fresh;
+    }
+};
+
+/// For a payload, and whose it is.
+pub const Place = struct { []u8, Lane.Owner };
+
+pub const TransferError = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength, Overlap };
+
+pub const Transfer = struct {
+    gpa: Allocator,
+    /// Null: it is the user's again.
+    state: ?*State,
+    /// As lanes know whose leaves they bring.
+    owner: Lane.Owner,
+    phase: Phase,
+    fetch: collective.Fetch,
+    /// Leaves that have come in, and whose hashes are not known yet.
+    hashing: Hashing = .{},
+    /// By rank in a sync.
+    peers: []Peer,
+    /// The one before which all others are asked for hashes, in a circle.
+    first: usize = 0,
+    /// The peer that was asked last for the hashes, and the next page; null once they are there.
+    hashes_from: ?u16 = null,
+    pages_got: u32 = 0,
+    /// When that page was asked for, or something of it came.
+    page_moved_at: base.Instant = 0,
+
+    // In the background alone.
+    /// Tells answers to this fetch from those to one before.
+    number: u32 = 0,
+    leaves_kept: u32 = 0,
+
+    pub const Phase = enum {
+        /// No attempt is under way.
+        stopped,
+        /// In an attempt of a sync that has offered nothing.
+        begun,
+        offered,
+        /// The hashes of the leaves are asked for.
+        hashes,
+        leaves,
+        /// This peer has what was elected.
+        complete,
+    };
+
+    pub fn init(gpa: Allocator, state: *State, peer_count: usize) Allocator.Error!Transfer {
+        var fetch = try collective.Fetch.init(gpa, state.leaf_count(), peer_count);
+        errdefer fetch.deinit();
+        const peers = try gpa.alloc(Peer, peer_count);
+        @memset(peers, .{});
+        return .{
+            .gpa = gpa,
+            .state = state,
+            .owner = .{ .state = state },
+            .phase = .stopped,
+            .fetch = fetch,
+            .peers = peers,
+        };
+    }
+
+    pub fn deinit(t: *Transfer) void {
+        if (t.state) |state| _ = t.hashing.fence(state);
+        t.fetch.deinit();
+        for (t.peers) |*peer| peer.asked.clear(t.gpa);
+        t.gpa.free(t.peers);
+    }
+
+    pub fn find(t: *const Transfer, id: base.PeerId) ?u16 {
+        for (t.peers, 0..) |*peer, rank| {
+            if (peer.is_linked and peer.id.eql(id)) return @intCast(rank);
+        }
+        return null;
+    }
+
+    /// Leaves and their hashes are coming in.
+    pub fn is_fetching(t: *const Transfer) bool {
+        return t.phase == .hashes or t.phase == .leaves;
+    }
+
+    /// The hashes are there: the leaves that this peer lacks are needed. Returns how many others
+    /// are not in the user's memory either.
+    pub fn begin_leaves(t: *Transfer) u32 {
+        const state = t.state.?;
+        t.phase = .leaves;
+        t.hashes_from = null;
+        var staged: u32 = 0;
+        for (0..state.leaf_count()) |leaf| {
+            const is_own = std.mem.eql(u8, &state.wanted[leaf + 1], &state.hashes[leaf + 1]);
+            if (state.lacks(@intCast(leaf))) t.fetch.need(@intCast(leaf)) //
+            else staged += @intFromBool(!is_own);
+        }
+        return staged;
+    }
+
+    /// The next request to this peer, unless all have been said.
+    pub fn next_want(t: *Transfer, rank: u16) ?Item {
+        if (t.peers[rank].wants_page) |page| {
+            t.peers[rank].wants_page = null;
+            return .{ .class = link_file.class_hashes, .index = page };
+        }
+        if (t.phase != .leaves) return null;
+        const leaf = t.fetch.say(rank) orelse return null;
+        return .{ .class = link_file.class_leaf, .index = leaf };
+    }
+
+    /// Whether it has been asked for all that is wanted of it.
+    pub fn has_said_all(t: *const Transfer, rank: u16) bool {
+        if (t.peers[rank].wants_page != null) return false;
+        return t.phase != .leaves or t.fetch.has_said_all(rank);
+    }
+
+    /// Whether this peer has been asked for something that it has not brought.
+    pub fn owes(t: *const Transfer, rank: u16) bool {
+        return t.fetch.owes(rank) or t.peers[rank].owes_page;
+    }
+
+    /// It may not have heard of this request, because a lane broke: it is said once more, if the
+    /// answer has not come.
+    pub fn say_again(t: *Transfer, rank: u16, item: Item) void {
+        if (item.class == link_file.class_leaf) return t.fetch.unsay(rank, item.index);
+        const peer = &t.peers[rank];
+        const is_next = t.hashes_from == rank and t.pages_got == item.index;
+        if (is_next and peer.owes_page) peer.wants_page = item.index;
+    }
+
+    /// The lane of a frame that this peer gives broke in the middle of it.
+    pub fn broke_off(t: *Transfer, rank: u16, header: *const wire.frame.Header) void {
+        if (header.kind != .leaf) return;
+        t.fetch.unplace(rank, @intCast(header.index), header.reduced_attempt, header.fragment);
+    }
+
+    /// Nothing more is asked of this peer.
+    pub fn discard(t: *Transfer, rank: u16) void {
+        t.fetch.discard(rank);
+        t.peers[rank].wants_page = null;
+        t.peers[rank].owes_page = false;
+        if (t.hashes_from == rank) t.hashes_from = null;
+    }
+};
+
+// ---- what goes out
+
+/// Whether there is what a request names.
+pub fn has(state: *const State, class: u16, index: u64) bool {
+    return index < switch (class) {
+        link_file.class_leaf => state.leaf_count(),
+        link_file.class_hashes => state.page_count(),
+        else => 0,
+    };
+}
+
+pub fn frame_kind_of(item: Item) wire.frame.Kind {
+    return if (item.class == link_file.class_leaf) .leaf else .hashes;
+}
+
+/// A leaf or a page that there is. `wanted`: of the content that was elected, and not of the one in
+/// the user's memory.
+pub fn payload_of(state: *State, item: Item, wanted: bool) []const u8 {
+    if (item.class != link_file.class_leaf)
+        return State.page_of(if (wanted) state.wanted else state.hashes, item.index);
+    return if (wanted) state.wanted_leaf(item.index) else state.leaf(item.index);
+}
+
+// ---- the call
+//
+// One call that makes a shared state equal on all members: what it has offered, what was elected,
+// and what has moved.
+
+pub const Sync = struct {
+    /// With the state, until the call returns. Ranks are those of the epoch.
+    transfer: Transfer,
+    strategy: control.Strategy,
+    /// The number of the attempt under way, or of the last one.
+    attempt: u32 = 0,
+    /// The revision of the content that this peer has called with.
+    brought: u64,
+    /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
+    revision: u64,
+    root: Hash,
+    voted: bool = false,
+    /// The revision that this peer expects, and its standing (StateOffer).
+    expected: u64,
+    standing: control.Standing,
+    /// The content that the attempt under way has elected, and who had it then; nobody: all did.
+    elected_revision: u64 = 0,
+    elected_root: Hash = undefined,
+    holders: Mask = .empty,
+    /// Still to come of the page of hashes that is coming in, at the last tick.
+    page_bytes_left: usize = 0,
+    /// How long to wait for something of it, until another one is asked.
+    page_patience_ns: u64 = 0,
+
+    /// In all attempts: those of leaves, and those of their hashes.
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+    hash_bytes_sent: u64 = 0,
+    hash_bytes_received: u64 = 0,
+    leaves_given: u32 = 0,
+    leaves_moved: u32 = 0,
+    /// Leaves that differ and had been fetched before the call.
+    leaves_early: u32 = 0,
+    sources: Mask = .empty,
+    differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
+    differs_length: usize = 0,
+
+    pub const Options = struct {
+        state: *State,
+        strategy: control.Strategy,
+        /// The revision of the state's content; null: the state's own.
+        revision: ?u64,
+        expected: u64,
+        standing: control.Standing,
+        ranks: usize,
+    };
+
+    /// Reserves all that it needs but the leaves that will come in.
+    pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Sync {
+        const state = options.state;
+        const sync = try gpa.create(Sync);
+        errdefer gpa.destroy(sync);
+        const revision = options.revision orelse state.revision;
+        sync.* = .{
+            .transfer = try .init(gpa, state, options.ranks),
+            .strategy = options.strategy,
+            .brought = revision,
+            .revision = revision,
+            .root = state.root,
+            .expected = options.expected,
+            .standing = options.standing,
+        };
+        return sync;
+    }
+
+    pub fn destroy(sync: *Sync) void {
+        if (sync.transfer.state) |state| state.in_call = false;
+        const gpa = sync.transfer.gpa;
+        sync.transfer.deinit();
+        gpa.destroy(sync);
+    }
+
+    /// Between the begin of an attempt and its stop.
+    pub fn is_under_way(sync: *const Sync) bool {
+        return sync.transfer.phase != .stopped;
+    }
+
+    pub fn digest_of(root: *const Hash, revision: u64) u128 {
+        return kernels.digest(root, revision);
+    }
+
+    /// The revision after the commit. A liar may have brought it to the limit: it stays there.
+    pub fn revision_after(sync: *const Sync) u64 {
+        return @min(sync.revision + 1, limits.state_revisions_max);
+    }
+
+    /// Structures differ: how, in words.
+    pub fn differs(sync: *const Sync) []const u8 {
+        return sync.differs_storage[0..sync.differs_length];
+    }
+
+    pub fn note_differs(sync: *Sync, text: []const u8) void {
+        if (!std.unicode.utf8ValidateSlice(text)) return; // it goes into a sentence
+        sync.differs_length = @min(text.len, sync.differs_storage.len);
+        @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
+    }
+
+    /// Whether the last lane of this link costs the attempt.
+    pub fn uses(sync: *const Sync, link: *const Link) bool {
+        const rank = sync.transfer.find(link.peer) orelse return false;
+        return sync.transfer.peers[rank].used;
+    }
+
+    /// This peer's offer rests on what it has staged, not on the user's memory alone.
+    pub fn offers_staged(sync: *const Sync) bool {
+        const state = sync.transfer.state orelse return false; // it gives nothing any more
+        return !std.mem.eql(u8, &sync.root, &state.root);
+    }
+};

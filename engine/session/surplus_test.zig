@@ -1,11 +1,12 @@
-//! Lanes that close without harm: those that no side would like to have any more (surplus.zig), and
-//! those that fall silent while others of their link deliver (links.zig, resend.zig). Lanes that
+//! Lanes that close without harm: those that no side would like to have any more (dial.zig), and
+//! those that fall silent while others of their link deliver (dial.zig, dial.zig). Lanes that
 //! break under a shared state: sync_lanes_test.zig.
 
 const std = @import("std");
-const session = @import("root.zig");
-const surplus = @import("surplus.zig");
+const deadline_never = @import("sync_test.zig").deadline_never;
+const dial = @import("dial.zig");
 const hostile_test = @import("hostile_test.zig");
+const session = @import("root.zig");
 const world_test = @import("world_test.zig");
 const Broken = @import("sync_lanes_test.zig").Broken;
 const Case = @import("sync_test.zig").Case;
@@ -14,12 +15,11 @@ const Link = session.Link;
 const Operation = session.Operation;
 const World = world_test.World;
 const calls = session.calls;
-const deadline_never = @import("sync_test.zig").deadline_never;
 const elements = world_test.elements;
-const gpa = std.testing.allocator;
-const second_ns = std.time.ns_per_s;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const second_ns = std.time.ns_per_s;
 
 /// Two members whose link has six lanes, and both ends of it.
 const Two = struct {
@@ -32,7 +32,7 @@ const Two = struct {
         try hostile_test.form(w, 2);
         for (&two.ends, 0..) |*end, index|
             end.* = hostile_test.link_to(&w.nodes[index], &w.nodes[1 - index]);
-        two.idle_ns = surplus.idle_silences * w.nodes[0].s.settings.silence_ns;
+        two.idle_ns = dial.idle_silences * w.nodes[0].s.settings.silence_ns;
         try two.wish(0, 6);
         try two.expect_open(6);
     }

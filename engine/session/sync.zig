@@ -1,126 +1,1158 @@
-//! Sync: one call that makes a shared state equal on all members: what it has offered, what was
-//! elected, and what has moved. The steps of the call: syncing.zig; the election:
+//! sync: the call that makes a shared state equal on all members. It offers the content that this
+//! peer holds. If another content is elected, it fetches the leaves that differ from all members
+//! that hold that content, while those serve from the user's memory. Fetched leaves wait in the
+//! state (state.zig) until the commit, so a failed call has changed nothing. The election:
 //! protocol/election.zig.
+//!
+//! A member asks for the hashes of all leaves first and compares them with the elected root, so
+//! each leaf is checked as it arrives, no matter which peer sends it. A newcomer fetches leaves
+//! before it enters, too (prefetch). All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const kernels = @import("kernels");
+const protocol = @import("protocol");
+const wire = @import("wire");
+const detach_all = @import("session.zig").detach_all;
+const give_up = @import("session.zig").give_up;
+const label_named = @import("session.zig").label_named;
+const link_file = @import("link.zig");
+const state_file = @import("state.zig");
+const wake_later = @import("session.zig").wake_later;
+const Group = @import("group.zig").Group;
+const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
+const Operation = @import("operation.zig").Operation;
+const Requests = @import("link.zig").Requests;
+const Sent = @import("link.zig").Sent;
+const Session = @import("session.zig").Session;
 const State = @import("state.zig").State;
-const Transfer = @import("transfer.zig").Transfer;
+const Sync = @import("state.zig").Sync;
 const Allocator = std.mem.Allocator;
-const Hash = wire.control.Hash;
+const AskError = state_file.TransferError;
+const Fragment = wire.Fragment;
+const Header = wire.frame.Header;
 const Mask = base.Mask;
+const Place = state_file.Place;
+const Shared = Group.Shared;
+const Transfer = state_file.Transfer;
 const control = wire.control;
 const limits = base.limits;
 
-pub const Sync = struct {
-    /// With the state, until the call returns. Ranks are those of the epoch.
-    transfer: Transfer,
-    strategy: control.Strategy,
-    /// The number of the attempt under way, or of the last one.
-    attempt: u32 = 0,
-    /// The revision of the content that this peer has called with.
-    brought: u64,
-    /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
-    revision: u64,
-    root: Hash,
-    voted: bool = false,
-    /// The revision that this peer expects, and its standing (StateOffer).
-    expected: u64,
-    standing: control.Standing,
-    /// The content that the attempt under way has elected, and who had it then; nobody: all did.
-    elected_revision: u64 = 0,
-    elected_root: Hash = undefined,
-    holders: Mask = .empty,
-    /// Still to come of the page of hashes that is coming in, at the last tick.
-    page_bytes_left: usize = 0,
-    /// How long to wait for something of it, until another one is asked.
-    page_patience_ns: u64 = 0,
+// ---- standing
 
-    /// In all attempts: those of leaves, and those of their hashes.
-    bytes_sent: u64 = 0,
-    bytes_received: u64 = 0,
-    hash_bytes_sent: u64 = 0,
-    hash_bytes_received: u64 = 0,
-    leaves_given: u32 = 0,
-    leaves_moved: u32 = 0,
-    /// Leaves that differ and had been fetched before the call.
-    leaves_early: u32 = 0,
-    sources: Mask = .empty,
-    differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
-    differs_length: usize = 0,
+/// The group that a sub-group comes from; null: this peer has left it.
+fn root_of(s: *Session, group: *Group) ?*Group {
+    const founding = if (group.founding) |*it| it else return null;
+    for (s.groups.items) |other| if (other.number == founding.root) return other;
+    return null;
+}
 
-    pub const Options = struct {
-        state: *State,
-        strategy: control.Strategy,
-        /// The revision of the state's content; null: the state's own.
-        revision: ?u64,
-        expected: u64,
-        standing: control.Standing,
-        ranks: usize,
-    };
+/// Makes room for what is remembered of a state's syncs.
+pub fn reserve_synced(s: *Session, group: *Group) Allocator.Error!void {
+    try group.synced.reserve(s.gpa);
+    if (root_of(s, group)) |root| try root.synced_below.reserve(s.gpa);
+}
 
-    /// Reserves all that it needs but the leaves that will come in.
-    pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Sync {
-        const state = options.state;
-        const sync = try gpa.create(Sync);
-        errdefer gpa.destroy(sync);
-        const revision = options.revision orelse state.revision;
-        sync.* = .{
-            .transfer = try .init(gpa, state, options.ranks),
-            .strategy = options.strategy,
-            .brought = revision,
-            .revision = revision,
-            .root = state.root,
-            .expected = options.expected,
-            .standing = options.standing,
-        };
-        return sync;
+fn note_synced(s: *Session, group: *Group, state: *const State) void {
+    group.synced.note(state.tag, state.revision);
+    if (root_of(s, group)) |root| root.synced_below.note(state.tag, state.revision);
+}
+
+/// The standing of this peer, which is a member, in a sync of the state with this tag.
+pub fn standing(s: *Session, group: *Group, tag: u64) control.Standing {
+    if (group.synced.expected(tag) > 0) return .synced;
+    if (root_of(s, group)) |root| {
+        if (root.synced.expected(tag) > 0 or root.synced_below.expected(tag) > 0) return .synced;
     }
+    return if (group.is_newcomer()) .newcomer else .member;
+}
 
-    pub fn destroy(sync: *Sync) void {
-        if (sync.transfer.state) |state| state.in_call = false;
-        const gpa = sync.transfer.gpa;
-        sync.transfer.deinit();
-        gpa.destroy(sync);
+// ---- attempts
+
+/// An attempt begins; the offer follows in `step`.
+pub fn start(s: *Session, operation: *Operation) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
+    sync.attempt = epoch.attempt;
+    sync.page_patience_ns = s.settings.silence_ns / 4;
+    t.owner = operation.owner();
+    t.phase = .begun;
+    t.hashing.runner = if (s.runner) |*runner| runner else null;
+    t.hashes_from = null;
+    // Members spread over the sources: each begins behind itself.
+    t.first = epoch.paths.order.position(epoch.rank);
+    for (t.peers, epoch.ids, 0..) |*peer, id, rank| {
+        const is_other = rank != epoch.rank and epoch.alive.has(rank);
+        const is_linked = is_other and s.link_to(id) != null;
+        peer.become(t.gpa, .{ .id = id, .is_linked = is_linked, .gave_at = s.now });
     }
+}
 
-    /// Between the begin of an attempt and its stop.
-    pub fn is_under_way(sync: *const Sync) bool {
-        return sync.transfer.phase != .stopped;
+/// The link ends, because nobody has wanted it for a while: in a large group a sync may have begun
+/// while it was still there for a message, or for an order of another epoch.
+pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
+    const sync = operation.sync() orelse return;
+    const t = &sync.transfer;
+    const rank = t.find(link.peer) orelse return;
+    t.peers[rank].become(t.gpa, .{});
+    if (t.hashes_from == rank) t.hashes_from = null;
+    if (t.is_fetching()) t.fetch.forget(rank);
+    wake_later(s, operation);
+}
+
+/// No lane reads or writes memory of the state any more, and no job does afterwards.
+pub fn stop(operation: *Operation) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (t.state) |state| {
+        const found = t.hashing.fence(state);
+        sync.leaves_moved += found.leaves;
+        sync.sources.merge(&found.sources);
     }
+    t.phase = .stopped;
+    for (t.peers) |*peer| peer.become(t.gpa, .{});
+}
 
-    pub fn digest_of(root: *const Hash, revision: u64) u128 {
-        return kernels.digest(root, revision);
+/// Sends what is due and can only be said outside of the member.
+pub fn step(s: *Session, operation: *Operation) void {
+    const sync = operation.work.sync;
+    if (operation.op.state == .finished) return;
+    switch (sync.transfer.phase) {
+        .stopped, .offered => {},
+        .begun => offer(s, operation),
+        .hashes, .leaves => fetch_more(s, operation),
+        .complete => {
+            const digest = Sync.digest_of(&sync.root, sync.revision);
+            const voted = operation.op.voted_attempt;
+            operation.group.member.completed(&operation.op, digest);
+            if (operation.op.voted_attempt != voted) s.sync_point(operation, .sync_voted, 0);
+        },
     }
+}
 
-    /// The revision after the commit. A liar may have brought it to the limit: it stays there.
-    pub fn revision_after(sync: *const Sync) u64 {
-        return @min(sync.revision + 1, limits.state_revisions_max);
-    }
+fn offer(s: *Session, operation: *Operation) void {
+    const sync = operation.work.sync;
+    sync.transfer.phase = .offered;
+    sync.holders = .empty;
+    // In doubt it has let go of the state, and offers nothing.
+    const state = sync.transfer.state;
+    operation.group.member.offer(&operation.op, .{
+        .digest = Sync.digest_of(&sync.root, sync.revision),
+        .revision = sync.revision,
+        .expected = sync.expected,
+        .structure = if (state) |it| it.structure() else sync.root,
+        .root = sync.root,
+        .strategy = sync.strategy,
+        .standing = sync.standing,
+        .voted = sync.voted,
+        .name = if (state) |it| .shown(it.name) else .{},
+    });
+    s.sync_point(operation, .sync_offered, 0);
+}
 
-    /// Structures differ: how, in words.
-    pub fn differs(sync: *const Sync) []const u8 {
-        return sync.differs_storage[0..sync.differs_length];
-    }
+/// The call returns, committed or not: the caller has its memory back. An attempt that is under way
+/// goes on without.
+pub fn over(s: *Session, operation: *Operation, committed: bool) void {
+    const sync = operation.work.sync;
+    const is_under_way = sync.is_under_way();
+    stop(operation);
+    if (is_under_way) sync.transfer.phase = .begun;
+    const state = sync.transfer.state orelse return;
+    sync.transfer.state = null;
+    state.in_call = false;
+    if (!committed) return; // what is staged serves the next call
+    state.revision = sync.revision_after();
+    note_synced(s, operation.group, state);
+    // The difference is complete in `wanted` and `staged`; the caller applies it.
+    if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
+    const replaced: Replaced = .{ .s = s, .operation = operation, .state = state };
+    // Its user may have loaded a newer checkpoint than the others have.
+    if (sync.brought > sync.revision and sync.strategy != .receive_only)
+        s.log(.warning, "{f}", .{replaced})
+    else
+        s.log(.info, "{f}", .{replaced});
+}
 
-    pub fn note_differs(sync: *Sync, text: []const u8) void {
-        if (!std.unicode.utf8ValidateSlice(text)) return; // it goes into a sentence
-        sync.differs_length = @min(text.len, sync.differs_storage.len);
-        @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
-    }
+/// A sync replaces what this peer had.
+const Replaced = struct {
+    s: *const Session,
+    operation: *const Operation,
+    state: *const State,
 
-    /// Whether the last lane of this link costs the attempt.
-    pub fn uses(sync: *const Sync, link: *const Link) bool {
-        const rank = sync.transfer.find(link.peer) orelse return false;
-        return sync.transfer.peers[rank].used;
-    }
-
-    /// This peer's offer rests on what it has staged, not on the user's memory alone.
-    pub fn offers_staged(sync: *const Sync) bool {
-        const state = sync.transfer.state orelse return false; // it gives nothing any more
-        return !std.mem.eql(u8, &sync.root, &state.root);
+    pub fn format(it: Replaced, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const sync = it.operation.work.sync;
+        const given = if (sync.sources.is_empty()) &sync.holders else &sync.sources;
+        try writer.print(
+            "shared state \"{s}\": content of revision {d} replaces revision {d} of this peer",
+            .{ it.state.name, sync.revision, sync.brought },
+        );
+        if (given.is_empty()) return;
+        const first = it.operation.ids[given.at(0)];
+        try writer.print("; it came from peer {f}", .{label_named(it.s, first)});
+        const others = given.count() - 1;
+        if (others > 0) try writer.print(" and {d} more", .{others});
     }
 };
+
+/// Offers differ, and this was elected.
+pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    const state = t.state orelse return;
+    if (t.phase != .offered) return; // the offer of this attempt is still to be sent
+    sync.elected_revision = message.revision;
+    sync.elected_root = message.root;
+    sync.holders = message.holders;
+    if (std.mem.eql(u8, &sync.root, &message.root)) {
+        completed(s, operation);
+        return step(s, operation);
+    }
+    // Links may be broken while the members are well: then the others give. If all are broken, what
+    // is asked for waits for the first that is open again.
+    var sources: Mask = .empty;
+    var working: Mask = .empty;
+    for (t.peers, 0..) |*peer, rank| {
+        const link = link_to(s, t, rank) orelse continue;
+        if (!peer.gives and !message.holders.has(rank)) continue;
+        sources.set(rank);
+        if (link.open_count > 0) working.set(rank);
+    }
+    t.fetch.begin(if (working.is_empty()) &sources else &working);
+    const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
+    if (known) begin_leaves(operation) else {
+        state.wanted_root = null;
+        t.phase = .hashes;
+    }
+    step(s, operation);
+}
+
+/// This peer has what was elected: from now on it offers that, and nothing else. Others may have no
+/// link to any who had it before.
+fn completed(s: *Session, operation: *Operation) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    const held = std.mem.eql(u8, &sync.root, &sync.elected_root);
+    if (!held) for (t.peers, 0..) |*peer, rank| {
+        const link = link_to(s, t, rank) orelse continue;
+        peer.tell = !sync.holders.has(rank);
+        s.wake(link);
+    };
+    t.phase = .complete;
+    sync.revision = sync.elected_revision;
+    sync.root = sync.elected_root;
+    sync.voted = true;
+}
+
+fn begin_leaves(operation: *Operation) void {
+    const sync = operation.work.sync;
+    sync.leaves_early = sync.transfer.begin_leaves() -| sync.leaves_moved;
+}
+
+fn fetch_more(s: *Session, operation: *Operation) void {
+    const t = &operation.work.sync.transfer;
+    if (t.phase == .leaves and t.fetch.left == 0) {
+        completed(s, operation);
+        return step(s, operation);
+    }
+    if (!t.fetch.has_sources()) {
+        // It has no link to those who hold it: in a large group only to neighbours, who will.
+        if (t.fetch.may_wait() or !t.hashing.is_idle()) return;
+        s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
+        return operation.group.member.give_up(&operation.op, .state_unavailable);
+    }
+    if (t.phase == .leaves) return ask_for_leaves(s, t);
+    if (t.hashes_from == null) ask_another_for_hashes(s, t);
+}
+
+/// "shared state "weights"", or "a shared state" when the caller has it back.
+const Of = struct {
+    transfer: *const Transfer,
+
+    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const state = it.transfer.state orelse return writer.writeAll("a shared state");
+        try writer.print("shared state \"{s}\"", .{state.name});
+    }
+};
+
+/// Nothing more is asked of this source.
+fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
+    const t = &operation.work.sync.transfer;
+    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
+        Of{ .transfer = t }, label_named(s, operation.ids[rank]), why,
+    });
+    t.discard(rank);
+    wake_later(s, operation);
+}
+
+const not_elected = "what it sent is not the elected content";
+
+pub fn tick(s: *Session, operation: *Operation, late: bool) void {
+    const t = &operation.work.sync.transfer;
+    for (0..t.peers.len) |index| {
+        const rank: u16 = @intCast(index);
+        if (is_mute(s, t, rank, late)) discard(s, operation, rank, "it gives nothing");
+    }
+    if (t.phase == .hashes) tick_hashes(s, operation, late);
+}
+
+/// Nothing can be asked for without the hashes, so another one is asked for them long before that:
+/// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
+fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    // All who are left owe one already, or did so before.
+    const rank = t.hashes_from orelse return ask_another_for_hashes(s, t);
+    // Slow data counts, but not data that has begun and stands still.
+    const left = if (link_to(s, t, rank)) |link| link.bytes_left(t.owner) else 0;
+    if (late or left != sync.page_bytes_left) t.page_moved_at = s.now;
+    sync.page_bytes_left = left;
+    if (s.now -| t.page_moved_at < sync.page_patience_ns) return;
+    ask_another_for_hashes(s, t);
+    if (t.hashes_from != rank) sync.page_patience_ns *|= 2;
+}
+
+// ---- outgoing
+
+/// Puts the next open or request of a sync on a lane that is idle, if there is one.
+pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (t.phase == .begun) return false; // it has offered nothing
+    const rank = t.find(link.peer) orelse return false;
+    const peer = &t.peers[rank];
+    if (peer.tell) {
+        peer.tell = false;
+        peer.told = true;
+        peer.used = true;
+        const descriptor = control.encode_descriptor(operation.op.descriptor);
+        operation.put(lane, .{ .kind = .open, .index = 0 }, &descriptor);
+        return true;
+    }
+    if (!lane.unacked.has_room()) return false;
+    if (t.next_want(rank)) |item| {
+        note(lane, operation, item, false);
+        operation.put(lane, .{
+            .kind = .want,
+            .index = item.index,
+            .class = item.class,
+            .asks = lane.unacked.is_short(),
+        }, "");
+        return true;
+    }
+    return false;
+}
+
+/// Puts the next leaf or page that was asked for on a lane that is idle, if there is one.
+pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Operation) bool {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (t.phase == .begun) return false; // it has offered nothing
+    if (!lane.unacked.has_room()) return false;
+    const peer = &t.peers[t.find(link.peer) orelse return false];
+    const staged = sync.offers_staged();
+    // Members lie about votes if another content is elected than the one that this peer has voted
+    // for. While that comes in, what is staged is neither the one nor the other.
+    if (staged and t.is_fetching()) return false;
+    const first = peer.asked.first() orelse return false;
+    const payload = state_file.payload_of(t.state.?, first.*, staged);
+    const answer = take_answer(s, lane, &peer.asked, payload);
+    const item = answer.item;
+    note(lane, operation, item, true);
+    operation.put(lane, .{
+        .kind = state_file.frame_kind_of(item),
+        .index = item.index,
+        .reduced_attempt = item.answer,
+        .payload_bytes = @intCast(answer.bytes.len),
+        .asks = lane.unacked.is_short(),
+        .again = item.again,
+        .fragment = item.part,
+    }, "");
+    lane.put_payload(answer.bytes, t.owner);
+    return true;
+}
+
+/// It is acknowledged, or goes again.
+fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool) void {
+    lane.unacked.push(.{
+        .operation = operation,
+        .request = .{ .item = item, .is_answer = is_answer },
+    });
+}
+
+// ---- a lane that breaks
+
+/// A frame that it may not have delivered goes again (dial.zig). False: it cannot.
+pub fn say_again(
+    operation: *Operation,
+    link: *const Link,
+    request: *const Sent.Request,
+) bool {
+    const t = &operation.work.sync.transfer;
+    return ask_again(t, t.find(link.peer) orelse return true, request);
+}
+
+/// A frame was still coming in on it.
+pub fn broke_off(operation: *Operation, link: *const Link, header: *const Header) void {
+    const t = &operation.work.sync.transfer;
+    t.broke_off(t.find(link.peer) orelse return, header);
+}
+
+/// The other side may not have heard that this peer has everything.
+pub fn open_again(operation: *Operation, link: *const Link) void {
+    const t = &operation.work.sync.transfer;
+    const peer = &t.peers[t.find(link.peer) orelse return];
+    peer.tell = peer.tell or peer.told;
+}
+
+/// A leaf, or a part of one, or a page has gone.
+pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
+    const sync = operation.work.sync;
+    const header = lane.outgoing();
+    if (header.kind != .leaf) {
+        sync.hash_bytes_sent += header.payload_bytes;
+        return;
+    }
+    sync.bytes_sent += header.payload_bytes;
+    if (header.fragment.after > 0) return;
+    sync.leaves_given += 1;
+    s.sync_point(operation, .sync_given, sync.leaves_given);
+}
+
+// ---- incoming
+
+pub const Error = state_file.TransferError || Requests.Error || error{WrongPhase};
+
+/// Another member has everything by now.
+pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
+    const t = &operation.work.sync.transfer;
+    const rank = t.find(link.peer) orelse return;
+    t.peers[rank].gives = true;
+    if (!t.is_fetching()) return; // `elected` looks at it
+    t.fetch.add_source(rank);
+    wake_later(s, operation);
+}
+
+/// Another member wants a leaf, or a page of hashes.
+pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
+    const sync = operation.sync() orelse return error.WrongPhase;
+    const state = sync.transfer.state orelse return; // in doubt: it gives nothing any more
+    const rank = sync.transfer.find(link.peer) orelse return;
+    const peer = &sync.transfer.peers[rank];
+    if (!state_file.has(state, header.class, header.index)) return error.UnknownLeaf;
+    try peer.asked.push(sync.transfer.gpa, .{
+        .class = header.class,
+        .index = @intCast(header.index),
+    });
+    peer.used = true;
+    s.wake(link);
+}
+
+/// Where the payload of a leaf or a page goes; null: it is not wanted any more.
+pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
+    const sync = operation.sync() orelse return error.WrongPhase;
+    return place_asked(s, &sync.transfer, lane, header) catch |err| {
+        if (err != error.OutOfMemory) return err;
+        give_up(s, operation);
+        wake_later(s, operation);
+        return null;
+    };
+}
+
+/// The payload of a placed frame is complete.
+pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    const rank = asked_arrived(s, t, lane) orelse return;
+    if (header.kind == .hashes) {
+        sync.hash_bytes_received += header.payload_bytes;
+        if (page_arrived(s, t, rank, header)) hashes_arrived(s, operation, rank);
+    } else {
+        sync.bytes_received += header.payload_bytes;
+        const bytes = leaf_arrived(t, rank, header) orelse return;
+        return hashed(s, operation, rank, @intCast(header.index), &kernels.blake3(bytes));
+    }
+    wake_later(s, operation);
+}
+
+/// A runner has hashed a leaf.
+pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
+    const post = operation.work.sync.transfer.hashing.take_back(job);
+    hashed(s, operation, post.rank, post.leaf, &post.hash);
+}
+
+fn hashed(
+    s: *Session,
+    operation: *Operation,
+    rank: u16,
+    leaf: u32,
+    hash: *const control.Hash,
+) void {
+    const sync = operation.work.sync;
+    const t = &sync.transfer;
+    if (!t.state.?.check_staged(leaf, hash)) {
+        t.fetch.failed(leaf);
+        return discard(s, operation, rank, not_elected);
+    }
+    t.fetch.passed(leaf);
+    sync.leaves_moved += 1;
+    sync.sources.set(rank);
+    s.sync_point(operation, .sync_taken, sync.leaves_moved);
+    wake_later(s, operation);
+}
+
+fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
+    const sync = operation.work.sync;
+    const state = sync.transfer.state.?;
+    const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
+    if (!std.mem.eql(u8, &root, &sync.elected_root))
+        return discard(s, operation, rank, not_elected);
+    state.wanted_root = root;
+    begin_leaves(operation);
+}
+
+// ---- structures
+
+/// The coordinator asks what this state is made of, from some tensor on.
+pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
+    const sync = operation.work.sync;
+    const state = sync.transfer.state orelse return;
+    if (first > state.entries.len) return error.Unexpected;
+    var tensors: std.ArrayList(control.StateTensor) = .empty;
+    defer tensors.deinit(sync.transfer.gpa);
+    var bytes: usize = 0;
+    for (state.entries[first..]) |*entry| {
+        const tensor = &entry.tensor;
+        bytes += 16 + tensor.name.len + 8 * tensor.shape.len;
+        if (bytes > limits.state_page_bytes and tensors.items.len > 0) break;
+        try tensors.append(sync.transfer.gpa, .{
+            .name = .of(tensor.name),
+            .dtype = tensor.dtype,
+            .may_differ = tensor.may_differ,
+            .shape = .of(tensor.shape),
+        });
+    }
+    const total: u32 = @intCast(state.entries.len);
+    operation.group.member.describe(&operation.op, tensors.items, first, total);
+}
+
+// ---- for the user
+
+/// The members whose offers the committed content was elected from: those of that attempt.
+pub fn contributors(operation: *const Operation) *const Mask {
+    return operation.history.members(operation.op.voted_attempt);
+}
+
+/// The contributors that held the content when it was elected.
+pub fn holders(operation: *const Operation) *const Mask {
+    const sync = operation.work.sync;
+    return if (sync.holders.is_empty()) contributors(operation) else &sync.holders;
+}
+
+// ---- prefetch
+//
+// The part of a shared state that a newcomer fetches in the background, before it enters, from
+// members that have opted in and train meanwhile. They send their memory as it is at that moment,
+// perhaps torn. Each leaf is kept with the hash of the bytes that came, and the first sync
+// (state.zig) takes it only if that hash was elected; so only leaves that have changed since move
+// then.
+//
+// Nothing here is an operation: there is no vote and no attempt, and a leaf that fails is simply
+// not there. Frames name epoch 0, the tag of the state, and in `attempt` the fetch that they belong
+// to. They go when no operation has anything to send.
+
+/// Answers of another structure are of no use.
+fn fingerprint(state: *const State) u32 {
+    return std.mem.readInt(u32, state.structure()[0..4], .little);
+}
+
+// ---- the newcomer
+
+/// Begins to fetch, if this peer is a newcomer whose lanes are open. The state's leaves are hashed.
+pub fn begin_prefetch(s: *Session, shared: *Shared) Allocator.Error!void {
+    const group = shared.group;
+    const state = shared.state;
+    if (group.state != .joined or group.member.current != null or !group.ready_told) return;
+    if (shared.prefetch != null or state.leaf_count() == 0) return;
+    var count: usize = 0;
+    for (s.links.items) |link| count += @intFromBool(may_give(group, link));
+    if (count == 0) return;
+    const t = try s.gpa.create(Transfer);
+    errdefer s.gpa.destroy(t);
+    t.* = try .init(s.gpa, state, count);
+    s.prefetches +%= 1;
+    t.number = s.prefetches;
+    count = 0;
+    for (s.links.items) |link| if (may_give(group, link)) {
+        t.peers[count] = .{ .id = link.peer, .is_linked = true, .gave_at = s.now };
+        count += 1;
+    };
+    t.hashing.runner = if (s.runner) |*runner| runner else null;
+    t.phase = .hashes;
+    t.fetch.begin(&.full(count));
+    shared.prefetch = t;
+    state.wanted_root = null;
+    // Newcomers spread over the members.
+    ask_for_hashes(s, t, @intCast(s.prng.below(count)));
+}
+
+fn may_give(group: *const Group, link: *const Link) bool {
+    return link.open_count > 0 and group.knows(link.peer);
+}
+
+/// Whatever is still on its way is not wanted; what has come stays.
+pub fn stop_prefetch(s: *Session, shared: *Shared) void {
+    if (shared.prefetch == null) return;
+    detach_all(s, .{ .state = shared.state });
+    forget_prefetch(shared);
+    s.links_stale = true; // perhaps nothing else wants those to the sources
+    entry_may_go_on(shared.group);
+}
+
+/// The process ends.
+pub fn forget_prefetch(shared: *Shared) void {
+    const t = shared.prefetch orelse return;
+    shared.prefetch = null;
+    const gpa = t.gpa;
+    t.deinit();
+    gpa.destroy(t);
+}
+
+/// A newcomer that asked to be admitted waits for its fetches.
+fn entry_may_go_on(group: *Group) void {
+    if (!group.admit_waits or group.is_fetching()) return;
+    group.admit_waits = false;
+    group.member.admit();
+}
+
+fn ask_more(s: *Session, shared: *Shared) void {
+    const t = shared.prefetch.?;
+    if (t.hashes_from != null) return;
+    if (t.fetch.left == 0) return prefetch_over(s, shared);
+    if (!t.fetch.has_sources()) return if (t.hashing.is_idle()) prefetch_over(s, shared);
+    ask_for_leaves(s, t);
+}
+
+fn prefetch_over(s: *Session, shared: *Shared) void {
+    const t = shared.prefetch.?;
+    s.log(.info, "shared state \"{s}\": {d} leaves fetched in the background, {d} missing", .{
+        shared.state.name, t.leaves_kept, t.fetch.left,
+    });
+    stop_prefetch(s, shared);
+}
+
+/// This source gives nothing any more.
+fn discard_prefetch(s: *Session, shared: *Shared, source: u16) void {
+    const t = shared.prefetch.?;
+    const gives_hashes = t.hashes_from == source;
+    t.discard(source);
+    if (gives_hashes) ask_another_for_hashes(s, t);
+    ask_more(s, shared); // perhaps nobody is left
+}
+
+/// A lane is gone: what it may not have delivered goes again, on another one or when there is one.
+/// A source whose last lane it was is done without.
+pub fn prefetch_lane_gone(s: *Session, lane: *Lane, link: *Link) void {
+    take_back_prefetch(s, lane, link);
+    for (0..lane.unacked.count) |index| {
+        const frame = lane.unacked.at(@intCast(index));
+        if (frame.operation != null) continue;
+        // If memory is out it stays lost: the source is mute, or this peer is.
+        if (frame.request) |*request| _ = say_prefetch_again(s, link, request);
+    }
+    if (link.open_count > 0) return;
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        discard_prefetch(s, shared, t.find(link.peer) orelse continue);
+    };
+}
+
+/// A fragment of a leaf that was coming in on it is awaited anew.
+fn take_back_prefetch(s: *Session, lane: *const Lane, link: *const Link) void {
+    if (std.meta.activeTag(lane.into_owner orelse return) != .state) return;
+    const shared = fetch_of(s, &lane.incoming) orelse return;
+    const t = shared.prefetch.?;
+    t.broke_off(t.find(link.peer) orelse return, &lane.incoming);
+}
+
+fn say_prefetch_again(s: *Session, link: *Link, request: *const Sent.Request) bool {
+    if (request.is_answer) return answer_again(&link.asked, link.gpa, request);
+    const item = &request.item;
+    const shared = find_fetch(s, item.group, item.tag, item.number) orelse return true;
+    const t = shared.prefetch.?;
+    return ask_again(t, t.find(link.peer) orelse return true, request);
+}
+
+/// As in a sync: whoever gives nothing is not waited for.
+pub fn tick_prefetch(s: *Session, late: bool) void {
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        var mute: ?u16 = null;
+        for (0..t.peers.len) |index| {
+            if (is_mute(s, t, @intCast(index), late)) mute = @intCast(index);
+        }
+        const source = mute orelse continue; // another one at the next tick
+        s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
+            label_named(s, t.peers[source].id), shared.state.name,
+        });
+        discard_prefetch(s, shared, source);
+    };
+}
+
+fn find_prefetch(s: *const Session, group_id: u16, tag: u64) ?*Shared {
+    for (s.groups.items) |group| {
+        if (group.state != .joined or group.id != group_id) continue;
+        for (group.states.items) |*shared| if (shared.state.tag == tag) return shared;
+    }
+    return null;
+}
+
+/// The one that is fetched, if it is this fetch.
+fn find_fetch(s: *const Session, group_id: u16, tag: u64, number: u32) ?*Shared {
+    const shared = find_prefetch(s, group_id, tag) orelse return null;
+    const t = shared.prefetch orelse return null;
+    return if (t.number == number) shared else null;
+}
+
+fn fetch_of(s: *const Session, header: *const Header) ?*Shared {
+    return find_fetch(s, header.group, header.tag, header.attempt);
+}
+
+/// Where the payload of an answer goes; null: it is not wanted any more.
+pub fn place_prefetched(s: *Session, lane: *Lane, header: *const Header) AskError!?Place {
+    const shared = fetch_of(s, header) orelse return null;
+    return place_asked(s, shared.prefetch.?, lane, header) catch |err| {
+        if (err != error.OutOfMemory) return err;
+        prefetch_over(s, shared); // what there is memory for
+        return null;
+    };
+}
+
+/// The payload of a placed frame is complete.
+pub fn prefetched_arrived(s: *Session, lane: *Lane, header: *const Header) void {
+    const shared = fetch_of(s, header) orelse return;
+    const t = shared.prefetch.?;
+    const source = asked_arrived(s, t, lane) orelse return;
+    if (header.kind == .leaf) {
+        const bytes = leaf_arrived(t, source, header) orelse return;
+        return prefetch_hashed(s, shared, @intCast(header.index), &kernels.blake3(bytes));
+    } else {
+        if (!page_arrived(s, t, source, header)) return;
+        // Leaves that this peer has as the members had them after their last sync are not worth
+        // fetching.
+        _ = t.begin_leaves();
+    }
+    ask_more(s, shared);
+}
+
+/// A runner has hashed a leaf.
+pub fn prefetch_job_done(s: *Session, job: *base.Job) void {
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        if (!t.hashing.owns(job)) continue;
+        const post = t.hashing.take_back(job);
+        return prefetch_hashed(s, shared, post.leaf, &post.hash);
+    };
+    unreachable; // whatever ends a transfer, or an operation, waits for its jobs
+}
+
+fn prefetch_hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.control.Hash) void {
+    const t = shared.prefetch.?;
+    t.state.?.staged_hashes[leaf] = hash.*;
+    t.fetch.passed(leaf);
+    t.leaves_kept += 1;
+    ask_more(s, shared);
+}
+
+/// The other has nothing to give.
+pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
+    const shared = fetch_of(s, header) orelse return;
+    discard_prefetch(s, shared, shared.prefetch.?.find(link.peer) orelse return);
+}
+
+// ---- the members
+
+pub const WantError = Requests.Error || error{UnknownLeaf};
+
+/// A newcomer wants a leaf, or a page of hashes.
+pub fn on_prefetch_want(s: *Session, link: *Link, header: *const Header) WantError!void {
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    for (s.groups.items) |group| {
+        if (group.state != .joined or group.id != header.group) continue;
+        if (group.knows(link.peer)) link.asks_in = header.group;
+    }
+    // Nothing else may keep the link, when others have entered before the one that asks.
+    if (!link.wanted) link.expires_at = s.now + Session.linger_ns;
+    try link.asked.push(link.gpa, .{
+        .class = header.class,
+        .index = index,
+        .group = header.group,
+        .tag = header.tag,
+        .number = header.attempt,
+        .fingerprint = header.fingerprint,
+    });
+    s.wake(link);
+}
+
+/// Puts the next frame on a lane that is idle and that no operation needs, if there is one.
+pub fn next_prefetch(s: *Session, lane: *Lane, link: *Link) bool {
+    if (!lane.unacked.has_room()) return false;
+    for (s.groups.items) |group| for (group.states.items) |*shared| {
+        const t = shared.prefetch orelse continue;
+        const source = t.find(link.peer) orelse continue;
+        var item = t.next_want(source) orelse continue;
+        item.group = group.id.?;
+        item.tag = shared.state.tag;
+        item.number = t.number;
+        item.fingerprint = fingerprint(shared.state);
+        put_prefetch(lane, .want, item, 0);
+        return true;
+    };
+    const first = link.asked.first() orelse return false;
+    const state = prefetch_giver(s, link, first) orelse {
+        put_prefetch(lane, .lack, link.asked.take(link.gpa, first.part), 0);
+        return true;
+    };
+    const payload = state_file.payload_of(state, first.*, false);
+    const answer = take_answer(s, lane, &link.asked, payload);
+    put_prefetch(lane, state_file.frame_kind_of(answer.item), answer.item, answer.bytes.len);
+    lane.put_payload(answer.bytes, .{ .state = state });
+    return true;
+}
+
+/// The state that answers: of a member that has opted in, and of the structure that is asked for.
+fn prefetch_giver(s: *const Session, link: *const Link, item: *const Requests.Item) ?*State {
+    const shared = find_prefetch(s, item.group, item.tag) orelse return null;
+    const state = shared.state;
+    if (link.asks_in != item.group) return null; // it was in no round that this peer was told of
+    if (!state.serves or shared.group.member.current == null) return null;
+    if (fingerprint(state) != item.fingerprint) return null;
+    return if (state_file.has(state, item.class, item.index)) state else null;
+}
+
+fn put_prefetch(
+    lane: *Lane,
+    kind: wire.frame.Kind,
+    item: Requests.Item,
+    payload_bytes: usize,
+) void {
+    lane.unacked.push(.{
+        .operation = null,
+        .request = .{ .item = item, .is_answer = kind != .want },
+    });
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
+        .kind = kind,
+        .tag = item.tag,
+        .group = item.group,
+        .index = item.index,
+        .attempt = item.number,
+        .class = item.class,
+        .fingerprint = item.fingerprint,
+        .acked = lane.answer(),
+        .asks = lane.unacked.is_short(),
+        .again = item.again,
+        .reduced_attempt = item.answer,
+        .fragment = if (kind == .leaf) item.part else wire.Fragment.whole,
+        .payload_bytes = @as(u32, @intCast(payload_bytes)),
+    })));
+    lane.out_busy = true;
+}
+
+// ---- requests and answers
+//
+// How a transfer (state.zig) asks other peers for hashes and leaves, and takes what they give.
+
+pub fn link_to(s: *const Session, t: *const Transfer, rank: usize) ?*Link {
+    const peer = &t.peers[rank];
+    return if (peer.is_linked) s.link_to(peer.id) else null;
+}
+
+/// Something is wanted of this peer.
+fn ask_source(s: *Session, t: *Transfer, rank: u16) void {
+    const link = link_to(s, t, rank) orelse return;
+    t.peers[rank].used = true;
+    s.wake(link);
+}
+
+/// Asks this peer for all pages, one after the other.
+pub fn ask_for_hashes(s: *Session, t: *Transfer, rank: u16) void {
+    t.hashes_from = rank;
+    t.pages_got = 0;
+    ask_for_page(s, t);
+}
+
+/// Asks a source that owes none already.
+pub fn ask_another_for_hashes(s: *Session, t: *Transfer) void {
+    for (0..t.peers.len) |distance| {
+        const rank: u16 = @intCast((t.first + distance) % t.peers.len);
+        if (!t.fetch.is_usable(rank) or t.peers[rank].owes_page) continue;
+        return ask_for_hashes(s, t, rank);
+    }
+}
+
+fn ask_for_page(s: *Session, t: *Transfer) void {
+    const rank = t.hashes_from.?;
+    t.peers[rank].owes_page = true;
+    t.peers[rank].wants_page = t.pages_got;
+    t.page_moved_at = s.now;
+    ask_source(s, t, rank);
+}
+
+/// As many of each source as its link has in the air.
+pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
+    for (0..t.peers.len) |index| {
+        const rank: u16 = @intCast(index);
+        const link = link_to(s, t, rank) orelse continue;
+        t.fetch.make_room(rank, @min(link.flow.in_air(), s.settings.windows_bytes));
+    }
+    while (t.fetch.next()) |request| ask_source(s, t, request.rank);
+}
+
+/// A source whose lanes are well and that gives nothing for so long is not waited for. A lane
+/// that is not well, or on which a request was lost, is closed before. Slow data counts as
+/// well, and whether a lane still moves is its own affair.
+pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
+    const link = link_to(s, t, rank) orelse return false;
+    const peer = &t.peers[rank];
+    const waits = t.owes(rank) and t.has_said_all(rank) and link.open_count > 0;
+    if (late or !waits or link.brings(t.owner)) peer.gave_at = s.now;
+    return s.now -| peer.gave_at >= 2 *| s.settings.silence_ns;
+}
+
+// ---- a lane that breaks
+
+/// The other side may not have what went out on it (link.zig): what was asked for is asked for
+/// once more, and what was given is given once more. False: it cannot be.
+pub fn ask_again(t: *Transfer, rank: u16, request: *const Sent.Request) bool {
+    if (request.is_answer) return answer_again(&t.peers[rank].asked, t.gpa, request);
+    t.say_again(rank, request.item);
+    return true;
+}
+
+/// `asked`: whatever the other side has asked for.
+pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Request) bool {
+    var item = request.item;
+    item.again = std.math.add(u8, item.again, 1) catch return false;
+    asked.put_back(gpa, item) catch return false;
+    return true;
+}
+
+// ---- what comes in
+
+/// Where the payload of an answer goes; null: it is not wanted any more.
+pub fn place_asked(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) AskError!?Place {
+    const state = t.state orelse return null;
+    const rank = t.find(lane.link.?.peer) orelse return null;
+    const peer = &t.peers[rank];
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    if (header.kind == .hashes) {
+        if (index >= state.page_count()) return error.UnknownPage;
+        if (t.phase != .hashes or t.hashes_from != rank) {
+            peer.owes_page = false;
+            return null;
+        }
+        if (index != t.pages_got) return null; // one that came before, with a lane that broke
+        const page = State.page_of(state.wanted, index);
+        if (header.payload_bytes != page.len) return error.WrongLength;
+        // One at a time: nobody may write to a page that has been checked.
+        return if (take_over_page(s, t, rank, header)) .{ page, t.owner } else null;
+    }
+    return place_leaf(s, t, lane, rank, header);
+}
+
+/// The same, where it is a leaf or a fragment of one.
+fn place_leaf(
+    s: *Session,
+    t: *Transfer,
+    lane: *const Lane,
+    rank: u16,
+    header: *const Header,
+) AskError!?Place {
+    const state = t.state.?;
+    const peer = &t.peers[rank];
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    if (index >= state.leaf_count()) return error.UnknownLeaf;
+    const part = header.fragment.range(state.leaf(index).len);
+    if (header.payload_bytes != part.len()) return error.WrongLength;
+    t.fetch.hear(rank, header.reduced_attempt);
+    if (t.phase != .leaves or !t.fetch.wants(rank, index)) {
+        peer.gave_at = s.now;
+        if (t.phase == .leaves) t.fetch.delivered(rank, index);
+        return null;
+    }
+    const leaf = try state.stage(index);
+    const begins = t.fetch.place(
+        rank,
+        index,
+        header.reduced_attempt,
+        header.fragment,
+    ) catch |err| switch (err) {
+        error.Older => return null,
+        error.Twice => {
+            const taken = lane.link.?.take_over(t.owner, header) orelse return null;
+            return .{ taken.bytes, t.owner };
+        },
+        error.Overlap => return error.Overlap,
+    };
+    if (begins) drop_leaf(s, t, index);
+    return .{ leaf[part.first..part.end], t.owner };
+}
+
+/// No lane brings anything of this leaf any more.
+fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
+    for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
+        const lane = place_of orelse continue;
+        if (!lane.brings(t.owner) or lane.incoming.kind != .leaf) continue;
+        if (lane.incoming.index == leaf) lane.drop_into();
+    };
+}
+
+/// No other lane brings a page any more. False: this one is not needed, because another one is of
+/// the same source and was not sent before this (dial.zig).
+fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
+    for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
+        const other = place_of orelse continue;
+        if (!other.brings(t.owner) or other.incoming.kind != .hashes) continue;
+        const slower = t.find(link.peer);
+        const is_same = slower == rank and other.incoming.index == header.index;
+        if (is_same and other.incoming.again >= header.again) return false;
+        other.drop_into();
+        if (slower) |it| t.peers[it].owes_page = it == rank;
+    };
+    return true;
+}
+
+/// The payload of a placed frame is complete: the peer that has given it.
+pub fn asked_arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
+    if (t.state == null) return null;
+    const rank = t.find(lane.link.?.peer) orelse return null;
+    t.peers[rank].gave_at = s.now;
+    return rank;
+}
+
+/// It was a leaf, or a part of one: its bytes, if they are to be hashed now. Null: it is not whole,
+/// or a runner hashes it.
+pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 {
+    const leaf: u32 = @intCast(header.index);
+    if (!t.fetch.came(rank, leaf, header.fragment)) return null;
+    const bytes = t.state.?.staged[leaf].?;
+    return if (t.hashing.give(bytes, rank, leaf)) null else bytes;
+}
+
+/// It was a page: whether it was the last one.
+pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
+    t.peers[rank].owes_page = false;
+    t.peers[rank].wants_page = null;
+    const is_next = t.hashes_from == rank and header.index == t.pages_got;
+    if (t.phase != .hashes or !is_next) return false;
+    t.pages_got += 1;
+    if (t.pages_got == t.state.?.page_count()) return true;
+    ask_for_page(s, t);
+    return false;
+}
+
+// ---- fragments
+//
+// A piece, or a leaf of a shared state, goes out as several frames where its link has several lanes
+// that would each take long for it. All idle lanes take fragments of it, each as many bytes as it
+// sends in a fiftieth of a second. So the piece is there as soon as the link can bring it, and the
+// next hop begins. That counts where nothing else is on the way: while the pipe fills, on the last
+// hop of an operation, and twice in a direct schedule; and at the end of a sync.
+
+/// A lane gets so many bytes as it sends in this part of a second.
+const part_of_second = 50;
+
+/// Puts the next data frame for a neighbour on a lane that has room for it: the rest of the piece
+/// that was begun, or the next piece, or as much of either as the lane should take. False: there is
+/// nothing.
+pub fn next_cut(
+    s: *const Session,
+    lane: *Lane,
+    operation: *Operation,
+    neighbour: *Operation.Neighbour,
+) bool {
+    const x = operation.work.movement;
+    const cut = cut_rest(operation, neighbour) orelse return false;
+    const piece = x.payload(&cut.move);
+    const fragment: Fragment = .next(cut.done, bytes_for(s, lane, neighbour.link), piece.len);
+    const is_last = fragment.end() == Fragment.most;
+    neighbour.cut = if (is_last) null else .{ .move = cut.move, .done = fragment.end() };
+    operation.put_data(lane, .{
+        .operation = operation,
+        .move = cut.move,
+        .fragment = fragment,
+    }, piece);
+    lane.had_turn = true;
+    return true;
+}
+
+fn cut_rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Operation.Cut {
+    const x = operation.work.movement;
+    const cut = neighbour.cut orelse {
+        const out = x.next(neighbour.position) orelse return null;
+        return .{ .move = out.move, .done = 0 };
+    };
+    // Else its memory is its caller's again: a new attempt comes (dial.zig).
+    const is_there = x.ending == null and x.is_repeatable(&cut.move);
+    return if (is_there) cut else null;
+}
+
+/// An answer, or a part of one, and its bytes.
+pub const Answer = struct { item: link_file.Requests.Item, bytes: []const u8 };
+
+/// The next answer that goes on a lane that has room for it, of those that were asked for, or as
+/// much of it as the lane should take. `payload`: of the first. One that goes again is not cut in
+/// another way.
+pub fn take_answer(
+    s: *const Session,
+    lane: *Lane,
+    asked: *link_file.Requests,
+    payload: []const u8,
+) Answer {
+    const link = lane.link.?;
+    const first = asked.first().?;
+    const is_cut = first.class == link_file.class_leaf and first.again == 0;
+    const part: Fragment = if (is_cut)
+        .next(first.part.before, bytes_for(s, lane, link), payload.len)
+    else
+        first.part;
+    lane.had_turn = true;
+    const range = part.range(payload.len);
+    return .{ .item = asked.take(s.gpa, part), .bytes = payload[range.first..range.end] };
+}
+
+/// A lane with many frames under way is faster than was known, and gets large ones.
+fn bytes_for(s: *const Session, lane: *const Lane, link: *const Link) usize {
+    if (!is_shared(link) or lane.unacked.is_short()) return std.math.maxInt(usize);
+    const flow = &link.flow;
+    const carried = flow.carries() / flow.spread.lanes;
+    const rate = if (lane.pace.rate > 0) lane.pace.rate else carried;
+    return @intCast(@max(s.fragment_bytes_min, rate / part_of_second));
+}
+
+fn is_shared(link: *const Link) bool {
+    return link.flow.is_far() and link.flow.spread.lanes > 1;
+}
+
+/// A lane that has been given something lets the others go first, which are woken: the system
+/// would take more of it from the first lane than that can send.
+pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
+    if (!lane.had_turn) return false;
+    lane.had_turn = false;
+    if (!is_shared(link)) return false;
+    var is_alone = true;
+    for (link.lanes[0..link.lanes_end]) |slot| {
+        const other = slot orelse continue;
+        if (other == lane or other.state != .open or other.out_busy or other.is_kept) continue;
+        s.host.vtable.lane_wake(s.host.ctx, other);
+        is_alone = false;
+    }
+    // Behind them.
+    if (!is_alone) s.host.vtable.lane_wake(s.host.ctx, lane);
+    return !is_alone;
+}
+
+comptime {
+    std.debug.assert(base.limits.fragment_bytes_min <= base.limits.frame_payload_bytes_max);
+}

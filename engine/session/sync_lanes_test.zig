@@ -1,16 +1,14 @@
 //! Syncs, and fetches in the background, whose lanes break while others of their links stay
-//! (resend.zig): at every moment, and whichever side notices first. Other syncs: sync_test.zig;
+//! (dial.zig): at every moment, and whichever side notices first. Other syncs: sync_test.zig;
 //! collectives whose lanes break: queue_test.zig.
 
 const std = @import("std");
 const wire = @import("wire");
-const session = @import("root.zig");
-const prefetch = @import("prefetch.zig");
-const syncing = @import("syncing.zig");
 const hostile_test = @import("hostile_test.zig");
+const session = @import("root.zig");
+const sync_file = @import("sync.zig");
 const sync_test = @import("sync_test.zig");
 const world_test = @import("world_test.zig");
-const lanes = session.lanes;
 const Case = sync_test.Case;
 const Lane = session.Lane;
 const Node = world_test.Node;
@@ -18,6 +16,7 @@ const World = world_test.World;
 const deadline_never = sync_test.deadline_never;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const lanes = session.lanes;
 
 /// A lane that is broken, as its two ends know it.
 pub const Broken = struct {
@@ -216,19 +215,19 @@ fn run_two_answers(kind: wire.frame.Kind) !void {
     });
     const lane = link.lanes[0].?;
     // The rest of a header is of no account, or two lanes would write to one leaf.
-    const into, const owner = (try syncing.place(s, lane, operation, &header)).?;
+    const into, const owner = (try sync_file.place(s, lane, operation, &header)).?;
     lane.incoming = header;
     lane.expect(into, owner, std.math.maxInt(u16));
     const second = link.lanes[1].?;
     for ([_]u8{ 0, 1 }) |again| {
         header.again = again;
         header.class = 1 + @as(u16, again);
-        try expectEqual(null, try syncing.place(s, second, operation, &header));
+        try expectEqual(null, try sync_file.place(s, second, operation, &header));
         try expect(lane.brings(owner));
     }
     header.again = 2;
     header.class = 0;
-    try expect(try syncing.place(s, second, operation, &header) != null);
+    try expect(try sync_file.place(s, second, operation, &header) != null);
     try expect(!lane.brings(owner));
     try expectEqual(header.payload_bytes, lane.discard);
     lane.discard = 0;
@@ -278,7 +277,7 @@ test "a lane that waits for acknowledgements takes nothing of a shared state" {
     const lane = link.lanes[0].?;
     try expect(fetching.peers[source].wants_page != null);
     while (lane.unacked.has_room()) lane.unacked.push(.{ .operation = null });
-    try expect(!prefetch.next(late.node.s, lane, link));
+    try expect(!sync_file.next_prefetch(late.node.s, lane, link));
     lane.unacked = .{};
     try w.settle();
     try expect(!late.node.group.is_fetching());
@@ -294,8 +293,8 @@ test "a lane that waits for acknowledgements takes nothing of a shared state" {
     while (other.unacked.has_room()) other.unacked.push(.{ .operation = null });
     const asked = &operation.work.sync.transfer.peers[0].asked;
     try asked.push(std.testing.allocator, .{ .class = 0, .index = 0 });
-    try expect(!syncing.says_next(other, other.link.?, operation));
-    try expect(!syncing.gives_next(late.node.s, other, other.link.?, operation));
+    try expect(!sync_file.says_next(other, other.link.?, operation));
+    try expect(!sync_file.gives_next(late.node.s, other, other.link.?, operation));
     asked.clear(std.testing.allocator);
     other.unacked = kept;
     operation.work.sync.transfer.peers[0].wants_page = null;

@@ -4,25 +4,24 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const session = @import("root.zig");
-const groups = @import("groups.zig");
-const prefetch = @import("prefetch.zig");
-const Requests = @import("requests.zig").Requests;
-const syncing = @import("syncing.zig");
-const world_test = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
+const membership = @import("membership.zig");
+const session = @import("root.zig");
+const sync_file = @import("sync.zig");
+const world_test = @import("world_test.zig");
+const Requests = @import("link.zig").Requests;
+const Node = world_test.Node;
+const Operation = session.Operation;
+const State = session.State;
+const World = world_test.World;
 const calls = session.calls;
 const driver = session.driver;
-const lanes = session.lanes;
-const joining = session.joining;
-const World = world_test.World;
-const Node = world_test.Node;
-const State = session.State;
-const Operation = session.Operation;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
+const joining = session.joining;
+const lanes = session.lanes;
 
 pub const leaf_bytes = 16;
 pub const leaves = 40;
@@ -224,10 +223,10 @@ test "as much is asked of a source as its link has in the air, and no peer may a
     var header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
     for (0..Requests.most) |index| {
         header.index = index;
-        for (0..2) |_| try prefetch.on_want(giver, asks, &header); // twice is once
+        for (0..2) |_| try sync_file.on_prefetch_want(giver, asks, &header); // twice is once
     }
     header.index = Requests.most;
-    try expectError(error.TooManyRequests, prefetch.on_want(giver, asks, &header));
+    try expectError(error.TooManyRequests, sync_file.on_prefetch_want(giver, asks, &header));
     asks.asked.clear(gpa);
     try case.world.settle();
     for (case.all()) |*held| try held.end(.ok);
@@ -460,8 +459,8 @@ test "a revision that the caller gives is that of this call, and an outcome name
     for (case.all()) |*held| {
         const operation = held.operation.?;
         try expectEqual(70, operation.work.sync.revision);
-        try expect(syncing.contributors(operation).eql(&.full(3)));
-        try expect(syncing.holders(operation).eql(&.full(1)));
+        try expect(sync_file.contributors(operation).eql(&.full(3)));
+        try expect(sync_file.holders(operation).eql(&.full(1)));
         try held.end(.ok);
         try held.expect_value(1, 71);
     }
@@ -474,7 +473,7 @@ test "a revision that the caller gives is that of this call, and an outcome name
     try case.sync_all();
     for (case.all()) |*held| {
         try expectEqual(71, held.operation.?.work.sync.revision);
-        try expect(syncing.holders(held.operation.?).eql(&.full(3)));
+        try expect(sync_file.holders(held.operation.?).eql(&.full(3)));
         try held.end(.ok);
         try held.expect_value(1, 72);
     }
@@ -565,8 +564,8 @@ test "holders are those of the attempt that was committed" {
         var left: base.Mask = .full(3);
         left.unset(0);
         try expectEqual(2, operation.op.attempts);
-        try expect(syncing.contributors(operation).eql(&left));
-        try expect(syncing.holders(operation).eql(&left));
+        try expect(sync_file.contributors(operation).eql(&left));
+        try expect(sync_file.holders(operation).eql(&left));
         try held.end(.ok);
         try held.expect_value(2, 4);
     }
@@ -750,7 +749,7 @@ test "a link that ends beside a sync ends nothing, whether or not anybody was as
     while (sync.transfer.phase != .hashes) try expect(try case.world.step());
     try expect(!sync.transfer.fetch.has_sources());
     const link = hostile_test.link_to(last.node, case.held[1].node);
-    syncing.link_gone(last.node.s, last.operation.?, link);
+    sync_file.link_gone(last.node.s, last.operation.?, link);
     case.held[1].operation.?.work.sync.transfer.peers[3].is_linked = false;
     try case.world.settle();
     var source: base.Mask = .empty;
@@ -811,10 +810,10 @@ test "a sync in doubt, whose state is the caller's again, gives up a source like
     while (!t.has_said_all(0)) try expect(try case.world.step());
     try expect(t.fetch.owes(0));
     const s = late.node.s;
-    syncing.over(case.world.nodes[0].s, operation, false);
-    syncing.start(s, operation);
+    sync_file.over(case.world.nodes[0].s, operation, false);
+    sync_file.start(s, operation);
     s.now += 2 * s.settings.silence_ns;
-    syncing.tick(s, operation, false);
+    sync_file.tick(s, operation, false);
     try expect(!t.fetch.owes(0) and !t.fetch.may_wait());
     for (case.all()) |*held| calls.cancel(held.node.s, s.now, held.operation.?);
     try case.world.settle();
@@ -857,10 +856,10 @@ test "who asks for what there is not, or brings it, breaks the protocol; other p
     const link = hostile_test.link_to(held.node, case.held[0].node);
     var header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
     header.index = held.state.leaf_count();
-    try expectError(error.UnknownLeaf, syncing.on_want(s, link, operation, &header));
+    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
     header.class = 1; // pages
     header.index = held.state.page_count();
-    try expectError(error.UnknownLeaf, syncing.on_want(s, link, operation, &header));
+    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
 
     sync.transfer.phase = .hashes;
     sync.transfer.hashes_from = sync.transfer.find(link.peer);
@@ -868,16 +867,16 @@ test "who asks for what there is not, or brings it, breaks the protocol; other p
     header.payload_bytes = @intCast(State.page_of(held.state.wanted, 0).len);
     const lane = link.lanes[0].?;
     header.index = held.state.page_count();
-    try expectError(error.UnknownPage, syncing.place(s, lane, operation, &header));
+    try expectError(error.UnknownPage, sync_file.place(s, lane, operation, &header));
     header.index = 0;
     sync.transfer.pages_got = 1; // it has come already
-    try expectEqual(null, try syncing.place(s, lane, operation, &header));
+    try expectEqual(null, try sync_file.place(s, lane, operation, &header));
     sync.transfer.pages_got = 0;
-    try expect(try syncing.place(s, lane, operation, &header) != null);
+    try expect(try sync_file.place(s, lane, operation, &header) != null);
 
     // That another has everything by now may come before it is known what was elected.
     sync.transfer.phase = .offered;
-    syncing.on_open(s, link, operation);
+    sync_file.on_open(s, link, operation);
     try expect(sync.transfer.peers[sync.transfer.find(link.peer).?].gives);
     sync.transfer.hashes_from = null;
     sync.transfer.peers[sync.transfer.find(link.peer).?].gives = false;
@@ -895,7 +894,7 @@ test "what is elected counts when the offer of this attempt has been made" {
     const sync = held.operation.?.work.sync;
     const offered = sync.transfer.phase;
     sync.transfer.phase = .begun;
-    syncing.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
+    sync_file.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
         .revision = sync.revision,
         .root = sync.root,
         .holders = base.Mask.full(2),
@@ -1172,7 +1171,7 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
     for (case.all()) |*each| try each.end(.ok);
 }
 
-// ---- fetched before the newcomer enters (prefetch.zig)
+// ---- fetched before the newcomer enters (sync.zig)
 
 /// Two members that have synced once, and a newcomer whose lanes are open.
 pub fn newcomer_case(case: *Case) !*Held {
@@ -1241,7 +1240,7 @@ fn found_all(case: *Case, name: []const u8, roots: []const *session.Group) !void
 }
 
 fn standing_of(held: *const Held) wire.control.Standing {
-    return syncing.standing(held.node.s, held.node.group, held.state.tag);
+    return sync_file.standing(held.node.s, held.node.group, held.state.tag);
 }
 
 test "a state that is made anew under its name keeps the standing of its member" {
@@ -1316,7 +1315,7 @@ test "syncs of sub-groups, and of the group that they come from, count in a new 
         // A sub-group that is left takes nothing along; what the group above has not synced it has
         // not, whatever was synced below.
         const root = roots[held.node.index];
-        try expectEqual(.newcomer, syncing.standing(held.node.s, root, held.state.tag));
+        try expectEqual(.newcomer, sync_file.standing(held.node.s, root, held.state.tag));
     }
     // They found another from the group above, and one from the sub-group.
     const subs = [_]*session.Group{ case.held[0].node.group, case.held[1].node.group };
@@ -1430,7 +1429,7 @@ test "a state is given to newcomers of a round, by members that have opted in, o
             .group = group.id.?,
             .tag = held.state.tag,
             .attempt = 99,
-            .class = @import("requests.zig").class_leaf,
+            .class = @import("link.zig").class_leaf,
             .fingerprint = std.mem.readInt(u32, held.state.structure()[0..4], .little),
         });
         const current = group.member.current;
@@ -1445,9 +1444,9 @@ test "a state is given to newcomers of a round, by members that have opted in, o
                 link.asks_in = null;
             },
         }
-        try prefetch.on_want(s, link, &want);
+        try sync_file.on_prefetch_want(s, link, &want);
         const lane = link.lanes[0].?;
-        try expect(prefetch.next(s, lane, link));
+        try expect(sync_file.next_prefetch(s, lane, link));
         const kind: wire.frame.Kind = if (lack == .nothing) .leaf else .lack;
         try expectEqual(kind, lane.outgoing().kind);
         group.member.current = current;
@@ -1473,7 +1472,7 @@ test "a newcomer whose round is over finds its sources while it fetches, and the
     defer case.deinit();
     const s = late.node.s;
     for (0..8) |_| try expect(try case.world.step());
-    groups.round_over(s, late.node.group); // the coordinator has released it
+    membership.round_over(s, late.node.group); // the coordinator has released it
     try expect(late.node.group.is_fetching());
     try expectEqual(2, s.addresses.count());
     for (s.links.items) |link| try expect(link.wanted);
@@ -1512,7 +1511,7 @@ test "a fetch is over as soon as the last lane to its last source is gone" {
         try expect(late.node.group.is_fetching());
         const link = hostile_test.link_to(late.node, held.node);
         for (link.lanes) |place| if (place) |lane|
-            @import("links.zig").fail(late.node.s, lane, "test");
+            @import("dial.zig").fail(late.node.s, lane, "test");
         try expectEqual(index == 0, late.node.group.is_fetching());
     }
     try case.world.settle();
@@ -1545,7 +1544,7 @@ test "answers to a fetch before say nothing" {
     fetching.fetch.discard(1 - only);
     const link = late.node.s.link_to(fetching.peers[only].id).?;
     for (0..8) |_| try expect(try case.world.step());
-    prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
+    sync_file.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
         .kind = .lack,
         .tag = late.state.tag,
         .group = late.node.group.id.?,

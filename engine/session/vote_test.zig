@@ -1,20 +1,20 @@
-//! Safe points that all members pass together (vote.zig), and newcomers that wait for those who are
-//! there. Worlds as in world_test.zig; with faults: tests/sim.
+//! Safe points that all members pass together (membership.zig), and newcomers that wait for those
+//! who are there. Worlds as in world_test.zig; with faults: tests/sim.
 
 const std = @import("std");
 const base = @import("base");
+const control = @import("control.zig");
+const form = @import("hostile_test.zig").form;
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const form = @import("hostile_test.zig").form;
-const calls = session.calls;
-const deferred = @import("deferred.zig");
-const joining = session.joining;
 const Node = world.Node;
 const World = world.World;
-const gpa = std.testing.allocator;
+const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
+const gpa = std.testing.allocator;
+const joining = session.joining;
 const second = std.time.ns_per_s;
 
 fn together(node: *Node) !void {
@@ -183,7 +183,7 @@ test "a call that ended in doubt is answered at the next one" {
     const operation: *session.Operation = .from_op(first.group.vote.op.?);
     while (operation.op.state != .voted) try expect(try w.step());
     joining.admit_withdraw(first.s, first.group, .cancelled);
-    deferred.run(first.s);
+    control.run_deferred(first.s);
     try expectEqual(.in_doubt, operation.op.state);
     try w.settle();
     try expectEqual(1, first.admitted);

@@ -1,22 +1,22 @@
-//! Tests of what a peer says about others: their labels, and for whom it waits (labels.zig,
-//! waits.zig). Worlds as in world_test.zig.
+//! Tests of what a peer says about others: their labels, and for whom it waits (session.zig,
+//! membership.zig). Worlds as in world_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
-const session = @import("root.zig");
-const groups = @import("groups.zig");
-const world = @import("world_test.zig");
 const form = @import("hostile_test.zig").form;
+const membership = @import("membership.zig");
+const session = @import("root.zig");
+const session_file = @import("session.zig");
+const world = @import("world_test.zig");
+const World = world.World;
 const calls = session.calls;
 const driver = session.driver;
-const joining = session.joining;
-const labels = session.labels;
-const World = world.World;
-const gpa = std.testing.allocator;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
+const gpa = std.testing.allocator;
+const joining = session.joining;
 const second = std.time.ns_per_s;
 
 test "labels are known of members, of those who have left last, and of nobody else" {
@@ -26,27 +26,27 @@ test "labels are known of members, of those who have left last, and of nobody el
     const first = w.nodes[0].s;
     for (0..3) |index| {
         const wanted = [_]u8{ 'n', '0' + @as(u8, @intCast(index)) };
-        try expectEqualStrings(&wanted, labels.of(first, .from_int(index + 1)).slice());
+        try expectEqualStrings(&wanted, session_file.label_of(first, .from_int(index + 1)).slice());
     }
-    try expectEqual(0, labels.of(first, .from_int(9)).length);
+    try expectEqual(0, session_file.label_of(first, .from_int(9)).length);
     w.kill(&w.nodes[2]);
     try w.settle();
     try w.admit_all();
-    try expectEqualStrings("n2", labels.of(first, .from_int(3)).slice());
+    try expectEqualStrings("n2", session_file.label_of(first, .from_int(3)).slice());
     const newcomer = try w.add();
     try w.settle();
-    try expectEqualStrings("n3", labels.of(first, .from_int(4)).slice());
+    try expectEqualStrings("n3", session_file.label_of(first, .from_int(4)).slice());
     try w.admit_all();
     try w.admit_all();
     try expectEqual(2, w.nodes[0].group.rank() + newcomer.group.rank());
-    try expectEqual(0, labels.of(first, .from_int(3)).length);
+    try expectEqual(0, session_file.label_of(first, .from_int(3)).length);
     for (0..2) |index| {
         const id: base.PeerId = .from_int(index + 1);
-        try std.testing.expect(labels.of(newcomer.s, id).length == 2);
+        try std.testing.expect(session_file.label_of(newcomer.s, id).length == 2);
     }
     joining.leave(first, w.now, w.nodes[0].group);
     joining.release(first, w.nodes[0].group);
-    groups.prune_addresses(first);
+    membership.prune_addresses(first);
     try expectEqual(0, first.labels.count());
     w.nodes[0].group = undefined;
 }
@@ -350,13 +350,13 @@ test "for whom a newcomer waits is said once, and no more are named than there a
         .{ .id = .from_int(7), .rank = 1, .label = .of("n7") },
     };
     const lines = w.log_lines;
-    for (0..2) |_| try session.waits.on_awaited(s, &awaited(peers[0..1], 1));
+    for (0..2) |_| try session.membership.on_awaited(s, &awaited(peers[0..1], 1));
     try expectEqual(1, w.log_lines - lines);
-    try session.waits.on_awaited(s, &awaited(peers[0..2], 2));
+    try session.membership.on_awaited(s, &awaited(peers[0..2], 2));
     try expectEqual(2, w.log_lines - lines);
     for ([_]u32{ 0, 1 }) |count| try std.testing.expectError(
         error.Unexpected,
-        session.waits.on_awaited(s, &awaited(peers[0..2], count)),
+        session.membership.on_awaited(s, &awaited(peers[0..2], count)),
     );
 }
 
@@ -373,7 +373,7 @@ test "calls that wait are one line of the log in five seconds, and name members 
     const lines = w.log_lines;
     for ([_]u64{ 0, 4, 1 }, [_]u64{ 1, 1, 2 }) |later, said| {
         node.s.now += later * second;
-        for (0..2) |_| try session.waits.on_stalled(node.s, &.{
+        for (0..2) |_| try session.membership.on_stalled(node.s, &.{
             .group = 0,
             .epoch = operation.op.epoch,
             .attempt = 1,
@@ -385,10 +385,10 @@ test "calls that wait are one line of the log in five seconds, and name members 
     // A member that is lost by now waits in nothing.
     var elsewhere: protocol.Elsewhere = .{};
     elsewhere.add(.{ .rank = 1, .count = 1 });
-    const names = labels.names_of_missing(node.s, operation);
+    const names = session_file.names_of_missing(node.s, operation);
     for ([_]base.Mask{ missing, .empty }) |these| {
         var room: [200]u8 = undefined;
-        const text = try std.fmt.bufPrint(&room, "{f}", .{session.waits.Elsewhere{
+        const text = try std.fmt.bufPrint(&room, "{f}", .{session.membership.Elsewhere{
             .names = &names,
             .operation = operation,
             .missing = &these,

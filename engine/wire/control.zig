@@ -135,7 +135,7 @@ pub const Descriptor = struct {
     /// (pccl.h); else the form. In the open of an uneven all_to_all: what its sender wants of its
     /// receiver.
     counts: u64 = 0,
-    /// Beside a hash: says which of them differs, if one does (session/outline.zig).
+    /// Beside a hash: says which of them differs, if one does (session/call.zig).
     outline: Outline = .{},
     root: PeerId = .none,
     /// The rules of the shared state, for a sync.

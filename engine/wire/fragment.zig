@@ -2,7 +2,7 @@
 //! fragments on several lanes, which are counted in sixteenths of it. So the sender chooses how
 //! large frames are, and the receiver needs sixteen bits to know what is there. The same goes for a
 //! leaf of a shared state, which is a piece here. Where it is in a header: frame.zig; how a sender
-//! cuts: session/cutting.zig; what has come: collective/assembly.zig.
+//! cuts: session/sync.zig; what has come: collective/assembly.zig.
 
 const std = @import("std");
 const assert = std.debug.assert;

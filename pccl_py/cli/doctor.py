@@ -33,7 +33,7 @@ DESCRIPTORS_MIN = 1024
 # Settings are judged by the longest way from here: a round trip carries what is under way. Where
 # nobody is far, or none has answered, they are judged by this one.
 FAR_SECONDS = 0.15
-FAR_SECONDS_MIN = 2e-3  # engine/session/spread.zig: far_ns
+FAR_SECONDS_MIN = 2e-3  # engine/session/flow.zig: far_ns
 FAST_BYTES_PER_SECOND = 25_000_000
 IN_FLIGHT_BYTES_WANTED = 16 << 20
 NEAR_BUFFER_BYTES = 512 << 10  # engine/session/flow.zig: Pace.held

@@ -1,6 +1,6 @@
 """Peers over long links that no operation has used yet find out what those carry, and peers that
 take part in no probe are sent none. The network is the emulator of `bench wan`; the rules of
-probes: engine/protocol/measurement.zig, engine/session/probing.zig.
+probes: engine/protocol/measurement.zig, engine/session/measure.zig.
 """
 
 from __future__ import annotations

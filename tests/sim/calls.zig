@@ -29,7 +29,7 @@ const Instant = base.Instant;
 const Group = session_layer.Group;
 const Node = world_file.Node;
 const Operation = session_layer.Operation;
-const syncing = session_layer.syncing;
+const sync = session_layer.sync;
 const Step = program.Step;
 const StateRules = wire.control.StateRules;
 const Strategy = wire.control.Strategy;
@@ -644,7 +644,7 @@ fn succeed(work: *Work) void {
 fn hash_of_members(work: *Work, before: u64) u64 {
     const op = work.op.?;
     var hash = before;
-    for ([_]*const base.Mask{ syncing.contributors(op), syncing.holders(op) }) |mask| {
+    for ([_]*const base.Mask{ sync.contributors(op), sync.holders(op) }) |mask| {
         const digits = contributors_of(work, mask);
         hash = std.hash.Wyhash.hash(hash, std.mem.asBytes(&digits.words));
         // A coordinator that dies may have told some, but not all, who has it.

@@ -1,4 +1,4 @@
-//! Copies: frames that go again because their lane broke (session/resend.zig). Here they are
+//! Copies: frames that go again because their lane broke (session/dial.zig). Here they are
 //! counted for the statistics: how many go, how many copies the receiver throws away, and how many
 //! of these come when their attempt is over. It reads the lanes of both ends, draws nothing and
 //! changes nothing. Used by world.zig.
@@ -78,7 +78,7 @@ pub fn leaves(world: *World, lane: *Lane, from: NodeIndex, to: NodeIndex) void {
 }
 
 /// The last of a payload comes in that the peer `to` throws away. Payloads that were kept ahead of
-/// their time and are not wanted then (session/early.zig) do not come here.
+/// their time and are not wanted then (session/link.zig) do not come here.
 pub fn thrown_away(world: *World, lane: *const Lane, from: NodeIndex, to: NodeIndex) void {
     const header = &lane.incoming;
     if (!header.kind.is_data() or world.copies.gone.count() == 0) return;

@@ -1,27 +1,31 @@
-//! frames: from bytes on a lane to moves of an operation. A frame says where it belongs; here it is
-//! matched with the group, epoch, attempt and operation that this peer knows, and with nothing
-//! else. Frames of a passed attempt are thrown away, opens of a later attempt are kept (early.zig).
-//! The way back, from moves to bytes: outgoing.zig.
+//! frame: from bytes on a lane to moves of an operation, and back. A frame says where it belongs;
+//! here it is matched with the group, epoch, attempt and operation that this peer knows, and with
+//! nothing else. Frames of a passed attempt are thrown away, opens of a later attempt are kept
+//! (link.zig).
 
+const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const collective = @import("collective");
-const Session = @import("session.zig").Session;
+const wire = @import("wire");
+const detach_all = @import("session.zig").detach_all;
+const detach_link = @import("session.zig").detach_link;
+const dial = @import("dial.zig");
+const give_up = @import("session.zig").give_up;
+const measure = @import("measure.zig");
+const state_file = @import("state.zig");
+const sync_file = @import("sync.zig");
+const wake_all = @import("session.zig").wake_all;
+const wake_later = @import("session.zig").wake_later;
+const Early = @import("link.zig").Early;
+const Group = @import("group.zig").Group;
 const Lane = @import("link.zig").Lane;
 const Link = @import("link.zig").Link;
-const Early = @import("early.zig").Early;
 const Operation = @import("operation.zig").Operation;
-const greeting = @import("greeting.zig");
-const links = @import("links.zig");
-const operations = @import("operations.zig");
-const prefetch = @import("prefetch.zig");
-const probing = @import("probing.zig");
-const resend = @import("resend.zig");
-const syncing = @import("syncing.zig");
-const transfers = @import("transfer.zig");
-const Group = @import("group.zig").Group;
+const Session = @import("session.zig").Session;
+const WayBack = @import("flow.zig").WayBack;
 const Header = wire.frame.Header;
 const control = wire.control;
+const limits = base.limits;
 
 // ---- operations
 
@@ -33,11 +37,11 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
         return group.member.ask_to_abort(&operation.op);
     // Completion is looked at later: this runs inside the member.
-    defer operations.later(s, operation);
-    probing.end(s); // it would be in the way, and be measured with the operation
+    defer wake_later(s, operation);
+    measure.end_probe(s); // it would be in the way, and be measured with the operation
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
-    if (operation.sync() != null) return syncing.start(s, operation);
+    if (operation.sync() != null) return sync_file.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
@@ -76,8 +80,8 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
         const position: u16 = @intCast(index);
         const receives = x.receives_from(position);
         if (!receives and !x.sends_to(position)) continue;
-        const link = links.obtain(s, operation.ids[rank]) catch
-            return operations.give_up(s, operation);
+        const link = dial.obtain(s, operation.ids[rank]) catch
+            return give_up(s, operation);
         const count = operation.neighbours.len;
         operation.neighbours_room[count] = .{
             .link = link,
@@ -85,7 +89,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
             .open_pending = receives,
         };
         operation.neighbours = operation.neighbours_room[0 .. count + 1];
-        if (is_message) links.borrow(s, link);
+        if (is_message) dial.borrow(s, link);
         const is_down = link.told == .down and link.open_count == 0;
         if (operation.op.descriptor.is_between_two() and is_down) operation.withdraw_from(link);
     }
@@ -132,11 +136,11 @@ fn key_of(operation: *const Operation) Early.Key {
 /// From now on no lane reads or writes memory of this operation.
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
-    for (operation.neighbours) |*neighbour| resend.forget(neighbour.link, operation);
+    for (operation.neighbours) |*neighbour| dial.forget_sent(neighbour.link, operation);
     operation.neighbours = &.{};
     switch (operation.work) {
         .movement => |x| x.halt(),
-        .sync => syncing.stop(operation),
+        .sync => sync_file.stop(operation),
     }
 }
 
@@ -147,28 +151,28 @@ pub fn set_aside(s: *Session, operation: *Operation) bool {
     if (operation.sync() == null) {
         const is_aside = operation.work.movement.set_aside();
         for (operation.neighbours) |*neighbour|
-            if (resend.is_cut_short(neighbour.link, operation)) links.cut_short(s, neighbour.link);
+            if (dial.is_cut_short(neighbour.link, operation)) dial.cut_short(s, neighbour.link);
         return is_aside;
     }
-    syncing.over(s, operation, false);
+    sync_file.over(s, operation, false);
     return true;
 }
 
 fn detach(s: *Session, operation: *Operation) void {
     if (operation.sync() != null) {
-        operations.detach_all(s, operation.owner());
-        for (s.links.items) |link| resend.forget(link, operation);
+        detach_all(s, operation.owner());
+        for (s.links.items) |link| dial.forget_sent(link, operation);
         return;
     }
     for (operation.neighbours) |*neighbour|
-        operations.detach_link(s, neighbour.link, operation.owner());
+        detach_link(s, neighbour.link, operation.owner());
 }
 
 /// A runner has done a job of it.
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.done(job)) operations.wake_all(s, operation);
+    if (x.done(job)) wake_all(s, operation);
     // One that is over in doubt goes on for the others.
     if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .operation_settled);
@@ -179,7 +183,7 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
 pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
-    if (operation.sync() != null) return syncing.step(s, operation);
+    if (operation.sync() != null) return sync_file.step(s, operation);
     const x = operation.work.movement;
     if (x.board.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
@@ -201,8 +205,8 @@ pub fn received(s: *Session, lane: *Lane, count: usize) void {
         const alive = switch (step.event) {
             .none => true,
             .head => on_head(s, lane),
-            .payload => on_payload(s, lane) and resend.taken(s, lane),
-            .discarded => resend.taken(s, lane),
+            .payload => on_payload(s, lane) and dial.frame_taken(s, lane),
+            .discarded => dial.frame_taken(s, lane),
         };
         if (!alive or lane.broken) return;
     }
@@ -215,14 +219,14 @@ fn on_head(s: *Session, lane: *Lane) bool {
         .dialing => reject(s, lane, "it speaks before it is connected"),
         .refusing => reject(s, lane, "it goes on after it was refused"),
         .waiting => reject(s, lane, "it goes on before it is answered"),
-        .stranger => greeting.greet(s, lane),
-        .greeting => greeting.answered(s, lane),
+        .stranger => dial.greet(s, lane),
+        .greeting => dial.lane_answered(s, lane),
         .open => on_frame(s, lane),
     };
 }
 
 fn reject(s: *Session, lane: *Lane, why: []const u8) bool {
-    links.fail(s, lane, why);
+    dial.fail(s, lane, why);
     return false;
 }
 
@@ -276,8 +280,8 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         return reject(s, lane, @errorName(err));
     const header = &lane.incoming;
     // The other end knows that it works, too.
-    links.tell(s, lane.link.?, .up);
-    resend.acknowledged(s, lane) catch |err| return reject(s, lane, @errorName(err));
+    dial.tell_link(s, lane.link.?, .up);
+    dial.acknowledged(s, lane) catch |err| return reject(s, lane, @errorName(err));
     switch (header.kind) {
         .open => {
             if (header.payload_bytes != control.descriptor_bytes)
@@ -301,20 +305,20 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         .want => {
             if (header.payload_bytes != 0) return reject(s, lane, "a request of a wrong length");
             on_want(s, lane.link.?, header) catch |err| return reject(s, lane, @errorName(err));
-            return resend.taken(s, lane);
+            return dial.frame_taken(s, lane);
         },
         .leaf, .hashes => return on_state_data(s, lane, header),
         .lack => {
             if (header.payload_bytes != 0) return reject(s, lane, "an answer of a wrong length");
-            prefetch.on_lack(s, lane.link.?, header);
-            return resend.taken(s, lane);
+            sync_file.on_lack(s, lane.link.?, header);
+            return dial.frame_taken(s, lane);
         },
         .ping => {
             if (header.payload_bytes != 0) return reject(s, lane, "a ping of a wrong length");
-            links.on_ping(s, lane.link.?, header) catch |err|
+            dial.on_ping(s, lane.link.?, header) catch |err|
                 return reject(s, lane, @errorName(err));
         },
-        .probe => probing.on_frame(s, lane, header) catch |err|
+        .probe => measure.on_probe_frame(s, lane, header) catch |err|
             return reject(s, lane, @errorName(err)),
     }
     return true;
@@ -346,10 +350,10 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-fn on_want(s: *Session, link: *Link, header: *const Header) syncing.Error!void {
-    if (header.epoch == 0) return prefetch.on_want(s, link, header);
+fn on_want(s: *Session, link: *Link, header: *const Header) sync_file.Error!void {
+    if (header.epoch == 0) return sync_file.on_prefetch_want(s, link, header);
     switch (route(s, header, link.peer)) {
-        .current => |operation| try syncing.on_want(s, link, operation, header),
+        .current => |operation| try sync_file.on_want(s, link, operation, header),
         // It offered before anybody could ask, so the attempt of this request is over.
         .early, .stale => {},
     }
@@ -364,13 +368,13 @@ fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-fn place_of(s: *Session, lane: *Lane, header: *const Header) syncing.Error!?transfers.Place {
-    if (header.epoch == 0) return prefetch.place(s, lane, header);
+fn place_of(s: *Session, lane: *Lane, header: *const Header) sync_file.Error!?state_file.Place {
+    if (header.epoch == 0) return sync_file.place_prefetched(s, lane, header);
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
         .early, .stale => return null, // nobody has asked for it
     };
-    return syncing.place(s, lane, operation, header);
+    return sync_file.place(s, lane, operation, header);
 }
 
 /// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
@@ -391,16 +395,16 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     const owner = lane.into_owner orelse return true;
     lane.into_owner = null;
     const operation = Operation.from_owner(owner) orelse {
-        prefetch.arrived(s, lane, header);
+        sync_file.prefetched_arrived(s, lane, header);
         return true;
     };
     if (operation.sync() != null) {
-        syncing.arrived(s, lane, operation, header);
+        sync_file.arrived(s, lane, operation, header);
         return true;
     }
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
-    if (x.arrived(header, lane.into_slot)) operations.wake_all(s, operation);
+    if (x.arrived(header, lane.into_slot)) wake_all(s, operation);
     if (x.board.ledger.settled_count == settled) return true;
     s.fault_point(operation, .operation_settled);
     check_complete(s, operation);
@@ -430,7 +434,7 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
         return true;
     };
     replay(s, operation, neighbour);
-    operations.wake_all(s, operation);
+    wake_all(s, operation);
     check_complete(s, operation);
     return true;
 }
@@ -441,7 +445,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     switch (route(s, header, lane.link.?.peer)) {
         .stale => {},
         .current => |operation| if (operation.sync() != null) {
-            syncing.on_open(s, lane.link.?, operation);
+            sync_file.on_open(s, lane.link.?, operation);
         } else if (operation.neighbour(lane.link.?)) |neighbour| {
             opened(s, operation, neighbour, header.index, &descriptor);
         },
@@ -473,5 +477,183 @@ fn opened(
     x.opened(neighbour.position, credit);
     s.wake(neighbour.link);
     // The other's call may be all that was missing.
-    if (operation.op.descriptor.is_between_two()) operations.later(s, operation);
+    if (operation.op.descriptor.is_between_two()) wake_later(s, operation);
+}
+
+// ---- outgoing
+//
+// From moves of an operation to bytes on a lane: which frame an idle lane sends next, and what
+// follows once it has left.
+//
+// Opens, credits and small operations go before large ones, so that a small operation beside a
+// large one takes hardly longer than alone. Large ones are not held up for it: for each whole frame
+// that small ones have put before them, they have one. Over a long link a small frame would still
+// wait for bytes that the system has taken; so there one lane of several is left to small ones for
+// a while.
+
+/// Puts the next frame on a lane that is idle, if there is one.
+pub fn next_outgoing(s: *Session, lane: *Lane) void {
+    if (lane.state != .open) return;
+    const link = lane.link.?;
+    // The other side may be the one that dials.
+    if (link.flow.is_news()) return put_ping(s, lane, link);
+    const says = lane.ping_due or lane.ack_due;
+    if (!link.serves(lane)) return if (says) put_ping(s, lane, link);
+    lane.is_kept = link.keeps(lane, s.now);
+    if (sync_file.gives_way(s, lane, link)) return;
+    if (dial.next_resend(lane, link)) return;
+    if (next_of_all(s, lane, link)) return;
+    if (!lane.is_kept and sync_file.next_prefetch(s, lane, link)) return;
+    if (says) return put_ping(s, lane, link);
+    measure.next_probe(s, lane, link);
+}
+
+/// A sign of life, what has come in, how many lanes this side would like, how far it is, and when
+/// that leaves this side.
+fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
+    const index = link.flow.spread.lanes;
+    link.flow.told = index;
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{
+        .kind = .ping,
+        .index = index,
+        .tag = @min(link.flow.base_ns, limits.link_rtt_ns_told_max),
+        .sequence = if (leaves_at_once(s, lane, link)) WayBack.stamp(s.now) else WayBack.none,
+        .acked = lane.answer(),
+    })));
+    lane.out_busy = true;
+}
+
+/// The system sends what it is given now, and nothing before that. Nobody asks near by.
+fn leaves_at_once(s: *const Session, lane: *Lane, link: *const Link) bool {
+    if (!link.flow.is_far()) return false;
+    const sample = s.host.vtable.lane_sample(s.host.ctx, lane) orelse return false;
+    return sample.unsent == 0;
+}
+
+/// First opens, credits and requests of each operation and data of small ones, in turn; then data
+/// of large ones, in turn. One that is alone is asked once.
+fn next_of_all(s: *Session, lane: *Lane, link: *Link) bool {
+    const count = s.operations.items.len;
+    const is_alone = count == 1 and !lane.is_kept;
+    var room: ?bool = null;
+    if (!lane.is_kept and link.overtaken >= s.settings.chunk_bytes) {
+        link.overtaken = 0;
+        if (next_of_large(s, lane, link, &room)) return true;
+    }
+    var waits = false;
+    for (0..count) |step| {
+        const index = (link.turn + step) % count;
+        const operation = s.operations.items[index];
+        const part: Part = if (is_alone or operation.is_small) .all else .said;
+        waits = waits or part == .said;
+        if (!next_of(s, lane, link, operation, part, &room)) continue;
+        link.turn = index + 1;
+        if (operation.is_small and lane.out_payload.len > 0) overtook(s, lane, link);
+        return true;
+    }
+    return waits and !lane.is_kept and next_of_large(s, lane, link, &room);
+}
+
+fn next_of_large(s: *Session, lane: *Lane, link: *Link, room: *?bool) bool {
+    const count = s.operations.items.len;
+    for (0..count) |step| {
+        const index = (link.turn_of_large + step) % count;
+        const operation = s.operations.items[index];
+        if (operation.is_small or !next_of(s, lane, link, operation, .all, room)) continue;
+        link.turn_of_large = index + 1;
+        link.overtaken = 0;
+        return true;
+    }
+    return false;
+}
+
+/// A small operation has sent data: if a large one is under way beside it, the next small ones find
+/// a lane that is free.
+fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
+    link.overtaken += lane.out_payload.len;
+    if (!link.flow.is_far()) return;
+    for (s.operations.items) |operation| {
+        if (operation.is_small or operation.neighbour(link) == null) continue;
+        link.keeps_until = s.now +| keep_ns;
+        return;
+    }
+}
+
+/// Programs call small operations beside large ones again and again, in each of their steps.
+const keep_ns = 60 * std.time.ns_per_s;
+
+/// An operation may send opens, credits and requests alone, or all.
+const Part = enum { said, all };
+
+/// `room`: of room_ahead, once it is known.
+fn next_of(
+    s: *Session,
+    lane: *Lane,
+    link: *Link,
+    operation: *Operation,
+    part: Part,
+    room: *?bool,
+) bool {
+    if (operation.sync() != null) {
+        if (sync_file.says_next(lane, link, operation)) return true;
+        return part == .all and sync_file.gives_next(s, lane, link, operation);
+    }
+    const x = operation.work.movement;
+    if (x.board.members < 2) return false;
+    const neighbour = operation.neighbour(link) orelse return false;
+    const position = neighbour.position;
+    if (x.receives_from(position)) {
+        if (neighbour.open_pending) {
+            neighbour.open_pending = false;
+            const descriptor = control.encode_descriptor(operation.descriptor_for(position));
+            operation.put(lane, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
+            s.fault_point(operation, .operation_opened);
+            return true;
+        }
+        if (x.next_grant(position)) |grant| {
+            operation.put(lane, .{
+                .kind = .credit,
+                .index = grant.allowed,
+                .class = grant.class,
+            }, "");
+            return true;
+        }
+    }
+    if (part == .said or !x.sends_to(position)) return false;
+    if (!x.board.targets[position].open and x.board.targets[position].eager_bytes == 0) {
+        if (room.* == null) room.* = has_room_ahead(s, link);
+        if (!room.*.?) return false;
+    }
+    if (!lane.unacked.has_room()) return false;
+    return sync_file.next_cut(s, lane, operation, neighbour);
+}
+
+/// Whether another operation may send data to this peer before it has called it.
+fn has_room_ahead(s: *const Session, link: *const Link) bool {
+    var ahead: usize = 0;
+    for (s.operations.items) |operation| {
+        const neighbour = operation.neighbour(link) orelse continue;
+        const target = &operation.work.movement.board.targets[neighbour.position];
+        if (!target.open and target.eager_bytes > 0) ahead += 1;
+    }
+    return ahead < limits.eager_operations_max;
+}
+
+/// Everything that was put on the lane has left.
+pub fn outgoing_sent(s: *Session, lane: *Lane) void {
+    lane.out_busy = false;
+    lane.ping_due = false;
+    lane.unacked.is_leaving = false;
+    if (lane.state == .refusing) return dial.fail(s, lane, "it was refused");
+    const owner = lane.out_owner orelse return;
+    lane.out_owner = null;
+    const operation = Operation.from_owner(owner) orelse return;
+    if (operation.sync() != null) return sync_file.sent(s, lane, operation);
+    const frame = lane.unacked.newest();
+    if (frame.is_counted) return;
+    frame.is_counted = true;
+    operation.work.movement.sent(frame.fragment);
+    if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
+    // It may have been waiting for this to leave.
+    if (!operation.op.complete) check_complete(s, operation);
 }

@@ -1,0 +1,577 @@
+//! membership: groups of this peer as they come and go by the coordinator's word: joined, refused
+//! and lost, the next epoch of a group while it is prepared, and safe points that members pass
+//! together. The user asks to join and to leave in joining.zig. The user's view of a group:
+//! group.zig; its members, and when they enter: protocol/member.zig; which lanes an epoch waits
+//! for: dial.zig. All functions are free functions on Session.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const wire = @import("wire");
+const dial = @import("dial.zig");
+const names_of_missing = @import("session.zig").names_of_missing;
+const prune_labels = @import("session.zig").prune_labels;
+const release_operation = @import("session.zig").release_operation;
+const sync_file = @import("sync.zig");
+const Awaited = @import("group.zig").Awaited;
+const Group = @import("group.zig").Group;
+const GroupEvent = @import("session.zig").GroupEvent;
+const Link = @import("link.zig").Link;
+const Names = @import("operation.zig").Names;
+const Operation = @import("operation.zig").Operation;
+const Session = @import("session.zig").Session;
+const Allocator = std.mem.Allocator;
+const PeerId = base.PeerId;
+const Status = protocol.Status;
+const control = wire.control;
+const limits = base.limits;
+
+const Error = error{ OutOfMemory, Unexpected };
+
+pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
+    if (group.state == .left) return;
+    group.state = .left;
+    const event: GroupEvent = if (group.ready_told)
+        .{ .gone = status }
+    else
+        .{ .join_failed = .{ .status = status, .why = why } };
+    s.host.vtable.group_event(s.host.ctx, group, event);
+    forget_group(s, group);
+}
+
+/// Whatever was kept for the group is not wanted any more.
+pub fn forget_group(s: *Session, group: *Group) void {
+    group.admit_waits = false;
+    group.admit_deadline = base.never;
+    group.vote.is_wanted = false;
+    for (group.states.items) |*shared| sync_file.stop_prefetch(s, shared);
+    if (group.id) |id| for (s.links.items) |link| link.early.prune_epochs(id, std.math.maxInt(u64));
+    prune_addresses(s);
+    dial.review(s);
+}
+
+pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
+    const group = group_asking(s, body.name.data) orelse return error.Unexpected;
+    if (group.state == .left) {
+        // Perhaps a second time: the number to leave may not have been known.
+        s.send(.{ .leave = .{ .group = body.group } });
+        return group_answered(s, group);
+    }
+    group.asks = false;
+    renumbered(s, body.group, group);
+    group.state = .joined;
+    group.id = body.group;
+    group.member.welcomed(body.group);
+    if (group.member.current == null) {
+        group.member.forget_round();
+        round_over(s, group);
+    }
+    dial.report_closed(s, group);
+}
+
+/// The group of this name whose join the coordinator answers next.
+fn group_asking(s: *const Session, name: []const u8) ?*Group {
+    for (s.groups.items) |group| if (group.asks and std.mem.eql(u8, group.name, name)) return group;
+    return null;
+}
+
+/// The join of a group that this peer has left is answered: the next join of its name may be sent.
+fn group_answered(s: *Session, group: *Group) void {
+    group.asks = false;
+    const next = for (s.groups.items) |other| {
+        if (other.state != .left and std.mem.eql(u8, other.name, group.name)) break other;
+    } else null;
+    if (group.is_released) release_group(s, group);
+    if (next) |wanted| present_group(s, wanted);
+}
+
+/// A coordinator never gives the number of a group to another while a member of the first is in
+/// it: this peer is a member of that one no more, or the coordinator is a new one. Frames must
+/// not be taken for its.
+fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
+    for (s.groups.items) |group| {
+        if (group == now_of or group.state != .joined or group.id != number) continue;
+        s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
+        const why = "the coordinator has started without its journal";
+        lose_membership(s, group, why);
+    }
+}
+
+/// This peer is not a member any more, and finds out without being told.
+pub fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
+    group.removed(why);
+    group.member.on_expelled(false);
+    group_gone(s, group, .expelled, why);
+}
+
+pub fn on_refused(s: *Session, body: *const control.Refused) Error!void {
+    const group = group_asking(s, body.name.data) orelse return error.Unexpected;
+    switch (group.state) {
+        .left => group_answered(s, group),
+        .joining => {
+            group.asks = false;
+            group.state = .left;
+            s.host.vtable.group_event(s.host.ctx, group, .{ .refused = body.why.data });
+        },
+        .joined => {
+            group.asks = false;
+            // It waited, and has asked anew on another connection.
+            if (group.member.newest() == 0) lose_membership(s, group, body.why.data);
+        },
+    }
+}
+
+/// The connection to the coordinator is gone, and with it the answers.
+pub fn disconnected(s: *Session) void {
+    var index = s.groups.items.len;
+    while (index > 0) {
+        index -= 1;
+        const group = s.groups.items[index];
+        group.asks = false;
+        group.member.disconnected();
+        if (group.is_released) release_group(s, group);
+    }
+}
+
+/// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
+/// from which nothing is fetched; and their labels.
+pub fn prune_addresses(s: *Session) void {
+    prune_labels(s);
+    var index = s.addresses.count();
+    while (index > 0) {
+        index -= 1;
+        const id: PeerId = .{ .bytes = s.addresses.keys()[index] };
+        const wanted = for (s.groups.items) |group| {
+            if (group.state == .joined and group.needs(id)) break true;
+        } else false;
+        if (wanted) continue;
+        s.gpa.free(s.addresses.values()[index]);
+        s.addresses.swapRemoveAt(index);
+    }
+}
+
+pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
+    const everywhere = body.group == std.math.maxInt(u16);
+    s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
+    for (s.groups.items) |group| {
+        if (group.state != .joined) continue;
+        if (!everywhere and group != s.group_of(body.group)) continue;
+        group.removed(body.why.data);
+        if (body.refused and !body.peer.eql(.none)) group.wanted = .{
+            .op = body.op,
+            .peer = body.peer,
+            .descriptor = body.descriptor,
+        };
+        group.member.on_expelled(body.refused);
+        // The last that is said of it: then the number may be that of another group.
+        if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
+        // A newcomer that has called nothing differs in what it has named (protocol/door.zig).
+        const named_others = body.refused and !group.ready_told;
+        group_gone(s, group, if (named_others) .mismatch else .expelled, body.why.data);
+    }
+}
+
+/// Opens a group on a connection: a newcomer's wish, or all that a member knows. A name is asked
+/// for again when the join before is answered: until then what the coordinator says of the group
+/// may be of the membership that this peer has left.
+pub fn present_group(s: *Session, group: *Group) void {
+    if (group.state == .left or group_asking(s, group.name) != null) return;
+    group.asks = true;
+    const member = &group.member;
+    s.send(.{ .join = .{
+        .name = .of(group.name),
+        .address = .of(s.address),
+        .address_key = s.address_key,
+        .advertised = s.advertised,
+        .initial_world_size = group.initial_world_size,
+        .round = member.unanswered_round,
+        .stop_round = member.stop_round,
+        .label = .of(s.label.slice()),
+        .founders = group.founders(),
+    } });
+    member.present();
+}
+
+/// Frees a group that was left, when no answer is under way to its join. No operation of it may be
+/// held any more; `leave` has let go of those of membership.zig.
+pub fn release_group(s: *Session, group: *Group) void {
+    std.debug.assert(group.state == .left);
+    group.is_released = true;
+    // Its user is told nothing more.
+    group.user = 0;
+    if (group.asks) return;
+    for (s.groups.items, 0..) |item, index| if (item == group) {
+        _ = s.groups.orderedRemove(index);
+        break;
+    };
+    group_free(s, group);
+}
+
+pub fn group_free(s: *Session, group: *Group) void {
+    group.member.deinit();
+    group.round_members.deinit(s.gpa);
+    group.round_peers.deinit(s.gpa);
+    group.missing_told.deinit(s.gpa);
+    for (group.states.items) |*shared| sync_file.forget_prefetch(shared);
+    group.states.deinit(s.gpa);
+    group.synced.deinit(s.gpa);
+    group.synced_below.deinit(s.gpa);
+    if (group.founding) |*founding| {
+        s.gpa.free(founding.parent);
+        s.gpa.free(founding.members);
+    }
+    if (group.measured) |measured| s.gpa.destroy(measured);
+    s.gpa.free(group.name);
+    s.gpa.destroy(group);
+}
+
+// ---- rounds
+
+pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!void {
+    const group = s.group_of(body.group) orelse return;
+    const member = &group.member;
+    const old = group.alive_mask();
+    try group.round_members.ensureTotalCapacity(s.gpa, old.count() + body.members.count);
+    try group.round_peers.ensureTotalCapacity(s.gpa, body.links.count);
+    try group.missing_told.ensureTotalCapacity(s.gpa, body.links.count);
+    group.round_members.clearRetainingCapacity();
+    group.round_peers.clearRetainingCapacity();
+    group.missing_told.clearRetainingCapacity();
+    for (group.members(), 0..) |id, rank| {
+        if (old.has(rank)) group.round_members.appendAssumeCapacity(id);
+    }
+    var new = body.members.iterator();
+    while (new.next()) |id| group.round_members.appendAssumeCapacity(id);
+    var wanted = body.links.iterator();
+    while (wanted.next()) |entry| {
+        if (entry.id.eql(s.self)) continue;
+        group.round_peers.appendAssumeCapacity(entry.id);
+        try s.remember_address(entry.id, entry.address.data);
+    }
+    prune_addresses(s);
+    group.report_at = s.now +| dial.round_report_ns;
+    group.attendance = null; // enough have come
+    group.forget_away(); // the coordinator says it again
+    member.on_prepare(body.round, body.members.count);
+    dial.review(s);
+    dial.say_broken(s, group);
+    dial.check_ready(s);
+}
+
+/// The epoch that a round was for has begun, or never will.
+pub fn round_over(s: *Session, group: *Group) void {
+    group.round_peers.clearRetainingCapacity();
+    group.round_members.clearRetainingCapacity();
+    group.forget_away();
+    prune_addresses(s);
+    dial.review(s);
+}
+
+// ---- safe points that all pass together
+//
+// Safe points that all members pass together. Before one is passed, members agree in an operation
+// of their own, the least of one number each, whether a new epoch begins there: it does if all know
+// of it. So `admit` returns when all have called it, all say the same, and nobody waits on the word
+// of one. Losses, restarts and doubts are those of any operation; one that is in doubt is kept, and
+// the next call waits for its answer. A newcomer has no part in the operation: it enters after all
+// members from before (protocol/member.zig). The question without a safe point:
+// joining.ask_pending; it begins there, too.
+
+/// Goes on where an earlier call of the user ended.
+pub fn resume_call(s: *Session, group: *Group) void {
+    group.vote.is_wanted = true;
+    if (group.vote.agreed) |enters| return pass_together(group, enters);
+    go_on_together(s, group);
+}
+
+fn pass_together(group: *Group, enters: bool) void {
+    group.vote.is_wanted = false;
+    group.member.admit_agreed(enters);
+}
+
+/// The safe point is passed.
+pub fn passed_together(group: *Group) void {
+    group.vote.agreed = null;
+}
+
+/// Inside a member's action, in which nothing can be done about it.
+pub fn note_safe_points(s: *Session, operation: *Operation) void {
+    operation.group.vote.is_news = true;
+    s.votes_changed = true;
+}
+
+/// Does what a vote that has come to something is for.
+pub fn go_on_together(s: *Session, group: *Group) void {
+    const vote = &group.vote;
+    const operation: *Operation = .from_op(vote.op orelse return);
+    if (!vote.is_news) return;
+    vote.is_news = false;
+    if (operation.op.state == .in_doubt) return fail_vote(s, group, .deadline_exceeded);
+    const status = operation.status;
+    const is_agreed = status == .ok or operation.committed == true;
+    if (is_agreed and status != .ok) operation.copy_result();
+    vote.op = null;
+    release_operation(s, operation);
+    if (!is_agreed) return fail_vote(s, group, if (status == .in_doubt) .aborted else status);
+    // Members that lie could have agreed on an epoch that this one does not know.
+    const enters = vote.all != 0 and group.member.epoch_to_enter() != null;
+    vote.agreed = enters;
+    if (vote.is_wanted) pass_together(group, enters);
+}
+
+fn fail_vote(s: *Session, group: *Group, status: protocol.Status) void {
+    if (!group.vote.is_wanted) return;
+    group.vote.is_wanted = false;
+    group.admit_deadline = base.never;
+    s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = status });
+}
+
+/// The user does not wait any more.
+pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReason) void {
+    group.vote.is_wanted = false;
+    const operation: *Operation = .from_op(group.vote.op orelse return);
+    if (!operation.finished) group.member.give_up(&operation.op, reason);
+    if (operation.op.missing.is_empty()) return;
+    const names = names_of_missing(s, operation);
+    var writer: std.Io.Writer = .fixed(&group.vote.late_storage);
+    const missing: Ranks = .{
+        .names = &names,
+        .operation = operation,
+        .ranks = &operation.op.missing,
+    };
+    writer.print("{f} must come to it first", .{missing}) catch {}; // cut
+    group.vote.late_length = writer.end;
+}
+
+// ---- calls that wait
+//
+// For whom this peer waits, in an operation or to enter, by the coordinator's word: a line in the
+// log while it lasts. A call that fails says it too (abi/failure.zig); protocol/debt.zig
+// finds the missing peers.
+
+/// A call takes long: the coordinator is told. One whose deadline comes before its caller would be
+/// told for whom it waits says so sooner, and how near the deadline is.
+pub fn say_called(s: *Session, operation: *Operation) void {
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    const rest_ns = operation.deadline -| operation.started_at;
+    const long_ns = @min(told_ns, rest_ns) / limits.called_part;
+    if (s.now -| operation.started_at < long_ns) return;
+    const is_urgent = rest_ns < 2 * told_ns;
+    const left_ns = if (is_urgent) operation.deadline -| s.now else null;
+    operation.group.member.takes_long(&operation.op, left_ns);
+}
+
+/// Calls with far deadlines can wait for the next tick.
+pub fn says_called_at(s: *const Session, operation: *const Operation) base.Instant {
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    const rest_ns = operation.deadline -| operation.started_at;
+    if (rest_ns >= 2 * told_ns) return base.never;
+    if (!operation.group.member.may_say_called(&operation.op, true)) return base.never;
+    return operation.started_at +| rest_ns / limits.called_part;
+}
+
+/// At a tick: finds out whether bytes of an operation move, and tells the coordinator with which
+/// members nothing does, once that has lasted for the stall warning. Their lanes may be well, as
+/// far as pings tell: the other process takes no frames, or somebody else has taken the lane over;
+/// or they break and are made again, each time in vain. `late`: this engine was frozen, and has
+/// seen nothing move.
+pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
+    if (operation.op.state != .running or !operation.is_under_way()) return;
+    const exchanged = switch (operation.work) {
+        .movement => |x| x.bytes_sent + x.bytes_received,
+        .sync => |it| it.bytes_sent + it.bytes_received + it.hash_bytes_sent +
+            it.hash_bytes_received,
+    };
+    const has_moved = exchanged != operation.exchanged or operation.exchanged_at == 0;
+    operation.exchanged = exchanged;
+    // While others have not called, nothing need move.
+    if (late or has_moved or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
+    const warning_ns = s.settings.stall_warning_ns;
+    const stands = s.now -| operation.exchanged_at >= warning_ns;
+    const stuck: base.Mask = if (stands) stuck_of(s, operation) else .empty;
+    operation.group.member.say_stuck(&operation.op, &stuck);
+}
+
+/// The ranks at the other ends of links that have moved nothing, and on which a frame is
+/// unacknowledged, has come in part, or may not be sent yet; and the sources of a sync that owe
+/// what they were asked for, and whose links have moved nothing.
+fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
+    var stuck: base.Mask = .empty;
+    switch (operation.work) {
+        .movement => |x| for (operation.neighbours) |*neighbour| {
+            const place = neighbour.position;
+            const link = neighbour.link;
+            const is_open = !x.sends_to(place) or x.board.targets[place].open;
+            if (moves_bytes(s, link) or (!link.is_loaded() and is_open)) continue;
+            for (operation.ids, 0..) |id, rank| if (id.eql(link.peer)) stuck.set(rank);
+        },
+        .sync => |it| for (0..it.transfer.peers.len) |rank| {
+            const link = sync_file.link_to(s, &it.transfer, rank) orelse continue;
+            if (it.transfer.owes(@intCast(rank)) and !moves_bytes(s, link)) stuck.set(rank);
+        },
+    }
+    return stuck;
+}
+
+fn moves_bytes(s: *const Session, link: *const Link) bool {
+    return s.now -| link.moved_at < s.settings.stall_warning_ns;
+}
+
+/// Many calls may wait for one member: one line in such a time.
+const said_ns = 5 * std.time.ns_per_s;
+
+pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.EpochError!void {
+    const group = s.group_of(body.group) orelse return;
+    try group.member.on_stalled(body);
+    const operation = for (s.operations.items) |item| {
+        if (item.group != group or item.is_over() or item.op.epoch != body.epoch) continue;
+        if (item.op.id.eql(body.op)) break item;
+    } else return;
+    if (operation.op.missing.is_empty()) return say_stuck(s, operation);
+    // A deadline is near, of this call or of another member's.
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    if (s.now -| operation.started_at < told_ns) return;
+    if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
+    group.wait_said_at = s.now;
+    const names: Names = names_of_missing(s, operation);
+    const outside = group.member.outside_of(&operation.op);
+    s.log(.warning, "{f} has been waiting {d} s for {f}{f}{f}; group {s}", .{
+        operation.named(&names),
+        (s.now -| operation.started_at) / std.time.ns_per_s,
+        Ranks{ .names = &names, .operation = operation, .ranks = &operation.op.missing },
+        Outside{ .names = &names, .operation = operation, .ranks = &outside },
+        Elsewhere{
+            .names = &names,
+            .operation = operation,
+            .missing = &operation.op.missing,
+            .told = &operation.op.elsewhere,
+        },
+        group.name,
+    });
+}
+
+fn say_stuck(s: *Session, operation: *const Operation) void {
+    const group = operation.group;
+    if (operation.op.elsewhere.count == 0) return;
+    if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
+    group.wait_said_at = s.now;
+    const names: Names = names_of_missing(s, operation);
+    s.log(.warning, "{f} stands, though all have called it: {f}; group {s}", .{
+        operation.named(&names),
+        Stuck{ .names = &names, .operation = operation, .told = &operation.op.elsewhere },
+        group.name,
+    });
+}
+
+/// "nothing of it moves between rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
+pub const Stuck = struct {
+    names: *const Names,
+    operation: *const Operation,
+    told: *const protocol.Elsewhere,
+
+    pub fn format(it: Stuck, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll("nothing of it moves between ");
+        for (it.told.slice(), 0..) |*link, index| {
+            if (!it.told.is_new(index)) continue;
+            if (index > 0) try writer.writeAll(", nor between ");
+            try writer.print("{f} and {f}", .{
+                it.names.who(it.operation.ids[link.rank]),
+                it.names.who(it.operation.ids[link.waits_for]),
+            });
+        }
+    }
+};
+
+/// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
+pub const Ranks = struct {
+    names: *const Names,
+    operation: *const Operation,
+    ranks: *const base.Mask,
+
+    pub fn format(it: Ranks, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const most = Names.missing_max;
+        const count = it.ranks.count();
+        for (0..@min(count, most)) |index| {
+            if (index > 0) try writer.writeAll(" and ");
+            try writer.print("{f}", .{it.names.who(it.operation.ids[it.ranks.at(index)])});
+        }
+        if (count > most) try writer.print(" and {d} more", .{count - most});
+    }
+};
+
+/// "; rank 1 (node7:4242, 7f3a01c2) has not entered the epoch, as a member from before does when …"
+pub const Outside = struct {
+    names: *const Names,
+    operation: *const Operation,
+    ranks: *const base.Mask,
+
+    pub fn format(it: Outside, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const count = it.ranks.count();
+        if (count == 0) return;
+        const ranks: Ranks = .{ .names = it.names, .operation = it.operation, .ranks = it.ranks };
+        const tail = if (count == 1)
+            "has not entered the epoch, as a member from before does when its program calls admit"
+        else
+            "have not entered the epoch, as members from before do when their programs call admit";
+        try writer.print("; {f} {s}", .{ ranks, tail });
+    }
+};
+
+pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!void {
+    const group = s.group_of(body.group) orelse return;
+    var awaited: Awaited = .{ .why = body.why, .count = body.count, .at = s.now };
+    var peers = body.peers.iterator();
+    while (peers.next()) |entry| {
+        const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
+        awaited.named[awaited.named_count] = .{
+            .id = entry.id,
+            .label = label,
+            .rank = if (entry.rank < limits.peers_max) entry.rank else null,
+        };
+        awaited.named_count += 1;
+    }
+    if (awaited.named_count == 0 or awaited.named_count > body.count) return error.Unexpected;
+    const is_news = !awaited.eql(&group.awaited);
+    group.awaited = awaited;
+    if (is_news) s.log(.warning, "{f}; group {s}", .{ &awaited, group.name });
+}
+
+/// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0
+/// (this peer)"
+pub const Elsewhere = struct {
+    names: *const Names,
+    operation: *const Operation,
+    missing: *const base.Mask,
+    told: *const protocol.Elsewhere,
+
+    pub fn format(it: Elsewhere, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const ids = it.operation.ids;
+        for (it.told.slice()) |*waits| {
+            if (!it.missing.has(waits.rank)) continue; // it is lost by now
+            try writer.print("; {f} waits in {f} for {f}", .{
+                it.names.who(ids[waits.rank]),
+                wire.NamedCall{
+                    .kind = waits.kind,
+                    .op = waits.op,
+                    .epoch = it.operation.op.epoch,
+                    .state = it.names.state(waits.op.tag),
+                },
+                it.names.who(ids[waits.waits_for]),
+            });
+            if (waits.count > 1) try writer.print(" and {d} more", .{waits.count - 1});
+        }
+    }
+};
+
+/// Too few have come for the group to begin.
+pub fn on_waiting(s: *Session, body: *const control.Waiting) void {
+    const group = s.group_of(body.group) orelse return;
+    group.attendance = .{ .here = body.here, .needed = body.needed, .emptied = body.emptied };
+    const emptied = if (body.emptied) "; all that were in it before are gone" else "";
+    s.log(.info, "{d} of {d} peers are here{s}; group {s}", .{
+        body.here,
+        body.needed,
+        emptied,
+        group.name,
+    });
+}
