@@ -9,8 +9,8 @@ const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
 const comm_file = @import("comm.zig");
-const failure = @import("failure.zig");
 const number = @import("number.zig");
+const sentence = @import("sentence.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const Work = net.Work;
@@ -110,7 +110,7 @@ pub fn begin(
     }
     work.begin(comm.membership, call) catch |err| {
         if (err == error.Left) if (comm.lost()) |failed| return failed;
-        return failure.begin(err, &call);
+        return sentence.begin(err, &call);
     };
 }
 

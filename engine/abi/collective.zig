@@ -7,7 +7,7 @@ const base = @import("base");
 const net = @import("net");
 const call = @import("call.zig");
 const comm_file = @import("comm.zig");
-const failure_operation = @import("failure_operation.zig");
+const sentence = @import("sentence.zig");
 const status = @import("status.zig");
 const Array = call.ArrayOfCaller;
 const Call = call.Call;
@@ -294,7 +294,7 @@ fn block(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!
         return err;
     };
     const outcome = work.wait(base.never).?; // the session keeps the deadline
-    const result = if (outcome == .ok) {} else failure_operation.operation(work.operation);
+    const result = if (outcome == .ok) {} else sentence.operation(work.operation);
     if (out != null and (outcome == .ok or outcome == .in_doubt)) {
         out.?.* = work;
         return result;

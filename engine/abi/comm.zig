@@ -6,12 +6,10 @@ const builtin = @import("builtin");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
-const failure = @import("failure.zig");
-const failure_coordinator = @import("failure_coordinator.zig");
-const failure_operation = @import("failure_operation.zig");
 const label = @import("label.zig");
 const number = @import("number.zig");
 const rates = @import("rates.zig");
+const sentence = @import("sentence.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -86,14 +84,14 @@ pub const Comm = struct {
     /// Null: this peer is a member, or has closed the communicator itself.
     pub fn lost(comm: *const Comm) ?status.Error {
         const why = comm.membership.lost() orelse return null;
-        return failure.membership(why, comm.membership.why_removed());
+        return sentence.membership(why, comm.membership.why_removed());
     }
 };
 
 /// The handle of a call; a forked child may not use it.
 pub fn usable(handle: ?*Comm) status.Error!*Comm {
     const comm = handle orelse return status.is_null("comm");
-    if (comm.membership.engine.forked()) return failure.forked();
+    if (comm.membership.engine.forked()) return sentence.forked();
     return comm;
 }
 
@@ -120,8 +118,8 @@ noinline fn create(
         .context = given.interrupted_context,
     };
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
-    const place: failure_coordinator.Place = .{
-        .address = value.address(),
+    const place: sentence.Place = .{
+        .at = value.address(),
         .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
     const engine = net.PeerEngine.create(gpa, .{
@@ -131,7 +129,7 @@ noinline fn create(
         .peer_id = try peer_id(&given),
         .label = try label.of_peer(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse_with_port(where, 0) catch
-            return failure_coordinator.create(error.BadAddress, place) else null,
+            return sentence.create(error.BadAddress, place) else null,
         .ports = ports,
         .reconnect_timeout_ns = switch (given.reconnect_timeout_ns) {
             0 => base.never,
@@ -152,7 +150,7 @@ noinline fn create(
         .workers = net.Workers.count_from_environment() catch unreachable,
         .fault = net.fault.Fault.from_environment() catch unreachable,
         .system = net.tcp.System.from_environment() catch unreachable,
-    }) catch |err| return failure_coordinator.create(err, place);
+    }) catch |err| return sentence.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
         .group = group,
@@ -271,7 +269,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
         .founders = how.founders,
         .deadline = net.clock.after(how.deadline_ns),
         .interrupt = how.interrupt,
-    }, &details) catch |err| return failure.join(err, &details, how.group);
+    }, &details) catch |err| return sentence.join(err, &details, how.group);
     comm.* = .{
         .membership = membership,
         .deadline_ns = .init(how.deadline_ns),
@@ -296,7 +294,7 @@ fn join_beside(
 ) status.Error!*Comm {
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
-    _ = parent.membership.info() catch return failure.closed();
+    _ = parent.membership.info() catch return sentence.closed();
     const own: net.reach.Interrupt = .{
         .function = given.interrupted,
         .context = given.interrupted_context,
@@ -392,15 +390,15 @@ fn admit(
     if (admission) |to| sized.check(Admission, to) catch return status.bad_size("pccl_admission_t");
     const deadline = comm.deadline(deadline_ns);
     const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
-        return failure.admit(err);
+        return sentence.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
         .failed => |why| {
             const late = why == .deadline_exceeded;
             if (late) if (comm.membership.attendance()) |count|
-                return failure.too_few_came(comm.membership.group.name, &count);
+                return sentence.too_few_came(comm.membership.group.name, &count);
             var room: [800]u8 = undefined;
-            return failure.membership(why, if (late)
+            return sentence.membership(why, if (late)
                 comm.membership.why_late(&room)
             else
                 comm.membership.why_removed());
@@ -425,11 +423,11 @@ fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error
     var work: net.Work = undefined;
     var answer: u32 = 0;
     work.begin_pending(comm.membership, &answer, comm.deadline(deadline_ns)) catch |err|
-        return failure.pending(err);
+        return sentence.pending(err);
     defer work.deinit();
     // The session keeps the deadline.
     _ = comm.interrupt.wait(&work.finished, base.never) catch work.withdraw();
-    if (work.operation.status != .ok) return failure_operation.operation(work.operation);
+    if (work.operation.status != .ok) return sentence.operation(work.operation);
     to.* = answer;
 }
 
@@ -440,7 +438,7 @@ pub const pccl_comm_info = status.C(look).call;
 fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     const comm = try usable(handle);
     const to = info orelse return status.is_null("info");
-    const now = comm.membership.info() catch return failure.closed();
+    const now = comm.membership.info() catch return sentence.closed();
     sized.write(CommInfo, to, .{
         .size = undefined,
         .epoch = now.epoch,

@@ -5,8 +5,8 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
-const failure_coordinator = @import("failure_coordinator.zig");
 const number = @import("number.zig");
+const sentence = @import("sentence.zig");
 const sized = @import("sized.zig");
 const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
@@ -58,19 +58,20 @@ noinline fn create(
         return status.bad_size("pccl_coordinator_options_t");
     const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
-    var place: failure_coordinator.Start = .{
+    var place: sentence.Start = .{
         .own = .{ .bind = bind orelse "127.0.0.1:0", .advertise = advertise },
     };
     // Without a port, any free one.
     var endpoint = net.address.Endpoint.parse_with_port(place.own.bind, 0) catch
-        return failure_coordinator.start_coordinator(error.BadAddress, &place);
+        return sentence.start_coordinator(error.BadAddress, &place);
     const state = try StateDir.open(given.state_dir);
     // The engine takes it over.
     var journal: ?*net.JournalFile = if (state) |*dir| dir.file else null;
     defer if (journal) |file| file.close();
     var run_id = if (given.run_id) |id| id.* else net.random.array(16);
     if (state) |*dir| {
-        place.state = dir;
+        place.path = dir.path;
+        place.settings = if (dir.settings) |*of_run| of_run else null;
         try dir.settle(&given, &run_id, &endpoint, &place.own);
     }
 
@@ -88,7 +89,7 @@ noinline fn create(
             .{std.mem.span(std.c.getenv("PCCL_FAULT_DISK").?)},
         ),
         .protocol = try protocol_options(&given, run_id),
-    }) catch |err| return failure_coordinator.start_coordinator(err, &place);
+    }) catch |err| return sentence.start_coordinator(err, &place);
     journal = null;
     errdefer self.engine.destroy();
     try token.put(run_id, self.engine.reached_at(), &self.token, self.token.len);
@@ -263,7 +264,7 @@ noinline fn ask(
         .deadline = net.clock.after(if (timeout_ns == 0) default_ns else timeout_ns),
         .seed = net.random.seed(),
         .dial_back = dial_back,
-    }) catch |err| return failure_coordinator.ask_status(err, value.address());
+    }) catch |err| return sentence.ask_status(err, value.address());
     defer gpa.free(answer);
     if (length) |to| to.* = answer.len;
     const fits = if (json) |to| text.copy(answer, to, capacity) else false;

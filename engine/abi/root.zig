@@ -1,5 +1,5 @@
 //! abi: include/pccl.h in Zig: the only exported functions, and the only place where an error
-//! becomes a status code (failure.zig). It owns argument checks, handles and sentences; net does
+//! becomes a status code (sentence.zig). It owns argument checks, handles and sentences; net does
 //! the work. One file per topic of the header. This is the root of the library.
 
 const std = @import("std");
@@ -56,7 +56,7 @@ comptime {
 }
 
 test {
-    _ = @import("failure_test.zig");
+    _ = @import("sentence_test.zig");
     _ = @import("header_test.zig");
     _ = @import("sized.zig");
     _ = @import("text.zig");

@@ -6,9 +6,8 @@ const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
 const comm_file = @import("comm.zig");
-const failure = @import("failure.zig");
-const failure_operation = @import("failure_operation.zig");
 const number = @import("number.zig");
+const sentence = @import("sentence.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -88,7 +87,7 @@ pub const State = struct {
 
 fn usable(handle: ?*State) status.Error!*State {
     const state = handle orelse return status.is_null("state");
-    if (state.comm.membership.engine.forked()) return failure.forked();
+    if (state.comm.membership.engine.forked()) return sentence.forked();
     return state;
 }
 
@@ -110,7 +109,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     const name = text.bounded(given.name orelse "state", limit) catch
         return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
     if (given.tensor_count > base.limits.state_tensors_max)
-        return failure.state(error.TooManyTensors, name, given.tensor_count);
+        return sentence.state(error.TooManyTensors, name, given.tensor_count);
     const tensors = gpa.alloc(session.Tensor, @intCast(given.tensor_count)) catch
         return status.out_of_memory();
     defer gpa.free(tensors);
@@ -133,7 +132,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
         if (err == error.Closed) if (comm.lost()) |failed| return failed;
-        return failure.state(err, if (err == error.NameInUse) name else about, tensors.len);
+        return sentence.state(err, if (err == error.NameInUse) name else about, tensors.len);
     };
     state.* = .{ .comm = comm, .shared = shared };
     to.* = state;
@@ -163,7 +162,7 @@ fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
         .{bounded},
     );
     if (given.dimensions > base.limits.state_dimensions_max)
-        return failure.state(error.TooManyDimensions, bounded, 0);
+        return sentence.state(error.TooManyDimensions, bounded, 0);
     if (given.dimensions > 0 and given.shape == null) return status.fail(
         .invalid_argument,
         "the shape of tensor \"{s}\" is missing",
@@ -236,7 +235,7 @@ fn sync(
         .ids = &ids,
     }, tell) catch |err| {
         if (err == error.Left) if (comm.lost()) |failed| return failed;
-        return failure.sync(err);
+        return sentence.sync(err);
     };
     put_contributors(&given, &done, &ids);
     if (outcome) |to| sized.write(SyncOutcome, to, .{
@@ -275,7 +274,7 @@ fn put_contributors(
     }
 }
 
-/// Keeps status and sentence of a sync that failed, which `failure.sync` finds again.
+/// Keeps status and sentence of a sync that failed, which `sentence.sync` finds again.
 fn tell(operation: *const session.Operation) void {
-    failure_operation.operation(operation) catch {};
+    sentence.operation(operation) catch {};
 }

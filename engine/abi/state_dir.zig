@@ -1,14 +1,13 @@
 //! state_dir: the directory of a coordinator's journal among its options. It opens the directory,
 //! and lets the run in it decide the options that the caller left open. An option that contradicts
 //! the run is an error: peers were told one value, and would meet the other. The file:
-//! net/journal_file.zig; sentences about it: failure.zig.
+//! net/journal_file.zig; sentences about it: sentence.zig.
 
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
-const failure = @import("failure.zig");
-const failure_coordinator = @import("failure_coordinator.zig");
+const sentence = @import("sentence.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
 const CoordinatorOptions = @import("coordinator.zig").CoordinatorOptions;
@@ -30,7 +29,7 @@ pub const StateDir = struct {
         const dir = try text.optional_path(path, "state_dir") orelse return null;
         var trouble: net.journal_file.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
-            return failure_coordinator.open_journal(err, dir, &trouble);
+            return sentence.open_journal(err, dir, &trouble);
         // `open` has read all records.
         return .{
             .path = dir,
@@ -47,7 +46,7 @@ pub const StateDir = struct {
         given: *CoordinatorOptions,
         run_id: *base.RunId,
         endpoint: *net.address.Endpoint,
-        own: *failure_coordinator.Own,
+        own: *sentence.Own,
     ) status.Error!void {
         const settings = &(state.settings orelse return);
         inline for (.{
@@ -83,7 +82,7 @@ pub const StateDir = struct {
         const before = net.address.Endpoint.parse(settings.bind.data) catch {
             const makes_no_sense: net.journal_file.Trouble =
                 .{ .refused = .{ .why = error.BadRecord, .offset = null } };
-            return failure_coordinator.open_journal(
+            return sentence.open_journal(
                 error.JournalRefused,
                 state.path,
                 &makes_no_sense,

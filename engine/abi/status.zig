@@ -1,4 +1,4 @@
-//! status: the status codes of include/pccl.h, and the last failure of this thread. failure.zig
+//! status: the status codes of include/pccl.h, and the last failure of this thread. sentence.zig
 //! decides which code an error of the engine becomes.
 
 const std = @import("std");
@@ -89,8 +89,10 @@ pub fn cleared(result: Error!void) Status {
     return code(result);
 }
 
+pub const no_memory = "there is not enough memory for this call; nothing was sent";
+
 pub fn out_of_memory() Error {
-    return fail(.out_of_memory, "there is not enough memory for this call; nothing was sent", .{});
+    return fail(.out_of_memory, no_memory, .{});
 }
 
 pub fn is_null(comptime what: []const u8) Error {

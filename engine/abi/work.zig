@@ -4,8 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
-const failure = @import("failure.zig");
-const failure_operation = @import("failure_operation.zig");
+const sentence = @import("sentence.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const PeerIdBytes = @import("comm.zig").PeerIdBytes;
@@ -39,7 +38,7 @@ pub const OutcomeRange = extern struct {
 
 fn usable(handle: ?*Work) status.Error!*Work {
     const work = handle orelse return status.is_null("work");
-    if (work.engine.forked()) return failure.forked();
+    if (work.engine.forked()) return sentence.forked();
     return work;
 }
 
@@ -52,7 +51,7 @@ fn wait(handle: ?*Work, timeout_ns: u64) status.Error!void {
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     const outcome = work.wait(deadline) orelse
         return status.fail(.timeout, "the operation is not finished; it goes on", .{});
-    if (outcome != .ok) return failure_operation.operation(work.operation);
+    if (outcome != .ok) return sentence.operation(work.operation);
 }
 
 pub const pccl_work_poll = status.C(poll).call;
@@ -81,7 +80,7 @@ fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
     const work = try usable(handle);
     const to = fd orelse return status.is_null("fd");
     to.* = work.descriptor() catch |err| switch (err) {
-        error.SystemLimit => return failure.system_limit(),
+        error.SystemLimit => return sentence.system_limit(),
     };
 }
 
@@ -103,7 +102,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     switch (work.operation.status) {
         .in_doubt => {},
         .ok => return,
-        else => return failure_operation.operation(work.operation),
+        else => return sentence.operation(work.operation),
     }
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     return switch (work.resolve(deadline, copy != 0)) {

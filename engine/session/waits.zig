@@ -1,5 +1,5 @@
 //! waits: for whom this peer waits, in an operation or to enter, by the coordinator's word: a line
-//! in the log while it lasts. A call that fails says it too (abi/failure.zig); protocol/stalls.zig
+//! in the log while it lasts. A call that fails says it too (abi/sentence.zig); protocol/stalls.zig
 //! and protocol/awaited.zig find the missing peers.
 
 const std = @import("std");
