@@ -8,10 +8,9 @@ const kernels = @import("kernels");
 const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
+const argument = @import("argument.zig");
 const comm_file = @import("comm.zig");
-const number = @import("number.zig");
 const sentence = @import("sentence.zig");
-const sized = @import("sized.zig");
 const status = @import("status.zig");
 const Work = net.Work;
 
@@ -71,9 +70,9 @@ pub fn begin(
 ) status.Error!void {
     const comm = try comm_file.usable(handle);
     var call = asked;
-    const options = sized.read(CollectiveOptions, given.options) catch
+    const options = argument.sized(CollectiveOptions, given.options) catch
         return status.bad_size("pccl_collective_options_t");
-    call.op = try number.known(base.ReduceOp, options.op, "op", "pccl_reduce_op_t");
+    call.op = try argument.word(base.ReduceOp, options.op, "op", "pccl_reduce_op_t");
     call.dtype = try dtype_of(given.dtype);
     call.arrays = try arrays_of(call.kind, &given);
     defer gpa.free(call.arrays);
@@ -96,7 +95,7 @@ pub fn begin(
         },
     }
     call.recovery = try recovery(options.recovery);
-    call.plan = try number.known(base.Plan, options.plan, "plan", "pccl_plan_t");
+    call.plan = try argument.word(base.Plan, options.plan, "plan", "pccl_plan_t");
     call.residual = try residual_of(&options, &call);
     call.form = options.form;
     call.tag = options.tag;
@@ -128,7 +127,7 @@ pub fn kind_of(value: c_uint) status.Error!OpKind {
 }
 
 fn dtype_of(value: c_uint) status.Error!base.DType {
-    return number.known(base.DType, value, "dtype", "pccl_dtype_t");
+    return argument.word(base.DType, value, "dtype", "pccl_dtype_t");
 }
 
 /// The caller frees them.
@@ -201,7 +200,7 @@ fn codec_of(
             "PCCL_COLLECTIVE_OPTIONS_INIT",
         .{options.reserved},
     );
-    const kind = try number.known(base.codec.Kind, options.codec, "codec", "pccl_codec_t");
+    const kind = try argument.word(base.codec.Kind, options.codec, "codec", "pccl_codec_t");
     var codec: base.Codec = .of(kind);
     if (options.codec_block != 0) codec.block =
         base.codec.Block.from_elements(options.codec_block) orelse
@@ -222,7 +221,7 @@ fn codec_of(
     }
     const rounding = options.codec_rounding;
     codec.rounding =
-        try number.known(base.codec.Rounding, rounding, "codec_rounding", "pccl_rounding_t");
+        try argument.word(base.codec.Rounding, rounding, "codec_rounding", "pccl_rounding_t");
     if (codec.problem()) |why|
         return status.fail(.invalid_argument, "codec {s}: {s}", .{ kind.name(), why });
     if (kind == .none) return codec;

@@ -6,13 +6,9 @@ const builtin = @import("builtin");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
-const label = @import("label.zig");
-const number = @import("number.zig");
-const rates = @import("rates.zig");
+const argument = @import("argument.zig");
 const sentence = @import("sentence.zig");
-const sized = @import("sized.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
 const token = @import("token.zig");
 const version = @import("version.zig");
 const Status = status.Status;
@@ -106,11 +102,11 @@ noinline fn create(
 ) status.Error!void {
     const out = comm orelse return status.is_null("comm");
     const value = try token.read(token_text);
-    const given = sized.read(CommOptions, options) catch
+    const given = argument.sized(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     const group = try group_name(&given);
-    const bind = try text.optional_address(given.bind, "bind");
-    const advertise = try text.optional_address(given.advertise, "advertise");
+    const bind = try argument.optional_address(given.bind, "bind");
+    const advertise = try argument.optional_address(given.advertise, "advertise");
     const ports = try port_range(&given);
     try environment();
     const interrupt: net.reach.Interrupt = .{
@@ -127,7 +123,7 @@ noinline fn create(
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
-        .label = try label.of_peer(given.label),
+        .label = try argument.peer_label(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse_with_port(where, 0) catch
             return sentence.create(error.BadAddress, place) else null,
         .ports = ports,
@@ -136,13 +132,13 @@ noinline fn create(
             else => |ns| ns,
         },
         .rates = try rates_of(&given),
-        .congestion = try number.known(
+        .congestion = try argument.word(
             net.Congestion,
             given.congestion,
             "congestion",
             "pccl_congestion_t",
         ),
-        .probes = try number.known(number.Probe, given.probe, "probe", "pccl_probe_t") == .auto,
+        .probes = try argument.word(argument.Probe, given.probe, "probe", "pccl_probe_t") == .auto,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -187,7 +183,7 @@ fn environment() status.Error!void {
 fn port_range(options: *const CommOptions) status.Error!?net.Ports {
     const given = options.ports orelse return null;
     const longest = "65535-65535".len;
-    const range = text.bounded(given, longest) catch given[0..longest];
+    const range = argument.bounded(given, longest) catch given[0..longest];
     return net.Ports.parse(range) catch return status.fail(
         .invalid_argument,
         "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
@@ -206,7 +202,7 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
         .{ rate, least, most },
     );
     var given: session.Rates = if (options.send_rates) |words|
-        try rates.read(words, "send_rates")
+        try argument.send_rates(words, "send_rates")
     else
         .{};
     if (rate != 0 and given.all != 0) return status.fail(
@@ -231,7 +227,7 @@ fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {
 fn group_name(options: *const CommOptions) status.Error![]const u8 {
     const given = options.group orelse return "default";
     const limit = base.limits.name_bytes_max;
-    const name = text.bounded(given, limit) catch
+    const name = argument.bounded(given, limit) catch
         return status.fail(.invalid_argument, "the group's name has more than {d} bytes", .{limit});
     if (name.len == 0) return status.fail(
         .invalid_argument,
@@ -292,7 +288,7 @@ fn join_beside(
     options: ?*const CommOptions,
     founders: ?net.Membership.Founders,
 ) status.Error!*Comm {
-    const given = sized.read(CommOptions, options) catch
+    const given = argument.sized(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     _ = parent.membership.info() catch return sentence.closed();
     const own: net.reach.Interrupt = .{
@@ -387,7 +383,8 @@ fn admit(
 ) status.Error!void {
     const comm = try usable(handle);
     // Before the safe point is passed: afterwards a bad argument could not be repaired.
-    if (admission) |to| sized.check(Admission, to) catch return status.bad_size("pccl_admission_t");
+    if (admission) |to| argument.check_size(Admission, to) catch
+        return status.bad_size("pccl_admission_t");
     const deadline = comm.deadline(deadline_ns);
     const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
         return sentence.admit(err);
@@ -404,7 +401,7 @@ fn admit(
                 comm.membership.why_removed());
         },
     };
-    if (admission) |to| sized.write(Admission, to, .{
+    if (admission) |to| argument.write(Admission, to, .{
         .size = undefined,
         .epoch = passed.epoch,
         .rank = passed.rank,
@@ -439,7 +436,7 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     const comm = try usable(handle);
     const to = info orelse return status.is_null("info");
     const now = comm.membership.info() catch return sentence.closed();
-    sized.write(CommInfo, to, .{
+    argument.write(CommInfo, to, .{
         .size = undefined,
         .epoch = now.epoch,
         .attempt = now.attempt,
@@ -472,7 +469,7 @@ fn name_of(
     const id = peer orelse return status.is_null("peer");
     const room = to orelse return status.is_null("label");
     const found = comm.membership.label(.{ .bytes = id.bytes });
-    if (!text.copy(found.slice(), room, capacity)) return status.fail(
+    if (!argument.copy(found.slice(), room, capacity)) return status.fail(
         .invalid_argument,
         "the label has {d} bytes and a terminating zero, and there is room for {d}",
         .{ found.length, capacity },

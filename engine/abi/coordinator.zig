@@ -5,12 +5,10 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
-const number = @import("number.zig");
+const argument = @import("argument.zig");
 const sentence = @import("sentence.zig");
-const sized = @import("sized.zig");
 const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
-const text = @import("text.zig");
 const token = @import("token.zig");
 const Status = status.Status;
 const limits = base.limits;
@@ -54,10 +52,10 @@ noinline fn create(
     coordinator: ?**Coordinator,
 ) status.Error!void {
     const out = coordinator orelse return status.is_null("coordinator");
-    var given = sized.read(CoordinatorOptions, options) catch
+    var given = argument.sized(CoordinatorOptions, options) catch
         return status.bad_size("pccl_coordinator_options_t");
-    const bind = try text.optional_address(given.bind, "bind");
-    const advertise = try text.optional_address(given.advertise, "advertise");
+    const bind = try argument.optional_address(given.bind, "bind");
+    const advertise = try argument.optional_address(given.advertise, "advertise");
     var place: sentence.Start = .{
         .own = .{ .bind = bind orelse "127.0.0.1:0", .advertise = advertise },
     };
@@ -136,7 +134,8 @@ fn protocol_options(
             "PCCL_COORDINATOR_OPTIONS_INIT",
         .{given.reserved},
     );
-    options.probes = try number.known(number.Probe, given.probe, "probe", "pccl_probe_t") == .auto;
+    const probe = try argument.word(argument.Probe, given.probe, "probe", "pccl_probe_t");
+    options.probes = probe == .auto;
     try take_times(given, &options);
     return options;
 }
@@ -267,7 +266,7 @@ noinline fn ask(
     }) catch |err| return sentence.ask_status(err, value.address());
     defer gpa.free(answer);
     if (length) |to| to.* = answer.len;
-    const fits = if (json) |to| text.copy(answer, to, capacity) else false;
+    const fits = if (json) |to| argument.copy(answer, to, capacity) else false;
     if (!fits) return status.fail(
         .invalid_argument,
         "the status has {d} bytes with its terminating zero, and capacity is {d}: ask again " ++

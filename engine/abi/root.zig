@@ -29,6 +29,7 @@ fn end_process(message: []const u8, _: ?usize) noreturn {
 /// Their public functions whose names begin with pccl are exported, under these names.
 pub const files = .{
     @import("status.zig"),
+    @import("argument.zig"),
     @import("version.zig"),
     @import("token.zig"),
     @import("coordinator.zig"),
@@ -38,7 +39,6 @@ pub const files = .{
     @import("log.zig"),
     @import("kernels.zig"),
     @import("training.zig"),
-    @import("rates.zig"),
     @import("compat/comm.zig"),
     @import("compat/reduce.zig"),
     @import("compat/state.zig"),
@@ -58,8 +58,6 @@ comptime {
 test {
     _ = @import("sentence_test.zig");
     _ = @import("header_test.zig");
-    _ = @import("sized.zig");
-    _ = @import("text.zig");
     _ = @import("threads_test.zig");
     _ = @import("compat/words.zig");
     _ = @import("compat/environment.zig");

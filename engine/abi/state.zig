@@ -5,12 +5,10 @@ const base = @import("base");
 const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
+const argument = @import("argument.zig");
 const comm_file = @import("comm.zig");
-const number = @import("number.zig");
 const sentence = @import("sentence.zig");
-const sized = @import("sized.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
 const Comm = comm_file.Comm;
 
 const gpa = std.heap.c_allocator;
@@ -98,7 +96,7 @@ pub const pccl_state_create = status.C(create).call;
 fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.Error!void {
     const comm = try comm_file.usable(handle);
     const to = out orelse return status.is_null("state");
-    const given = sized.read(StateOptions, options) catch
+    const given = argument.sized(StateOptions, options) catch
         return status.bad_size("pccl_state_options_t");
     if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.fail(
         .invalid_argument,
@@ -106,7 +104,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
         .{},
     );
     const limit = base.limits.name_bytes_max;
-    const name = text.bounded(given.name orelse "state", limit) catch
+    const name = argument.bounded(given.name orelse "state", limit) catch
         return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
     if (given.tensor_count > base.limits.state_tensors_max)
         return sentence.state(error.TooManyTensors, name, given.tensor_count);
@@ -145,7 +143,7 @@ fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
         .{index},
     );
     const limit = base.limits.name_bytes_max;
-    const bounded = text.bounded(name, limit) catch return status.fail(
+    const bounded = argument.bounded(name, limit) catch return status.fail(
         .invalid_argument,
         "the name of tensor {d} has more than {d} bytes",
         .{ index, limit },
@@ -209,11 +207,11 @@ fn sync(
     outcome: ?*SyncOutcome,
 ) status.Error!void {
     const state = try usable(handle);
-    const given = sized.read(SyncOptions, options) catch
+    const given = argument.sized(SyncOptions, options) catch
         return status.bad_size("pccl_sync_options_t");
     const wanted = given.strategy;
     const strategy =
-        try number.known(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
+        try argument.word(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
     const at_revision = given.flags & SyncOptions.at_revision != 0;
     if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
         return status.fail(
@@ -223,7 +221,7 @@ fn sync(
             .{},
         );
     // Before anything moves: afterwards a bad argument could not be repaired.
-    if (outcome) |to| sized.check(SyncOutcome, to) catch
+    if (outcome) |to| argument.check_size(SyncOutcome, to) catch
         return status.bad_size("pccl_sync_outcome_t");
     const comm = state.comm;
     var ids: [base.limits.peers_max]base.PeerId = undefined;
@@ -238,7 +236,7 @@ fn sync(
         return sentence.sync(err);
     };
     put_contributors(&given, &done, &ids);
-    if (outcome) |to| sized.write(SyncOutcome, to, .{
+    if (outcome) |to| argument.write(SyncOutcome, to, .{
         .size = undefined,
         .revision = done.revision,
         .epoch = done.epoch,

@@ -7,9 +7,9 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const protocol = @import("protocol");
+const argument = @import("argument.zig");
 const sentence = @import("sentence.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
 const CoordinatorOptions = @import("coordinator.zig").CoordinatorOptions;
 const JournalFile = net.JournalFile;
 const Settings = protocol.journal.Settings;
@@ -26,7 +26,7 @@ pub const StateDir = struct {
 
     /// Null if the options name none.
     pub fn open(path: ?[*:0]const u8) status.Error!?StateDir {
-        const dir = try text.optional_path(path, "state_dir") orelse return null;
+        const dir = try argument.optional_path(path, "state_dir") orelse return null;
         var trouble: net.journal_file.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
             return sentence.open_journal(err, dir, &trouble);

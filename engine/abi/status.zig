@@ -99,8 +99,8 @@ pub fn is_null(comptime what: []const u8) Error {
     return fail(.invalid_argument, what ++ " is NULL", .{});
 }
 
-/// One sentence for both that sized.zig finds: a size that cannot be, and options that a caller of
-/// a later version has set.
+/// One sentence for both that argument.zig finds: a size that cannot be, and options that a caller
+/// of a later version has set.
 pub fn bad_size(comptime name: []const u8) Error {
     return fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the size of " ++
         "any version of it, or something is set in it that this version of the library does " ++

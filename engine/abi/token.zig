@@ -3,9 +3,8 @@
 const std = @import("std");
 const wire = @import("wire");
 const net = @import("net");
-const sized = @import("sized.zig");
+const argument = @import("argument.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
 const Status = status.Status;
 
 pub const TokenInfo = extern struct {
@@ -22,7 +21,7 @@ noinline fn create(
     token: ?[*]u8,
     capacity: usize,
 ) status.Error!void {
-    const slice = text.bounded(address orelse return status.is_null("address"), 255) catch
+    const slice = argument.bounded(address orelse return status.is_null("address"), 255) catch
         return status.fail(.invalid_argument, "the address of a token has at most 255 bytes", .{});
     const endpoint = net.address.Endpoint.parse(slice) catch return bad_address(slice);
     if (endpoint.host.len == 0 or endpoint.port == 0) return bad_address(slice);
@@ -35,7 +34,7 @@ pub fn put(run_id: [16]u8, address: []const u8, to: [*]u8, capacity: usize) stat
     const value = wire.token.Token.init(run_id, address) catch return bad_address(address);
     var storage: [wire.token.text_bytes_max]u8 = undefined;
     const encoded = wire.token.encode(&value, &storage);
-    if (!text.copy(encoded, to, capacity)) return status.fail(
+    if (!argument.copy(encoded, to, capacity)) return status.fail(
         .invalid_argument,
         "the token needs {d} bytes with its terminating zero, and capacity is {d}; " ++
             "PCCL_TOKEN_BYTES_MAX is always enough",
@@ -60,14 +59,14 @@ noinline fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
     const address = value.address();
     @memcpy(filled.address[0..address.len], address);
     filled.run_id = value.run_id;
-    sized.write(TokenInfo, to, filled) catch return status.bad_size("pccl_token_info_t");
+    argument.write(TokenInfo, to, filled) catch return status.bad_size("pccl_token_info_t");
 }
 
 /// Reads what a caller gave as a token.
 pub fn read(token: ?[*:0]const u8) status.Error!wire.token.Token {
     // Room for white space around it.
     const bytes_max = wire.token.text_bytes_max + 64;
-    const slice = text.bounded(token orelse return status.is_null("token"), bytes_max) catch
+    const slice = argument.bounded(token orelse return status.is_null("token"), bytes_max) catch
         return no_token();
     const value = wire.token.decode(slice) catch |err| return switch (err) {
         error.NotAToken => if (begins_as_one(slice)) mistyped() else no_token(),
@@ -100,7 +99,7 @@ test "a token whose address is none is refused" {
     var storage: [wire.token.text_bytes_max]u8 = undefined;
     const encoded = wire.token.encode(&made, &storage);
     var token: [wire.token.text_bytes_max + 1]u8 = undefined;
-    try std.testing.expect(text.copy(encoded, &token, token.len));
+    try std.testing.expect(argument.copy(encoded, &token, token.len));
     const result = status.code(if (read(@ptrCast(&token))) |_| {} else |err| err);
     try std.testing.expectEqual(.invalid_argument, result);
 }

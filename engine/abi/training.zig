@@ -7,8 +7,7 @@ const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
-const number = @import("number.zig");
-const sized = @import("sized.zig");
+const argument = @import("argument.zig");
 const status = @import("status.zig");
 const version = @import("version.zig");
 
@@ -60,7 +59,7 @@ fn Bytes(comptime Pointer: type) type {
 }
 
 fn float_dtype(given: c_uint) status.Error!DType {
-    const dtype = try number.known(DType, given, "dtype", "pccl_dtype_t");
+    const dtype = try argument.word(DType, given, "dtype", "pccl_dtype_t");
     if (!dtype.is_float()) return status.fail(
         .invalid_argument,
         "parameters of dtype {t} cannot be trained; they must be f32, f64, f16 or bf16",
@@ -123,9 +122,9 @@ fn outer_step(
     options: ?*const OuterOptions,
 ) status.Error!void {
     const given = options orelse return status.is_null("options");
-    const o = sized.read(OuterOptions, given) catch
+    const o = argument.sized(OuterOptions, given) catch
         return status.bad_size("pccl_outer_options_t");
-    const rule = try number.known(Rule, o.rule, "rule", "pccl_outer_rule_t");
+    const rule = try argument.word(Rule, o.rule, "rule", "pccl_outer_rule_t");
     const how = try how_of(rule, &o);
     const theirs = try some(outer, count, "outer");
     const g = try some(gradient, count, "gradient");
@@ -194,7 +193,7 @@ fn weight_of(beta: f32, step: u64) f32 {
 /// Null options are those of PCCL_SPARSE_OPTIONS_INIT.
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
-    const o = sized.read(SparseOptions, options orelse &default) catch
+    const o = argument.sized(SparseOptions, options orelse &default) catch
         return status.bad_size("pccl_sparse_options_t");
     if (o.reserved != 0) return status.fail(
         .invalid_argument,
@@ -207,7 +206,7 @@ fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const sparse: Sparse = .{
         .chunk = std.math.cast(u16, chunk) orelse std.math.maxInt(u16),
         .kept = std.math.cast(u16, kept) orelse std.math.maxInt(u16),
-        .values = try number.known(Values, o.values, "values", "pccl_sparse_values_t"),
+        .values = try argument.word(Values, o.values, "values", "pccl_sparse_values_t"),
     };
     if (sparse.problem()) |problem| return status.fail(
         .invalid_argument,

@@ -4,8 +4,8 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
+const argument = @import("argument.zig");
 const sentence = @import("sentence.zig");
-const sized = @import("sized.zig");
 const status = @import("status.zig");
 const PeerIdBytes = @import("comm.zig").PeerIdBytes;
 const Work = net.Work;
@@ -158,7 +158,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     const to = outcome orelse return status.is_null("outcome");
     var digest: [16]u8 = undefined;
     std.mem.writeInt(u128, &digest, operation.digest(), .little);
-    sized.write(Outcome, to, .{
+    argument.write(Outcome, to, .{
         .size = undefined,
         .epoch = operation.op.epoch,
         .tag = base.Pair.user_tag_of(operation.op.id.tag),
@@ -193,7 +193,7 @@ fn read_range(
         "range {d} does not exist; the outcome has {d}",
         .{ index, operation.range_count() },
     );
-    sized.write(OutcomeRange, to, .{
+    argument.write(OutcomeRange, to, .{
         .size = undefined,
         .begin = found.begin,
         .end = found.end,
@@ -227,7 +227,7 @@ fn finish(
     try read_outcome(work, outcome);
     const count = work.operation.range_count();
     if (count == 0) {
-        sized.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
+        argument.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
             return status.bad_size("pccl_outcome_range_t");
     } else {
         try read_range(work, 0, part, contributors, capacity);
