@@ -20,41 +20,49 @@ const Rates = session.Rates;
 const size_max = 4096;
 
 /// The options of a caller; null stands for all defaults, which are zeros.
-pub fn sized(comptime T: type, from: ?*const T) error{BadSize}!T {
+pub fn sized(comptime T: type, comptime name: []const u8, from: ?*const T) status.Error!T {
     comptime assert(std.mem.eql(u8, std.meta.fields(T)[0].name, "size"));
     var value = std.mem.zeroes(T);
     value.size = @sizeOf(T);
     const pointer = from orelse return value;
     const bytes: [*]const u8 = @ptrCast(pointer);
-    const size = std.mem.readInt(usize, bytes[0..@sizeOf(usize)], .native);
-    if (!plausible(T, size)) return error.BadSize;
+    const size = try size_of(T, name, bytes);
     const known = @min(size, @sizeOf(T));
     @memcpy(std.mem.asBytes(&value)[0..known], bytes[0..known]);
-    for (bytes[known..size]) |byte| if (byte != 0) return error.BadSize;
+    for (bytes[known..size]) |byte| if (byte != 0) return bad_size(name);
     value.size = @sizeOf(T);
     return value;
 }
 
 /// Gives a caller the fields that its version of the struct has.
-pub fn write(comptime T: type, to: *T, value: T) error{BadSize}!void {
+pub fn write(comptime T: type, comptime name: []const u8, to: *T, value: T) status.Error!void {
     const bytes: [*]u8 = @ptrCast(to);
-    const size = std.mem.readInt(usize, bytes[0..@sizeOf(usize)], .native);
-    if (!plausible(T, size)) return error.BadSize;
+    const size = try size_of(T, name, bytes);
     const known = @min(size, @sizeOf(T));
     @memcpy(bytes[@sizeOf(usize)..known], std.mem.asBytes(&value)[@sizeOf(usize)..known]);
     @memset(bytes[known..size], 0);
 }
 
 /// Checks an output struct before the work whose result it is for.
-pub fn check_size(comptime T: type, to: *const T) error{BadSize}!void {
-    const bytes: [*]const u8 = @ptrCast(to);
+pub fn check_size(comptime T: type, comptime name: []const u8, to: *const T) status.Error!void {
+    _ = try size_of(T, name, @ptrCast(to));
+}
+
+fn size_of(comptime T: type, comptime name: []const u8, bytes: [*]const u8) status.Error!usize {
     const size = std.mem.readInt(usize, bytes[0..@sizeOf(usize)], .native);
-    if (!plausible(T, size)) return error.BadSize;
+    return if (plausible(T, size)) size else bad_size(name);
 }
 
 /// Any version of the struct is a multiple of its alignment.
 fn plausible(comptime T: type, size: usize) bool {
     return size >= @sizeOf(usize) and size <= size_max and size % @alignOf(T) == 0;
+}
+
+/// The size cannot be, or a caller of a later version has set what this one does not know.
+fn bad_size(comptime name: []const u8) status.Error {
+    return status.fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the " ++
+        "size of any version of it, or something is set in it that this version of the library " ++
+        "does not know; initialise it with the _INIT macro of pccl.h", .{});
 }
 
 // ---- strings
@@ -274,36 +282,36 @@ const Longer = extern struct { sample: Sample, d: u64 };
 
 test "old and new callers are read, and nonsense is refused" {
     const full: Sample = .{ .size = @sizeOf(Sample), .a = 1, .b = 2, .c = 3 };
-    try std.testing.expectEqual(full, try sized(Sample, &full));
-    try std.testing.expectEqual(0, (try sized(Sample, null)).a);
+    try std.testing.expectEqual(full, try sized(Sample, "sample", &full));
+    try std.testing.expectEqual(0, (try sized(Sample, "sample", null)).a);
     var old = full;
     old.size = 16;
-    const filled = try sized(Sample, &old);
+    const filled = try sized(Sample, "sample", &old);
     try std.testing.expect(filled.a == 1 and filled.b == 0 and filled.c == 0);
     var new: Longer = .{ .sample = full, .d = 0 };
     new.sample.size = @sizeOf(Longer);
-    try std.testing.expectEqual(full, try sized(Sample, &new.sample));
+    try std.testing.expectEqual(full, try sized(Sample, "sample", &new.sample));
     new.d = 9;
-    try std.testing.expectError(error.BadSize, sized(Sample, &new.sample));
+    try std.testing.expectError(error.Failed, sized(Sample, "sample", &new.sample));
     for ([_]usize{ 0, 4, 17, 1 << 20, std.math.maxInt(usize) }) |size| {
         old.size = size;
-        try std.testing.expectError(error.BadSize, sized(Sample, &old));
+        try std.testing.expectError(error.Failed, sized(Sample, "sample", &old));
     }
 }
 
 test "a result is written as far as the caller's struct goes" {
     var out: Sample = .{ .size = 16, .a = 0, .b = 77, .c = 77 };
-    try write(Sample, &out, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
+    try write(Sample, "sample", &out, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
     try std.testing.expectEqual(Sample{ .size = 16, .a = 5, .b = 77, .c = 77 }, out);
     var longer: Longer = .{ .sample = out, .d = 9 };
     longer.sample.size = @sizeOf(Longer);
-    try write(Sample, &longer.sample, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
+    try write(Sample, "sample", &longer.sample, .{ .size = 0, .a = 5, .b = 6, .c = 7 });
     try std.testing.expect(longer.sample.c == 7 and longer.d == 0);
     out.size = 0;
-    try std.testing.expectError(error.BadSize, write(Sample, &out, out));
-    try std.testing.expectError(error.BadSize, check_size(Sample, &out));
+    try std.testing.expectError(error.Failed, write(Sample, "sample", &out, out));
+    try std.testing.expectError(error.Failed, check_size(Sample, "sample", &out));
     out.size = 1 << 20;
-    try std.testing.expectError(error.BadSize, check_size(Sample, &out));
+    try std.testing.expectError(error.Failed, check_size(Sample, "sample", &out));
 }
 
 test "a string that does not end is not followed" {

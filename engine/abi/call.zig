@@ -70,8 +70,8 @@ pub fn begin(
 ) status.Error!void {
     const comm = try comm_file.usable(handle);
     var call = asked;
-    const options = argument.sized(CollectiveOptions, given.options) catch
-        return status.bad_size("pccl_collective_options_t");
+    const name = "pccl_collective_options_t";
+    const options = try argument.sized(CollectiveOptions, name, given.options);
     call.op = try argument.word(base.ReduceOp, options.op, "op", "pccl_reduce_op_t");
     call.dtype = try dtype_of(given.dtype);
     call.arrays = try arrays_of(call.kind, &given);

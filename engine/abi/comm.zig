@@ -102,8 +102,7 @@ noinline fn create(
 ) status.Error!void {
     const out = comm orelse return status.is_null("comm");
     const value = try token.read(token_text);
-    const given = argument.sized(CommOptions, options) catch
-        return status.bad_size("pccl_comm_options_t");
+    const given = try argument.sized(CommOptions, "pccl_comm_options_t", options);
     const group = try group_name(&given);
     const bind = try argument.optional_address(given.bind, "bind");
     const advertise = try argument.optional_address(given.advertise, "advertise");
@@ -288,8 +287,7 @@ fn join_beside(
     options: ?*const CommOptions,
     founders: ?net.Membership.Founders,
 ) status.Error!*Comm {
-    const given = argument.sized(CommOptions, options) catch
-        return status.bad_size("pccl_comm_options_t");
+    const given = try argument.sized(CommOptions, "pccl_comm_options_t", options);
     _ = parent.membership.info() catch return sentence.closed();
     const own: net.reach.Interrupt = .{
         .function = given.interrupted,
@@ -383,8 +381,7 @@ fn admit(
 ) status.Error!void {
     const comm = try usable(handle);
     // Before the safe point is passed: afterwards a bad argument could not be repaired.
-    if (admission) |to| argument.check_size(Admission, to) catch
-        return status.bad_size("pccl_admission_t");
+    if (admission) |to| try argument.check_size(Admission, "pccl_admission_t", to);
     const deadline = comm.deadline(deadline_ns);
     const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
         return sentence.admit(err);
@@ -401,7 +398,7 @@ fn admit(
                 comm.membership.why_removed());
         },
     };
-    if (admission) |to| argument.write(Admission, to, .{
+    if (admission) |to| argument.write(Admission, "pccl_admission_t", to, .{
         .size = undefined,
         .epoch = passed.epoch,
         .rank = passed.rank,
@@ -436,7 +433,7 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     const comm = try usable(handle);
     const to = info orelse return status.is_null("info");
     const now = comm.membership.info() catch return sentence.closed();
-    argument.write(CommInfo, to, .{
+    try argument.write(CommInfo, "pccl_comm_info_t", to, .{
         .size = undefined,
         .epoch = now.epoch,
         .attempt = now.attempt,
@@ -450,7 +447,7 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
         .bytes_received = now.bytes_received,
         .lost = if (now.lost) |why| status.of(why) else .ok,
         .reserved = 0,
-    }) catch return status.bad_size("pccl_comm_info_t");
+    });
 }
 
 pub const pccl_comm_members = Listed(.members).call;

@@ -52,8 +52,7 @@ noinline fn create(
     coordinator: ?**Coordinator,
 ) status.Error!void {
     const out = coordinator orelse return status.is_null("coordinator");
-    var given = argument.sized(CoordinatorOptions, options) catch
-        return status.bad_size("pccl_coordinator_options_t");
+    var given = try argument.sized(CoordinatorOptions, "pccl_coordinator_options_t", options);
     const bind = try argument.optional_address(given.bind, "bind");
     const advertise = try argument.optional_address(given.advertise, "advertise");
     var place: sentence.Start = .{

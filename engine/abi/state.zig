@@ -96,8 +96,7 @@ pub const pccl_state_create = status.C(create).call;
 fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.Error!void {
     const comm = try comm_file.usable(handle);
     const to = out orelse return status.is_null("state");
-    const given = argument.sized(StateOptions, options) catch
-        return status.bad_size("pccl_state_options_t");
+    const given = try argument.sized(StateOptions, "pccl_state_options_t", options);
     if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.fail(
         .invalid_argument,
         "the options of the state have flags that this library does not know, or were not zeroed",
@@ -207,8 +206,7 @@ fn sync(
     outcome: ?*SyncOutcome,
 ) status.Error!void {
     const state = try usable(handle);
-    const given = argument.sized(SyncOptions, options) catch
-        return status.bad_size("pccl_sync_options_t");
+    const given = try argument.sized(SyncOptions, "pccl_sync_options_t", options);
     const wanted = given.strategy;
     const strategy =
         try argument.word(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
@@ -221,8 +219,7 @@ fn sync(
             .{},
         );
     // Before anything moves: afterwards a bad argument could not be repaired.
-    if (outcome) |to| argument.check_size(SyncOutcome, to) catch
-        return status.bad_size("pccl_sync_outcome_t");
+    if (outcome) |to| try argument.check_size(SyncOutcome, "pccl_sync_outcome_t", to);
     const comm = state.comm;
     var ids: [base.limits.peers_max]base.PeerId = undefined;
     const done = state.shared.sync(.{
@@ -236,7 +233,7 @@ fn sync(
         return sentence.sync(err);
     };
     put_contributors(&given, &done, &ids);
-    if (outcome) |to| argument.write(SyncOutcome, to, .{
+    if (outcome) |to| argument.write(SyncOutcome, "pccl_sync_outcome_t", to, .{
         .size = undefined,
         .revision = done.revision,
         .epoch = done.epoch,

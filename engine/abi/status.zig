@@ -99,14 +99,6 @@ pub fn is_null(comptime what: []const u8) Error {
     return fail(.invalid_argument, what ++ " is NULL", .{});
 }
 
-/// One sentence for both that argument.zig finds: a size that cannot be, and options that a caller
-/// of a later version has set.
-pub fn bad_size(comptime name: []const u8) Error {
-    return fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the size of " ++
-        "any version of it, or something is set in it that this version of the library does " ++
-        "not know; initialise it with the _INIT macro of pccl.h", .{});
-}
-
 pub fn pccl_status_name(number: c_int) callconv(.c) [*:0]const u8 {
     const status = std.enums.fromInt(Status, number) orelse return "PCCL_UNKNOWN";
     return status.name();

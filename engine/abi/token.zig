@@ -59,7 +59,7 @@ noinline fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
     const address = value.address();
     @memcpy(filled.address[0..address.len], address);
     filled.run_id = value.run_id;
-    argument.write(TokenInfo, to, filled) catch return status.bad_size("pccl_token_info_t");
+    try argument.write(TokenInfo, "pccl_token_info_t", to, filled);
 }
 
 /// Reads what a caller gave as a token.

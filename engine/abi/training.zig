@@ -122,8 +122,7 @@ fn outer_step(
     options: ?*const OuterOptions,
 ) status.Error!void {
     const given = options orelse return status.is_null("options");
-    const o = argument.sized(OuterOptions, given) catch
-        return status.bad_size("pccl_outer_options_t");
+    const o = try argument.sized(OuterOptions, "pccl_outer_options_t", given);
     const rule = try argument.word(Rule, o.rule, "rule", "pccl_outer_rule_t");
     const how = try how_of(rule, &o);
     const theirs = try some(outer, count, "outer");
@@ -193,8 +192,7 @@ fn weight_of(beta: f32, step: u64) f32 {
 /// Null options are those of PCCL_SPARSE_OPTIONS_INIT.
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
-    const o = argument.sized(SparseOptions, options orelse &default) catch
-        return status.bad_size("pccl_sparse_options_t");
+    const o = try argument.sized(SparseOptions, "pccl_sparse_options_t", options orelse &default);
     if (o.reserved != 0) return status.fail(
         .invalid_argument,
         "the reserved field of pccl_sparse_options_t is {d}: begin with PCCL_SPARSE_OPTIONS_INIT",

@@ -158,7 +158,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     const to = outcome orelse return status.is_null("outcome");
     var digest: [16]u8 = undefined;
     std.mem.writeInt(u128, &digest, operation.digest(), .little);
-    argument.write(Outcome, to, .{
+    try argument.write(Outcome, "pccl_outcome_t", to, .{
         .size = undefined,
         .epoch = operation.op.epoch,
         .tag = base.Pair.user_tag_of(operation.op.id.tag),
@@ -173,7 +173,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
         .bound_ns = operation.figures.bound_ns,
         .plan = @intFromEnum(operation.figures.way),
         .reserved = 0,
-    }) catch return status.bad_size("pccl_outcome_t");
+    });
 }
 
 pub const pccl_work_range = status.C(read_range).call;
@@ -193,12 +193,12 @@ fn read_range(
         "range {d} does not exist; the outcome has {d}",
         .{ index, operation.range_count() },
     );
-    argument.write(OutcomeRange, to, .{
+    try argument.write(OutcomeRange, "pccl_outcome_range_t", to, .{
         .size = undefined,
         .begin = found.begin,
         .end = found.end,
         .contributor_count = found.contributors.count(),
-    }) catch return status.bad_size("pccl_outcome_range_t");
+    });
     var written: u32 = 0;
     for (operation.member_ids(), 0..) |id, rank| {
         if (!found.contributors.has(rank)) continue;
@@ -227,8 +227,8 @@ fn finish(
     try read_outcome(work, outcome);
     const count = work.operation.range_count();
     if (count == 0) {
-        argument.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
-            return status.bad_size("pccl_outcome_range_t");
+        const none = std.mem.zeroes(OutcomeRange);
+        try argument.write(OutcomeRange, "pccl_outcome_range_t", part, none);
     } else {
         try read_range(work, 0, part, contributors, capacity);
         const all = work.operation.range(0).?.contributors.count();
