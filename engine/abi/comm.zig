@@ -7,9 +7,9 @@ const base = @import("base");
 const net = @import("net");
 const session = @import("session");
 const argument = @import("argument.zig");
+const coordinator_file = @import("coordinator.zig");
 const sentence = @import("sentence.zig");
 const status = @import("status.zig");
-const token = @import("token.zig");
 const version = @import("version.zig");
 const Status = status.Status;
 const PeerId = base.PeerId;
@@ -101,7 +101,7 @@ noinline fn create(
     comm: ?**Comm,
 ) status.Error!void {
     const out = comm orelse return status.is_null("comm");
-    const value = try token.read(token_text);
+    const value = try coordinator_file.read_token(token_text);
     const given = try argument.sized(CommOptions, "pccl_comm_options_t", options);
     const group = try group_name(&given);
     const bind = try argument.optional_address(given.bind, "bind");
@@ -118,7 +118,7 @@ noinline fn create(
         .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
     const engine = net.PeerEngine.create(gpa, .{
-        // token.read has parsed it before.
+        // read_token has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),

@@ -31,7 +31,6 @@ pub const files = .{
     @import("status.zig"),
     @import("argument.zig"),
     @import("version.zig"),
-    @import("token.zig"),
     @import("coordinator.zig"),
     @import("comm.zig"),
     @import("work.zig"),

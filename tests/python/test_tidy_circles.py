@@ -17,10 +17,6 @@ ALLOWED: dict[str, list[str]] = {
         # memberships and works, which take its lock.
         "greeting.zig membership.zig peer_engine.zig peer_host.zig work.zig",
     ],
-    "abi": [
-        # The directory of a coordinator fills in its options.
-        "coordinator.zig state_dir.zig",
-    ],
 }
 
 
