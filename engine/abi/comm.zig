@@ -8,9 +8,9 @@ const net = @import("net");
 const session = @import("session");
 const argument = @import("argument.zig");
 const coordinator_file = @import("coordinator.zig");
+const library = @import("library.zig");
 const sentence = @import("sentence.zig");
 const status = @import("status.zig");
-const version = @import("version.zig");
 const Status = status.Status;
 const PeerId = base.PeerId;
 
@@ -156,7 +156,7 @@ noinline fn create(
 
 /// Variables that change how the library works must not be mistyped in silence.
 fn environment() status.Error!void {
-    version.choose_cpu_level() catch return status.fail(
+    library.choose_cpu_level() catch return status.fail(
         .invalid_argument,
         "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
         .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},

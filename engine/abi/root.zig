@@ -30,13 +30,11 @@ fn end_process(message: []const u8, _: ?usize) noreturn {
 pub const files = .{
     @import("status.zig"),
     @import("argument.zig"),
-    @import("version.zig"),
+    @import("library.zig"),
     @import("coordinator.zig"),
     @import("comm.zig"),
     @import("work.zig"),
     @import("state.zig"),
-    @import("log.zig"),
-    @import("kernels.zig"),
     @import("training.zig"),
     @import("compat/comm.zig"),
     @import("compat/reduce.zig"),
@@ -51,7 +49,6 @@ comptime {
         @export(&@field(file, declaration.name), .{ .name = declaration.name });
     };
     _ = @import("collective.zig"); // which exports those of its table
-    _ = @import("stack.zig");
 }
 
 test {

@@ -8,13 +8,13 @@ const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
 const argument = @import("argument.zig");
+const library = @import("library.zig");
 const status = @import("status.zig");
-const version = @import("version.zig");
 
 const DType = base.DType;
 const Rule = kernels.OuterRule;
 const Sparse = kernels.sparse.Sparse;
-const Mode = version.KernelMode;
+const Mode = library.KernelMode;
 
 /// pccl_outer_options_t
 pub const OuterOptions = extern struct {
