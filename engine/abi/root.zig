@@ -52,7 +52,7 @@ comptime {
 }
 
 test {
-    _ = @import("sentence_test.zig");
+    _ = @import("sentence.zig");
     _ = @import("header_test.zig");
     _ = @import("threads_test.zig");
     _ = @import("compat/words.zig");
