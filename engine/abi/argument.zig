@@ -60,7 +60,7 @@ fn plausible(comptime T: type, size: usize) bool {
 
 /// The size cannot be, or a caller of a later version has set what this one does not know.
 fn bad_size(comptime name: []const u8) status.Error {
-    return status.fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the " ++
+    return status.bad_argument("the field `size` of the " ++ name ++ " is not the " ++
         "size of any version of it, or something is set in it that this version of the library " ++
         "does not know; initialise it with the _INIT macro of pccl.h", .{});
 }
@@ -87,8 +87,7 @@ pub fn address(
     comptime default: []const u8,
     comptime name: []const u8,
 ) status.Error![]const u8 {
-    return bounded(text orelse return default, limits.address_bytes_max) catch status.fail(
-        .invalid_argument,
+    return bounded(text orelse return default, limits.address_bytes_max) catch status.bad_argument(
         name ++ " has more than {d} bytes; it must be host:port",
         .{limits.address_bytes_max},
     );
@@ -107,12 +106,8 @@ pub fn optional_path(
     comptime name: []const u8,
 ) status.Error!?[:0]const u8 {
     const path = bounded(text orelse return null, limits.path_bytes_max) catch
-        return status.fail(
-            .invalid_argument,
-            name ++ " has more than {d} bytes",
-            .{limits.path_bytes_max},
-        );
-    if (path.len == 0) return status.fail(.invalid_argument, name ++ " is empty", .{});
+        return status.bad_argument(name ++ " has more than {d} bytes", .{limits.path_bytes_max});
+    if (path.len == 0) return status.bad_argument(name ++ " is empty", .{});
     return path.ptr[0..path.len :0];
 }
 
@@ -128,8 +123,7 @@ pub fn word(
     comptime name: []const u8,
     comptime kind: []const u8,
 ) status.Error!E {
-    return std.enums.fromInt(E, value) orelse status.fail(
-        .invalid_argument,
+    return std.enums.fromInt(E, value) orelse status.bad_argument(
         name ++ " {d} is unknown; see " ++ kind,
         .{value},
     );
@@ -140,14 +134,9 @@ pub fn word(
 /// The name of a peer for people: by default its host and process.
 pub fn peer_label(given: ?[*:0]const u8) status.Error!base.Label {
     const told = bounded(given orelse return of_process(), limits.label_bytes_max) catch
-        return status.fail(
-            .invalid_argument,
-            "the label has more than {d} bytes",
-            .{limits.label_bytes_max},
-        );
+        return status.bad_argument("the label has more than {d} bytes", .{limits.label_bytes_max});
     if (told.len == 0) return of_process();
-    return base.Label.read(told) orelse status.fail(
-        .invalid_argument,
+    return base.Label.read(told) orelse status.bad_argument(
         "the label, \"{s}\", cannot be shown: it must be UTF-8 without control characters, line " ++
             "ends and marks that turn the writing",
         .{told},
@@ -180,14 +169,13 @@ fn parse(text: ?[*:0]const u8, name: ?[*:0]const u8, rate: ?*u64) status.Error!v
     const out = rate orelse return status.is_null("rate");
     const given = text orelse return status.is_null("text");
     const called = bounded(name orelse "the rate", limits.name_bytes_max) catch
-        return status.fail(.invalid_argument, "the name of the rate is too long", .{});
+        return status.bad_argument("the name of the rate is too long", .{});
     out.* = (try send_rates(given, called)).all;
 }
 
 /// `called`: its name for the user.
 pub fn send_rates(given: [*:0]const u8, called: []const u8) status.Error!Rates {
-    const whole = bounded(given, text_bytes_max) catch return status.fail(
-        .invalid_argument,
+    const whole = bounded(given, text_bytes_max) catch return status.bad_argument(
         "{s} has more than {d} bytes",
         .{ called, text_bytes_max },
     );
@@ -196,8 +184,7 @@ pub fn send_rates(given: [*:0]const u8, called: []const u8) status.Error!Rates {
     var items = std.mem.splitScalar(u8, text, ',');
     while (items.next()) |part| {
         const item = std.mem.trim(u8, part, " ");
-        if (item.len == 0 and text.len > 0) return status.fail(
-            .invalid_argument,
+        if (item.len == 0 and text.len > 0) return status.bad_argument(
             "{s} has no rate before or after one of its commas: \"{s}\"",
             .{ called, text },
         );
@@ -210,16 +197,14 @@ pub fn send_rates(given: [*:0]const u8, called: []const u8) status.Error!Rates {
 fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!void {
     const equals = std.mem.lastIndexOfScalar(u8, item, '=');
     const rate_text = std.mem.trim(u8, if (equals) |at| item[at + 1 ..] else item, " ");
-    const rate = rate_of(rate_text) orelse return status.fail(
-        .invalid_argument,
+    const rate = rate_of(rate_text) orelse return status.bad_argument(
         "{s} must be from 8kbit to 10tbit per second, such as \"200mbit\", \"25MB\", " ++
             "\"1.5gbit\" or a number of bytes, with \"eu-1=20mbit\" behind a comma for the peer " ++
             "of that label, not \"{s}\"; leave it out for no limit",
         .{ called, item },
     );
     const at = equals orelse {
-        if (rates.all != 0) return status.fail(
-            .invalid_argument,
+        if (rates.all != 0) return status.bad_argument(
             "{s} has two rates for all peers together; the second is \"{s}\"",
             .{ called, item },
         );
@@ -228,14 +213,12 @@ fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!v
     };
     const name = std.mem.trim(u8, item[0..at], " ");
     const label = if (name.len == 0) null else base.Label.read(name);
-    const single: Rates.Single = .{ .rate = rate, .name = label orelse return status.fail(
-        .invalid_argument,
+    const single: Rates.Single = .{ .rate = rate, .name = label orelse return status.bad_argument(
         "{s} names a peer by \"{s}\", which is no label: it must have 1 to {d} bytes that can " ++
             "be shown",
         .{ called, name, limits.label_bytes_max },
     ) };
-    if (!rates.add(single)) return status.fail(
-        .invalid_argument,
+    if (!rates.add(single)) return status.bad_argument(
         "{s} has rates for more than {d} peers",
         .{ called, limits.send_rates_max },
     );

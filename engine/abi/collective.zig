@@ -411,11 +411,7 @@ fn kind_of(value: c_uint) status.Error!OpKind {
         .barrier, .sync, .send_recv => break,
         else => return kind,
     };
-    return status.fail(
-        .invalid_argument,
-        "collective {d} is unknown; see pccl_collective_t",
-        .{value},
-    );
+    return status.bad_argument("collective {d} is unknown; see pccl_collective_t", .{value});
 }
 
 fn dtype_of(value: c_uint) status.Error!base.DType {
@@ -425,14 +421,12 @@ fn dtype_of(value: c_uint) status.Error!base.DType {
 /// The caller frees them.
 fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Array {
     const list = given.arrays orelse return &.{};
-    if (list.count == 0) return status.fail(
-        .invalid_argument,
+    if (list.count == 0) return status.bad_argument(
         "array_count is 0: a coalesced call has at least one array",
         .{},
     );
     const first = list.first orelse return status.is_null("arrays");
-    if (list.count > base.limits.chunks_max) return status.fail(
-        .invalid_argument,
+    if (list.count > base.limits.chunks_max) return status.bad_argument(
         "{d} arrays are too many for one operation, which has at most {d}",
         .{ list.count, base.limits.chunks_max },
     );
@@ -440,8 +434,7 @@ fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Array {
         return status.out_of_memory();
     errdefer gpa.free(arrays);
     for (arrays, first[0..arrays.len], 0..) |*array, *from, index| {
-        if (from.reserved != 0) return status.fail(
-            .invalid_argument,
+        if (from.reserved != 0) return status.bad_argument(
             "the reserved field of array {d} is {d}: zero the struct first",
             .{ index, from.reserved },
         );
@@ -463,19 +456,14 @@ fn recovery(value: c_uint) status.Error!?wire.control.Recovery {
         2 => .restart,
         3 => .raise,
         4 => .complete,
-        else => status.fail(
-            .invalid_argument,
-            "recovery {d} is unknown; see pccl_recovery_t",
-            .{value},
-        ),
+        else => status.bad_argument("recovery {d} is unknown; see pccl_recovery_t", .{value}),
     };
 }
 
 fn check_op(call: *const Call, dtype: base.DType) status.Error!void {
     const op = call.op;
     if (!call.kind.reduces() or op.takes(dtype)) return;
-    return status.fail(
-        .invalid_argument,
+    return status.bad_argument(
         "op {s} is of integers, and dtype is {s}: floats have no {s}",
         .{ op.name(), dtype.name(), op.name() },
     );
@@ -486,8 +474,7 @@ fn codec_of(
     call: *const Call,
     dtype: base.DType,
 ) status.Error!base.Codec {
-    if (options.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (options.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_collective_options_t is {d}: begin with " ++
             "PCCL_COLLECTIVE_OPTIONS_INIT",
         .{options.reserved},
@@ -496,8 +483,7 @@ fn codec_of(
     var codec: base.Codec = .of(kind);
     if (options.codec_block != 0) codec.block =
         base.codec.Block.from_elements(options.codec_block) orelse
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             "codec_block is {d}; it must be 32, 64, 128 or 256",
             .{options.codec_block},
         );
@@ -505,8 +491,7 @@ fn codec_of(
         0 => {},
         1 => codec.rotate = true,
         2 => codec.rotate = false,
-        else => return status.fail(
-            .invalid_argument,
+        else => return status.bad_argument(
             "codec_rotate {d} is unknown; see pccl_rotate_t",
             .{options.codec_rotate},
         ),
@@ -515,10 +500,9 @@ fn codec_of(
     codec.rounding =
         try argument.word(base.codec.Rounding, rounding, "codec_rounding", "pccl_rounding_t");
     if (codec.problem()) |why|
-        return status.fail(.invalid_argument, "codec {s}: {s}", .{ kind.name(), why });
+        return status.bad_argument("codec {s}: {s}", .{ kind.name(), why });
     if (kind == .none) return codec;
-    if (!call.kind.has_codecs()) return status.fail(
-        .invalid_argument,
+    if (!call.kind.has_codecs()) return status.bad_argument(
         "codec {s}: {s}",
         .{ kind.name(), switch (call.kind) {
             .broadcast => "a broadcast has none, because the root's buffer is only read and " ++
@@ -527,13 +511,11 @@ fn codec_of(
             else => "nothing travels that could be encoded",
         } },
     );
-    if (!dtype.is_float()) return status.fail(
-        .invalid_argument,
+    if (!dtype.is_float()) return status.bad_argument(
         "codec {s} is for floats, and dtype is {s}: {s} integers without a codec",
         .{ kind.name(), dtype.name(), if (call.kind.reduces()) "reduce" else "send" },
     );
-    if (call.kind.reduces() and call.op != .sum and call.op != .avg) return status.fail(
-        .invalid_argument,
+    if (call.kind.reduces() and call.op != .sum and call.op != .avg) return status.bad_argument(
         "codec {s} is for sum and avg, and op is {s}: use them, or no codec",
         .{ kind.name(), call.op.name() },
     );
@@ -548,13 +530,11 @@ fn residual_of(
     if (options.residual_in == null and options.residual_out == null) return null;
     const in = options.residual_in orelse return status.is_null("residual_in");
     const out = options.residual_out orelse return status.is_null("residual_out");
-    if (call.codec.kind == .none) return status.fail(
-        .invalid_argument,
+    if (call.codec.kind == .none) return status.bad_argument(
         "residual_in and residual_out are for a codec: without one nothing is lost",
         .{},
     );
-    if (!call.kind.reduces()) return status.fail(
-        .invalid_argument,
+    if (!call.kind.reduces()) return status.bad_argument(
         "residual_in and residual_out are for all_reduce, reduce and reduce_scatter: in {s} " ++
             "nothing is added up that could be given back later",
         .{@tagName(call.kind)},

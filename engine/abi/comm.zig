@@ -156,24 +156,20 @@ noinline fn create(
 
 /// Variables that change how the library works must not be mistyped in silence.
 fn environment() status.Error!void {
-    library.choose_cpu_level() catch return status.fail(
-        .invalid_argument,
+    library.choose_cpu_level() catch return status.bad_argument(
         "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
         .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
     );
-    _ = net.fault.Fault.from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.fault.Fault.from_environment() catch return status.bad_argument(
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
             "for example operation.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
-    _ = net.tcp.System.from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.tcp.System.from_environment() catch return status.bad_argument(
         "PCCL_FAULT_TCP is \"{s}\"; it must be bare, or not set",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_TCP").?)},
     );
-    _ = net.Workers.count_from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.Workers.count_from_environment() catch return status.bad_argument(
         "PCCL_WORKERS is \"{s}\"; it must be a number of threads, 0 to {d}",
         .{ std.mem.span(std.c.getenv("PCCL_WORKERS").?), net.Workers.threads_limit },
     );
@@ -183,8 +179,7 @@ fn port_range(options: *const CommOptions) status.Error!?net.Ports {
     const given = options.ports orelse return null;
     const longest = "65535-65535".len;
     const range = argument.bounded(given, longest) catch given[0..longest];
-    return net.Ports.parse(range) catch return status.fail(
-        .invalid_argument,
+    return net.Ports.parse(range) catch return status.bad_argument(
         "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
         .{range},
     );
@@ -194,8 +189,7 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
     const rate = options.send_rate;
     const least = base.limits.send_rate_min;
     const most = base.limits.send_rate_max;
-    if (rate != 0 and (rate < least or rate > most)) return status.fail(
-        .invalid_argument,
+    if (rate != 0 and (rate < least or rate > most)) return status.bad_argument(
         "send_rate is {d}; it must be {d} to {d} bytes per second (25000000 is 200 Mbit/s), or " ++
             "0 for no limit",
         .{ rate, least, most },
@@ -204,8 +198,7 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
         try argument.send_rates(words, "send_rates")
     else
         .{};
-    if (rate != 0 and given.all != 0) return status.fail(
-        .invalid_argument,
+    if (rate != 0 and given.all != 0) return status.bad_argument(
         "send_rate is {d}, and send_rates has another rate for all peers together: give one",
         .{rate},
     );
@@ -215,8 +208,7 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
 
 fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {
     const id: base.PeerId = .{ .bytes = (options.peer_id orelse return null).* };
-    if (id.eql(.none)) return status.fail(
-        .invalid_argument,
+    if (id.eql(.none)) return status.bad_argument(
         "peer_id is all zeros, which stands for nobody: take random bytes, or NULL",
         .{},
     );
@@ -227,14 +219,12 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
     const given = options.group orelse return "default";
     const limit = base.limits.name_bytes_max;
     const name = argument.bounded(given, limit) catch
-        return status.fail(.invalid_argument, "the group's name has more than {d} bytes", .{limit});
-    if (name.len == 0) return status.fail(
-        .invalid_argument,
+        return status.bad_argument("the group's name has more than {d} bytes", .{limit});
+    if (name.len == 0) return status.bad_argument(
         "the name of the group is empty; it must have 1 to {d} bytes",
         .{limit},
     );
-    if (!base.text.is_name(name)) return status.fail(
-        .invalid_argument,
+    if (!base.text.is_name(name)) return status.bad_argument(
         "the name of the group, \"{s}\", cannot be shown: it must be UTF-8 without control " ++
             "characters, line ends and marks that turn the writing",
         .{name},
@@ -250,8 +240,7 @@ const Join = struct {
 };
 
 fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) status.Error!*Comm {
-    if (options.initial_world_size > base.limits.peers_max) return status.fail(
-        .invalid_argument,
+    if (options.initial_world_size > base.limits.peers_max) return status.bad_argument(
         "initial_world_size is {d}; a run has at most {d} peers",
         .{ options.initial_world_size, base.limits.peers_max },
     );
@@ -316,8 +305,7 @@ fn make_subgroup(
     const parent = try usable(handle);
     const given = founders orelse return status.is_null("founders");
     const out = subgroup orelse return status.is_null("subgroup");
-    if (count == 0 or count > base.limits.peers_max) return status.fail(
-        .invalid_argument,
+    if (count == 0 or count > base.limits.peers_max) return status.bad_argument(
         "count is {d}; a sub-group has 1 to {d} founders",
         .{ count, base.limits.peers_max },
     );
@@ -466,8 +454,7 @@ fn name_of(
     const id = peer orelse return status.is_null("peer");
     const room = to orelse return status.is_null("label");
     const found = comm.membership.label(.{ .bytes = id.bytes });
-    if (!argument.copy(found.slice(), room, capacity)) return status.fail(
-        .invalid_argument,
+    if (!argument.copy(found.slice(), room, capacity)) return status.bad_argument(
         "the label has {d} bytes and a terminating zero, and there is room for {d}",
         .{ found.length, capacity },
     );

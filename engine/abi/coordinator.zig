@@ -82,8 +82,7 @@ noinline fn create(
         .advertise = place.own.advertise,
         .journal = journal,
         .trouble = &place.trouble,
-        .disk = net.fault.Disk.from_environment() catch return status.fail(
-            .invalid_argument,
+        .disk = net.fault.Disk.from_environment() catch return status.bad_argument(
             "PCCL_FAULT_DISK is \"{s}\"; it must be seconds[:writes], for example 2.5:3",
             .{std.mem.span(std.c.getenv("PCCL_FAULT_DISK").?)},
         ),
@@ -103,34 +102,29 @@ fn protocol_options(
     const world_range = .{ 1, limits.peers_max };
     options.min_world_size = try within(given, "min_world_size", 1, world_range);
     options.initial_world_size = try within(given, "initial_world_size", 1, world_range);
-    if (given.lanes_per_link > limits.lanes_per_link_max) return status.fail(
-        .invalid_argument,
+    if (given.lanes_per_link > limits.lanes_per_link_max) return status.bad_argument(
         "lanes_per_link is {d}; it must be 1 to {d}, or 0 for auto",
         .{ given.lanes_per_link, limits.lanes_per_link_max },
     );
     options.lanes = @intCast(given.lanes_per_link);
     const chunk_range = .{ limits.chunk_bytes_min, limits.frame_payload_bytes_max };
     options.chunk_bytes = try within(given, "chunk_bytes", options.chunk_bytes, chunk_range);
-    if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(
-        .invalid_argument,
+    if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.bad_argument(
         "chunk_bytes is {d}; it must be a power of two",
         .{options.chunk_bytes},
     );
     if (given.window_bytes != 0) options.windows_bytes = given.window_bytes;
-    if (options.windows_bytes > limits.windows_bytes_max) return status.fail(
-        .invalid_argument,
+    if (options.windows_bytes > limits.windows_bytes_max) return status.bad_argument(
         "window_bytes is {d}; it must be 1 to {d}",
         .{ options.windows_bytes, limits.windows_bytes_max },
     );
     options.window_bytes = @min(options.windows_bytes, limits.window_bytes_first);
     if (given.memory_bytes != 0) options.memory = given.memory_bytes;
-    if (options.memory < limits.queues_bytes_min) return status.fail(
-        .invalid_argument,
+    if (options.memory < limits.queues_bytes_min) return status.bad_argument(
         "memory_bytes is {d}; it must be at least {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
-    if (given.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (given.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_coordinator_options_t is {d}: begin with " ++
             "PCCL_COORDINATOR_OPTIONS_INIT",
         .{given.reserved},
@@ -159,29 +153,25 @@ fn take_times(
         "stall_warning_ns",
         "stall_ns",
     }) |name| {
-        if (@field(options, name) > limits.interval_ns_max) return status.fail(
-            .invalid_argument,
+        if (@field(options, name) > limits.interval_ns_max) return status.bad_argument(
             name ++ " is {d}; it must be at most seven days, {d}",
             .{ @field(options, name), limits.interval_ns_max },
         );
     }
-    if (options.heartbeat_ns < limits.heartbeat_ns_min) return status.fail(
-        .invalid_argument,
+    if (options.heartbeat_ns < limits.heartbeat_ns_min) return status.bad_argument(
         "heartbeat_ns is {d}; it must be at least a millisecond, {d}",
         .{ options.heartbeat_ns, limits.heartbeat_ns_min },
     );
-    if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(
-        .invalid_argument,
+    if (options.silence_ns / 3 < options.heartbeat_ns) return status.bad_argument(
         "silence ({d} s) must be at least three times heartbeat ({d} s)",
         .{ seconds(options.silence_ns), seconds(options.heartbeat_ns) },
     );
-    if (options.stall_warning_ns < options.heartbeat_ns) return status.fail(
-        .invalid_argument,
+    if (options.stall_warning_ns < options.heartbeat_ns) return status.bad_argument(
         "stall_warning ({d} s) must be at least a heartbeat ({d} s)",
         .{ seconds(options.stall_warning_ns), seconds(options.heartbeat_ns) },
     );
-    if (options.stall_ns != 0 and options.stall_ns < options.stall_warning_ns) return status.fail(
-        .invalid_argument,
+    const is_early = options.stall_ns != 0 and options.stall_ns < options.stall_warning_ns;
+    if (is_early) return status.bad_argument(
         "stall ({d} s) must be at least stall_warning ({d} s), so that nobody is let go unnamed",
         .{ seconds(options.stall_ns), seconds(options.stall_warning_ns) },
     );
@@ -201,8 +191,7 @@ fn within(
     const value = @field(given, name);
     if (value == 0) return default;
     if (value >= range[0] and value <= range[1]) return value;
-    return status.fail(
-        .invalid_argument,
+    return status.bad_argument(
         name ++ " is {d}; it must be {d} to {d}",
         .{ value, range[0], range[1] },
     );
@@ -285,8 +274,7 @@ const StateDir = struct {
         else
             true;
         // Whoever knows the rest of an id can join.
-        if (state.is_used and !same) return status.fail(
-            .invalid_argument,
+        if (state.is_used and !same) return status.bad_argument(
             "run_id begins with {s}, but {s} holds the run {s}: leave run_id out to go on with " ++
                 "that run, or give another directory to begin a new one",
             .{ &base.short_run(given.run_id.?), state.path, &base.short_run(&settings.run_id) },
@@ -338,8 +326,7 @@ const StateDir = struct {
         given: anytype,
         decided: anytype,
     ) status.Error {
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             name ++ " is " ++ formats[0] ++ ", but the run in {s} was begun with " ++ formats[1] ++
                 ": give the same, or leave it out; another directory begins a new run",
             .{ given, state.path, decided },
@@ -364,7 +351,7 @@ noinline fn create_token(
     capacity: usize,
 ) status.Error!void {
     const slice = argument.bounded(address orelse return status.is_null("address"), 255) catch
-        return status.fail(.invalid_argument, "the address of a token has at most 255 bytes", .{});
+        return status.bad_argument("the address of a token has at most 255 bytes", .{});
     const endpoint = net.address.Endpoint.parse(slice) catch return no_address(slice);
     if (endpoint.host.len == 0 or endpoint.port == 0) return no_address(slice);
     const id = if (run_id) |given| given.* else net.random.array(16);
@@ -376,8 +363,7 @@ fn put_token(run_id: [16]u8, address: []const u8, to: [*]u8, capacity: usize) st
     const value = wire.token.Token.init(run_id, address) catch return no_address(address);
     var storage: [wire.token.text_bytes_max]u8 = undefined;
     const encoded = wire.token.encode(&value, &storage);
-    if (!argument.copy(encoded, to, capacity)) return status.fail(
-        .invalid_argument,
+    if (!argument.copy(encoded, to, capacity)) return status.bad_argument(
         "the token needs {d} bytes with its terminating zero, and capacity is {d}; " ++
             "PCCL_TOKEN_BYTES_MAX is always enough",
         .{ encoded.len + 1, capacity },
@@ -385,8 +371,7 @@ fn put_token(run_id: [16]u8, address: []const u8, to: [*]u8, capacity: usize) st
 }
 
 fn no_address(address: []const u8) status.Error {
-    return status.fail(
-        .invalid_argument,
+    return status.bad_argument(
         "\"{s}\" is not an address; it must be host:port, 1.2.3.4:port or [v6]:port",
         .{address},
     );
@@ -424,15 +409,14 @@ fn begins_as_one(slice: []const u8) bool {
 }
 
 fn mistyped() status.Error {
-    return status.fail(
-        .invalid_argument,
+    return status.bad_argument(
         "the token is mistyped or cut: its checksum does not fit; copy it whole",
         .{},
     );
 }
 
 fn no_token() status.Error {
-    return status.fail(.invalid_argument, "this is not a token: one begins with \"{s}\" and " ++
+    return status.bad_argument("this is not a token: one begins with \"{s}\" and " ++
         "comes from `pccl coordinator`, or from a program's coordinator", .{wire.token.prefix});
 }
 
@@ -456,7 +440,7 @@ pub fn pccl_run_dial_back(
     capacity: usize,
     length: ?*usize,
 ) callconv(.c) Status {
-    const id = peer orelse return status.code(status.fail(.invalid_argument, "peer is NULL", .{}));
+    const id = peer orelse return status.code(status.is_null("peer"));
     return status.cleared(ask(token_text, .{ .bytes = id.* }, timeout_ns, json, capacity, length));
 }
 
@@ -480,8 +464,7 @@ noinline fn ask(
     defer gpa.free(answer);
     if (length) |to| to.* = answer.len;
     const fits = if (json) |to| argument.copy(answer, to, capacity) else false;
-    if (!fits) return status.fail(
-        .invalid_argument,
+    if (!fits) return status.bad_argument(
         "the status has {d} bytes with its terminating zero, and capacity is {d}: ask again " ++
             "with more",
         .{ answer.len + 1, if (json == null) 0 else capacity },

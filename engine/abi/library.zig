@@ -48,8 +48,7 @@ pub const KernelMode = struct {
     before: u64,
 
     pub fn begin() status.Error!KernelMode {
-        choose_cpu_level() catch return status.fail(
-            .invalid_argument,
+        choose_cpu_level() catch return status.bad_argument(
             "PCCL_CPU_LEVEL names no level that this CPU can run",
             .{},
         );
@@ -74,7 +73,7 @@ pub const pccl_log_next = status.C(next).call;
 fn next(level: ?*c_int, message: ?[*]u8, capacity: usize) status.Error!void {
     const level_to = level orelse return status.is_null("level");
     const to = message orelse return status.is_null("message");
-    if (capacity == 0) return status.fail(.invalid_argument, "capacity is 0", .{});
+    if (capacity == 0) return status.bad_argument("capacity is 0", .{});
     var text: [net.log.line_bytes_max]u8 = undefined;
     const line = net.log.process.take(&text) orelse
         return status.fail(.timeout, "there is no log line", .{});
@@ -119,19 +118,16 @@ fn run(
     const wanted = std.mem.span(name orelse return status.is_null("name"));
     const bytes = memory orelse return status.is_null("memory");
     const duration = duration_ns orelse return status.is_null("duration_ns");
-    const case = measure.find(wanted) orelse return status.fail(
-        .invalid_argument,
+    const case = measure.find(wanted) orelse return status.bad_argument(
         "there is no kernel \"{s}\"; pccl_kernel_name lists them",
         .{wanted},
     );
-    const what = std.enums.fromInt(What, number) orelse return status.fail(
-        .invalid_argument,
+    const what = std.enums.fromInt(What, number) orelse return status.bad_argument(
         "what is {d}; it must be one of pccl_kernel_what_t",
         .{number},
     );
     const size = pccl_kernel_memory(count);
-    if (size == 0) return status.fail(
-        .invalid_argument,
+    if (size == 0) return status.bad_argument(
         "a kernel is measured with a multiple of {d} elements, {d} at most; count is {d}",
         .{ measure.granule, count_max, count },
     );

@@ -97,14 +97,13 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     const comm = try comm_file.usable(handle);
     const to = out orelse return status.is_null("state");
     const given = try argument.sized(StateOptions, "pccl_state_options_t", options);
-    if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.bad_argument(
         "the options of the state have flags that this library does not know, or were not zeroed",
         .{},
     );
     const limit = base.limits.name_bytes_max;
     const name = argument.bounded(given.name orelse "state", limit) catch
-        return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
+        return status.bad_argument("the state's name has more than {d} bytes", .{limit});
     if (given.tensor_count > base.limits.state_tensors_max)
         return sentence.state(error.TooManyTensors, name, given.tensor_count);
     const tensors = gpa.alloc(session.Tensor, @intCast(given.tensor_count)) catch
@@ -136,32 +135,27 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
 }
 
 fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
-    const name = given.name orelse return status.fail(
-        .invalid_argument,
+    const name = given.name orelse return status.bad_argument(
         "the name of tensor {d} is missing",
         .{index},
     );
     const limit = base.limits.name_bytes_max;
-    const bounded = argument.bounded(name, limit) catch return status.fail(
-        .invalid_argument,
+    const bounded = argument.bounded(name, limit) catch return status.bad_argument(
         "the name of tensor {d} has more than {d} bytes",
         .{ index, limit },
     );
     const dtype = base.DType.from_int(std.math.cast(u8, given.dtype) orelse 255) orelse
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             "dtype {d} of tensor \"{s}\" is unknown; see pccl_dtype_t",
             .{ given.dtype, bounded },
         );
-    if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.bad_argument(
         "tensor \"{s}\" has flags that this library does not know, or was not zeroed",
         .{bounded},
     );
     if (given.dimensions > base.limits.state_dimensions_max)
         return sentence.state(error.TooManyDimensions, bounded, 0);
-    if (given.dimensions > 0 and given.shape == null) return status.fail(
-        .invalid_argument,
+    if (given.dimensions > 0 and given.shape == null) return status.bad_argument(
         "the shape of tensor \"{s}\" is missing",
         .{bounded},
     );
@@ -212,8 +206,7 @@ fn sync(
         try argument.word(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
     const at_revision = given.flags & SyncOptions.at_revision != 0;
     if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             "the options of the sync have flags that this library does not know, or a revision " ++
                 "without the flag for it, or were not zeroed",
             .{},

@@ -142,8 +142,12 @@ pub fn out_of_memory() Error {
     return fail(.out_of_memory, no_memory, .{});
 }
 
+pub fn bad_argument(comptime format: []const u8, arguments: anytype) Error {
+    return fail(.invalid_argument, format, arguments);
+}
+
 pub fn is_null(comptime what: []const u8) Error {
-    return fail(.invalid_argument, what ++ " is NULL", .{});
+    return bad_argument(what ++ " is NULL", .{});
 }
 
 pub fn pccl_status_name(number: c_int) callconv(.c) [*:0]const u8 {

@@ -45,8 +45,7 @@ fn some(
     count: u64,
     comptime name: []const u8,
 ) status.Error!Bytes(@TypeOf(pointer)) {
-    if (count > std.math.maxInt(usize) / 8) return status.fail(
-        .invalid_argument,
+    if (count > std.math.maxInt(usize) / 8) return status.bad_argument(
         "count is {d}, more elements than memory can hold",
         .{count},
     );
@@ -60,8 +59,7 @@ fn Bytes(comptime Pointer: type) type {
 
 fn float_dtype(given: c_uint) status.Error!DType {
     const dtype = try argument.word(DType, given, "dtype", "pccl_dtype_t");
-    if (!dtype.is_float()) return status.fail(
-        .invalid_argument,
+    if (!dtype.is_float()) return status.bad_argument(
         "parameters of dtype {t} cannot be trained; they must be f32, f64, f16 or bf16",
         .{dtype},
     );
@@ -101,8 +99,7 @@ fn outer_mix(
     const own = try some(parameters, count, "parameters");
     const from = try some(outer, count, "outer");
     // A NaN is in no interval.
-    if (!(alpha >= 0 and alpha <= 1)) return status.fail(
-        .invalid_argument,
+    if (!(alpha >= 0 and alpha <= 1)) return status.bad_argument(
         "alpha is {d}, and must lie between 0, which takes the outer parameters, and 1",
         .{alpha},
     );
@@ -145,14 +142,12 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
         const value = @field(o, name);
         const is_beta = comptime std.mem.startsWith(u8, name, "beta");
         const limit: f32 = if (is_beta) 1 else std.math.inf(f32);
-        if (!(value >= 0 and value < limit)) return status.fail(
-            .invalid_argument,
+        if (!(value >= 0 and value < limit)) return status.bad_argument(
             name ++ " is {d}, and must be 0 or more{s}",
             .{ value, if (limit == 1) " and below 1" else " and finite" },
         );
     }
-    if (o.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (o.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_outer_options_t is {d}: begin with PCCL_OUTER_OPTIONS_INIT",
         .{o.reserved},
     );
@@ -161,8 +156,7 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
         .learning_rate = o.learning_rate,
         .decay = o.momentum,
     };
-    if (o.step == 0) return status.fail(
-        .invalid_argument,
+    if (o.step == 0) return status.bad_argument(
         "step is 0, and must be the number of this step of adam, from 1 on",
         .{},
     );
@@ -193,8 +187,7 @@ fn weight_of(beta: f32, step: u64) f32 {
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
     const o = try argument.sized(SparseOptions, "pccl_sparse_options_t", options orelse &default);
-    if (o.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (o.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_sparse_options_t is {d}: begin with PCCL_SPARSE_OPTIONS_INIT",
         .{o.reserved},
     );
@@ -206,8 +199,7 @@ fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
         .kept = std.math.cast(u16, kept) orelse std.math.maxInt(u16),
         .values = try argument.word(Values, o.values, "values", "pccl_sparse_values_t"),
     };
-    if (sparse.problem()) |problem| return status.fail(
-        .invalid_argument,
+    if (sparse.problem()) |problem| return status.bad_argument(
         "{s}; here chunk is {d} and kept is {d}",
         .{ problem, chunk, kept },
     );
@@ -252,8 +244,8 @@ fn sparse_add(
     defer mode.end();
     const all: ?[*]u8 = @ptrCast(weights);
     const bytes = from[0..sparse.bytes(@intCast(count))];
-    kernels.sparse.add(sparse, to, all, bytes, scale, @intCast(count)) catch return status.fail(
-        .invalid_argument,
+    const length: usize = @intCast(count);
+    kernels.sparse.add(sparse, to, all, bytes, scale, length) catch return status.bad_argument(
         "the piece names a place that its chunk of {d} elements has not, so nothing was added: " ++
             "its sender is faulty, or encoded another array",
         .{sparse.chunk},

@@ -112,11 +112,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
             "the operation was aborted on every member. The input is as it was",
             .{},
         ),
-        .pending => status.fail(
-            .timeout,
-            "the coordinator has not decided yet; ask again",
-            .{},
-        ),
+        .pending => status.fail(.timeout, "the coordinator has not decided yet; ask again", .{}),
         .unknown => status.fail(
             .coordinator_unreachable,
             "the connection to the coordinator was lost or closed before the decision was " ++
@@ -188,8 +184,7 @@ fn read_range(
     const operation = (try committed(handle)).operation;
     const to = range orelse return status.is_null("range");
     if (contributors == null and capacity > 0) return status.is_null("contributors");
-    const found = operation.range(index) orelse return status.fail(
-        .invalid_argument,
+    const found = operation.range(index) orelse return status.bad_argument(
         "range {d} does not exist; the outcome has {d}",
         .{ index, operation.range_count() },
     );
