@@ -39,6 +39,7 @@ fn unreached(template: []const u8) Row {
     return .{ .coordinator_unreachable, template };
 }
 
+/// Keeps the sentence, and returns its error.
 fn say(comptime code: Status, comptime template: []const u8, facts: anytype) Error {
     return status.fail(code, "{f}", .{Filled(template, @TypeOf(facts)){ .facts = facts }});
 }
@@ -53,6 +54,7 @@ fn told(err: anytype, facts: anytype) Error {
     }
 }
 
+/// A template with its facts put in.
 fn Filled(comptime template: []const u8, comptime Facts: type) type {
     return struct {
         facts: Facts,
@@ -83,21 +85,22 @@ fn put(facts: anytype, comptime name: []const u8, writer: *Writer) Writer.Error!
     return print(function(facts), writer);
 }
 
-/// Templates name only what is there.
-fn set(value: anytype) if (@typeInfo(@TypeOf(value)) == .optional)
-    @typeInfo(@TypeOf(value)).optional.child
-else
-    @TypeOf(value) {
-    return if (@typeInfo(@TypeOf(value)) == .optional) value.? else value;
+/// A fact that may be null is set where a template names it.
+fn set(fact: anytype) Set(@TypeOf(fact)) {
+    return if (@typeInfo(@TypeOf(fact)) == .optional) fact.? else fact;
 }
 
-fn print(value: anytype, writer: *Writer) Writer.Error!void {
-    return writer.print(switch (@typeInfo(@TypeOf(value))) {
+fn Set(comptime Fact: type) type {
+    return if (@typeInfo(Fact) == .optional) @typeInfo(Fact).optional.child else Fact;
+}
+
+fn print(fact: anytype, writer: *Writer) Writer.Error!void {
+    return writer.print(switch (@typeInfo(@TypeOf(fact))) {
         .int, .comptime_int => "{d}",
         .@"enum" => "{t}",
         .@"struct" => "{f}",
         else => "{s}",
-    }, .{value});
+    }, .{fact});
 }
 
 // ---- errors
