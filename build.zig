@@ -165,7 +165,7 @@ fn baseline_target(b: *std.Build, chosen: std.Build.ResolvedTarget) std.Build.Re
 }
 
 /// The memset of compiler_rt goes byte by byte, and whoever needs anything of compiler_rt gets that
-/// instead of libc's. Here the library needs nothing of it (engine/abi/stack.zig): if it does one
+/// instead of libc's. Here the library needs nothing of it (engine/abi/library.zig): if it does one
 /// day, it does not link.
 fn is_without_compiler_rt(
     target: std.Build.ResolvedTarget,

@@ -1,7 +1,7 @@
 """How a peer uses the network, as users say it: lanes of a link, bytes per second.
 
 Each is a number or a text, "auto" or "200mbit", of a program, a variable or a command line. The
-native library reads rates (engine/abi/rates.zig). Which congestion control: words.py.
+native library reads rates (engine/abi/argument.zig). Which congestion control: words.py.
 """
 
 from __future__ import annotations

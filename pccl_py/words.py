@@ -17,7 +17,7 @@ from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from pccl_py.errors import InvalidArgument
 
 SECONDS_MAX = 10.0 * 365 * 86_400
-# As engine/abi/failure_operation.zig says it.
+# As engine/abi/sentence.zig says it.
 DIFFER_IN_FORM = (
     "The arrays of these two differ in name, in structure or in the kind of their elements"
 )

@@ -6,17 +6,11 @@ const builtin = @import("builtin");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
-const failure = @import("failure.zig");
-const failure_coordinator = @import("failure_coordinator.zig");
-const failure_operation = @import("failure_operation.zig");
-const label = @import("label.zig");
-const number = @import("number.zig");
-const rates = @import("rates.zig");
-const sized = @import("sized.zig");
+const argument = @import("argument.zig");
+const coordinator_file = @import("coordinator.zig");
+const library = @import("library.zig");
+const sentence = @import("sentence.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
-const token = @import("token.zig");
-const version = @import("version.zig");
 const Status = status.Status;
 const PeerId = base.PeerId;
 
@@ -86,14 +80,14 @@ pub const Comm = struct {
     /// Null: this peer is a member, or has closed the communicator itself.
     pub fn lost(comm: *const Comm) ?status.Error {
         const why = comm.membership.lost() orelse return null;
-        return failure.membership(why, comm.membership.why_removed());
+        return sentence.membership(why, comm.membership.why_removed());
     }
 };
 
 /// The handle of a call; a forked child may not use it.
 pub fn usable(handle: ?*Comm) status.Error!*Comm {
     const comm = handle orelse return status.is_null("comm");
-    if (comm.membership.engine.forked()) return failure.forked();
+    if (comm.membership.engine.forked()) return sentence.forked();
     return comm;
 }
 
@@ -107,12 +101,11 @@ noinline fn create(
     comm: ?**Comm,
 ) status.Error!void {
     const out = comm orelse return status.is_null("comm");
-    const value = try token.read(token_text);
-    const given = sized.read(CommOptions, options) catch
-        return status.bad_size("pccl_comm_options_t");
+    const value = try coordinator_file.read_token(token_text);
+    const given = try argument.sized(CommOptions, "pccl_comm_options_t", options);
     const group = try group_name(&given);
-    const bind = try text.optional_address(given.bind, "bind");
-    const advertise = try text.optional_address(given.advertise, "advertise");
+    const bind = try argument.optional_address(given.bind, "bind");
+    const advertise = try argument.optional_address(given.advertise, "advertise");
     const ports = try port_range(&given);
     try environment();
     const interrupt: net.lock.Interrupt = .{
@@ -120,31 +113,31 @@ noinline fn create(
         .context = given.interrupted_context,
     };
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
-    const place: failure_coordinator.Place = .{
-        .address = value.address(),
+    const place: sentence.Place = .{
+        .at = value.address(),
         .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
     const engine = net.PeerEngine.create(gpa, .{
-        // token.read has parsed it before.
+        // read_token has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
-        .label = try label.of_peer(given.label),
+        .label = try argument.peer_label(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse_with_port(where, 0) catch
-            return failure_coordinator.create(error.BadAddress, place) else null,
+            return sentence.create(error.BadAddress, place) else null,
         .ports = ports,
         .reconnect_timeout_ns = switch (given.reconnect_timeout_ns) {
             0 => base.never,
             else => |ns| ns,
         },
         .rates = try rates_of(&given),
-        .congestion = try number.known(
+        .congestion = try argument.word(
             net.tcp.Congestion,
             given.congestion,
             "congestion",
             "pccl_congestion_t",
         ),
-        .probes = try number.known(number.Probe, given.probe, "probe", "pccl_probe_t") == .auto,
+        .probes = try argument.word(argument.Probe, given.probe, "probe", "pccl_probe_t") == .auto,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -152,7 +145,7 @@ noinline fn create(
         .workers = net.Workers.count_from_environment() catch unreachable,
         .fault = net.fault.Fault.from_environment() catch unreachable,
         .system = net.tcp.System.from_environment() catch unreachable,
-    }) catch |err| return failure_coordinator.create(err, place);
+    }) catch |err| return sentence.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
         .group = group,
@@ -163,24 +156,20 @@ noinline fn create(
 
 /// Variables that change how the library works must not be mistyped in silence.
 fn environment() status.Error!void {
-    version.choose_cpu_level() catch return status.fail(
-        .invalid_argument,
+    library.choose_cpu_level() catch return status.bad_argument(
         "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
         .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
     );
-    _ = net.fault.Fault.from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.fault.Fault.from_environment() catch return status.bad_argument(
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
             "for example operation.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
-    _ = net.tcp.System.from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.tcp.System.from_environment() catch return status.bad_argument(
         "PCCL_FAULT_TCP is \"{s}\"; it must be bare, or not set",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_TCP").?)},
     );
-    _ = net.Workers.count_from_environment() catch return status.fail(
-        .invalid_argument,
+    _ = net.Workers.count_from_environment() catch return status.bad_argument(
         "PCCL_WORKERS is \"{s}\"; it must be a number of threads, 0 to {d}",
         .{ std.mem.span(std.c.getenv("PCCL_WORKERS").?), net.Workers.threads_limit },
     );
@@ -189,9 +178,8 @@ fn environment() status.Error!void {
 fn port_range(options: *const CommOptions) status.Error!?net.socket.PortRange {
     const given = options.ports orelse return null;
     const longest = "65535-65535".len;
-    const range = text.bounded(given, longest) catch given[0..longest];
-    return net.socket.PortRange.parse(range) catch return status.fail(
-        .invalid_argument,
+    const range = argument.bounded(given, longest) catch given[0..longest];
+    return net.socket.PortRange.parse(range) catch return status.bad_argument(
         "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
         .{range},
     );
@@ -201,18 +189,16 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
     const rate = options.send_rate;
     const least = base.limits.send_rate_min;
     const most = base.limits.send_rate_max;
-    if (rate != 0 and (rate < least or rate > most)) return status.fail(
-        .invalid_argument,
+    if (rate != 0 and (rate < least or rate > most)) return status.bad_argument(
         "send_rate is {d}; it must be {d} to {d} bytes per second (25000000 is 200 Mbit/s), or " ++
             "0 for no limit",
         .{ rate, least, most },
     );
     var given: session.Rates = if (options.send_rates) |words|
-        try rates.read(words, "send_rates")
+        try argument.send_rates(words, "send_rates")
     else
         .{};
-    if (rate != 0 and given.all != 0) return status.fail(
-        .invalid_argument,
+    if (rate != 0 and given.all != 0) return status.bad_argument(
         "send_rate is {d}, and send_rates has another rate for all peers together: give one",
         .{rate},
     );
@@ -222,8 +208,7 @@ fn rates_of(options: *const CommOptions) status.Error!session.Rates {
 
 fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {
     const id: base.PeerId = .{ .bytes = (options.peer_id orelse return null).* };
-    if (id.eql(.none)) return status.fail(
-        .invalid_argument,
+    if (id.eql(.none)) return status.bad_argument(
         "peer_id is all zeros, which stands for nobody: take random bytes, or NULL",
         .{},
     );
@@ -233,15 +218,13 @@ fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {
 fn group_name(options: *const CommOptions) status.Error![]const u8 {
     const given = options.group orelse return "default";
     const limit = base.limits.name_bytes_max;
-    const name = text.bounded(given, limit) catch
-        return status.fail(.invalid_argument, "the group's name has more than {d} bytes", .{limit});
-    if (name.len == 0) return status.fail(
-        .invalid_argument,
+    const name = argument.bounded(given, limit) catch
+        return status.bad_argument("the group's name has more than {d} bytes", .{limit});
+    if (name.len == 0) return status.bad_argument(
         "the name of the group is empty; it must have 1 to {d} bytes",
         .{limit},
     );
-    if (!base.text.is_name(name)) return status.fail(
-        .invalid_argument,
+    if (!base.text.is_name(name)) return status.bad_argument(
         "the name of the group, \"{s}\", cannot be shown: it must be UTF-8 without control " ++
             "characters, line ends and marks that turn the writing",
         .{name},
@@ -257,8 +240,7 @@ const Join = struct {
 };
 
 fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) status.Error!*Comm {
-    if (options.initial_world_size > base.limits.peers_max) return status.fail(
-        .invalid_argument,
+    if (options.initial_world_size > base.limits.peers_max) return status.bad_argument(
         "initial_world_size is {d}; a run has at most {d} peers",
         .{ options.initial_world_size, base.limits.peers_max },
     );
@@ -271,7 +253,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
         .founders = how.founders,
         .deadline = net.clock.after(how.deadline_ns),
         .interrupt = how.interrupt,
-    }, &details) catch |err| return failure.join(err, &details, how.group);
+    }, &details) catch |err| return sentence.join(err, &details, how.group);
     comm.* = .{
         .membership = membership,
         .deadline_ns = .init(how.deadline_ns),
@@ -294,9 +276,8 @@ fn join_beside(
     options: ?*const CommOptions,
     founders: ?net.Membership.Founders,
 ) status.Error!*Comm {
-    const given = sized.read(CommOptions, options) catch
-        return status.bad_size("pccl_comm_options_t");
-    _ = parent.membership.info() catch return failure.closed();
+    const given = try argument.sized(CommOptions, "pccl_comm_options_t", options);
+    _ = parent.membership.info() catch return sentence.closed();
     const own: net.lock.Interrupt = .{
         .function = given.interrupted,
         .context = given.interrupted_context,
@@ -324,8 +305,7 @@ fn make_subgroup(
     const parent = try usable(handle);
     const given = founders orelse return status.is_null("founders");
     const out = subgroup orelse return status.is_null("subgroup");
-    if (count == 0 or count > base.limits.peers_max) return status.fail(
-        .invalid_argument,
+    if (count == 0 or count > base.limits.peers_max) return status.bad_argument(
         "count is {d}; a sub-group has 1 to {d} founders",
         .{ count, base.limits.peers_max },
     );
@@ -389,24 +369,24 @@ fn admit(
 ) status.Error!void {
     const comm = try usable(handle);
     // Before the safe point is passed: afterwards a bad argument could not be repaired.
-    if (admission) |to| sized.check(Admission, to) catch return status.bad_size("pccl_admission_t");
+    if (admission) |to| try argument.check_size(Admission, "pccl_admission_t", to);
     const deadline = comm.deadline(deadline_ns);
     const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
-        return failure.admit(err);
+        return sentence.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
         .failed => |why| {
             const late = why == .deadline_exceeded;
             if (late) if (comm.membership.attendance()) |count|
-                return failure.too_few_came(comm.membership.group.name, &count);
+                return sentence.too_few_came(comm.membership.group.name, &count);
             var room: [800]u8 = undefined;
-            return failure.membership(why, if (late)
+            return sentence.membership(why, if (late)
                 comm.membership.why_late(&room)
             else
                 comm.membership.why_removed());
         },
     };
-    if (admission) |to| sized.write(Admission, to, .{
+    if (admission) |to| argument.write(Admission, "pccl_admission_t", to, .{
         .size = undefined,
         .epoch = passed.epoch,
         .rank = passed.rank,
@@ -425,11 +405,11 @@ fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error
     var work: net.Work = undefined;
     var answer: u32 = 0;
     work.begin_pending(comm.membership, &answer, comm.deadline(deadline_ns)) catch |err|
-        return failure.pending(err);
+        return sentence.pending(err);
     defer work.deinit();
     // The session keeps the deadline.
     _ = comm.interrupt.wait(&work.finished, base.never) catch work.withdraw();
-    if (work.operation.status != .ok) return failure_operation.operation(work.operation);
+    if (work.operation.status != .ok) return sentence.operation(work.operation);
     to.* = answer;
 }
 
@@ -440,8 +420,8 @@ pub const pccl_comm_info = status.C(look).call;
 fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
     const comm = try usable(handle);
     const to = info orelse return status.is_null("info");
-    const now = comm.membership.info() catch return failure.closed();
-    sized.write(CommInfo, to, .{
+    const now = comm.membership.info() catch return sentence.closed();
+    try argument.write(CommInfo, "pccl_comm_info_t", to, .{
         .size = undefined,
         .epoch = now.epoch,
         .attempt = now.attempt,
@@ -455,7 +435,7 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
         .bytes_received = now.bytes_received,
         .lost = if (now.lost) |why| status.of(why) else .ok,
         .reserved = 0,
-    }) catch return status.bad_size("pccl_comm_info_t");
+    });
 }
 
 pub const pccl_comm_members = Listed(.members).call;
@@ -474,8 +454,7 @@ fn name_of(
     const id = peer orelse return status.is_null("peer");
     const room = to orelse return status.is_null("label");
     const found = comm.membership.label(.{ .bytes = id.bytes });
-    if (!text.copy(found.slice(), room, capacity)) return status.fail(
-        .invalid_argument,
+    if (!argument.copy(found.slice(), room, capacity)) return status.bad_argument(
         "the label has {d} bytes and a terminating zero, and there is room for {d}",
         .{ found.length, capacity },
     );

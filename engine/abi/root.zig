@@ -1,5 +1,5 @@
 //! abi: include/pccl.h in Zig: the only exported functions, and the only place where an error
-//! becomes a status code (failure.zig). It owns argument checks, handles and sentences; net does
+//! becomes a status code (sentence.zig). It owns argument checks, handles and sentences; net does
 //! the work. One file per topic of the header. This is the root of the library.
 
 const std = @import("std");
@@ -29,16 +29,13 @@ fn end_process(message: []const u8, _: ?usize) noreturn {
 /// Their public functions whose names begin with pccl are exported, under these names.
 pub const files = .{
     @import("status.zig"),
-    @import("version.zig"),
-    @import("token.zig"),
+    @import("argument.zig"),
+    @import("library.zig"),
     @import("coordinator.zig"),
     @import("comm.zig"),
     @import("work.zig"),
     @import("state.zig"),
-    @import("log.zig"),
-    @import("kernels.zig"),
     @import("training.zig"),
-    @import("rates.zig"),
     @import("compat/comm.zig"),
     @import("compat/reduce.zig"),
     @import("compat/state.zig"),
@@ -52,14 +49,11 @@ comptime {
         @export(&@field(file, declaration.name), .{ .name = declaration.name });
     };
     _ = @import("collective.zig"); // which exports those of its table
-    _ = @import("stack.zig");
 }
 
 test {
-    _ = @import("failure_test.zig");
+    _ = @import("sentence.zig");
     _ = @import("header_test.zig");
-    _ = @import("sized.zig");
-    _ = @import("text.zig");
     _ = @import("threads_test.zig");
     _ = @import("compat/words.zig");
     _ = @import("compat/environment.zig");

@@ -5,13 +5,10 @@ const base = @import("base");
 const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
+const argument = @import("argument.zig");
 const comm_file = @import("comm.zig");
-const failure = @import("failure.zig");
-const failure_operation = @import("failure_operation.zig");
-const number = @import("number.zig");
-const sized = @import("sized.zig");
+const sentence = @import("sentence.zig");
 const status = @import("status.zig");
-const text = @import("text.zig");
 const Comm = comm_file.Comm;
 
 const gpa = std.heap.c_allocator;
@@ -88,7 +85,7 @@ pub const State = struct {
 
 fn usable(handle: ?*State) status.Error!*State {
     const state = handle orelse return status.is_null("state");
-    if (state.comm.membership.engine.forked()) return failure.forked();
+    if (state.comm.membership.engine.forked()) return sentence.forked();
     return state;
 }
 
@@ -99,18 +96,16 @@ pub const pccl_state_create = status.C(create).call;
 fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.Error!void {
     const comm = try comm_file.usable(handle);
     const to = out orelse return status.is_null("state");
-    const given = sized.read(StateOptions, options) catch
-        return status.bad_size("pccl_state_options_t");
-    if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.fail(
-        .invalid_argument,
+    const given = try argument.sized(StateOptions, "pccl_state_options_t", options);
+    if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.bad_argument(
         "the options of the state have flags that this library does not know, or were not zeroed",
         .{},
     );
     const limit = base.limits.name_bytes_max;
-    const name = text.bounded(given.name orelse "state", limit) catch
-        return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
+    const name = argument.bounded(given.name orelse "state", limit) catch
+        return status.bad_argument("the state's name has more than {d} bytes", .{limit});
     if (given.tensor_count > base.limits.state_tensors_max)
-        return failure.state(error.TooManyTensors, name, given.tensor_count);
+        return sentence.state(error.TooManyTensors, name, given.tensor_count);
     const tensors = gpa.alloc(session.Tensor, @intCast(given.tensor_count)) catch
         return status.out_of_memory();
     defer gpa.free(tensors);
@@ -133,39 +128,34 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
         if (err == error.Closed) if (comm.lost()) |failed| return failed;
-        return failure.state(err, if (err == error.NameInUse) name else about, tensors.len);
+        return sentence.state(err, if (err == error.NameInUse) name else about, tensors.len);
     };
     state.* = .{ .comm = comm, .shared = shared };
     to.* = state;
 }
 
 fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
-    const name = given.name orelse return status.fail(
-        .invalid_argument,
+    const name = given.name orelse return status.bad_argument(
         "the name of tensor {d} is missing",
         .{index},
     );
     const limit = base.limits.name_bytes_max;
-    const bounded = text.bounded(name, limit) catch return status.fail(
-        .invalid_argument,
+    const bounded = argument.bounded(name, limit) catch return status.bad_argument(
         "the name of tensor {d} has more than {d} bytes",
         .{ index, limit },
     );
     const dtype = base.DType.from_int(std.math.cast(u8, given.dtype) orelse 255) orelse
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             "dtype {d} of tensor \"{s}\" is unknown; see pccl_dtype_t",
             .{ given.dtype, bounded },
         );
-    if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.bad_argument(
         "tensor \"{s}\" has flags that this library does not know, or was not zeroed",
         .{bounded},
     );
     if (given.dimensions > base.limits.state_dimensions_max)
-        return failure.state(error.TooManyDimensions, bounded, 0);
-    if (given.dimensions > 0 and given.shape == null) return status.fail(
-        .invalid_argument,
+        return sentence.state(error.TooManyDimensions, bounded, 0);
+    if (given.dimensions > 0 and given.shape == null) return status.bad_argument(
         "the shape of tensor \"{s}\" is missing",
         .{bounded},
     );
@@ -210,22 +200,19 @@ fn sync(
     outcome: ?*SyncOutcome,
 ) status.Error!void {
     const state = try usable(handle);
-    const given = sized.read(SyncOptions, options) catch
-        return status.bad_size("pccl_sync_options_t");
+    const given = try argument.sized(SyncOptions, "pccl_sync_options_t", options);
     const wanted = given.strategy;
     const strategy =
-        try number.known(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
+        try argument.word(wire.control.Strategy, wanted, "strategy", "pccl_strategy_t");
     const at_revision = given.flags & SyncOptions.at_revision != 0;
     if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
-        return status.fail(
-            .invalid_argument,
+        return status.bad_argument(
             "the options of the sync have flags that this library does not know, or a revision " ++
                 "without the flag for it, or were not zeroed",
             .{},
         );
     // Before anything moves: afterwards a bad argument could not be repaired.
-    if (outcome) |to| sized.check(SyncOutcome, to) catch
-        return status.bad_size("pccl_sync_outcome_t");
+    if (outcome) |to| try argument.check_size(SyncOutcome, "pccl_sync_outcome_t", to);
     const comm = state.comm;
     var ids: [base.limits.peers_max]base.PeerId = undefined;
     const done = state.shared.sync(.{
@@ -236,10 +223,10 @@ fn sync(
         .ids = &ids,
     }, tell) catch |err| {
         if (err == error.Left) if (comm.lost()) |failed| return failed;
-        return failure.sync(err);
+        return sentence.sync(err);
     };
     put_contributors(&given, &done, &ids);
-    if (outcome) |to| sized.write(SyncOutcome, to, .{
+    if (outcome) |to| argument.write(SyncOutcome, "pccl_sync_outcome_t", to, .{
         .size = undefined,
         .revision = done.revision,
         .epoch = done.epoch,
@@ -275,7 +262,7 @@ fn put_contributors(
     }
 }
 
-/// Keeps status and sentence of a sync that failed, which `failure.sync` finds again.
+/// Keeps status and sentence of a sync that failed, which `sentence.sync` finds again.
 fn tell(operation: *const session.Operation) void {
-    failure_operation.operation(operation) catch {};
+    sentence.operation(operation) catch {};
 }

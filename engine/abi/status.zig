@@ -1,11 +1,10 @@
-//! status: the status codes of include/pccl.h, and the last failure of this thread. failure.zig
-//! decides which code an error of the engine becomes.
+//! status: the status codes of include/pccl.h, the last failure of this thread, and functions for C
+//! made of ones that fail. sentence.zig decides which code an error of the engine becomes.
 
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const session = @import("session");
-const exported = @import("exported.zig");
 
 pub const Status = enum(c_int) {
     ok = 0,
@@ -76,12 +75,12 @@ pub fn code(result: Error!void) Status {
 
 /// The function of the C ABI that does what `function` does.
 pub fn C(comptime function: anytype) type {
-    return exported.Function(code, function);
+    return Function(code, function);
 }
 
 /// The same for a `noinline` function that gets or gives a token: no copy stays on the stack.
 pub fn Secret(comptime function: anytype) type {
-    return exported.Function(cleared, function);
+    return Function(cleared, function);
 }
 
 pub fn cleared(result: Error!void) Status {
@@ -89,20 +88,66 @@ pub fn cleared(result: Error!void) Status {
     return code(result);
 }
 
+/// A function for C made of one that fails in Zig, with the same arguments: `call`. `code_of` makes
+/// its result of what `inner` returns.
+pub fn Function(comptime code_of: anytype, comptime inner: anytype) type {
+    const R = @typeInfo(@TypeOf(code_of)).@"fn".return_type.?;
+    const params = @typeInfo(@TypeOf(inner)).@"fn".params;
+    var types: [params.len]type = undefined;
+    for (params, &types) |param, *to| to.* = param.type.?;
+    const T = types;
+    return switch (T.len) {
+        0 => struct {
+            pub fn call() callconv(.c) R {
+                return code_of(inner());
+            }
+        },
+        1 => struct {
+            pub fn call(a: T[0]) callconv(.c) R {
+                return code_of(inner(a));
+            }
+        },
+        2 => struct {
+            pub fn call(a: T[0], b: T[1]) callconv(.c) R {
+                return code_of(inner(a, b));
+            }
+        },
+        3 => struct {
+            pub fn call(a: T[0], b: T[1], c: T[2]) callconv(.c) R {
+                return code_of(inner(a, b, c));
+            }
+        },
+        4 => struct {
+            pub fn call(a: T[0], b: T[1], c: T[2], d: T[3]) callconv(.c) R {
+                return code_of(inner(a, b, c, d));
+            }
+        },
+        5 => struct {
+            pub fn call(a: T[0], b: T[1], c: T[2], d: T[3], e: T[4]) callconv(.c) R {
+                return code_of(inner(a, b, c, d, e));
+            }
+        },
+        6 => struct {
+            pub fn call(a: T[0], b: T[1], c: T[2], d: T[3], e: T[4], f: T[5]) callconv(.c) R {
+                return code_of(inner(a, b, c, d, e, f));
+            }
+        },
+        else => @compileError("write it out"),
+    };
+}
+
+pub const no_memory = "there is not enough memory for this call; nothing was sent";
+
 pub fn out_of_memory() Error {
-    return fail(.out_of_memory, "there is not enough memory for this call; nothing was sent", .{});
+    return fail(.out_of_memory, no_memory, .{});
+}
+
+pub fn bad_argument(comptime format: []const u8, arguments: anytype) Error {
+    return fail(.invalid_argument, format, arguments);
 }
 
 pub fn is_null(comptime what: []const u8) Error {
-    return fail(.invalid_argument, what ++ " is NULL", .{});
-}
-
-/// One sentence for both that sized.zig finds: a size that cannot be, and options that a caller of
-/// a later version has set.
-pub fn bad_size(comptime name: []const u8) Error {
-    return fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the size of " ++
-        "any version of it, or something is set in it that this version of the library does " ++
-        "not know; initialise it with the _INIT macro of pccl.h", .{});
+    return bad_argument(what ++ " is NULL", .{});
 }
 
 pub fn pccl_status_name(number: c_int) callconv(.c) [*:0]const u8 {

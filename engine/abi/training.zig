@@ -7,15 +7,14 @@ const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const kernels = @import("kernels");
-const number = @import("number.zig");
-const sized = @import("sized.zig");
+const argument = @import("argument.zig");
+const library = @import("library.zig");
 const status = @import("status.zig");
-const version = @import("version.zig");
 
 const DType = base.DType;
 const Rule = kernels.OuterRule;
 const Sparse = kernels.sparse.Sparse;
-const Mode = version.KernelMode;
+const Mode = library.KernelMode;
 
 /// pccl_outer_options_t
 pub const OuterOptions = extern struct {
@@ -46,8 +45,7 @@ fn some(
     count: u64,
     comptime name: []const u8,
 ) status.Error!Bytes(@TypeOf(pointer)) {
-    if (count > std.math.maxInt(usize) / 8) return status.fail(
-        .invalid_argument,
+    if (count > std.math.maxInt(usize) / 8) return status.bad_argument(
         "count is {d}, more elements than memory can hold",
         .{count},
     );
@@ -60,9 +58,8 @@ fn Bytes(comptime Pointer: type) type {
 }
 
 fn float_dtype(given: c_uint) status.Error!DType {
-    const dtype = try number.known(DType, given, "dtype", "pccl_dtype_t");
-    if (!dtype.is_float()) return status.fail(
-        .invalid_argument,
+    const dtype = try argument.word(DType, given, "dtype", "pccl_dtype_t");
+    if (!dtype.is_float()) return status.bad_argument(
         "parameters of dtype {t} cannot be trained; they must be f32, f64, f16 or bf16",
         .{dtype},
     );
@@ -102,8 +99,7 @@ fn outer_mix(
     const own = try some(parameters, count, "parameters");
     const from = try some(outer, count, "outer");
     // A NaN is in no interval.
-    if (!(alpha >= 0 and alpha <= 1)) return status.fail(
-        .invalid_argument,
+    if (!(alpha >= 0 and alpha <= 1)) return status.bad_argument(
         "alpha is {d}, and must lie between 0, which takes the outer parameters, and 1",
         .{alpha},
     );
@@ -123,9 +119,8 @@ fn outer_step(
     options: ?*const OuterOptions,
 ) status.Error!void {
     const given = options orelse return status.is_null("options");
-    const o = sized.read(OuterOptions, given) catch
-        return status.bad_size("pccl_outer_options_t");
-    const rule = try number.known(Rule, o.rule, "rule", "pccl_outer_rule_t");
+    const o = try argument.sized(OuterOptions, "pccl_outer_options_t", given);
+    const rule = try argument.word(Rule, o.rule, "rule", "pccl_outer_rule_t");
     const how = try how_of(rule, &o);
     const theirs = try some(outer, count, "outer");
     const g = try some(gradient, count, "gradient");
@@ -147,14 +142,12 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
         const value = @field(o, name);
         const is_beta = comptime std.mem.startsWith(u8, name, "beta");
         const limit: f32 = if (is_beta) 1 else std.math.inf(f32);
-        if (!(value >= 0 and value < limit)) return status.fail(
-            .invalid_argument,
+        if (!(value >= 0 and value < limit)) return status.bad_argument(
             name ++ " is {d}, and must be 0 or more{s}",
             .{ value, if (limit == 1) " and below 1" else " and finite" },
         );
     }
-    if (o.reserved != 0) return status.fail(
-        .invalid_argument,
+    if (o.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_outer_options_t is {d}: begin with PCCL_OUTER_OPTIONS_INIT",
         .{o.reserved},
     );
@@ -163,8 +156,7 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
         .learning_rate = o.learning_rate,
         .decay = o.momentum,
     };
-    if (o.step == 0) return status.fail(
-        .invalid_argument,
+    if (o.step == 0) return status.bad_argument(
         "step is 0, and must be the number of this step of adam, from 1 on",
         .{},
     );
@@ -194,10 +186,8 @@ fn weight_of(beta: f32, step: u64) f32 {
 /// Null options are those of PCCL_SPARSE_OPTIONS_INIT.
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
-    const o = sized.read(SparseOptions, options orelse &default) catch
-        return status.bad_size("pccl_sparse_options_t");
-    if (o.reserved != 0) return status.fail(
-        .invalid_argument,
+    const o = try argument.sized(SparseOptions, "pccl_sparse_options_t", options orelse &default);
+    if (o.reserved != 0) return status.bad_argument(
         "the reserved field of pccl_sparse_options_t is {d}: begin with PCCL_SPARSE_OPTIONS_INIT",
         .{o.reserved},
     );
@@ -207,10 +197,9 @@ fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const sparse: Sparse = .{
         .chunk = std.math.cast(u16, chunk) orelse std.math.maxInt(u16),
         .kept = std.math.cast(u16, kept) orelse std.math.maxInt(u16),
-        .values = try number.known(Values, o.values, "values", "pccl_sparse_values_t"),
+        .values = try argument.word(Values, o.values, "values", "pccl_sparse_values_t"),
     };
-    if (sparse.problem()) |problem| return status.fail(
-        .invalid_argument,
+    if (sparse.problem()) |problem| return status.bad_argument(
         "{s}; here chunk is {d} and kept is {d}",
         .{ problem, chunk, kept },
     );
@@ -255,8 +244,8 @@ fn sparse_add(
     defer mode.end();
     const all: ?[*]u8 = @ptrCast(weights);
     const bytes = from[0..sparse.bytes(@intCast(count))];
-    kernels.sparse.add(sparse, to, all, bytes, scale, @intCast(count)) catch return status.fail(
-        .invalid_argument,
+    const length: usize = @intCast(count);
+    kernels.sparse.add(sparse, to, all, bytes, scale, length) catch return status.bad_argument(
         "the piece names a place that its chunk of {d} elements has not, so nothing was added: " ++
             "its sender is faulty, or encoded another array",
         .{sparse.chunk},

@@ -4,9 +4,8 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
-const failure = @import("failure.zig");
-const failure_operation = @import("failure_operation.zig");
-const sized = @import("sized.zig");
+const argument = @import("argument.zig");
+const sentence = @import("sentence.zig");
 const status = @import("status.zig");
 const PeerIdBytes = @import("comm.zig").PeerIdBytes;
 const Work = net.Work;
@@ -39,7 +38,7 @@ pub const OutcomeRange = extern struct {
 
 fn usable(handle: ?*Work) status.Error!*Work {
     const work = handle orelse return status.is_null("work");
-    if (work.engine.forked()) return failure.forked();
+    if (work.engine.forked()) return sentence.forked();
     return work;
 }
 
@@ -52,7 +51,7 @@ fn wait(handle: ?*Work, timeout_ns: u64) status.Error!void {
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     const outcome = work.wait(deadline) orelse
         return status.fail(.timeout, "the operation is not finished; it goes on", .{});
-    if (outcome != .ok) return failure_operation.operation(work.operation);
+    if (outcome != .ok) return sentence.operation(work.operation);
 }
 
 pub const pccl_work_poll = status.C(poll).call;
@@ -81,7 +80,7 @@ fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
     const work = try usable(handle);
     const to = fd orelse return status.is_null("fd");
     to.* = work.descriptor() catch |err| switch (err) {
-        error.SystemLimit => return failure.system_limit(),
+        error.SystemLimit => return sentence.system_limit(),
     };
 }
 
@@ -103,7 +102,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     switch (work.operation.status) {
         .in_doubt => {},
         .ok => return,
-        else => return failure_operation.operation(work.operation),
+        else => return sentence.operation(work.operation),
     }
     const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
     return switch (work.resolve(deadline, copy != 0)) {
@@ -113,11 +112,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
             "the operation was aborted on every member. The input is as it was",
             .{},
         ),
-        .pending => status.fail(
-            .timeout,
-            "the coordinator has not decided yet; ask again",
-            .{},
-        ),
+        .pending => status.fail(.timeout, "the coordinator has not decided yet; ask again", .{}),
         .unknown => status.fail(
             .coordinator_unreachable,
             "the connection to the coordinator was lost or closed before the decision was " ++
@@ -159,7 +154,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     const to = outcome orelse return status.is_null("outcome");
     var digest: [16]u8 = undefined;
     std.mem.writeInt(u128, &digest, operation.digest(), .little);
-    sized.write(Outcome, to, .{
+    try argument.write(Outcome, "pccl_outcome_t", to, .{
         .size = undefined,
         .epoch = operation.op.epoch,
         .tag = base.Pair.user_tag_of(operation.op.id.tag),
@@ -174,7 +169,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
         .bound_ns = operation.figures.bound_ns,
         .plan = @intFromEnum(operation.figures.way),
         .reserved = 0,
-    }) catch return status.bad_size("pccl_outcome_t");
+    });
 }
 
 pub const pccl_work_range = status.C(read_range).call;
@@ -189,17 +184,16 @@ fn read_range(
     const operation = (try committed(handle)).operation;
     const to = range orelse return status.is_null("range");
     if (contributors == null and capacity > 0) return status.is_null("contributors");
-    const found = operation.range(index) orelse return status.fail(
-        .invalid_argument,
+    const found = operation.range(index) orelse return status.bad_argument(
         "range {d} does not exist; the outcome has {d}",
         .{ index, operation.range_count() },
     );
-    sized.write(OutcomeRange, to, .{
+    try argument.write(OutcomeRange, "pccl_outcome_range_t", to, .{
         .size = undefined,
         .begin = found.begin,
         .end = found.end,
         .contributor_count = found.contributors.count(),
-    }) catch return status.bad_size("pccl_outcome_range_t");
+    });
     var written: u32 = 0;
     for (operation.member_ids(), 0..) |id, rank| {
         if (!found.contributors.has(rank)) continue;
@@ -228,8 +222,8 @@ fn finish(
     try read_outcome(work, outcome);
     const count = work.operation.range_count();
     if (count == 0) {
-        sized.write(OutcomeRange, part, std.mem.zeroes(OutcomeRange)) catch
-            return status.bad_size("pccl_outcome_range_t");
+        const none = std.mem.zeroes(OutcomeRange);
+        try argument.write(OutcomeRange, "pccl_outcome_range_t", part, none);
     } else {
         try read_range(work, 0, part, contributors, capacity);
         const all = work.operation.range(0).?.contributors.count();

@@ -346,7 +346,7 @@ pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReaso
 // ---- calls that wait
 //
 // For whom this peer waits, in an operation or to enter, by the coordinator's word: a line in the
-// log while it lasts. A call that fails says it too (abi/failure.zig); protocol/debt.zig
+// log while it lasts. A call that fails says it too (abi/sentence.zig); protocol/debt.zig
 // finds the missing peers.
 
 /// A call takes long: the coordinator is told. One whose deadline comes before its caller would be

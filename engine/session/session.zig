@@ -555,7 +555,7 @@ test "the dial that failed longest ago makes room" {
 // ---- rates of the user
 //
 // How fast the user lets this peer send: over all links together, and to single peers that the user
-// names. Plain data; engine/abi/rates.zig reads it from a text, and measure.zig keeps to it.
+// names. Plain data; engine/abi/argument.zig reads it from a text, and measure.zig keeps to it.
 
 pub const Rates = struct {
     /// Bytes per second over all links together; 0: no limit.

@@ -16,7 +16,7 @@ import pytest
 from calling import LOOPBACK, check, coordinator, ffi, lib, one_rank, options, refused
 
 PAGE = mmap.PAGESIZE
-STRUCT_BYTES_MAX = 4096  # engine/abi/sized.zig: size_max
+STRUCT_BYTES_MAX = 4096  # engine/abi/argument.zig: size_max
 PROT_NONE, PROT_READ_WRITE = 0, 3
 
 libc = ctypes.CDLL(None, use_errno=True)

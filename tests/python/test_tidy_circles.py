@@ -17,10 +17,6 @@ ALLOWED: dict[str, list[str]] = {
         # says of them.
         "membership.zig peer_engine.zig work.zig",
     ],
-    "abi": [
-        # Words of failures name the coordinator's directory, whose errors are failures.
-        "coordinator.zig failure_coordinator.zig state_dir.zig",
-    ],
 }
 
 

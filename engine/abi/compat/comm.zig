@@ -10,8 +10,8 @@ const base = @import("base");
 const net = @import("net");
 const collective = @import("../collective.zig");
 const comm_file = @import("../comm.zig");
+const coordinator_file = @import("../coordinator.zig");
 const status = @import("../status.zig");
-const token = @import("../token.zig");
 const work_file = @import("../work.zig");
 const environment = @import("environment.zig");
 const master = @import("master.zig");
@@ -148,14 +148,15 @@ fn create(params: ?*const CreateParams, comm_out: ?**Comm) Error!void {
     errdefer gpa.destroy(comm);
     comm.* = .{ .token = @splat(0), .peer_group = given.peer_group };
     if (environment.text_of("PCCL_TOKEN")) |own| {
-        _ = token.read(own) catch return error.InvalidArgument;
+        _ = coordinator_file.read_token(own) catch return error.InvalidArgument;
         // Read, so it is no longer than this.
         const text = std.mem.trim(u8, std.mem.span(own), " \t\r\n");
         @memcpy(comm.token[0..text.len], text);
     } else {
         var room: master.AddressText = undefined;
         const address = try given.master_address.write(&room);
-        const made = token.pccl_token_create(address, master.run_id, &comm.token, comm.token.len);
+        const make = coordinator_file.pccl_token_create;
+        const made = make(address, master.run_id, &comm.token, comm.token.len);
         try words.check(made, error.InvalidArgument);
     }
     out.* = comm;

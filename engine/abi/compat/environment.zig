@@ -5,8 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
-const Probe = @import("../number.zig").Probe;
-const rates = @import("../rates.zig");
+const argument = @import("../argument.zig");
 const words = @import("words.zig");
 
 /// With the terminating zero; a label that is longer is refused where it is used.
@@ -46,7 +45,7 @@ fn numeric(
     if (comptime std.mem.eql(u8, field, "congestion"))
         return word(net.tcp.Congestion, "auto, system, bbr or cubic", variable, given);
     if (comptime std.mem.eql(u8, field, "probe"))
-        return word(Probe, "auto or off", variable, given);
+        return word(argument.Probe, "auto or off", variable, given);
     const is_auto = comptime std.mem.eql(u8, field, "lanes_per_link");
     if (is_auto and std.mem.eql(u8, given, "auto")) return 0;
     return number(T, variable, given);
@@ -66,7 +65,7 @@ fn word(
 /// It is read here as well as by `pccl_comm_create`, so that the variable is named.
 fn check_rate(comptime variable: [:0]const u8, given: [*:0]const u8) words.Error!void {
     var rate: u64 = 0;
-    return words.check(rates.pccl_rate_parse(given, variable, &rate), error.InternalError);
+    return words.check(argument.pccl_rate_parse(given, variable, &rate), error.InternalError);
 }
 
 /// An empty value counts as unset.

@@ -3,7 +3,6 @@
 
 const std = @import("std");
 const base = @import("base");
-const exported = @import("../exported.zig");
 const status = @import("../status.zig");
 
 /// pcclResult_t
@@ -55,7 +54,7 @@ pub fn code(done: Error!void) Result {
 
 /// The function of PCCL 1.0 that does what `function` does.
 pub fn C(comptime function: anytype) type {
-    return exported.Function(code, function);
+    return status.Function(code, function);
 }
 
 /// The error of a status, whose sentence is there already. `lost` stands for the loss of peers and
