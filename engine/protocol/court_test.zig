@@ -1,8 +1,8 @@
 //! Court: a coordinator without sockets, and peers that say anything that a test wants. A test
 //! reads the coordinator's answers and its log. So tests can show messages that honest members
 //! never send. It also has a shelf for the journal, and a way to start the coordinator again. Used
-//! by hostile_test.zig, misfit_test.zig, rounds_test.zig, rules_test.zig, silence_test.zig,
-//! stall_test.zig and standing_test.zig.
+//! by hostile_test.zig, operation_test.zig, membership_test.zig, coordinator_test.zig,
+//! membership_test.zig, debt_test.zig and coordinator_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,21 +1,21 @@
 //! Members that lie, and memory that runs out: the cost to the liar, and that it costs nobody else
 //! anything. The coordinator is that of court_test.zig; a Member is told messages directly. Rules
-//! that honest members see: rules_test.zig. Worlds of honest peers: session/world_test.zig and
-//! tests/sim.
+//! that honest members see: coordinator_test.zig. Worlds of honest peers: session/world_test.zig
+//! and tests/sim.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const status = @import("status.zig");
 const member_file = @import("member.zig");
+const status = @import("status.zig");
 const Member = member_file.Member;
 const Op = member_file.Op;
 const control = wire.control;
-const limits = base.limits;
-const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+const limits = base.limits;
 
 const ms = court_file.ms;
 const peers_max = court_file.peers_max;

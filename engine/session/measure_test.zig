@@ -2,20 +2,31 @@
 //! (measure.zig): two links of one lane each, whose counters a test moves on.
 
 const std = @import("std");
-const limits = @import("base").limits;
+const base = @import("base");
+const collective = @import("collective");
+const wire = @import("wire");
+const hostile = @import("hostile_test.zig");
 const hostile_test = @import("hostile_test.zig");
 const measure = @import("measure.zig");
+const session = @import("root.zig");
 const world = @import("world_test.zig");
 const Host = @import("session.zig").Host;
 const Lane = @import("link.zig").Lane;
-const Link = @import("link.zig").Link;
-const Node = @import("pace.zig").Node;
 const Pace = @import("flow.zig").Pace;
 const Sample = @import("flow.zig").Sample;
+const Link = session.Link;
+const Node = @import("pace.zig").Node;
+const Operation = session.Operation;
+const World = world.World;
+const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const gpa = std.testing.allocator;
+const limits = base.limits;
+const link_to = hostile.link_to;
 const ms = std.time.ns_per_ms;
+const second = std.time.ns_per_s;
+
 const mbyte = 1_000_000;
 
 const Pair = struct {
@@ -378,4 +389,346 @@ test "within a machine less is under way where each peer has a core" {
     links[1].open_count = 0;
     pair.run(nothing, nothing, @splat(false), 1);
     try expectEqual(256 * limits.KiB, pair.told[0].held_max);
+}
+
+// ---- probes
+//
+// Probes of links of which nothing is known, over perfect pipes: asked for by the coordinator,
+// sent, thrown away, ended by a call, refused (measure.zig). The world: world_test.zig. The choice
+// of links: protocol/measurement_test.zig.
+
+const bytes_max = 512;
+
+/// The system says that all lanes are so long.
+fn form_probing(w: *World, count: usize, base_ns: u64) !void {
+    w.sample = .{ .acked = 0, .base_ns = base_ns };
+    try w.init(count, @intCast(count));
+    for (w.nodes[0..count]) |*node| node.s.probe = .init(bytes_max);
+    try w.settle();
+    try w.admit_all();
+}
+
+fn left_of(link: *const Link) u32 {
+    return limits.probe_bytes_max - link.probe_left;
+}
+
+/// Bytes of probes that each has sent to each.
+fn expect_probed(w: *World, expected: u32) !void {
+    for (w.nodes[0..w.count]) |*from| for (w.nodes[0..w.count]) |*to| if (from != to)
+        try expectEqual(expected, left_of(link_to(from, to)));
+}
+
+test "far links of which nothing is known are probed both ways, and near ones are not" {
+    inline for (.{ .{ 2 * ms, bytes_max }, .{ 2 * ms - 1, 0 } }) |case| {
+        var w: World = .{ .gpa = gpa };
+        try form_probing(&w, 3, case[0]);
+        defer w.deinit();
+        // So long that each pair is asked once.
+        for (0..30) |_| {
+            try w.pass(second / 2);
+            if (left_of(link_to(&w.nodes[2], &w.nodes[1])) > 0) break;
+        }
+        try expect_probed(&w, case[1]);
+    }
+}
+
+test "a link whose rate this peer knows is told with the next account, and not probed" {
+    var w: World = .{ .gpa = gpa };
+    try form_probing(&w, 2, 20 * ms);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| {
+        node.s.links.items[0].flow.carried.rate = 5000;
+        node.s.links.items[0].sent_told = node.s.links.items[0].sent;
+        node.s.links.items[0].received_told = node.s.links.items[0].received;
+    }
+    try w.pass(6 * second);
+    try expect_probed(&w, 0);
+    for (w.nodes[0..2]) |*node|
+        try expectEqual(5000, node.group.measured.?.matrix.rates[0][1]);
+}
+
+test "a peer says at once that nothing moves any more, where others are far" {
+    inline for (.{ .{ 20 * ms, true }, .{ ms, false } }) |case| {
+        var w: World = .{ .gpa = gpa };
+        try form_probing(&w, 2, case[0]);
+        defer w.deinit();
+        var operations: [2]*session.Operation = undefined;
+        for (w.nodes[0..2], &operations) |*node, *operation|
+            operation.* = try world.sum(node, 10, .restart);
+        try w.settle();
+        for (w.nodes[0..2], operations) |*node, operation| {
+            calls.release(node.s, operation);
+            const s = node.s;
+            s.heartbeat_at = s.now + second;
+            while (s.measure_at != base.never) {
+                try expect(s.heartbeat_at > s.now);
+                session.driver.tick(s, s.measure_at);
+            }
+            try expectEqual(case[1], s.heartbeat_at <= s.now);
+        }
+    }
+}
+
+/// The first node is asked, but nothing has moved yet.
+fn begin(w: *World) !void {
+    const node = &w.nodes[0];
+    try expect(measure.may_begin(node.s));
+    try measure.on_probe(node.s, node.group, &.{
+        .group = node.group.id.?,
+        .epoch = node.group.epoch(),
+        .rank = 1,
+    });
+    try expect(node.s.probe.under_way != null);
+    try expect(!node.s.probe.is_under_way(w.now + limits.probe_ns_max));
+}
+
+/// The call of one of the two nodes begins after a few frames of the probe.
+fn expect_ended_by(caller: ?usize) !void {
+    var w: World = .{ .gpa = gpa };
+    try form_probing(&w, 2, 20 * ms);
+    defer w.deinit();
+    try begin(&w);
+    const link = link_to(&w.nodes[0], &w.nodes[1]);
+    for (0..3) |_| _ = try w.step();
+    try expect(left_of(link) > 0 and left_of(link) < bytes_max);
+    var operations: [2]*session.Operation = undefined;
+    if (caller) |first| {
+        operations[first] = try world.sum(&w.nodes[first], 10, .restart);
+    } else w.now += limits.probe_ns_max;
+    try w.settle();
+    try expectEqual(null, w.nodes[0].s.probe.under_way);
+    try expect(left_of(link) < bytes_max);
+    const first = caller orelse return;
+    operations[1 - first] = try world.sum(&w.nodes[1 - first], 10, .restart);
+    try w.settle();
+    for (w.nodes[0..2], operations) |*node, operation| {
+        try expectEqual(.ok, operation.status);
+        try expectEqual(1, node.group.attempt());
+        calls.release(node.s, operation);
+    }
+}
+
+test "a probe ends with its time, and when a call begins at either end" {
+    for ([_]?usize{ null, 0, 1 }) |caller| try expect_ended_by(caller);
+}
+
+test "a probe that is cut short says nothing of its link, and a whole one does" {
+    for ([_]bool{ false, true }) |is_whole| {
+        var w: World = .{ .gpa = gpa };
+        try form_probing(&w, 2, 20 * ms);
+        defer w.deinit();
+        try begin(&w);
+        const flow = &link_to(&w.nodes[0], &w.nodes[1]).flow;
+        flow.carried.rate = 5000;
+        try expectEqual(0, flow.carries());
+        const operation = if (is_whole) null else try world.sum(&w.nodes[0], 10, .restart);
+        try w.settle();
+        try expectEqual(null, w.nodes[0].s.probe.under_way);
+        try expectEqual(@as(u64, if (is_whole) 5000 else 0), flow.carries());
+        const first = operation orelse continue;
+        const other = try world.sum(&w.nodes[1], 10, .restart);
+        try w.settle();
+        calls.release(w.nodes[0].s, first);
+        calls.release(w.nodes[1].s, other);
+    }
+}
+
+test "a coordinator that asks for a probe of nobody breaks the protocol" {
+    var w: World = .{ .gpa = gpa };
+    try form_probing(&w, 2, 20 * ms);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const epoch = node.group.epoch();
+    inline for (.{ 0, 2 }) |rank| try std.testing.expectError(
+        error.Unexpected,
+        measure.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch, .rank = rank }),
+    );
+    // This is of another epoch.
+    try measure.on_probe(node.s, node.group, &.{ .group = 0, .epoch = epoch + 9, .rank = 1 });
+    try expectEqual(null, node.s.probe.under_way);
+}
+
+fn frame_of(payload_bytes: u32) wire.frame.Header {
+    return std.mem.zeroInit(wire.frame.Header, .{
+        .kind = .probe,
+        .payload_bytes = payload_bytes,
+    });
+}
+
+test "a frame of a probe that is too long, or of a peer that is no member, closes its lane" {
+    var w: World = .{ .gpa = gpa };
+    try form_probing(&w, 2, 20 * ms);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = link_to(node, &w.nodes[1]);
+    const most = limits.probe_frame_bytes_max;
+    const lane = link.lanes[0].?;
+    for (0..100) |_| try expect(try hostile.inject(node, lane, frame_of(most)));
+    try expect(!link.declines);
+    try expect(!try hostile.inject(node, lane, frame_of(most + 1)));
+    // A newcomer that has its lanes.
+    const newcomer = try w.add();
+    newcomer.s.probe = .init(bytes_max);
+    try w.settle();
+    const other = link_to(node, newcomer);
+    try expect(other.open_count > 0);
+    try expect(!try hostile.inject(node, other.lanes[0].?, frame_of(1)));
+}
+
+test "a peer that takes part in none asks the sender to end it" {
+    var w: World = .{ .gpa = gpa };
+    try form_probing(&w, 2, 20 * ms);
+    defer w.deinit();
+    w.nodes[1].s.probe.bytes_max = 0;
+    try expect(!measure.may_begin(w.nodes[1].s));
+    try begin(&w);
+    for (0..100) |_| _ = try w.step();
+    try expect(left_of(link_to(&w.nodes[0], &w.nodes[1])) < bytes_max);
+    try expectEqual(null, w.nodes[0].s.probe.under_way);
+    // The coordinator asks neither.
+    w.nodes[0].s.probe = .init(bytes_max);
+    link_to(&w.nodes[0], &w.nodes[1]).probe_left = limits.probe_bytes_max;
+    try w.pass(10 * second);
+    try expect_probed(&w, 0);
+}
+
+// ---- figures
+//
+// Figures of operations, from what members measure to the outcome: told to the coordinator, told on
+// to the members, and worked out as an attempt begins (measure.zig, session.zig). The world:
+// world_test.zig. The arithmetic: collective/figures_test.zig.
+
+const Way = @FieldType(collective.Figures, "way");
+
+/// Each member has found that it carries so much, on each link and on all, over 20 ms and back.
+fn find_rates(w: *World, rate: u64) void {
+    for (w.nodes[0..w.count]) |*node| {
+        node.s.node.up.rate = rate;
+        node.s.node.down.rate = rate;
+        for (node.s.links.items) |link| {
+            link.sent += 1000;
+            link.flow.carried.rate = rate;
+            link.flow.brought.rate = rate;
+            link.flow.base_ns = 20 * ms;
+        }
+    }
+}
+
+/// Ten numbers of eight bytes.
+fn sum_all(w: *World, operations: []*Operation) !void {
+    for (w.nodes[0..operations.len], operations) |*node, *operation|
+        operation.* = try world.sum(node, 10, .restart);
+    try w.settle();
+}
+
+fn expect_figures(w: *World, way: Way, predicted_ns: u64, bound_ns: u64) !void {
+    var operations: [world.peers_max]*Operation = undefined;
+    const all = operations[0..w.count];
+    try sum_all(w, all);
+    for (w.nodes[0..w.count], all) |*node, operation| {
+        try expectEqual(.ok, operation.status);
+        try expectEqual(way, operation.figures.way);
+        const commit_ns = if (predicted_ns > 0) node.s.round_trip_ns else 0;
+        try expectEqual(predicted_ns + commit_ns, operation.figures.predicted_ns);
+        try expectEqual(bound_ns, operation.figures.bound_ns);
+        calls.release(node.s, operation);
+    }
+}
+
+fn form_measured(w: *World, count: u32) !void {
+    try w.init(count, count);
+    try w.settle();
+    try w.admit_all();
+    try w.pass(3 * second); // an account is of the time since the one before
+}
+
+test "what members measure comes back as figures of the next operation" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try form_measured(&w, 2);
+    defer w.deinit();
+    try expect_figures(&w, .ring, 0, 0);
+    find_rates(&w, 1000);
+    try w.pass(3 * second);
+    // 80 bytes each way, and the last hop.
+    try expect_figures(&w, .ring, 90 * ms, 80 * ms);
+    find_rates(&w, 2000);
+    try w.pass(3 * second);
+    try expect_figures(&w, .ring, 50 * ms, 40 * ms);
+    // Nobody knows the rates of a newcomer, and what is known of the others stays.
+    _ = try w.add();
+    try w.settle();
+    try w.admit_all();
+    try w.pass(3 * second);
+    const matrix = &w.nodes[2].group.measured.?.matrix;
+    try expectEqual(.{ 2000, 0 }, .{ matrix.rates[0][1], matrix.rates[0][2] });
+    // Each of the others sends its 80 bytes, at 2000 a second.
+    try expect_figures(&w, .ring, 0, 40 * ms);
+}
+
+test "a message, a schedule that is asked for, and a member alone say which way was taken" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try form_measured(&w, 2);
+    defer w.deinit();
+    find_rates(&w, 1000);
+    try w.pass(3 * second);
+    var values: [2][10]u64 = @splat(@splat(1));
+    for ([_]session.Call{
+        .{ .kind = .all_reduce, .plan = .direct, .deadline = base.never },
+        .{ .kind = .send_recv, .deadline = base.never },
+    }, [_]Way{ .direct, .message }, [_]u64{ 90 * ms, 100 * ms }) |asked, way, predicted_ns| {
+        var operations: [2]*Operation = undefined;
+        for (w.nodes[0..2], &values, &operations) |*node, *of, *operation| {
+            var call = asked;
+            const rank = node.group.rank();
+            call.send = @ptrCast(of);
+            call.recv = @ptrCast(of);
+            call.count = of.len;
+            call.dtype = .u64;
+            call.part = if (rank == 0) .send else .recv;
+            call.partner_rank = 1 - rank;
+            operation.* = try calls.begin(node.s, w.now, node.group, call);
+        }
+        try w.settle();
+        for (w.nodes[0..2], operations) |*node, operation| {
+            try expectEqual(.ok, operation.status);
+            try expectEqual(way, operation.figures.way);
+            const commit_ns = node.s.round_trip_ns;
+            try expectEqual(predicted_ns + commit_ns, operation.figures.predicted_ns);
+            try expectEqual(80 * ms, operation.figures.bound_ns);
+            calls.release(node.s, operation);
+        }
+    }
+    w.kill(&w.nodes[1]);
+    try w.pass(10 * second);
+    const alone = try world.sum(&w.nodes[0], 10, .restart);
+    try w.settle();
+    try expectEqual(collective.Figures{ .way = .ring }, alone.figures);
+    calls.release(w.nodes[0].s, alone);
+}
+
+test "a coordinator that tells of ranks that there are not has broken the protocol" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try form_measured(&w, 2);
+    defer w.deinit();
+    const s = w.nodes[0].s;
+    const group = w.nodes[0].group;
+    var told: wire.control.Measured = .{
+        .group = 0,
+        .epoch = group.epoch(),
+        .rank = 1,
+        .up = 5,
+        .down = 5,
+        .links = .of(&.{.{ .rank = 0, .rate = 9, .rtt_ns = 0 }}),
+    };
+    try measure.on_measured(s, group, &told);
+    try expectEqual(9, group.measured.?.matrix.rates[1][0]);
+    told.links = .of(&.{.{ .rank = 2, .rate = 9, .rtt_ns = 0 }});
+    try std.testing.expectError(error.Unexpected, measure.on_measured(s, group, &told));
+    told.links = .of(&.{});
+    told.rank = 2;
+    try std.testing.expectError(error.Unexpected, measure.on_measured(s, group, &told));
+    // One that is over, or has not begun here, says nothing.
+    told.epoch += 1;
+    try measure.on_measured(s, group, &told);
+    try expectEqual(group.epoch(), group.measured.?.epoch);
 }

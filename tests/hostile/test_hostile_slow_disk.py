@@ -1,7 +1,7 @@
 """A disk of the coordinator that takes seconds for each write, which nobody must notice but those
 who wait for a record on it.
 
-Which message waits for which record: engine/protocol/disk_test.zig, and the simulator.
+Which message waits for which record: engine/protocol/log_test.zig, and the simulator.
 """
 
 from __future__ import annotations

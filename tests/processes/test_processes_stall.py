@@ -1,7 +1,7 @@
 """Calls that one member does not make: who it is, everybody learns, and a run may let it go.
 
 The names come from the coordinator, which asks the members that have not called. How the rules
-hold when members lie or are slow: engine/protocol/stall_test.zig.
+hold when members lie or are slow: engine/protocol/debt_test.zig.
 """
 
 from __future__ import annotations

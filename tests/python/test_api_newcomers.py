@@ -1,6 +1,6 @@
 """Newcomers that come with something wrong: they are refused alone, and the members go on.
 
-Whose word counts, and every order of events: engine/protocol/misfit_test.zig and tests/sim.
+Whose word counts, and every order of events: engine/protocol/operation_test.zig and tests/sim.
 """
 
 from __future__ import annotations

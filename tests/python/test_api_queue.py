@@ -1,6 +1,6 @@
 """More calls than may be in flight: they wait for their turn, and the caller does not.
 
-The rules, one by one: engine/session/queue_test.zig. A program that makes groups without end is
+The rules, one by one: engine/session/session_test.zig. A program that makes groups without end is
 here too, because it met the same kind of limit.
 """
 

@@ -1,5 +1,5 @@
-//! Tests of what a peer says about others: their labels, and for whom it waits (session.zig,
-//! membership.zig). Worlds as in world_test.zig.
+//! Safe points that all members pass together (membership.zig), and newcomers that wait for those
+//! who are there. Worlds as in world_test.zig; with faults: tests/sim.
 
 const std = @import("std");
 const base = @import("base");
@@ -10,14 +10,231 @@ const membership = @import("membership.zig");
 const session = @import("root.zig");
 const session_file = @import("session.zig");
 const world = @import("world_test.zig");
+const Node = world.Node;
 const World = world.World;
 const calls = session.calls;
+const control = session.control;
 const driver = session.driver;
+const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
 const gpa = std.testing.allocator;
 const joining = session.joining;
 const second = std.time.ns_per_s;
+
+fn together(node: *Node) !void {
+    try joining.admit_together(node.s, node.world.now, node.group, base.never);
+    try node.world.settle();
+}
+
+fn alone(node: *Node) !void {
+    try joining.admit(node.s, node.world.now, node.group, base.never);
+    try node.world.settle();
+}
+
+/// A newcomer whose user waits to enter, so that an epoch with it has begun.
+fn add_newcomer(w: *World) !*Node {
+    const node = try w.add();
+    try w.settle();
+    try alone(node);
+    return node;
+}
+
+test "a safe point that all pass together is passed when all have called, and by all alike" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for ([_]usize{ 2, 0 }) |index| try together(&w.nodes[index]);
+    for (w.nodes[0..3]) |*node| try expectEqual(1, node.admitted);
+    try together(&w.nodes[1]);
+    for (w.nodes[0..3]) |*node| {
+        try expectEqual(2, node.admitted);
+        try expectEqual(1, node.group.epoch());
+        try expectEqual(2, node.group.member.safe_points);
+    }
+    const newcomer = try add_newcomer(&w);
+    try expectEqual(1, newcomer.admitted);
+    for (w.nodes[0..2]) |*node| try together(node);
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.epoch());
+    try together(&w.nodes[2]);
+    for (w.nodes[0..4]) |*node| try expectEqual(4, node.group.world_size());
+}
+
+test "an epoch that some did not know of when they called begins for none of them" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    try together(&w.nodes[0]);
+    const newcomer = try add_newcomer(&w);
+    try together(&w.nodes[1]);
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(2, node.admitted);
+        try expectEqual(1, node.group.epoch());
+    }
+    // Each alone enters at the next one: all are at the same place.
+    for (w.nodes[0..2]) |*node| try alone(node);
+    for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
+    const count = newcomer.group.member.safe_points;
+    for (w.nodes[0..2]) |*node| try expectEqual(count, node.group.member.safe_points);
+}
+
+test "members that a round asks to stop pass a safe point together, if all do not know the epoch" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| node.group.member.on_ask(7);
+    for (w.nodes[0..2]) |*node| try together(node);
+    for (w.nodes[0..2]) |*node| try expectEqual(2, node.admitted);
+}
+
+test "a newcomer that enters together waits until all members have entered" {
+    for ([_]bool{ false, true }) |loses_one| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 3);
+        defer w.deinit();
+        const newcomer = try w.add();
+        try w.settle();
+        try together(newcomer);
+        try expectEqual(0, newcomer.admitted);
+        for (w.nodes[0..2]) |*node| try alone(node);
+        try expectEqual(0, newcomer.admitted);
+        try expectEqual(4, w.nodes[0].group.world_size());
+        if (loses_one) {
+            w.kill(&w.nodes[2]);
+            try w.pass(2 * second);
+        } else try alone(&w.nodes[2]);
+        try expectEqual(1, newcomer.admitted);
+        try expectEqual(4, newcomer.group.world_size());
+    }
+}
+
+test "a newcomer that does not wait knows that nobody else has entered, and hears who has" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const newcomer = try add_newcomer(&w);
+    try expectEqual(2, newcomer.group.rank());
+    try expectEqual(2, newcomer.group.not_entered().count());
+    try alone(&w.nodes[0]);
+    try w.pass(second);
+    try expectEqual(1, newcomer.group.not_entered().count());
+    try expect(newcomer.group.not_entered().has(1));
+    try alone(&w.nodes[1]);
+    for (w.nodes[0..3]) |*node| try expectEqual(0, node.group.not_entered().count());
+}
+
+test "all members are told the same number of newcomers, who enter at the next safe point" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    for ([_]u32{ 0, 0, 1 }, 0..) |wanted, turn| {
+        var answers: [2]u32 = undefined;
+        var works: [2]*session.Operation = undefined;
+        for (w.nodes[0..2], &answers, &works, 0..) |*node, *answer, *work, index| {
+            // In the second turn the first does not know of it yet.
+            if (turn == 1 and index == 1) _ = try add_newcomer(&w);
+            work.* = try joining.ask_pending(node.s, w.now, node.group, answer, base.never);
+            try w.settle();
+        }
+        for (w.nodes[0..2], works, answers) |*node, work, answer| {
+            try expectEqual(.ok, work.status);
+            try expectEqual(wanted, answer);
+            calls.release(node.s, work);
+        }
+    }
+    for (w.nodes[0..2]) |*node| try together(node);
+    for (w.nodes[0..2]) |*node| try expectEqual(3, node.group.world_size());
+}
+
+test "a safe point that one has no time for is passed by nobody, and by all who call again" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    try joining.admit_together(w.nodes[0].s, w.now, w.nodes[0].group, w.now + second);
+    try w.pass(2 * second);
+    try expectEqual(.deadline_exceeded, w.nodes[0].admit_failure.?);
+    const late = w.nodes[0].group.vote.why_late();
+    try expectEqualStrings("rank 1 (n1, 00000000) must come to it first", late);
+    try together(&w.nodes[1]);
+    try expectEqual(.aborted, w.nodes[1].admit_failure.?);
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.member.safe_points);
+    for (w.nodes[0..2]) |*node| try together(node);
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(2, node.group.member.safe_points);
+        try expectEqual(2, node.admitted);
+    }
+}
+
+test "a safe point says for whom it has waited, in its log and when its time is over" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const first = &w.nodes[0];
+    try joining.admit_together(first.s, w.now, first.group, w.now + 8 * second);
+    try w.pass(7 * second);
+    try expectEqualStrings("admit_together (sequence 0 of epoch 1) has been waiting 6 s for " ++
+        "rank 1 (n1, 00000000); group g", w.said[0..w.said_bytes]);
+    try w.pass(2 * second);
+    const wanted = "rank 1 (n1, 00000000) must come to it first";
+    try expectEqualStrings(wanted, first.group.vote.why_late());
+}
+
+test "a call that ended in doubt is answered at the next one" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const first = &w.nodes[0];
+    for (w.nodes[0..2]) |*node| try joining.admit_together(node.s, w.now, node.group, base.never);
+    const operation: *session.Operation = .from_op(first.group.vote.op.?);
+    while (operation.op.state != .voted) try expect(try w.step());
+    joining.admit_withdraw(first.s, first.group, .cancelled);
+    control.run_deferred(first.s);
+    try expectEqual(.in_doubt, operation.op.state);
+    try w.settle();
+    try expectEqual(1, first.admitted);
+    try expectEqual(2, w.nodes[1].admitted);
+    // However it calls, and whatever it is asked meanwhile: the others have passed it together.
+    first.group.member.on_ask(7);
+    try alone(first);
+    try expectEqual(2, first.admitted);
+    for (w.nodes[0..2]) |*node| try expectEqual(2, node.group.member.safe_points);
+    try expect(!first.group.vote.is_open());
+}
+
+test "whoever leaves a safe point that others pass together takes nothing along" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| try together(node);
+    const leaver = &w.nodes[0];
+    joining.leave(leaver.s, w.now, leaver.group);
+    joining.release(leaver.s, leaver.group);
+    try expectEqual(0, leaver.s.operations.items.len);
+    try w.settle();
+    try together(&w.nodes[2]);
+    for (w.nodes[1..3]) |*node| try expectEqual(2, node.admitted);
+}
+
+test "a coordinator names members alone that have not entered, and this peer knows where it is" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const group = w.nodes[0].group;
+    const message = struct {
+        fn of(missing: base.Mask) @import("wire").control.Entered {
+            return .{ .group = 0, .epoch = 1, .missing = missing, .waiting = 0 };
+        }
+    };
+    try std.testing.expectError(error.Unexpected, group.member.on_entered(&message.of(.full(3))));
+    try group.member.on_entered(&message.of(.full(2)));
+    try expectEqual(1, group.not_entered().count());
+    try expect(group.not_entered().has(1));
+}
+
+// ---- calls that wait
+//
+// Tests of what a peer says about others: their labels, and for whom it waits (session.zig,
+// membership.zig). Worlds as in world_test.zig.
 
 test "labels are known of members, of those who have left last, and of nobody else" {
     var w: World = .{ .gpa = gpa };
@@ -401,4 +618,124 @@ test "calls that wait are one line of the log in five seconds, and name members 
     try w.settle();
     calls.release(node.s, operation);
     calls.release(w.nodes[1].s, other);
+}
+
+// ---- founders
+//
+// Sub-groups as peers see them: entering, disagreement, other connections. When they begin is
+// decided in protocol/group.zig. Worlds as in world_test.zig; with faults: tests/sim.
+
+/// A node asks for a sub-group of these.
+fn ask_founders(node: *Node, founders: []const usize) !*session.Group {
+    var ids: [world.nodes_max]base.PeerId = undefined;
+    for (founders, ids[0..founders.len]) |index, *id| id.* = .from_int(index + 1);
+    const members = ids[0..founders.len];
+    return joining.found(node.s, node.world.now, "sub", node.group, members);
+}
+
+/// The connection to the coordinator ends; another one comes.
+fn reconnect(node: *Node) !void {
+    const w = node.world;
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    control.closed(node.s, w.now);
+    while (node.connection == null) try w.pass(1);
+    try w.settle();
+}
+
+test "founders enter a sub-group in the order in which they are named, and nobody else does" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const first = try ask_founders(&w.nodes[2], &.{ 2, 0 });
+    try w.settle();
+    const other = try ask_founders(&w.nodes[0], &.{ 2, 0 });
+    try w.settle();
+    for ([_]*session.Group{ first, other }, [_]usize{ 2, 0 }) |group, index|
+        try joining.admit(w.nodes[index].s, w.now, group, base.never);
+    try w.settle();
+    try expectEqual(0, first.rank());
+    try expectEqual(1, other.rank());
+    for ([_]*session.Group{ first, other }) |group| {
+        try expectEqual(2, group.world_size());
+        try expect(group.members()[0].eql(.from_int(3)));
+    }
+}
+
+test "founders that name others hear that they do not agree" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    _ = try ask_founders(&w.nodes[0], &.{ 0, 1 });
+    try w.settle();
+    _ = try ask_founders(&w.nodes[1], &.{ 0, 1, 2 });
+    try w.settle();
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(.mismatch, node.failure.?);
+        try expectEqual(.joined, node.group.state);
+    }
+}
+
+test "a member of a sub-group comes back as a member, and a founder that waits asks anew" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const first = try ask_founders(node, &.{ 0, 1 });
+    try w.settle();
+    try expectEqual(2, first.founders().members.count);
+    try reconnect(node);
+    const other = try ask_founders(&w.nodes[1], &.{ 0, 1 });
+    try w.settle();
+    try joining.admit(node.s, w.now, first, base.never);
+    try joining.admit(w.nodes[1].s, w.now, other, base.never);
+    try w.settle();
+    try expectEqual(2, first.world_size());
+    try expectEqual(0, first.founders().members.count);
+    try reconnect(node);
+    try expectEqual(.joined, first.state);
+    try expectEqual(2, first.alive());
+}
+
+test "a founder that asks anew and is refused does not wait any more" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const group = try ask_founders(node, &.{ 0, 1 });
+    try w.settle();
+    try expectEqual(.joined, group.state);
+    group.founding.?.epoch += 1; // as if it had been over meanwhile
+    try reconnect(node);
+    try expectEqual(.left, group.state);
+    try expectEqual(.expelled, node.failure.?);
+    try expectEqual(.joined, node.group.state);
+}
+
+test "a join that the coordinator refuses is told as a refusal, with its reason" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| _ = try ask_founders(node, &.{ 0, 1 });
+    try w.settle();
+    const node = &w.nodes[2];
+    const group = try joining.join(node.s, w.now, "sub", 0);
+    try w.settle();
+    const why = node.refusal[0..node.refusal_bytes];
+    try expect(std.mem.indexOf(u8, why, "founders") != null);
+    try expectEqual(.left, group.state);
+    // It has lost nothing: it was no member of this one, and is one of the other.
+    try expectEqual(null, node.failure);
+    try expectEqual(.joined, node.group.state);
+}
+
+test "founders are members of the epoch, each once, with this peer" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for ([_][]const usize{ &.{ 1, 2 }, &.{ 0, 1, 0 }, &.{ 0, 5 }, &.{} }) |founders|
+        try std.testing.expectError(error.BadFounders, ask_founders(&w.nodes[0], founders));
+    const newcomer = try w.add();
+    try w.settle();
+    try std.testing.expectError(error.NotReady, ask_founders(newcomer, &.{3}));
 }
