@@ -31,8 +31,7 @@ OBEYED = "\x1b[2J\x9b2J\u202e\nWARNING forged"
 
 @contextlib.contextmanager
 def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
-    """A coordinator that welcomes whoever comes, says `answer`, and `later` whenever it is spoken
-    to: it may be a heartbeat that comes first, before the join that `later` answers.
+    """A coordinator that welcomes whoever comes, says `answer`, and `later` to each join.
 
     Gives its token.
     """
@@ -46,8 +45,11 @@ def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
                 return  # the test will say that no answer came
             peer.sendall(wire.answer(wire.WELCOME) + answer)
             with contextlib.suppress(ConnectionError):  # the end of the connection: all was said
-                while peer.recv(4096):
-                    peer.sendall(later)
+                while True:
+                    number, size = wire.number_and_size(wire.read(peer, wire.HEAD_BYTES))
+                    wire.read(peer, size)
+                    if number == wire.JOIN_END:
+                        peer.sendall(later)
 
     thread = threading.Thread(target=serve)
     thread.start()
