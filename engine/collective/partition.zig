@@ -272,13 +272,6 @@ pub const Partition = struct {
         const last = if (rest > 0) partition.codec.encoded_bytes(rest) else 0;
         return whole * partition.codec.encoded_bytes(shard.piece_elements) + last;
     }
-
-    /// The size of the arrays, without the sums' greater width.
-    pub fn total_bytes(partition: *const Partition) usize {
-        var total: usize = 0;
-        for (partition.shards) |*shard| total += shard.bytes();
-        return total;
-    }
 };
 
 fn div_ceil(a: u64, b: u64) u64 {

@@ -263,7 +263,6 @@ test "a full run says so to the next peer, and has room when one has gone" {
     });
     try expectEqual(null, court.peers[0]);
     try expectEqual(.full, court.verdict.?);
-    try expect(court.verdict.?.may_pass());
     const gone = court.c.run.peer_of(other_id(7)).?.connection.?;
     court.c.closed(court.now, gone);
     try expect(try greet(&court, id_of(0), 1));

@@ -21,7 +21,6 @@ const Spread = @import("flow.zig").Spread;
 const Unreached = @import("session.zig").Unreached;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
-const connect_ns_max = std.time.ns_per_s;
 const control = wire.control;
 const limits = base.limits;
 
@@ -502,6 +501,7 @@ pub fn next_link_deadline(s: *const Session) base.Instant {
 // one of the two lanes stays.
 
 /// A system that hears no answer asks again after a second.
+const connect_ns_max = std.time.ns_per_s;
 
 pub fn accept(s: *Session, source: base.Source) ?*Lane {
     if (!make_place(s, source)) return null;

@@ -1091,7 +1091,6 @@ pub const Node = struct {
     }
 };
 
-
 fn send_test(node: *Node, per_s: u64, received_per_s: u64, saturated: bool, intervals: usize) void {
     for (0..intervals) |_| node.note(&.{
         .acked = per_s / 10,

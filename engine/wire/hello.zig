@@ -62,14 +62,6 @@ pub const Verdict = enum(u8) {
     full = 6,
     /// The id is that of a member that is away and may come back: whoever waits may get it.
     held = 7,
-
-    /// The same question may have another answer soon.
-    pub fn may_pass(verdict: Verdict) bool {
-        return switch (verdict) {
-            .full, .held => true,
-            .welcome, .version_mismatch, .wrong_run, .wrong_peer, .refused => false,
-        };
-    }
 };
 
 pub const Error = error{ NotPccl, VersionMismatch, BadValue };

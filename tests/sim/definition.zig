@@ -87,7 +87,8 @@ pub const Definition = struct {
     /// Memory is never given back: `arena` goes as a whole.
     pub fn init(arena: Allocator, options: Options) Allocator.Error!Definition {
         const partition = options.partition;
-        const bytes = partition.total_bytes();
+        var bytes: usize = 0;
+        for (partition.shards) |*shard| bytes += shard.bytes();
         return .{
             .kind = options.kind,
             .root = options.root,
