@@ -273,7 +273,7 @@ const StateDir = struct {
             std.crypto.timing_safe.eql(base.RunId, id.*, settings.run_id)
         else
             true;
-        // Whoever knows the rest of an id can join.
+        // The message shows the beginning of each id only: the whole id lets a stranger join.
         if (state.is_used and !same) return status.bad_argument(
             "run_id begins with {s}, but {s} holds the run {s}: leave run_id out to go on with " ++
                 "that run, or give another directory to begin a new one",

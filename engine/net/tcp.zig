@@ -471,7 +471,7 @@ test "the library chooses for a lane, unless its user has chosen" {
     try std.testing.expectEqualStrings(tolerant, congestion_of(client, &room).?);
     choice.change(client, .system, &before);
     try std.testing.expectEqualStrings(system, congestion_of(client, &room).?);
-    // One that somebody else has chosen stays: reno within a machine.
+    // A congestion control that other code has chosen stays: reno within a machine.
     try std.testing.expect(socket.control_congestion(client, "reno"));
     before = .{};
     for ([_]Pace.Control{ .starting, .system }) |wanted| choice.change(client, wanted, &before);

@@ -185,7 +185,8 @@ fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
         index -= 1;
         const known = epoch.records.items[index];
         if (known.reported.is_empty()) {
-            // Those who had called it do not say so again, and another may have voted.
+            // Members that had called the operation do not say so again, and another may have
+            // voted.
             if (operation.contradiction(epoch, known)) |verdict|
                 try operation.abort_now(run, epoch, known.id, verdict, null)
             else
@@ -436,7 +437,7 @@ pub fn hear_claims(
     if (report.attempt >= base.limits.attempts_max) return error.Unexpected; // nobody was there
     if (epoch.recovering) {
         hear_attempt(epoch, rank, report.attempt);
-        // Nobody knows any more on what, and who had a part in it: it may have been all.
+        // The operations of these decisions, and their callers, are forgotten: all may have called.
         if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
     } else if (report.attempt > epoch.attempt) return error.Unexpected;
     member.report.asked_anew(epoch.attempt);

@@ -230,7 +230,7 @@ fn return_wait(run: *const Run, now: Instant, connection: *Connection) ?u64 {
     return null;
 }
 
-/// Those who have waited for long enough are read again.
+/// Connections whose pause is over are read again.
 pub fn resume_reading(run: *Run, now: Instant) void {
     for (run.connections.items) |connection| {
         const until = connection.paused_until;
@@ -437,7 +437,7 @@ noinline fn tick_run(run: *Run, now: Instant) void {
     judge_absent(run, now, late);
     look_around(run, now);
     for (run.groups.items) |group| {
-        // Nobody answers what waits for the disk.
+        // Members cannot answer a message that waits for the disk.
         const waits = run.waits(group.recorded);
         if (waits) group.round_deadline +|= now -| since;
         const pardons = late or waits or waits_for_disk(run, group);
@@ -454,12 +454,12 @@ noinline fn tick_run(run: *Run, now: Instant) void {
     membership.end_groups(run);
 }
 
-/// One that joins nothing takes up a place that others may wait for.
+/// Lets a peer go that joins nothing for too long: others may wait for its place.
 fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
     if (peer.present != 0 or peer.claim.waiting.items.len > 0 or run.is_member(peer)) return;
     if (peer.joins_waiting > 0 and peer.telling == null) return;
     if (frozen) peer.idle_since = now;
-    // One that tells what it is a member of may take as long as a member that is silent.
+    // A peer that tells what it is a member of may take as long as a member that is silent.
     const tells = peer.telling != null or peer.refused;
     const more_ns = if (tells) run.options.silence_ns else 0;
     const until = peer.idle_since +| limits.idle_ns_max +| more_ns;
@@ -634,7 +634,7 @@ fn next_deadline_of(run: *const Run, group: *const Group, now: base.Instant) bas
         next = @min(next, epoch.replan_at, epoch.stall_at);
     };
     if (group.phase != .idle) return next;
-    // Those whose time has come wait for company, and company is an event.
+    // A newcomer whose time has come waits for another newcomer, whose arrival is an event.
     for (group.newcomers.items) |*newcomer| {
         const until = group.patience.until(newcomer.peer.id);
         if (until > now) next = @min(next, until);

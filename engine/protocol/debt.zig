@@ -149,7 +149,7 @@ pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late:
     }
 }
 
-/// Those who have called it learn whom they wait for, and what those wait in.
+/// Members that have called the operation learn which members are missing, and what these wait in.
 fn tell_callers(
     run: *Run,
     epoch: *Epoch,
@@ -219,9 +219,9 @@ fn warn(
     }
 }
 
-/// Those without whom an operation has stood still for `stall_ns`, if over half of all members say
-/// so: of a message, or in a group of two, it is one against one. One operation at a time: what
-/// others wait for may come once these are gone, so their time begins again.
+/// Finds the members without whose call an operation has stood still for `stall_ns`, if over half
+/// of all members have called it; a message, or a group of two, is one against one. One operation
+/// at a time: what others wait for may come once these are gone, so their time begins again.
 pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *Overdue) bool {
     for (group.epochs.items) |epoch| {
         if (!epoch.running) continue; // some may be about to report that they have called
@@ -308,7 +308,7 @@ fn review_reports(
             continue;
         }
         const is_new = report.since == base.never;
-        // One that waits for the disk may not have heard that it is asked.
+        // A member whose messages wait for the disk may not have heard that it is asked.
         if (late or is_new or run.holds_up(member.peer.?)) report.since = now;
         if (report.since == now or report.parts != report.parts_seen) report.part_at = now;
         report.parts_seen = report.parts;
@@ -533,7 +533,8 @@ pub const Missing = struct {
         };
     }
 
-    /// One that is away must come back before it can do anything else. It may be dead.
+    /// Adds the members of `ranks` that are away, or all of `ranks` if none is: a member that is
+    /// away must come back before it can do anything else, and may be dead.
     fn add_held_up(missing: *Missing, why: Why, epoch: *const Epoch, ranks: *const base.Mask) void {
         const absent = ranks.intersect(&away(epoch));
         if (absent.is_empty())

@@ -473,7 +473,7 @@ fn enter_group(run: *Run, now: Instant, item: *const Lobby.Waiting) ProtocolErro
 // founder asked. Nobody else ever enters. The founders are not in the journal: after a restart
 // those who wait ask anew, and a group that has begun is only known to be closed.
 
-/// Those that a peer names in its join; null: nobody. `objection` has found nothing against it.
+/// The founders that a peer names in its join, or null. `objection` has found nothing against them.
 pub fn founders_of(
     run: *const Run,
     peer: *const Peer,
@@ -780,7 +780,7 @@ const Turn = struct {
     }
 };
 
-/// Those who may be asked about now, in their order.
+/// The peers whose addresses may be looked for now, in their order.
 fn turns(
     run: *const Run,
     now: Instant,

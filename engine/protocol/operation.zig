@@ -264,10 +264,10 @@ pub fn tell_missed(run: *Run, epoch: *Epoch, rank: u16) void {
 
 // ---- decisions that some member has not seen
 //
-// Decisions are kept until every member has said that it has seen them. Votes make decisions, so
-// they must not run far ahead of that. A vote waits while some other member is far behind: that
-// member says what it has seen, or is let go. A member that is far behind itself may vote for
-// operations that it has called by then, and is let go beyond.
+// Votes make decisions, so they must not run far ahead of what members have seen. A vote waits
+// while some other member is far behind: that member says what it has seen, or is let go. A member
+// that is far behind itself may vote for operations that it has called by then, and is let go
+// beyond.
 
 /// How long a vote waits until it is looked at again.
 pub const wait_ns = 10 * std.time.ns_per_ms;
