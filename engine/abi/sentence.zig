@@ -872,13 +872,13 @@ const Ended = struct {
             return exchanged(it.other(), second.count, it.peer(), first.counts, writer);
         }
         if (first.counts == second.counts or first.uneven) return;
-        if (session.outline.differ_in_form(&first, &second)) {
+        if (session.call.differ_in_form(&first, &second)) {
             // Then the kind of their elements is all that differs, and stands there already.
             if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
-            const is_shape = session.outline.differ_in_shape(&first, &second);
+            const is_shape = session.call.differ_in_shape(&first, &second);
             return writer.writeAll(if (is_shape) differ_in_shape else differ_in_form);
         }
-        if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;
+        if (!session.call.has_list(&first) or !session.call.has_list(&second)) return;
         const what = if (first.arrays > 0) "arrays" else "counts";
         const found = op.difference() orelse
             return writer.print("More than one of the {s} differ. ", .{what});

@@ -26,7 +26,6 @@ const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const gpa = std.testing.allocator;
 const second = std.time.ns_per_s;
-const second_ns = std.time.ns_per_s;
 
 /// Two members whose link has six lanes, and both ends of it.
 const Two = struct {
@@ -47,7 +46,7 @@ const Two = struct {
     /// One side would like so many lanes.
     fn wish(two: *Two, side: usize, count: u8) !void {
         two.ends[side].flow.spread.lanes = count;
-        try two.w.pass(2 * second_ns);
+        try two.w.pass(2 * second);
         try expectEqual(count, two.ends[1 - side].flow.theirs);
     }
 
@@ -74,11 +73,11 @@ test "lanes that no side would like close when they have been idle for a minute,
     defer w.deinit();
     const first = try two.sum(0);
     try two.wish(0, 3);
-    try w.pass(two.idle_ns - 3 * second_ns);
+    try w.pass(two.idle_ns - 3 * second);
     try two.expect_open(6);
     const dials = [_]u6{ two.ends[0].retries, two.ends[1].retries };
     w.warnings = 0;
-    try w.pass(5 * second_ns);
+    try w.pass(5 * second);
     try two.expect_open(3);
     for (two.ends, dials) |link, retries| {
         try expectEqual(retries, link.retries);
@@ -115,9 +114,9 @@ test "a lane that the other side would like stays, and so does one that somethin
     try two.w.pass(2 * two.idle_ns);
     try two.expect_open(3);
     lane.unacked = .{};
-    try two.w.pass(two.idle_ns - second_ns);
+    try two.w.pass(two.idle_ns - second);
     try two.expect_open(3);
-    try two.w.pass(2 * second_ns);
+    try two.w.pass(2 * second);
     try two.expect_open(2);
 }
 
@@ -127,13 +126,13 @@ test "a minute begins anew when something has gone, or come, meanwhile" {
         try two.form();
         defer two.w.deinit();
         try two.wish(0, 2);
-        try two.w.pass(two.idle_ns - 4 * second_ns);
+        try two.w.pass(two.idle_ns - 4 * second);
         const lane = two.dialed(5);
         if (comes) lane.used -%= 1 else lane.unacked.acked +%= 1;
         const other = &two.w.pipe_of(lane).*;
         const there = if (other.a == lane) other.b else other.a;
         if (!comes) there.taken +%= 1;
-        try two.w.pass(4 * second_ns);
+        try two.w.pass(4 * second);
         try two.expect_open(3);
         try two.w.pass(two.idle_ns);
         try two.expect_open(2);
@@ -173,7 +172,7 @@ test "a lane that falls silent while others deliver costs a sum no attempt" {
         const link = hostile_test.link_to(&w.nodes[side], &w.nodes[1 - side]);
         const lane = link.lanes[steps % 2].?;
         w.pipe_of(lane).stuck = lane;
-        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second_ns);
+        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second);
         for (sums) |operation| {
             try expectEqual(1, operation.op.attempts);
             try world_test.check_sum(operation);
@@ -194,7 +193,7 @@ test "a lane that falls silent while others deliver costs a sync no attempt" {
         const link = hostile_test.link_to(&w.nodes[side], &w.nodes[1 - side]);
         const lane = link.lanes[steps % 2].?;
         w.pipe_of(lane).stuck = lane;
-        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second_ns);
+        try w.pass(w.nodes[0].s.settings.silence_ns + 2 * second);
         for (case.all()) |*held| {
             try expectEqual(1, held.operation.?.op.attempts);
             try held.end(.ok);

@@ -2,7 +2,7 @@
 //! lanes and the calls of the user. net/ drives it with real connections, tests/sim with simulated
 //! ones. The duties of a driver: session.zig, "for drivers". Next: net/root.zig.
 
-const call = @import("call.zig");
+pub const call = @import("call.zig");
 
 pub const Session = @import("session.zig").Session;
 pub const Host = @import("session.zig").Host;
@@ -27,7 +27,6 @@ pub const lanes = @import("lanes.zig");
 pub const joining = @import("joining.zig");
 pub const sync = @import("sync.zig");
 pub const label_of = @import("session.zig").label_of;
-pub const outline = call;
 pub const membership = @import("membership.zig");
 pub const Operation = @import("operation.zig").Operation;
 pub const Span = @import("call.zig").Span;
