@@ -105,6 +105,9 @@ sanitized-and-emulated: $(VENV)/.tools
 long-tests: $(VENV)/.native $(VENV)/.packages
 	$(MAKE) -j1 build $(VENV)/.with-test $(VENV)/.with-release docs
 	$(RUN) release/try_readme.py
+	# What tests would compile under their time limit.
+	$(ZIG) wan
+	$(ZIG) coordinator-bench -Doptimize=ReleaseFast
 	$(PYTEST) -m long
 
 # The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run,

@@ -27,7 +27,7 @@ def lines_of(*command: str) -> list[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PCCL_BIND": "127.0.0.1:0"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [re.sub(r"^\[\d+\] ", "", line) for line in done.stdout.splitlines()]
