@@ -61,9 +61,11 @@ pub const sequences_max = 1 << 62;
 pub const frame_index_max = 1 << 62;
 /// Attempts of an epoch that a member tells of: only a liar tells of more.
 pub const attempts_max = (1 << 31) - 1;
-/// How far ahead of the others one member may be with the attempt that it tells of after a restart.
-/// Enforced by the coordinator (protocol/attempt.zig).
-pub const attempts_ahead_max = 1 << 24;
+/// So many attempts may be missing at the end of a coordinator's log: a member that tells of more
+/// after a restart lies. Enforced by the coordinator (protocol/attempt.zig).
+pub const attempts_unlogged_max = 1 << 16;
+/// Decisions of an epoch: only a liar has seen more.
+pub const decisions_max = 1 << 62;
 /// Epochs of a group and starts of a coordinator, in a journal.
 pub const epochs_max = 1 << 62;
 pub const incarnations_max = (1 << 32) - 2;
@@ -159,9 +161,6 @@ pub const given_up_max = decisions_kept_max / 2;
 pub const failed_alone_max = given_up_max / 8;
 /// Decisions that a member may have seen without having said so.
 pub const decisions_untold_max = 64;
-/// Decisions that a member keeps because some other may not know them: more come from a coordinator
-/// that lies.
-pub const decisions_known_max = 2 * contradictions_kept_max;
 /// Runs of tags that were called equally often in one epoch of a group (protocol/sequence.zig).
 /// Enforced at the call.
 pub const tag_runs_max = 65_536;

@@ -107,7 +107,7 @@ pub const CoordinatorEngine = struct {
                 .find = host_find,
                 .log = host_log,
             },
-        }, random.array(16));
+        }, random.seed());
         errdefer engine.coordinator.destroy();
         engine.finder.run_id = &engine.coordinator.run.options.run_id;
         if (options.journal) |file| try engine.take_up(file, options.trouble);
@@ -147,10 +147,12 @@ pub const CoordinatorEngine = struct {
             if (trouble) |into| into.* = .{ .moved = engine.reached };
             return error.JournalMoved;
         };
-        engine.coordinator.restore(clock.now(), content) catch |err| switch (err) {
+        const restored = engine.coordinator.restore(clock.now(), content, file.log.content);
+        restored catch |err| switch (err) {
             error.OutOfMemory => return error.OutOfMemory,
             error.JournalFailed => {
-                if (trouble) |into| into.* = .{ .system = file.failure.? };
+                const failure = file.failure orelse file.log.failure;
+                if (trouble) |into| into.* = .{ .system = failure.? };
                 return error.JournalFailed;
             },
             else => |why| {
@@ -441,6 +443,5 @@ test "the run id that the engine and its finder keep is in no core file" {
     const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
     defer engine.destroy();
     try std.testing.expect(try secret.is_left_out(&engine.coordinator.run.options.run_id[0]));
-    try std.testing.expect(try secret.is_left_out(&engine.coordinator.run.seal_key[0]));
     try std.testing.expect(try secret.is_left_out(&engine.finder.run_id[0]));
 }

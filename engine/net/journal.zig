@@ -1,11 +1,14 @@
-//! journal: the coordinator's journal on a disk. One coordinator at a time has the directory (it
-//! locks DIR/lock) and the file DIR/journal in it.
+//! journal: the coordinator's journal and log on a disk. One coordinator at a time has the
+//! directory (it locks DIR/lock) and the files DIR/journal and DIR/decisions in it.
 //!
 //! JournalFile reads the journal whole at the start, appends to it and syncs it, and replaces it
 //! atomically. It cuts off the unfinished end that a crash leaves, and refuses a journal that does
 //! not check out, as protocol/journal.zig says; the records mean nothing else here. It follows no
 //! links and uses nothing that another user could have put there or can change (private.zig). Its
 //! calls wait for the disk.
+//!
+//! LogFile appends to DIR/decisions and does not sync it: what was appended survives the process,
+//! and not the machine. Only the coordinator's thread writes to it, without the writer below.
 //!
 //! JournalWriter calls them on a thread of its own, so that a disk that takes seconds holds up only
 //! those that must wait for it. Records that the coordinator gives it meanwhile are written
@@ -56,6 +59,7 @@ const Step = enum {
     read,
     truncate,
     write,
+    log,
     sync,
     rename,
 
@@ -69,6 +73,7 @@ const Step = enum {
             .read => "reading the journal",
             .truncate => "cutting off the end of the journal",
             .write => "writing the journal",
+            .log => "writing the log of decisions",
             .sync => "syncing the journal to the disk",
             .rename => "replacing the journal",
         };
@@ -167,11 +172,12 @@ pub const JournalFile = struct {
     failure: ?Failure = null,
     /// How long the file was when this one last wrote to it.
     size: u64 = 0,
-    /// Another coordinator has had the directory meanwhile: the journal is that one's.
-    is_taken: bool = false,
+    /// Another coordinator has had the directory meanwhile: journal and log are that one's. Set by
+    /// the thread that uses this file, read by the coordinator's.
+    is_taken: std.atomic.Value(bool) = .init(false),
+    log: LogFile,
 
-    const file_name = "journal";
-    const new_name = "journal.new";
+    const name: FileName = .{ .final = "journal", .new = "journal.new" };
     const guard_name = "lock";
 
     pub const OpenError = error{OutOfMemory} || Trouble.Error;
@@ -184,18 +190,31 @@ pub const JournalFile = struct {
         errdefer descriptor.close(directory);
         const guard = try Guard.take(directory, trouble);
         errdefer descriptor.close(guard.fd);
-        self.* = .{ .gpa = gpa, .directory = directory, .guard = guard };
-        try self.inspect_unfinished(trouble);
+        self.* = .{
+            .gpa = gpa,
+            .directory = directory,
+            .guard = guard,
+            .log = .{ .gpa = gpa, .directory = directory },
+        };
+        try inspect_unfinished(directory, name, trouble);
         try self.read_back(trouble);
+        errdefer self.close_files();
+        try inspect_unfinished(directory, LogFile.name, trouble);
+        try self.log.read_back(trouble);
         return self;
     }
 
     pub fn close(self: *JournalFile) void {
-        self.forget_content();
-        if (self.file >= 0) descriptor.close(self.file);
+        self.close_files();
         descriptor.close(self.guard.fd);
         descriptor.close(self.directory);
         self.gpa.destroy(self);
+    }
+
+    fn close_files(self: *JournalFile) void {
+        self.forget_content();
+        if (self.file >= 0) descriptor.close(self.file);
+        if (self.log.file >= 0) descriptor.close(self.log.file);
     }
 
     /// The journal as it was when it was opened: whole records, the first of which are settings; or
@@ -209,6 +228,7 @@ pub const JournalFile = struct {
         secret.allocator.free(self.storage);
         self.storage = &.{};
         self.good_bytes = 0;
+        self.log.forget_content();
     }
 
     // ---- writing
@@ -228,7 +248,7 @@ pub const JournalFile = struct {
     /// A crash leaves the old content or the new. Heals a journal that has failed.
     pub fn replace(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         try self.keep_lock();
-        const new = try self.put_in_place(bytes);
+        const new = try put_in_place(self.directory, name, bytes, .synced, &self.failure);
         // The new file is what appends go to from here on; that its name is on the disk too comes
         // last.
         if (self.file >= 0) descriptor.close(self.file);
@@ -238,33 +258,12 @@ pub const JournalFile = struct {
         try self.note(.sync, sync_whole(self.directory));
     }
 
-    /// Returns the new file, which has the journal's name by then. On an error it is closed.
-    fn put_in_place(self: *JournalFile, bytes: []const u8) error{JournalFailed}!Fd {
-        // A crash, or anybody else, may have left one there: it is made anew, never written
-        // through.
-        const removed = result(c.unlinkat(self.directory, new_name, 0));
-        if (removed != .NOENT) try self.note(.write, removed);
-        const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .EXCL = true, .APPEND = true };
-        const new = open_at(self.directory, new_name, flags);
-        try self.note(.write, result(new));
-        errdefer {
-            descriptor.close(new);
-            // A full disk needs the room; without it the next attempt overwrites the file.
-            _ = c.unlinkat(self.directory, new_name, 0);
-        }
-        try self.note(.write, write_all(new, bytes));
-        try self.note(.sync, sync_whole(new));
-        const renamed = c.renameat(self.directory, new_name, self.directory, file_name);
-        try self.note(.rename, result(renamed));
-        return new;
-    }
-
     /// A lock that somebody has removed is made again: without it, a second coordinator would
     /// believe that it is alone. If one has had the directory meanwhile, though it be gone, this
     /// one never writes again: what it would put in the place of the journal has forgotten what
     /// peers were told. Called now and then while the coordinator runs.
     fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
-        if (self.is_taken) return self.note(.lock, .AGAIN);
+        if (self.is_taken.load(.monotonic)) return self.note(.lock, .AGAIN);
         var look: private.Look = undefined;
         switch (private.look_at_name(self.directory, guard_name, &look)) {
             .SUCCESS => if (look.same(self.guard.look)) return,
@@ -289,7 +288,7 @@ pub const JournalFile = struct {
     }
 
     fn give_up(self: *JournalFile) error{JournalFailed}!void {
-        self.is_taken = true;
+        self.is_taken.store(true, .monotonic);
         return self.note(.lock, .AGAIN);
     }
 
@@ -302,7 +301,7 @@ pub const JournalFile = struct {
     /// The journal is the file that this one has written, and nobody has added to it.
     fn is_as_written(self: *const JournalFile) bool {
         var named: private.Look = undefined;
-        const code = private.look_at_name(self.directory, file_name, &named);
+        const code = private.look_at_name(self.directory, name.final, &named);
         if (self.file < 0) return code == .NOENT; // nothing was written yet
         var own: private.Look = undefined;
         if (code != .SUCCESS or private.look_at(self.file, &own) != .SUCCESS) return false;
@@ -310,31 +309,15 @@ pub const JournalFile = struct {
     }
 
     fn note(self: *JournalFile, step: Step, code: c.E) error{JournalFailed}!void {
-        if (code == .SUCCESS) return;
-        self.failure = .{ .step = step, .code = code };
-        return error.JournalFailed;
+        return check_step(step, code, &self.failure);
     }
 
     // ---- opening
 
     fn read_back(self: *JournalFile, trouble: *Trouble) OpenError!void {
-        const flags: c.O = .{ .ACCMODE = .RDWR, .APPEND = true, .NONBLOCK = true };
-        const file = open_at(self.directory, file_name, flags);
-        if (file < 0) switch (result(file)) {
-            .NOENT => return,
-            else => |code| return trouble.fail_to_open(.open, code, .{
-                .kind = .file,
-                .directory = self.directory,
-                .path = file_name,
-                .name = file_name,
-            }),
-        };
+        const file = try open_again(self.directory, name.final, trouble) orelse return;
         errdefer descriptor.close(file);
-        _ = try trouble.inspect(.file, file_name, file);
-        const size = c.lseek(file, 0, c.SEEK.END);
-        if (size < 0) return trouble.fail(.read, result(@as(c_int, -1)));
-        if (size > base.limits.journal_bytes_max) return trouble.fail(.read, .FBIG);
-        self.storage = try secret.allocator.alloc(u8, @intCast(size));
+        self.storage = try secret.allocator.alloc(u8, try size_of(file, trouble));
         errdefer self.forget_content();
         try trouble.check(.read, read_all(file, self.storage));
         const good_bytes = try check(self.storage, trouble);
@@ -365,17 +348,118 @@ pub const JournalFile = struct {
         }) |_| {}
         return if (replay.records > 0) replay.good_bytes else 0;
     }
+};
 
-    /// A crash between writing and renaming leaves a file of ours, whose content does not matter.
-    fn inspect_unfinished(self: *const JournalFile, trouble: *Trouble) Trouble.Error!void {
-        var look: private.Look = undefined;
-        return switch (private.look_at_name(self.directory, new_name, &look)) {
-            .SUCCESS => trouble.judge(.file, new_name, look),
-            .NOENT => {},
-            else => |code| trouble.fail(.look, code),
-        };
+// ---- the log
+
+const LogFile = struct {
+    gpa: Allocator,
+    directory: Fd,
+    /// -1 before the first `replace`.
+    file: Fd = -1,
+    /// The bytes that were read when it was opened.
+    content: []u8 = &.{},
+    failure: ?Failure = null,
+
+    const name: FileName = .{ .final = "decisions", .new = "decisions.new" };
+
+    fn append(log_file: *LogFile, bytes: []const u8) error{JournalFailed}!void {
+        return check_step(.log, write_all(log_file.file, bytes), &log_file.failure);
+    }
+
+    /// A process that ends meanwhile leaves the old content or the new.
+    fn replace(log_file: *LogFile, bytes: []const u8) error{JournalFailed}!void {
+        const directory = log_file.directory;
+        const new = try put_in_place(directory, name, bytes, .written, &log_file.failure);
+        if (log_file.file >= 0) descriptor.close(log_file.file);
+        log_file.file = new;
+    }
+
+    fn read_back(log_file: *LogFile, trouble: *Trouble) JournalFile.OpenError!void {
+        const file = try open_again(log_file.directory, name.final, trouble) orelse return;
+        defer descriptor.close(file); // the first `replace` makes it anew
+        log_file.content = try log_file.gpa.alloc(u8, try size_of(file, trouble));
+        errdefer log_file.forget_content();
+        try trouble.check(.read, read_all(file, log_file.content));
+    }
+
+    fn forget_content(log_file: *LogFile) void {
+        log_file.gpa.free(log_file.content);
+        log_file.content = &.{};
     }
 };
+
+// ---- files of the directory
+
+/// The name of a file, and of the one that is written to take its place.
+const FileName = struct { final: [:0]const u8, new: [:0]const u8 };
+
+/// Returns the new file, which has the final name by then. On an error it is closed.
+fn put_in_place(
+    directory: Fd,
+    name: FileName,
+    bytes: []const u8,
+    how: enum { written, synced },
+    failure: *?Failure,
+) error{JournalFailed}!Fd {
+    // A crash, or anybody else, may have left one there: it is made anew, never written through.
+    const removed = result(c.unlinkat(directory, name.new, 0));
+    if (removed != .NOENT) try check_step(.write, removed, failure);
+    const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .EXCL = true, .APPEND = true };
+    const new = open_at(directory, name.new, flags);
+    try check_step(.write, result(new), failure);
+    errdefer {
+        descriptor.close(new);
+        // A full disk needs the room; without it the next attempt overwrites the file.
+        _ = c.unlinkat(directory, name.new, 0);
+    }
+    try check_step(.write, write_all(new, bytes), failure);
+    if (how == .synced) try check_step(.sync, sync_whole(new), failure);
+    const renamed = c.renameat(directory, name.new, directory, name.final);
+    try check_step(.rename, result(renamed), failure);
+    return new;
+}
+
+fn check_step(step: Step, code: c.E, failure: *?Failure) error{JournalFailed}!void {
+    if (code == .SUCCESS) return;
+    failure.* = .{ .step = step, .code = code };
+    return error.JournalFailed;
+}
+
+/// Opens a file of a coordinator before this one; null if there is none.
+fn open_again(directory: Fd, name: [:0]const u8, trouble: *Trouble) Trouble.Error!?Fd {
+    const flags: c.O = .{ .ACCMODE = .RDWR, .APPEND = true, .NONBLOCK = true };
+    const file = open_at(directory, name, flags);
+    if (file < 0) switch (result(file)) {
+        .NOENT => return null,
+        else => |code| return trouble.fail_to_open(.open, code, .{
+            .kind = .file,
+            .directory = directory,
+            .path = name,
+            .name = name,
+        }),
+    };
+    errdefer descriptor.close(file);
+    _ = try trouble.inspect(.file, name, file);
+    return file;
+}
+
+fn size_of(file: Fd, trouble: *Trouble) Trouble.Error!usize {
+    const size = c.lseek(file, 0, c.SEEK.END);
+    if (size < 0) return trouble.fail(.read, result(@as(c_int, -1)));
+    if (size > base.limits.journal_bytes_max) return trouble.fail(.read, .FBIG);
+    return @intCast(size);
+}
+
+/// A crash between writing and renaming leaves a file of ours, whose content does not matter.
+fn inspect_unfinished(directory: Fd, name: FileName, trouble: *Trouble) Trouble.Error!void {
+    var look: private.Look = undefined;
+    return switch (private.look_at_name(directory, name.new, &look)) {
+        .SUCCESS => trouble.judge(.file, name.new, look),
+        .NOENT => {},
+        else => |code| trouble.fail(.look, code),
+    };
+}
 
 /// The file that one coordinator at a time has locked.
 const Guard = struct {
@@ -555,8 +639,7 @@ pub const JournalWriter = struct {
         failure: ?Failure = null,
     };
 
-    /// A group that waits for a record adds few more, so a slow disk alone does not fill this. It
-    /// takes twenty members that lie and have refused as many calls as they may.
+    /// A group that waits for a record adds few more, so a slow disk alone does not fill this.
     const given_bytes_max = 16 * base.limits.MiB;
     /// How often it looks whether the lock is still there.
     const watch_ns = std.time.ns_per_s;
@@ -598,6 +681,8 @@ pub const JournalWriter = struct {
             .begin = begin,
             .append = append,
             .replace = replace,
+            .log = log_decision,
+            .log_anew = log_anew,
             .why = why,
         } };
     }
@@ -616,6 +701,24 @@ pub const JournalWriter = struct {
     fn replace(context: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
         const writer: *JournalWriter = @ptrCast(@alignCast(context));
         return writer.give(number, bytes, true);
+    }
+
+    /// Written when it returns, by the thread that calls, which the disk holds up only where the
+    /// system has no memory left for what was written.
+    fn log_decision(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        const log_file = &writer.file.log;
+        errdefer writer.failure = log_file.failure;
+        return log_file.append(bytes);
+    }
+
+    fn log_anew(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const writer: *JournalWriter = @ptrCast(@alignCast(context));
+        const log_file = &writer.file.log;
+        errdefer writer.failure = log_file.failure;
+        if (writer.file.is_taken.load(.monotonic))
+            return check_step(.lock, .AGAIN, &log_file.failure);
+        return log_file.replace(bytes);
     }
 
     fn give(
@@ -784,7 +887,6 @@ fn sample(image: *journal.Image, starts: u32) !void {
     try image.begin_file(gpa_of_tests);
     try image.add(gpa_of_tests, .{ .settings = .{
         .run_id = @splat(1),
-        .seal_key = @splat(2),
         .lanes = 1,
         .chunk_bytes = 1,
         .windows_bytes = 1,
@@ -828,16 +930,73 @@ test "a journal is found again as it was left, by the next that opens it and by 
         try sample(&image, 4);
         try file.append(image.bytes()[before..]);
         try Bench.expect_mode(bench.path, 0o700);
-        try Bench.expect_mode(try bench.at(JournalFile.file_name), 0o600);
+        try Bench.expect_mode(try bench.at(JournalFile.name.final), 0o600);
     }
     try bench.expect_content(image.bytes());
     // A file that a crash between writing and renaming leaves is of no account.
-    try bench.plant_beside(JournalFile.new_name, "half of a");
+    try bench.plant_beside(JournalFile.name.new, "half of a");
     try bench.expect_content(image.bytes());
     try sample(&image, 2);
     try bench.plant(image.bytes());
     try bench.expect_content(image.bytes());
-    try testing.expectEqual(.NOENT, try bench.exists(JournalFile.new_name));
+    try testing.expectEqual(.NOENT, try bench.exists(JournalFile.name.new));
+}
+
+test "a log is found again with all that was appended, also to one that took its place" {
+    var bench: Bench = undefined;
+    try bench.init();
+    defer bench.deinit();
+    for (0..2) |again| {
+        const file = try bench.open();
+        defer file.close();
+        try testing.expectEqualStrings(if (again == 0) "" else "cdef", file.log.content);
+        try file.log.replace("ab");
+        try file.log.replace("cd");
+        for ([_][]const u8{ "e", "f" }) |bytes| try file.log.append(bytes);
+        try Bench.expect_mode(try bench.at(LogFile.name.final), 0o600);
+        try testing.expectEqual(.NOENT, try bench.exists(LogFile.name.new));
+    }
+    // A process was killed while it wrote the log anew.
+    try bench.plant_beside(LogFile.name.new, "half of a");
+    const file = try bench.open();
+    defer file.close();
+    try testing.expectEqualStrings("cdef", file.log.content);
+    try file.log.replace("");
+}
+
+test "a log that another user could have written is refused" {
+    var bench: Bench = undefined;
+    try bench.init();
+    defer bench.deinit();
+    (try bench.open()).close();
+    for ([_][:0]const u8{ LogFile.name.final, LogFile.name.new }) |name| {
+        try bench.plant_beside(name, "");
+        const path = try bench.at(name);
+        try testing.expectEqual(0, c.chmod(path, 0o660));
+        try testing.expectError(error.JournalExposed, bench.open());
+        try testing.expectEqual(0, c.unlinkat(c.AT.FDCWD, path, 0));
+    }
+}
+
+test "a coordinator whose directory another one has had does not write its log anew" {
+    var bench: Bench = undefined;
+    try bench.init();
+    defer bench.deinit();
+    const file = try bench.open();
+    defer file.close();
+    var waker: Waker = try .init();
+    defer waker.deinit();
+    const writer = try JournalWriter.create(gpa_of_tests, file, &waker, .{});
+    defer writer.destroy();
+    const seam = writer.seam();
+    try seam.log_anew("mine");
+    try seam.log(" too");
+    file.is_taken.store(true, .monotonic);
+    try testing.expectError(error.JournalFailed, seam.log_anew("no more"));
+    try testing.expect(std.mem.find(u8, seam.why(), "locked it meanwhile") != null);
+    const log_file = try open_again(file.directory, LogFile.name.final, &bench.trouble);
+    defer descriptor.close(log_file.?);
+    try testing.expectEqual(8, try size_of(log_file.?, &bench.trouble));
 }
 
 test "an unfinished end is cut off the file, so that appending goes on behind whole records" {
@@ -878,25 +1037,25 @@ test "what does not check out is refused with the place, and left as it is" {
     image.list.items[before + 12] ^= 4;
     try bench.plant("");
     for (0..2) |_| {
-        try bench.plant_beside(JournalFile.file_name, image.bytes());
+        try bench.plant_beside(JournalFile.name.final, image.bytes());
         try testing.expectError(error.JournalRefused, bench.open());
         try testing.expectEqual(error.Damaged, bench.trouble.refused.why);
         try testing.expectEqual(before, bench.trouble.refused.offset);
     }
-    try bench.plant_beside(JournalFile.file_name, "not a journal at all");
+    try bench.plant_beside(JournalFile.name.final, "not a journal at all");
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(error.NotAJournal, bench.trouble.refused.why);
     // Whole records, and no settings before them, or twice.
     try image.begin_file(gpa_of_tests);
     try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } });
-    try bench.plant_beside(JournalFile.file_name, image.bytes());
+    try bench.plant_beside(JournalFile.name.final, image.bytes());
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(error.BadRecord, bench.trouble.refused.why);
     try testing.expectEqual(journal.header_bytes, bench.trouble.refused.offset);
     try sample(&image, 0);
     const once = image.bytes().len;
     try image.list.appendSlice(gpa_of_tests, image.bytes()[journal.header_bytes..]);
-    try bench.plant_beside(JournalFile.file_name, image.bytes());
+    try bench.plant_beside(JournalFile.name.final, image.bytes());
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(once, bench.trouble.refused.offset);
 }
@@ -975,7 +1134,7 @@ test "a write that fails half way leaves the records before it" {
         try testing.expectError(error.JournalFailed, file.append(image.bytes()[whole..]));
         try testing.expectEqual(Failure{ .step = .write, .code = .FBIG }, file.failure.?);
         try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
-        try testing.expectEqual(.NOENT, try bench.exists(JournalFile.new_name));
+        try testing.expectEqual(.NOENT, try bench.exists(JournalFile.name.new));
         _ = c.setrlimit(.FSIZE, &limit);
         try testing.expectError(error.JournalFailed, file.append(image.bytes()[whole..]));
     }
@@ -1005,8 +1164,8 @@ test "a directory that cannot be had says why" {
         sentence,
     );
     try bench.plant("");
-    try testing.expectEqual(0, c.unlinkat(c.AT.FDCWD, try bench.at(JournalFile.file_name), 0));
-    try testing.expectEqual(0, c.mkdir(try bench.at(JournalFile.file_name), 0o700));
+    try testing.expectEqual(0, c.unlinkat(c.AT.FDCWD, try bench.at(JournalFile.name.final), 0));
+    try testing.expectEqual(0, c.mkdir(try bench.at(JournalFile.name.final), 0o700));
     try testing.expectError(error.JournalFailed, bench.open());
     try testing.expectEqual(Failure{ .step = .open, .code = .ISDIR }, bench.trouble.system);
     try bench.plant_beside("file", "");

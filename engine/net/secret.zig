@@ -1,8 +1,8 @@
-//! secret: memory for secrets that must not leave the process: the run id, which a token carries,
-//! and the key of the seals. It is on pages of its own, which no core file has, and it is zeroed
-//! before it is given back. It is for the few secrets that live long; bytes that pass through a
-//! socket's queue, and the caller's own copy, are elsewhere. A function that reads or makes a token
-//! leaves copies in the frames of what it has called, and `clear_stack` zeroes these.
+//! secret: memory for the secret that must not leave the process: the run id, which a token
+//! carries. It is on pages of its own, which no core file has, and it is zeroed before it is given
+//! back. It is for the few copies that live long; bytes that pass through a socket's queue, and the
+//! caller's own copy, are elsewhere. A function that reads or makes a token leaves copies in the
+//! frames of what it has called, and `clear_stack` zeroes these.
 
 const std = @import("std");
 const builtin = @import("builtin");

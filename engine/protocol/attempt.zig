@@ -7,16 +7,13 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const journal = @import("journal.zig");
+const log = @import("log.zig");
 const operation = @import("operation.zig");
 const paths_of = @import("path.zig").paths_of;
-const start_bits = @import("epoch.zig").start_bits;
 const uses_broken = @import("path.zig").uses_broken;
 const Circular = @import("run.zig").Circular;
-const Claim = @import("record.zig").Claim;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
-const Outcome = @import("record.zig").Outcome;
 const Peer = @import("peer.zig").Peer;
 const ProtocolError = @import("peer.zig").ProtocolError;
 const Record = @import("record.zig").Record;
@@ -42,6 +39,7 @@ pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     epoch.reported = .empty;
     begin_records(epoch);
     forget_reports(epoch);
+    log.attempted(run, epoch);
     run.broadcast(epoch, .{ .view = .{
         .group = epoch.group,
         .epoch = epoch.number,
@@ -68,8 +66,6 @@ fn begin_records(epoch: *Epoch) void {
         known.done_reported = .empty;
         known.stall.begin_attempt();
         if (known.election) |election| election.reset();
-        known.vote = null;
-        known.votes_differ = false;
     }
 }
 
@@ -119,16 +115,7 @@ pub fn on_report_op(
     known.reported.set(rank);
     known.stall.called.set(rank);
     known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
-    if (message.state == .done) {
-        known.done_reported.set(rank);
-        const vote: Record.Vote = .{
-            .attempt = message.voted_attempt,
-            .digest = message.digest,
-        };
-        if (known.vote) |first| {
-            if (!std.meta.eql(first, vote)) known.votes_differ = true;
-        } else known.vote = vote;
-    }
+    if (message.state == .done) known.done_reported.set(rank);
     const before = known.holdings.bytes();
     try known.holdings.add(epoch.gpa, epoch.budget, &.{
         .rank = rank,
@@ -179,7 +166,6 @@ fn check_reported(run: *Run, epoch: *Epoch) ProtocolError!void {
 
 /// All have reported: say what is kept, and let everybody move again.
 fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
-    try settle_claims(run, epoch);
     var index = epoch.records.items.len;
     while (index > 0) {
         index -= 1;
@@ -188,23 +174,15 @@ fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
             // Members that had called the operation do not say so again, and another may have
             // voted.
             if (operation.contradiction(epoch, known)) |verdict|
-                try operation.abort_now(run, epoch, known.id, verdict, null)
+                try operation.abort(run, epoch, known.id, verdict, null)
             else
                 epoch.record_free(index);
-        } else if (epoch.forgetful and is_unanimous(epoch, known)) {
-            // Somebody who is lost may have been told so by the coordinator before this one.
-            const vote = known.vote.?;
-            try operation.commit(run, epoch, known.id, .{
-                .attempt = vote.attempt,
-                .digest = vote.digest,
-            });
         } else if (verdict_on(epoch, known)) |verdict| {
-            try operation.abort_now(run, epoch, known.id, verdict, null);
+            try operation.abort(run, epoch, known.id, verdict, null);
         } else try send_kept(run, epoch, known);
     }
     forget_reports(epoch);
     epoch.running = true;
-    epoch.forgetful = false;
     run.broadcast(epoch, .{ .resume_all = .{
         .group = epoch.group,
         .epoch = epoch.number,
@@ -226,18 +204,6 @@ fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
         if (!known.holdings.has_all(known.chunks)) return verdict;
     }
     return null;
-}
-
-/// Every member that has a vote has voted, in one attempt, for one result.
-fn is_unanimous(epoch: *const Epoch, known: *const Record) bool {
-    if (known.votes_differ) return false;
-    const vote = known.vote orelse return false;
-    const needed = epoch.voters(known.id);
-    for (0..epoch.members.len) |rank| {
-        if (!needed.has(rank)) continue;
-        if (!known.done_reported.has(rank)) return false;
-    }
-    return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
 }
 
 /// A member of that attempt that is not alive any more.
@@ -293,138 +259,15 @@ fn send_kept(run: *Run, epoch: *Epoch, known: *const Record) ProtocolError!void 
     }
 }
 
-// ---- attempts after a restart
+// ---- members that come back
 //
-// With which attempt an epoch goes on after a restart. The coordinator before may have begun more
-// attempts than are set aside for a start (coordinator.zig), and the members tell of them. A member
-// that lies must not use up the attempts that an epoch has.
+// A member tells at the beginning of each connection of the attempt that it knows and of the last
+// decision that it has seen. A coordinator that has started again has both in its log (log.zig). It
+// waits until all members are back or lost, and goes on with the next attempt. If its machine has
+// lost power, the end of the log may be missing, and members know more than it says.
 
-/// A member tells of an attempt before all are back.
-pub fn hear_attempt(epoch: *Epoch, rank: u16, attempt: u32) void {
-    epoch.members[rank].attempt_told = attempt;
-    const believed = @min(attempt, epoch.first_attempt +| limits.attempts_ahead_max);
-    epoch.attempt = @max(epoch.attempt, believed);
-}
-
-/// All are back or lost. A member that is far ahead of the attempts of this start, and of what over
-/// half have reached, is let go: they would have reached more.
-pub fn settle_attempts(epoch: *Epoch) void {
-    var told: [limits.peers_max]u32 = undefined;
-    var count: usize = 0;
-    for (epoch.members) |*member| if (member.peer != null and member.named) {
-        told[count] = member.attempt_told;
-        count += 1;
-    };
-    if (count == 0) return;
-    std.mem.sort(u32, told[0..count], {}, std.sort.desc(u32));
-    const vouched = told[count / 2];
-    const most = @max(epoch.first_attempt, vouched) +| limits.attempts_ahead_max;
-    for (epoch.members) |*member| {
-        const peer = member.peer orelse continue;
-        if (!member.named) continue;
-        if (member.attempt_told > most) {
-            peer.doom("it tells of attempts that there cannot have been");
-            continue;
-        }
-        epoch.attempt = @max(epoch.attempt, member.attempt_told);
-    }
-}
-
-/// The last one has begun: a member could not tell of another. Its members may begin an epoch
-/// anew. Only if over half of them lie does it come to that.
-pub fn end_attempts(epoch: *Epoch) void {
-    for (epoch.members) |*member| {
-        if (member.peer) |peer| peer.doom("its epoch has had all attempts that there may be");
-    }
-}
-
-const Court = court_file.Court;
-const Shelf = court_file.Shelf;
-const peers_max = court_file.peers_max;
-
-/// The members come back to a coordinator that has started again, the last one first.
-fn come_back(court: *Court, told: [peers_max]u32) !void {
-    for (0..peers_max) |behind| {
-        const index = peers_max - 1 - behind;
-        try court.come_back(index, told[index]);
-        try court.say(index, .{ .join_end = .{} });
-    }
-    try court.listen();
-}
-
-fn is_last_there(court: *const Court) bool {
-    return court.peers[peers_max - 1] != null;
-}
-
-test "one that lies about attempts after a restart costs the others nothing when they come back" {
-    const ahead = limits.attempts_ahead_max;
-    for ([_]u32{ limits.attempts_max, limits.attempts_max - 1, 3 * ahead, ahead, 5 }) |lie| {
-        var shelf: Shelf = .{};
-        defer shelf.deinit();
-        var court: Court = undefined;
-        try court_file.restart(&shelf, &court);
-        defer court.c.destroy();
-        try come_back(&court, .{ 1, 1, lie });
-        // A lie that may be true is believed.
-        try testing.expectEqual(lie <= ahead, is_last_there(&court));
-        try testing.expect(court.attempt <= 2 * ahead);
-        for (0..peers_max) |index| try court.report_end(index);
-        try testing.expect(court.group().current().?.running);
-        court.hang_up(0);
-        try court.come_back(0, court.attempt);
-        try court.say(0, .{ .join_end = .{} });
-        try court.listen();
-        for (0..peers_max) |index| try court.report_end(index);
-        for (court.peers[0 .. peers_max - 1]) |place| try testing.expect(place != null);
-        try testing.expect(court.group().current().?.running);
-    }
-}
-
-test "attempts that over half tell of are believed, however many" {
-    const many = 100 * limits.attempts_ahead_max;
-    var shelf: Shelf = .{};
-    defer shelf.deinit();
-    var court: Court = undefined;
-    try court_file.restart(&shelf, &court);
-    defer court.c.destroy();
-    try come_back(&court, .{ many, many - 2, many - 1 });
-    try testing.expectEqual(many + 1, court.attempt);
-    try testing.expectEqual(0b111, court.members_alive());
-    try court_file.report_nothing(&court);
-}
-
-test "an epoch that has had all attempts ends, and its members may begin another" {
-    var court: Court = undefined;
-    try court.init(testing.allocator);
-    defer court.c.destroy();
-    try court.form();
-    court.attempt = limits.attempts_max - 2;
-    court.group().current().?.attempt = court.attempt;
-    try court.stumble();
-    try testing.expectEqual(limits.attempts_max - 1, court.attempt);
-    for (0..peers_max) |index| try court.report_end(index);
-    try court.say_closed(0, 1);
-    try court.pass(500 * court_file.ms);
-    for (court.peers[0..peers_max]) |place| try testing.expectEqual(null, place);
-    court.c.run.next_group = 0;
-    try court.form();
-    try testing.expectEqual(1, court.group().current().?.attempt);
-    try testing.expectEqual(0b111, court.members_alive());
-}
-
-// ---- decisions of the coordinator before
-//
-// Members that come back tell of their epoch, and of the decisions of a coordinator that was
-// killed. The next coordinator does not know these decisions: it takes them from the members, by
-// their seals (journal.zig), and makes them again when all members are back.
-
-pub const KnownDecision = union(enum) {
-    commit: *const control.Commit,
-    abort: *const control.Abort,
-};
-
-/// A member tells of this epoch at the beginning of a connection.
-pub fn hear_claims(
+/// A member tells of this epoch.
+pub fn hear_return(
     epoch: *Epoch,
     rank: u16,
     report: *const control.EpochReport,
@@ -434,124 +277,55 @@ pub fn hear_claims(
     if (report.members.count != epoch.members.len) return error.Unexpected;
     var it = report.members.iterator();
     for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
-    if (report.attempt >= base.limits.attempts_max) return error.Unexpected; // nobody was there
+    if (report.attempt >= limits.attempts_max) return error.Unexpected; // nobody was there
     if (epoch.recovering) {
-        hear_attempt(epoch, rank, report.attempt);
-        // The operations of these decisions, and their callers, are forgotten: all may have called.
+        if (report.attempt > epoch.logged_attempt +| limits.attempts_unlogged_max)
+            return error.Unexpected;
+        epoch.attempt = @max(epoch.attempt, report.attempt);
+        // The callers of the operations of these decisions are forgotten: all may have called.
         if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
-    } else if (report.attempt > epoch.attempt) return error.Unexpected;
+        member.decisions_seen = report.decisions_seen; // settle_seen judges it
+    } else {
+        if (report.attempt > epoch.attempt) return error.Unexpected;
+        try operation.acknowledge(epoch, rank, report.decisions_seen);
+    }
     member.report.asked_anew(epoch.attempt);
-    try operation.acknowledge(epoch, rank, report.decisions_seen);
-    member.seen_before = report.decisions_seen;
     member.named = true;
     if (report.entered) epoch.activated.set(rank);
 }
 
-/// A member tells of a decision. Only a coordinator that has started again does not know it;
-/// that it is one is shown by its seal.
-pub fn on_known(epoch: *Epoch, rank: u16, message: KnownDecision) ProtocolError!void {
-    if (!epoch.recovering) return;
-    const genuine = switch (message) {
-        .commit => |body| journal.is_seal(body.seal, journal.commit_seal(epoch.seal_key, body)),
-        .abort => |body| journal.is_seal(body.seal, journal.abort_seal(epoch.seal_key, body)),
-    };
-    if (!genuine) return error.Unexpected;
-    switch (message) {
-        inline else => |body| {
-            if (body.group != epoch.group) return error.Unexpected;
-            // A member that says it has not seen what it tells makes others keep it for ever.
-            const member = &epoch.members[rank];
-            if (member.named and body.decision > member.seen_before) return error.Unexpected;
-        },
-    }
-    switch (message) {
-        .commit => |body| try claim(epoch, rank, body.op, body.decision, .{ .commit = .{
-            .attempt = body.attempt,
-            .digest = body.digest,
-        } }),
-        .abort => |body| {
-            const differ = body.reason == .mismatch;
-            try claim(epoch, rank, body.op, body.decision, .{ .abort = .{
-                .reason = body.reason,
-                .peer = body.peer,
-                .other = body.other,
-                .descriptor = if (differ) body.descriptor else null,
-                .other_descriptor = if (differ) body.other_descriptor else null,
-            } });
-        },
-    }
-}
-
-fn claim(
-    epoch: *Epoch,
-    rank: u16,
-    id: OpId,
-    number: u64,
-    outcome: Outcome,
-) ProtocolError!void {
-    // Decisions of one operation never differ, and outweigh that somebody gives it up now.
-    if (epoch.claims.get(id)) |known| if (known.number != null) return;
-    const member = &epoch.members[rank];
-    if (member.claims >= base.limits.decisions_known_max) return error.Unexpected;
-    member.claims += 1;
-    try epoch.claims.put(epoch.gpa, id, .{
-        .number = number,
-        .maker = null,
-        .outcome = outcome,
-    });
-}
-
-/// All have reported: what any of them knows, and somebody does not, is decided again, under a
-/// number of its own. No maker has more of these than it may cause (`withdraw` counts them), so
-/// nothing here is the fault of whoever reports last.
-pub fn settle_claims(run: *Run, epoch: *Epoch) ProtocolError!void {
-    epoch.settling = true;
-    defer epoch.settling = false;
-    var last_seen: LastSeen = .{};
-    const inside_now = epoch.inside();
+/// All members are back or lost after a restart. Decisions that the log lacks and that all members
+/// have seen are over. A member that has seen more than that is let go: the others do not know
+/// what was decided, and go on without it. False: some must go first.
+pub fn settle_seen(epoch: *Epoch) bool {
+    const inside = epoch.inside();
+    var seen_by_all: u64 = limits.decisions_max;
     for (epoch.members, 0..) |*member, rank| {
-        if (inside_now.has(rank)) last_seen.note(member.seen_before);
+        if (inside.has(rank)) seen_by_all = @min(seen_by_all, member.decisions_seen);
     }
-    for (epoch.claims.keys(), epoch.claims.values()) |id, *known| {
-        const called = epoch.find(id) != null;
-        switch (known.outcome) {
-            .commit => |committed| if (called) try operation.commit(run, epoch, id, committed),
-            .abort => |verdict| {
-                if (!called and !is_worth_telling(epoch, known, &last_seen)) continue;
-                try operation.abort_now(run, epoch, id, verdict, known.maker);
-            },
-        }
+    if (!inside.is_empty()) epoch.decisions = @max(epoch.decisions, seen_by_all);
+    epoch.least_seen_by = 0;
+    var is_settled = true;
+    for (epoch.members) |*member| {
+        const peer = member.peer orelse continue;
+        if (member.decisions_seen <= epoch.decisions) continue;
+        peer.doom(knows_more);
+        is_settled = false;
     }
-    epoch.claims.clearAndFree(epoch.gpa);
-    if (epoch.forgetful) epoch.retold = epoch.decisions;
+    return is_settled;
 }
 
-/// Whether an abort may be news to a member that has not called the operation.
-fn is_worth_telling(epoch: *const Epoch, known: *const Claim, last_seen: *const LastSeen) bool {
-    const number = known.number orelse return true; // it is given up now
-    if (last_seen.covers(number)) return false;
-    // A liar may have hoarded those that all have seen long ago.
-    return epoch.outstanding().len < base.limits.contradictions_kept_max;
+/// Why a member is let go.
+pub const knows_more = "it knows more than the coordinator, which has started again without its " ++
+    "journal, or with one that had failed, or after its machine lost power";
+
+/// The last one has begun: a member could not tell of another. Its members may begin an epoch
+/// anew. Only if over half of them lie does it come to that.
+pub fn end_attempts(epoch: *Epoch) void {
+    for (epoch.members) |*member| {
+        if (member.peer) |peer| peer.doom("its epoch has had all attempts that there may be");
+    }
 }
-
-/// The last decision that each member has seen, as far as it says what all have seen. Members see
-/// the decisions of one coordinator in their order; who has seen some of a later one may have
-/// missed others of an earlier one, because that may have died while it told them again.
-const LastSeen = struct {
-    least: u64 = std.math.maxInt(u64),
-    most: u64 = 0,
-
-    fn note(last: *LastSeen, number: u64) void {
-        last.least = @min(last.least, number);
-        last.most = @max(last.most, number);
-    }
-
-    fn covers(last: *const LastSeen, number: u64) bool {
-        const start = number >> start_bits;
-        if (last.least >> start_bits != start or last.most >> start_bits != start) return false;
-        return number <= last.least;
-    }
-};
 
 // ---- ways around broken links
 //

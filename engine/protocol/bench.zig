@@ -162,7 +162,7 @@ const Run = struct {
         run.* = .{ .peers = peers, .c = try Coordinator.create(gpa, .{
             .run_id = run_id,
             .initial_world_size = @intCast(members),
-        }, host, @splat(1)) };
+        }, host, 1) };
         run.c.tick(run.now);
         for (0..members) |index| try run.connect(index);
         try run.receive();

@@ -30,7 +30,6 @@ const measurement = @import("measurement.zig");
 const membership = @import("membership.zig");
 const operation = @import("operation.zig");
 const keep_budget = @import("run.zig").keep_budget;
-const start_bits = @import("epoch.zig").start_bits;
 const status = @import("status.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
@@ -53,21 +52,20 @@ pub const Coordinator = struct {
     pub const Options = Run.Options;
     pub const Host = Run.Host;
 
-    /// `seal_key` is random; a run that goes on keeps the one of its first start.
+    /// `seed` is random: it draws who is let in at the door.
     pub fn create(
         gpa: Allocator,
         options: Options,
         host: Host,
-        seal_key: journal.SealKey,
+        seed: u64,
     ) Allocator.Error!*Coordinator {
         const c = try (options.secrets orelse gpa).create(Coordinator);
         c.run = .{
             .gpa = gpa,
             .options = options,
             .host = host,
-            .seal_key = seal_key,
             .memory = .{ .bytes_max = options.memory },
-            .prng = .init(journal.seal_seed(&seal_key)),
+            .prng = .init(seed),
         };
         return c;
     }
@@ -78,10 +76,15 @@ pub const Coordinator = struct {
         (c.run.options.secrets orelse c.run.gpa).destroy(c);
     }
 
-    /// Takes up the run that a journal holds, or begins one. Called once, before the first
-    /// connection; afterwards the coordinator is of no use if it fails.
-    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) Error!void {
-        return restore_run(&c.run, now, bytes);
+    /// Takes up the run that a journal and its log hold, or begins one. Called once, before the
+    /// first connection; afterwards the coordinator is of no use if it fails.
+    pub fn restore(
+        c: *Coordinator,
+        now: Instant,
+        journal_bytes: []const u8,
+        log_bytes: []const u8,
+    ) Error!void {
+        return restore_run(&c.run, now, journal_bytes, log_bytes);
     }
 
     /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
@@ -280,8 +283,6 @@ fn dispatch(
     switch (message.*) {
         .join => |*body| try door.on_join(run, now, peer, body),
         .epoch_report => |*body| try door.on_epoch_report(run, peer, body),
-        .knows_commit => |*body| try door.on_known(run, peer, .{ .commit = body }),
-        .knows_abort => |*body| try door.on_known(run, peer, .{ .abort = body }),
         .gave_up => |*body| try door.on_gave_up(run, peer, body),
         .join_end => try door.on_join_end(run, now, peer),
         .leave => |body| door.on_leave(run, now, peer, body.group),
@@ -656,12 +657,16 @@ pub const Error = error{
     JournalFailed,
 } || journal.Error;
 
-pub fn restore_run(run: *Run, now: base.Instant, bytes: []const u8) Error!void {
-    var replay: journal.Replay = .init(bytes);
+pub fn restore_run(
+    run: *Run,
+    now: base.Instant,
+    journal_bytes: []const u8,
+    log_bytes: []const u8,
+) Error!void {
+    var replay: journal.Replay = .init(journal_bytes);
     var last_incarnation: u32 = 0;
     while (try replay.next()) |entry| switch (entry) {
-        // The driver has read the others: they are the options.
-        .settings => |*body| run.seal_key = body.seal_key,
+        .settings => {}, // the driver has read them: they are the options
         .start => |body| {
             last_incarnation = @max(last_incarnation, body.incarnation);
             run.ended.epoch = @max(run.ended.epoch, body.ended_epoch);
@@ -672,13 +677,11 @@ pub fn restore_run(run: *Run, now: base.Instant, bytes: []const u8) Error!void {
             const group = run.group_at(body.group) orelse return error.BadRecord;
             try restore_removal(run, group, body);
         },
-        .refusals => |*body| {
-            const group = run.group_at(body.group) orelse return error.BadRecord;
-            try log.restore_refusals(group, body);
-        },
+        .attempt, .commit, .abort => unreachable, // of a log
     };
     if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     run.incarnation = last_incarnation + 1;
+    try log.restore(run, log_bytes);
     for (run.groups.items) |group| group_restored(run, group);
     // An id may have been that of another process in an epoch that is over.
     for (run.groups.items) |group| for (group.epochs.items) |epoch| for (epoch.members) |*member| {
@@ -740,7 +743,6 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
         .group = group.id,
         .number = body.epoch,
         .min_world_size = group.min_world_size,
-        .seal_key = &run.seal_key,
         .budget = &run.memory,
         .peers = peers,
         .began = .{
@@ -783,24 +785,12 @@ fn group_restored(run: *Run, group: *Group) void {
     group.had_members = group.current() != null;
     group.drop_empty();
     group.recovering = group.epochs.items.len > 0;
-    for (group.epochs.items) |epoch| epoch_restored(epoch, run.incarnation - 1);
+    for (group.epochs.items) |epoch| epoch_restored(epoch);
 }
 
-/// It was made from a journal. Attempts and decisions go on where no coordinator before this
-/// one can have been, so members' own numbers are irrelevant.
-fn epoch_restored(epoch: *Epoch, starts: u32) void {
+fn epoch_restored(epoch: *Epoch) void {
     epoch.recovering = true;
-    epoch.forgetful = true;
     epoch.running = false;
-    const removed = epoch.history.entries.getLast().attempt;
-    epoch.first_attempt = @max(removed, @as(u32, @min(starts, starts_max)) << 16);
-    epoch.attempt = epoch.first_attempt;
-    epoch.decisions = @as(u64, starts) << start_bits;
-    epoch.retold = std.math.maxInt(u64);
-    for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
-    epoch.least_seen_by = 0;
-    log.refusals_restored(epoch);
+    epoch.attempt = @max(epoch.attempt, epoch.history.entries.getLast().attempt);
+    epoch.logged_attempt = epoch.attempt;
 }
-
-/// After that many, attempts of different starts are not told apart any more.
-const starts_max = std.math.maxInt(u32) >> 17;

@@ -106,7 +106,7 @@ pub const Court = struct {
         court.* = .{ .c = try Coordinator.create(allocator, .{
             .run_id = @splat(1),
             .initial_world_size = peers_max,
-        }, host, @splat(1)) };
+        }, host, 1) };
         court.c.tick(court.now);
     }
 
@@ -620,6 +620,7 @@ pub const Court = struct {
 /// The remains of a coordinator that was killed. A court has it write after each call.
 pub const Shelf = struct {
     bytes: std.ArrayList(u8) = .empty,
+    log: std.ArrayList(u8) = .empty,
     full: bool = false,
     /// Nothing is written before `write` is called.
     slow: bool = false,
@@ -634,6 +635,7 @@ pub const Shelf = struct {
 
     pub fn deinit(shelf: *Shelf) void {
         shelf.bytes.deinit(gpa);
+        shelf.log.deinit(gpa);
         shelf.given.deinit(gpa);
     }
 
@@ -642,6 +644,8 @@ pub const Shelf = struct {
             .begin = begin,
             .append = append,
             .replace = replace,
+            .log = log_more,
+            .log_anew = log_anew,
         } };
     }
     fn begin(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
@@ -660,6 +664,18 @@ pub const Shelf = struct {
         shelf.given.clearRetainingCapacity();
         shelf.replaces = true;
         return append(ctx, number, bytes);
+    }
+
+    fn log_more(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
+        shelf.log.appendSlice(gpa, bytes) catch return error.JournalFailed;
+    }
+    fn log_anew(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
+        shelf.log.clearRetainingCapacity();
+        return log_more(ctx, bytes);
     }
 
     /// Writes what it was given, if there is room, and says so.
@@ -693,7 +709,9 @@ pub const Shelf = struct {
         court.c.run.options.min_world_size = shelf.min_world_size;
         const bytes = try gpa.dupe(u8, shelf.bytes.items);
         defer gpa.free(bytes);
-        try court.c.restore(court.now, bytes);
+        const log_bytes = try gpa.dupe(u8, shelf.log.items);
+        defer gpa.free(log_bytes);
+        try court.c.restore(court.now, bytes, log_bytes);
     }
 };
 
@@ -720,25 +738,6 @@ pub fn restart_after(shelf: *Shelf, court: *Court, before: fn (*Court) anyerror!
     court.epoch = 1;
     court.last_commit = last_commit;
     court.last_abort = last_abort;
-}
-
-/// An abort as the coordinator that died has sent it.
-pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
-    var abort: control.Abort = .{
-        .group = 0,
-        .epoch = 1,
-        .op = .{ .tag = number, .sequence = 0 },
-        .reason = .cancelled,
-        .peer = id_of(0),
-        .other = .none,
-        .descriptor = descriptor,
-        .other_descriptor = descriptor,
-        .decision = number,
-        .acknowledged = 0,
-        .seal = 0,
-    };
-    abort.seal = journal.abort_seal(&court.c.run.seal_key, &abort);
-    return abort;
 }
 
 /// All are back, and report that they have called nothing.

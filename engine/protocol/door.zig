@@ -233,12 +233,9 @@ pub fn away_peer(
 
 // ---- joins
 //
-// A peer asks for a group and tells what it is a member of: `join`, the epochs and decisions that
-// it knows, `join_end`. Then it is a newcomer, a member that has come back (membership.zig), or it
+// A peer asks for a group and tells what it is a member of: `join`, the epochs that it knows,
+// `join_end`. Then it is a newcomer, a member that has come back (membership.zig), or it
 // hears that it is no member any more.
-
-const knows_more = "it knows more than the coordinator, which has started again without its " ++
-    "journal, or with one that had failed";
 
 pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) !void {
     const name = body.name.data;
@@ -367,19 +364,7 @@ pub fn on_epoch_report(
     const rank = epoch.rank_of(peer) orelse return;
     // It knows of a removal that this coordinator does not: the journal has lost it.
     if (!body.alive.covers(&epoch.alive)) telling.beyond = true;
-    try attempt.hear_claims(epoch, rank, body);
-}
-
-pub fn on_known(run: *const Run, peer: *Peer, message: attempt.KnownDecision) ProtocolError!void {
-    if (peer.refused) return;
-    const telling = peer.telling orelse return error.Unexpected;
-    const number = switch (message) {
-        inline else => |body| body.epoch,
-    };
-    const group = run.group_at(telling.group orelse return).?;
-    const epoch = group.epoch_of(number) orelse return;
-    const rank = epoch.rank_of(peer) orelse return;
-    try attempt.on_known(epoch, rank, message);
+    try attempt.hear_return(epoch, rank, body);
 }
 
 /// While it tells, it is the group that it tells of, whose number it may not know yet.
@@ -407,7 +392,7 @@ pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
     if (!knows) membership.take_out(run, now, group, peer, "it left while it was away");
     // The journal could not be written then, and the coordinator has died since.
-    if (telling.beyond) membership.take_out(run, now, group, peer, knows_more);
+    if (telling.beyond) membership.take_out(run, now, group, peer, attempt.knows_more);
     const is_member_here = group.contains(peer);
     if (!is_member_here and !telling.named)
         return admit(run, now, group, peer, telling.initial_world_size);
@@ -418,7 +403,7 @@ pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     }
     run.send(peer, group.id, .{ .expelled = .{
         .group = group.id,
-        .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
+        .why = .of(if (telling.beyond) attempt.knows_more else group.removals.why_of(peer.id) orelse
             "it was removed, so long ago that the coordinator does not know why any more"),
     } });
 }

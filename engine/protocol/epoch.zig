@@ -38,13 +38,6 @@ pub const MemberState = struct {
     decisions_seen: u64 = 0,
     /// Aborts that it has caused and some other has not seen yet.
     caused: u32 = 0,
-    /// After a restart: what it has told of the decisions of the coordinator before, the last of
-    /// them that it has seen, the attempt that it knows, and how many operations it gives up
-    /// meanwhile.
-    claims: u32 = 0,
-    attempt_told: u32 = 0,
-    seen_before: u64 = 0,
-    withdrawn: u32 = 0,
     /// The coordinator holds so many bytes of what its reports of this attempt say.
     held_bytes: usize = 0,
     /// The number that `decisions_seen` must reach, and since when it must.
@@ -95,26 +88,18 @@ pub const MemberState = struct {
     };
 };
 
-/// A start of the coordinator numbers its decisions from its own number, so shifted.
-pub const start_bits = 40;
-
 pub const Epoch = struct {
     gpa: Allocator,
     group: u16,
     number: u64,
     attempt: u32 = 1,
-    /// The first attempt of this start of the coordinator.
-    first_attempt: u32 = 1,
     /// False from a view until its resume.
     running: bool = true,
-    /// From a restart until the members are back: nothing is decided yet.
+    /// From a restart until the members are back: they are told nothing.
     recovering: bool = false,
-    /// Decisions of the coordinator before, which members know, are made again, all at once.
-    settling: bool = false,
-    /// From a restart until the reports after it: members may know more than this coordinator.
-    forgetful: bool = false,
+    /// The last attempt of the coordinators before this one, as their log says.
+    logged_attempt: u32 = 0,
     min_world_size: u32,
-    seal_key: *const journal.SealKey,
     /// The one of all queues.
     budget: *wire.Budget,
     members: []MemberState,
@@ -124,8 +109,6 @@ pub const Epoch = struct {
     began: Began,
     /// The last record that names it (log.zig).
     recorded: u64 = 0,
-    /// The journal was given the refusals among the decisions up to this one (log.zig).
-    refusals_given: u64 = 0,
     alive: Mask,
     /// Have called an operation that was committed, or may have before a restart.
     fitted: Mask = .empty,
@@ -157,8 +140,6 @@ pub const Epoch = struct {
     /// On which operations they are.
     decided_ids: std.AutoHashMapUnmanaged(OpId, void) = .empty,
     decisions: u64 = 0,
-    /// Decisions up to this one are known to all members.
-    acknowledged: u64 = 0,
     /// The fewest decisions that a member in it has seen, and how many have seen no more; with 0 of
     /// them it is to be found anew.
     least_seen: u64 = 0,
@@ -167,14 +148,6 @@ pub const Epoch = struct {
     committed: u64 = 0,
     /// The last safe point after which something was called that is committed.
     committed_at: u64 = 0,
-    /// After a restart: the last of the decisions that were told again. Members forget those of the
-    /// coordinator before only when all have seen this one.
-    retold: u64 = 0,
-    /// All have seen the decisions up to this one, as the journal of the coordinators before says.
-    acknowledged_then: u64 = 0,
-    /// Decisions of the coordinators before this one, as its journal and members tell them, and
-    /// what members give up before it is known what was decided.
-    claims: std.AutoArrayHashMapUnmanaged(OpId, record_file.Claim) = .empty,
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
     replan_at: base.Instant = base.never,
@@ -189,7 +162,6 @@ pub const Epoch = struct {
         group: u16,
         number: u64,
         min_world_size: u32,
-        seal_key: *const journal.SealKey,
         budget: *wire.Budget,
         /// In rank order.
         peers: []const *Peer,
@@ -215,7 +187,6 @@ pub const Epoch = struct {
             .group = options.group,
             .number = options.number,
             .min_world_size = options.min_world_size,
-            .seal_key = options.seal_key,
             .budget = options.budget,
             .members = members,
             .ranks = ranks,
@@ -237,7 +208,6 @@ pub const Epoch = struct {
         epoch.records.deinit(gpa);
         epoch.decided.deinit(gpa);
         epoch.decided_ids.deinit(gpa);
-        epoch.claims.deinit(gpa);
         epoch.history.deinit(gpa);
         gpa.free(epoch.began.left);
         gpa.free(epoch.members);
@@ -286,6 +256,16 @@ pub const Epoch = struct {
         return .{ .activation = .{
             .told = epoch.activation(ids),
             .instances = .of(buffer[0..ids.len]),
+        } };
+    }
+
+    /// The log's record of the attempt.
+    pub fn attempt_record(epoch: *const Epoch) journal.Record {
+        return .{ .attempt = .{
+            .group = epoch.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .decision = epoch.decisions,
         } };
     }
 
@@ -342,6 +322,13 @@ pub const Epoch = struct {
 
     pub fn outstanding(epoch: *const Epoch) []const record_file.Decision {
         return epoch.decided.items[epoch.decided_first..];
+    }
+
+    /// Takes a decision, which is kept until all members have seen it.
+    pub fn keep(epoch: *Epoch, decision: record_file.Decision) Allocator.Error!void {
+        try epoch.decided_ids.ensureUnusedCapacity(epoch.gpa, 1);
+        try epoch.decided.append(epoch.gpa, decision);
+        epoch.decided_ids.putAssumeCapacity(decision.id, {});
     }
 
     /// Those who have a part in an operation, are alive, and have not called it.

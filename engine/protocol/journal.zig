@@ -1,8 +1,12 @@
-//! journal: the facts that a coordinator must still know after it was killed, as bytes: settings of
-//! the run, groups, epochs, removals, refused calls. This file has the format: records to bytes,
-//! and a file that was read back to records. A torn end is cut off, and anything else that does not
-//! check out is refused. It touches no file (net/journal.zig) and does not know the meaning of the
-//! records (log.zig). The bytes: docs/PROTOCOL.md.
+//! journal: the facts that a coordinator must still know after it was killed, as bytes, in two
+//! files. The journal has the settings of the run, groups, epochs and removals: each record is on
+//! the disk before a peer hears of it. The log has the attempts and the decisions: each record is
+//! written before a peer hears of it, and not synced, so it survives the process and not the
+//! machine. This file has the format of both: records to bytes, and bytes that were read back to
+//! records. A torn end of a journal is cut off, and anything else in it that does not check out is
+//! refused; a log is read up to the first record that is not whole. This file touches no file
+//! (net/journal.zig) and does not know the meaning of the records (log.zig). The bytes:
+//! docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,8 +23,6 @@ const testing = std.testing;
 /// The first record. Peers were told these: they stay true after a restart.
 pub const Settings = struct {
     run_id: base.RunId,
-    /// The key of the seals of decisions.
-    seal_key: SealKey,
     lanes: u8,
     chunk_bytes: u32,
     /// The window of one operation follows from it.
@@ -119,37 +121,21 @@ pub const From = struct {
     pub const bounds = .{ .epoch = .any, .attempt = .any };
 };
 
-/// Calls of an epoch that were refused, before a member hears of it. An abort of the same call that
-/// is decided again, by a later coordinator, has a record of its own.
-pub const Refusals = struct {
+/// An epoch begins an attempt. A record of the log.
+pub const Attempt = struct {
     group: u16,
     epoch: u64,
-    /// All members have seen the decisions up to this one: earlier records of those are over.
-    acknowledged: u64,
-    calls: List(Refusal),
+    attempt: u32,
+    /// The last decision by then; 0: there was none.
+    decision: u64,
 
     pub const bounds = .{
         .group = limits.groups_max - 1,
         .epoch = .any,
-        .acknowledged = .any,
-        .calls = refusals_max,
+        .attempt = limits.attempts_max,
+        .decision = limits.decisions_max,
     };
 };
-pub const Refusal = struct {
-    op: wire.control.OpId,
-    reason: wire.control.AbortReason,
-    peer: PeerId,
-    other: PeerId,
-    /// For a mismatch, as in `abort`.
-    descriptor: wire.control.Descriptor,
-    other_descriptor: wire.control.Descriptor,
-    /// The number of the decision; none is 0.
-    decision: u64,
-
-    pub const bounds = .{ .decision = .any };
-};
-/// In one record.
-pub const refusals_max = 64;
 
 pub const Record = union(enum(u16)) {
     settings: Settings = 1,
@@ -157,15 +143,26 @@ pub const Record = union(enum(u16)) {
     group: GroupMade,
     activation: Activation,
     removal: Removal,
-    refusals: Refusals,
+    // Records of the log:
+    attempt: Attempt,
+    commit: wire.control.Commit,
+    abort: wire.control.Abort,
+
+    fn is_of_log(record: *const Record) bool {
+        return switch (record.*) {
+            .settings, .start, .group, .activation, .removal => false,
+            .attempt, .commit, .abort => true,
+        };
+    }
 };
 
 // ---- where it is kept
 
-/// The file, as the coordinator sees it: net/journal.zig, or a simulated disk. It is given
-/// one thing to write after the other, each under a number one larger, and answers later, in that
-/// order, by Coordinator.journal_written and journal_failed. After a failure it fails whatever it
-/// is given to append, until it is given all of it to write anew.
+/// The two files, as the coordinator sees them: net/journal.zig, or a simulated disk. The journal
+/// is given one thing to write after the other, each under a number one larger, and answers later,
+/// in that order, by Coordinator.journal_written and journal_failed. After a failure it fails
+/// whatever it is given to append, until it is given all of it to write anew. The log answers at
+/// once.
 pub const Journal = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
@@ -186,6 +183,10 @@ pub const Journal = struct {
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
+        /// Appended to the log when it returns. After an error nothing is logged before `log_anew`.
+        log: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+        /// These bytes are all of the log when it returns.
+        log_anew: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
         /// After a failure: what failed, for people.
         why: *const fn (ctx: *anyopaque) []const u8 = untold,
     };
@@ -202,6 +203,14 @@ pub const Journal = struct {
         return journal.vtable.replace(journal.ctx, number, bytes);
     }
 
+    pub fn log(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.log(journal.ctx, bytes);
+    }
+
+    pub fn log_anew(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.log_anew(journal.ctx, bytes);
+    }
+
     pub fn why(journal: Journal) []const u8 {
         return journal.vtable.why(journal.ctx);
     }
@@ -213,7 +222,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 5;
+pub const version: u32 = 6;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
@@ -231,19 +240,15 @@ const head_sum_at = head_bytes - 4;
 const tail_bytes = 5;
 const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
     4 + limits.peers_max * @sizeOf(u64);
-const refusal_bytes = 16 + 1 + 2 * @sizeOf(PeerId) + 2 * wire.control.descriptor_bytes + 8;
-const refusals_bytes_max = 2 + 2 * 8 + 4 + refusals_max * refusal_bytes;
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
-/// with a name are shorter, an address has no zero, no two members have one id, no process is 0,
-/// and no decision has the number 0.
+/// with a name are shorter, an address has no zero, no two members have one id, and no process is
+/// 0.
 const sector_bytes = 512;
 
 comptime {
     std.debug.assert(@sizeOf(Settings) + limits.name_bytes_max < sector_bytes);
     std.debug.assert(@sizeOf(Settings) < sector_bytes);
-    std.debug.assert(2 * refusal_bytes < sector_bytes);
-    std.debug.assert(refusals_bytes_max <= activation_bytes_max);
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
 }
 
@@ -357,6 +362,7 @@ pub const Replay = struct {
                 const record = try decode(framed.number, framed.body);
                 // Settings come first, and once.
                 if ((replay.records == 0) != (record == .settings)) return error.BadRecord;
+                if (record.is_of_log()) return error.BadRecord;
                 replay.records += 1;
                 replay.good_bytes += framed.bytes;
                 return record;
@@ -395,6 +401,29 @@ pub const Replay = struct {
             if (all_zero(record[sector..][0..sector_bytes])) return true;
         }
         return false;
+    }
+};
+
+/// Reads a log back, up to the first record that is not whole. A coordinator that was killed has
+/// told of no decision behind it; one whose machine lost power may have.
+pub const LogReplay = struct {
+    rest: []const u8,
+
+    pub fn init(bytes: []const u8) LogReplay {
+        const is_log = std.mem.startsWith(u8, bytes, &header);
+        return .{ .rest = if (is_log) bytes[header_bytes..] else &.{} };
+    }
+
+    pub fn next(replay: *LogReplay) ?Record {
+        switch (frame(replay.rest)) {
+            .whole => |framed| {
+                const record = decode(framed.number, framed.body) catch return null;
+                if (!record.is_of_log()) return null;
+                replay.rest = replay.rest[framed.bytes..];
+                return record;
+            },
+            .short, .bad_head, .bad_body => return null,
+        }
     }
 };
 
@@ -484,21 +513,13 @@ fn decode(number: u16, body: []const u8) Error!Record {
 /// Checks what bounds do not say (wire/codec.zig).
 fn is_sensible(record: *const Record) bool {
     return switch (record.*) {
-        .settings, .start, .removal => true,
+        .settings, .start, .removal, .attempt, .commit, .abort => true,
         .group => |*group| group.name.data.len > 0,
         .activation => |*it| it.told.members.count > 0 and
             it.told.joined <= it.told.members.count and
             it.instances.count == it.told.members.count and
             it.told.epoch <= limits.epochs_max,
-        .refusals => |*it| it.calls.count > 0 and has_numbers(it),
     };
-}
-
-/// None of them was acknowledged before it was made.
-fn has_numbers(body: *const Refusals) bool {
-    var it = body.calls.iterator();
-    while (it.next()) |call| if (call.decision <= body.acknowledged) return false;
-    return true;
 }
 
 fn all_zero(bytes: []const u8) bool {
@@ -509,7 +530,6 @@ fn all_zero(bytes: []const u8) bool {
 
 const test_settings: Settings = .{
     .run_id = @splat(7),
-    .seal_key = @splat(8),
     .lanes = 2,
     .chunk_bytes = 1 << 18,
     .windows_bytes = 1 << 28,
@@ -555,7 +575,6 @@ const Sample = struct {
             .epochs = .of(&.{.{ .epoch = 1, .attempt = 2 }}),
             .why = .of("it left"),
         } });
-        try sample.add(.{ .refusals = refusing(test_refusals[0..3]) });
         try sample.add(.{ .activation = activation(&sample.members, sample.members[1..2]) });
     }
 
@@ -615,20 +634,25 @@ fn activation(members: []const PeerId, left: []const PeerId) Activation {
 
 const test_instances: [limits.peers_max]u64 = @splat(1 << 63);
 
-fn refusing(calls: []const Refusal) Refusals {
-    return .{ .group = 0, .epoch = 1, .acknowledged = 0, .calls = .of(calls) };
-}
-
-/// As little in them differs from zero as may be.
-const test_refusals: [refusals_max]Refusal = @splat(.{
-    .op = .{ .tag = 0, .sequence = 0 },
+const test_commit: wire.control.Commit = .{
+    .group = 0,
+    .epoch = 1,
+    .op = .{ .tag = 7, .sequence = 1 },
+    .attempt = 2,
+    .digest = 3,
+    .decision = 4,
+};
+const test_abort: wire.control.Abort = .{
+    .group = 0,
+    .epoch = 1,
+    .op = .{ .tag = 7, .sequence = 2 },
     .reason = .deadline,
     .peer = .none,
     .other = .none,
     .descriptor = .blank,
     .other_descriptor = .blank,
-    .decision = 1,
-});
+    .decision = 5,
+};
 
 test "a journal is read back, and its settings are found" {
     var sample: Sample = undefined;
@@ -686,15 +710,53 @@ test "the largest activation fits" {
     try testing.expectError(error.TooLong, encode(record, bytes[1..]));
 }
 
-test "the most refusals of one record fit, and no sector of theirs is zero" {
-    var bytes: [record_bytes_max]u8 = undefined;
-    const whole = try encode(.{ .refusals = refusing(&test_refusals) }, &bytes);
-    try testing.expectEqual(head_bytes + refusals_bytes_max + tail_bytes, whole.len);
-    var zeros: usize = 0;
-    for (whole) |byte| {
-        zeros = if (byte == 0) zeros + 1 else 0;
-        try testing.expect(zeros < sector_bytes);
+test "a log that ends anywhere, or has any bit changed, gives the records before" {
+    var image: Image = .{};
+    defer image.deinit(testing.allocator);
+    try image.begin_file(testing.allocator);
+    var ends: [4]usize = undefined;
+    ends[0] = image.bytes().len;
+    for ([_]Record{
+        .{ .attempt = .{ .group = 0, .epoch = 1, .attempt = 2, .decision = 3 } },
+        .{ .commit = test_commit },
+        .{ .abort = test_abort },
+    }, ends[1..]) |record, *end| {
+        try image.add(testing.allocator, record);
+        end.* = image.bytes().len;
     }
+    const whole = image.list.items;
+    var replay: LogReplay = .init(whole);
+    try testing.expectEqual(2, replay.next().?.attempt.attempt);
+    try testing.expectEqualDeep(test_commit, replay.next().?.commit);
+    try testing.expectEqualDeep(test_abort, replay.next().?.abort);
+    try testing.expectEqual(null, replay.next());
+    for (0..whole.len) |size| try expect_records_before(&ends, whole[0..size], size);
+    for (0..8 * whole.len) |place| {
+        const mask = @as(u8, 1) << @intCast(place % 8);
+        whole[place / 8] ^= mask;
+        defer whole[place / 8] ^= mask;
+        try expect_records_before(&ends, whole, place / 8);
+    }
+}
+
+/// The log is whole up to this byte.
+fn expect_records_before(ends: []const usize, log: []const u8, good: usize) !void {
+    var replay: LogReplay = .init(log);
+    var count: usize = 0;
+    while (replay.next()) |_| count += 1;
+    var wanted: usize = 0;
+    for (ends[1..]) |end| wanted += @intFromBool(end <= good);
+    try testing.expectEqual(if (good < ends[0]) 0 else wanted, count);
+}
+
+test "a record of the journal ends a log" {
+    var image: Image = .{};
+    defer image.deinit(testing.allocator);
+    try image.begin_file(testing.allocator);
+    try image.add(testing.allocator, .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } });
+    try image.add(testing.allocator, .{ .commit = test_commit });
+    var replay: LogReplay = .init(image.bytes());
+    try testing.expectEqual(null, replay.next());
 }
 
 test "a journal that ends anywhere, in nothing or in zeros, gives the records before" {
@@ -877,20 +939,17 @@ test "what another version wrote is named, and a stranger's file is none" {
         .initial_world_size = 0,
     } };
     const of_nobody: Record = .{ .activation = activation(&.{}, &.{}) };
-    const of_nothing: Record = .{ .refusals = refusing(&.{}) };
-    var unnumbered: Record = .{ .refusals = refusing(test_refusals[0..1]) };
-    unnumbered.refusals.acknowledged = 1;
     const Case = struct { written: Record, number: u16, wanted: Error };
     for ([_]Case{
-        .{ .written = start, .number = 7, .wanted = error.UnknownRecord },
+        .{ .written = start, .number = 9, .wanted = error.UnknownRecord },
         .{ .written = start, .number = 0, .wanted = error.UnknownRecord },
         .{ .written = start, .number = 5, .wanted = error.BadRecord }, // too short
         .{ .written = removal, .number = 2, .wanted = error.BadRecord }, // too long
         .{ .written = outside, .number = 5, .wanted = error.BadRecord },
         .{ .written = nameless, .number = 3, .wanted = error.BadRecord },
         .{ .written = of_nobody, .number = 4, .wanted = error.BadRecord },
-        .{ .written = of_nothing, .number = 6, .wanted = error.BadRecord },
-        .{ .written = unnumbered, .number = 6, .wanted = error.BadRecord },
+        .{ .written = .{ .commit = test_commit }, .number = 7, .wanted = error.BadRecord },
+        .{ .written = .{ .abort = test_abort }, .number = 8, .wanted = error.BadRecord },
         .{ .written = .{ .settings = test_settings }, .number = 1, .wanted = error.BadRecord },
     }) |case| {
         const record = try encode(case.written, file[at..]);
@@ -977,88 +1036,4 @@ fn repair(file: []u8) void {
         rest[end + 4] = mark_end;
         at += end + tail_bytes;
     }
-}
-
-// ---- seals
-//
-// Tells a decision that a coordinator has made from one that a member makes up. Members keep
-// decisions and tell them to a coordinator that has started again (attempt.zig: on_known); by the
-// seal it knows that the coordinator before it made them. The key never leaves the coordinator: it
-// is drawn at the first start and kept in the journal.
-
-const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
-
-pub const SealKey = [SipHash.key_length]u8;
-
-/// In a time that does not tell how much of it was right.
-pub fn is_seal(told: u128, right: u128) bool {
-    return std.crypto.timing_safe.eql([@sizeOf(u128)]u8, @bitCast(told), @bitCast(right));
-}
-
-/// The MAC over all fields of a decision except `seal` and `acknowledged`, which tells how far
-/// decisions were known to all when it was sent.
-pub fn commit_seal(key: *const SealKey, message: *const control.Commit) u128 {
-    var sealed = message.*;
-    sealed.acknowledged = 0;
-    sealed.seal = 0;
-    return seal_of(key, .{ .commit = sealed });
-}
-
-pub fn abort_seal(key: *const SealKey, message: *const control.Abort) u128 {
-    var sealed = message.*;
-    sealed.acknowledged = 0;
-    sealed.seal = 0;
-    return seal_of(key, .{ .abort = sealed });
-}
-
-/// For draws that others see and that must tell nothing of the key.
-pub fn seal_seed(key: *const SealKey) u64 {
-    return @truncate(SipHash.toInt("draws", key));
-}
-
-fn seal_of(key: *const SealKey, message: control.Message) u128 {
-    var bytes: [512]u8 = undefined;
-    const encoded = control.encode(message, &bytes) catch unreachable; // their size is a constant
-    return SipHash.toInt(encoded, key);
-}
-
-test "a seal that differs in any bit is another" {
-    const right: u128 = 0x0123456789abcdef_fedcba9876543210;
-    try std.testing.expect(is_seal(right, right));
-    for (0..128) |bit|
-        try std.testing.expect(!is_seal(right ^ @as(u128, 1) << @intCast(bit), right));
-}
-
-test "a seal is of one decision and one key" {
-    const key: SealKey = @splat(1);
-    const other: SealKey = @splat(2);
-    var commit = std.mem.zeroes(control.Commit);
-    const seal = commit_seal(&key, &commit);
-    try std.testing.expect(commit_seal(&other, &commit) != seal);
-    inline for (@typeInfo(control.Commit).@"struct".fields) |field| {
-        var changed = commit;
-        if (field.type == control.OpId) {
-            changed.op.sequence = 1;
-        } else @field(changed, field.name) = 1;
-        const free = comptime std.mem.eql(u8, field.name, "acknowledged") or
-            std.mem.eql(u8, field.name, "seal");
-        try std.testing.expectEqual(free, commit_seal(&key, &changed) == seal);
-    }
-    commit.decision = 1;
-    const blank = std.mem.zeroInit(control.Descriptor, .{
-        .kind = .all_reduce,
-        .dtype = .f32,
-        .op = .sum,
-        .recovery = .raise,
-    });
-    var abort = std.mem.zeroInit(control.Abort, .{
-        .reason = .cancelled,
-        .decision = 1,
-        .descriptor = blank,
-        .other_descriptor = blank,
-    });
-    try std.testing.expect(abort_seal(&key, &abort) != commit_seal(&key, &commit));
-    const before = abort_seal(&key, &abort);
-    abort.reason = .deadline;
-    try std.testing.expect(abort_seal(&key, &abort) != before);
 }

@@ -1,63 +1,43 @@
-//! log: what a coordinator puts into its journal, when, and what is said if that fails. Messages
-//! that rely on a record wait for it (run.zig). How a run begins again from the journal:
-//! coordinator.zig; the format: journal.zig.
+//! log: what a coordinator puts into its journal and its log, when, and what is said if that fails.
+//!
+//! Epochs and removals go into the journal, and messages that rely on a record wait until it is on
+//! the disk (run.zig). Attempts and decisions go into the log, and are told at once after that: a
+//! coordinator that is killed and started again knows all that it has told anybody, and asks no
+//! member. Only a machine that loses power can lose the end of the log; then the members show what
+//! is missing (attempt.zig: settle_seen). How a run begins again: coordinator.zig; the format:
+//! journal.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
+const Decision = @import("record.zig").Decision;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Run = @import("run.zig").Run;
-const Verdict = @import("record.zig").Verdict;
-const Allocator = std.mem.Allocator;
-const OpId = control.OpId;
 const PeerId = base.PeerId;
-const assert = std.debug.assert;
 const control = wire.control;
 const limits = base.limits;
 
-/// Written as a whole again when so much was appended.
+/// A file is written anew as a whole when so much was appended.
 const compact_bytes = limits.MiB;
 
 /// How long the disk may take before it is said.
 const slow_ns = 2 * std.time.ns_per_s;
 
+// ---- the journal
+
 /// Gives a record to the journal. Messages that rely on it wait until the number that is returned
 /// is settled. A coordinator that cannot write goes on, and says so.
 pub fn record(run: *Run, entry: journal.Record) u64 {
-    if (run.journal_progress.refusals_wait) _ = record_refusals(run);
-    if (!takes_more(run)) return run.journal_progress.given;
-    var image: journal.Image = .{};
-    defer image.deinit(run.gpa);
-    return give(run, &image, image.add(run.gpa, entry));
-}
-
-/// The same for all refusals that it has not been given.
-fn record_refusals(run: *Run) u64 {
     const progress = &run.journal_progress;
-    progress.refusals_wait = false;
     if (!takes_more(run)) return progress.given;
-    var image: journal.Image = .{};
-    defer image.deinit(run.gpa);
-    const added = add_new(run, &image);
-    if (std.meta.isError(added) or image.bytes().len > 0) return give(run, &image, added);
-    // All have seen them, or are out of the epoch. Messages may wait for the number all the same.
-    if (progress.given == progress.settled) {
-        progress.given += 1;
-        progress.settled = progress.given;
-    }
+    progress.given += 1;
+    append(run, entry) catch {
+        progress.failed = progress.given;
+        failed(run, run.last_tick);
+    };
     return progress.given;
-}
-
-/// The last decision of the epoch is an abort, and nobody has heard of it. Messages about the epoch
-/// wait for the disk from here on.
-pub noinline fn note_refusal(run: *Run, epoch: *Epoch) void {
-    const progress = &run.journal_progress;
-    if (run.journal_state == .ok and progress.given > progress.settled) {
-        progress.refusals_wait = true;
-        epoch.recorded = progress.given + 1;
-    } else epoch.recorded = record_refusals(run);
 }
 
 /// Gives the journal a record about a group: what is said of the group waits for that.
@@ -66,8 +46,8 @@ pub fn note(run: *Run, group: *Group, entry: journal.Record) u64 {
     return group.recorded;
 }
 
-/// Whether what the journal is given is written. Behind a whole journal that is being written it
-/// has a place; with one that has failed it is in the next one.
+/// Whether what journal and log are given is written. Behind a whole journal that is being written
+/// it has a place; with one that has failed it is in the next one.
 fn takes_more(run: *const Run) bool {
     return switch (run.journal_state) {
         .off => false,
@@ -76,19 +56,10 @@ fn takes_more(run: *const Run) bool {
     };
 }
 
-/// Appends them, and returns their number.
-fn give(run: *Run, image: *const journal.Image, added: anyerror!void) u64 {
-    const progress = &run.journal_progress;
-    progress.given += 1;
-    append(run, image, added) catch {
-        progress.failed = progress.given;
-        failed(run, run.last_tick);
-    };
-    return progress.given;
-}
-
-fn append(run: *Run, image: *const journal.Image, added: anyerror!void) !void {
-    try added;
+fn append(run: *Run, entry: journal.Record) !void {
+    var image: journal.Image = .{};
+    defer image.deinit(run.gpa);
+    try image.add(run.gpa, entry);
     try run.options.journal.?.append(run.journal_progress.given, image.bytes());
     run.journal_bytes += image.bytes().len;
     // However large the whole is, each byte is written again only a few times.
@@ -110,7 +81,6 @@ pub fn written(run: *Run, number: u64) void {
         run.log(.warning, "the journal is written again: from now on " ++
             "the run survives the end of this coordinator", .{});
     }
-    if (progress.refusals_wait and progress.settled == progress.given) _ = record_refusals(run);
     release(run);
 }
 
@@ -147,16 +117,15 @@ pub fn tend(run: *Run, now: base.Instant) void {
 
 fn replace(run: *Run) !void {
     const progress = &run.journal_progress;
-    const gpa = run.options.secrets orelse run.gpa; // it has run id and key
+    const gpa = run.options.secrets orelse run.gpa; // it has the run id
     progress.given += 1;
     var image: journal.Image = .{};
     defer image.deinit(gpa);
     try write_all(run, gpa, &image);
+    try log_anew(run);
     try run.options.journal.?.replace(progress.given, image.bytes());
     progress.replaced = progress.given;
     progress.whole_bytes = image.bytes().len;
-    progress.refusals_wait = false;
-    all_given(run);
     run.journal_bytes = 0;
 }
 
@@ -170,9 +139,7 @@ fn say_slow(run: *Run, now: base.Instant) void {
     if (progress.said or now -| since < slow_ns) return;
     progress.said = true;
     run.log(.warning, "the disk of the journal takes more than {d} s: groups that begin, gain " ++
-        "or lose a member, and those in which a call fails, wait for it; all else goes on", .{
-        slow_ns / std.time.ns_per_s,
-    });
+        "or lose a member wait for it; all else goes on", .{slow_ns / std.time.ns_per_s});
 }
 
 /// The run goes on, and nothing waits for this journal any more.
@@ -180,7 +147,6 @@ fn failed(run: *Run, now: base.Instant) void {
     run.journal_retry_at = now +| run.options.journal_retry_ns;
     if (run.journal_state == .failed) return; // it was said
     run.journal_state = .failed;
-    run.journal_progress.refusals_wait = false; // they are in the next whole one
     run.log(.err, "the run continues, but will end with this coordinator until its " ++
         "journal can be written again, which is tried every {d} s: {s}", .{
         run.options.journal_retry_ns / std.time.ns_per_s,
@@ -197,6 +163,7 @@ pub fn begin_journal(run: *Run) !void {
     try write_all(run, gpa, &image);
     try run.options.journal.?.begin(image.bytes());
     run.journal_progress.whole_bytes = image.bytes().len;
+    try log_anew(run);
 }
 
 fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
@@ -204,7 +171,6 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
     try image.begin_file(gpa);
     try image.add(gpa, .{ .settings = .{
         .run_id = options.run_id,
-        .seal_key = run.seal_key,
         .lanes = options.lanes,
         .chunk_bytes = options.chunk_bytes,
         .windows_bytes = options.windows_bytes,
@@ -229,7 +195,6 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
             var buffer: [limits.peers_max]PeerId = undefined;
             var instances: [limits.peers_max]u64 = undefined;
             try image.add(gpa, epoch.record(epoch.member_ids(&buffer), &instances));
-            try add_all(epoch, gpa, image);
             // In the order in which it happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
                 const before = &epoch.history.entries.items[index - 1].members;
@@ -252,121 +217,85 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
     }
 }
 
-// ---- refused calls
-//
-// The part of the journal about calls that were refused. The members that have heard of one may
-// have gone on, and left, when the coordinator dies: the next one refuses it, too. A refusal is
-// written at once if the disk has nothing to do; those that come meanwhile share the next write.
+// ---- the log
 
-// ---- writing
+/// Called before members hear of a decision.
+pub fn decided(run: *Run, message: *const control.Message) void {
+    add(run, record_of(message));
+}
 
-/// Adds the refusals that the journal has not been given.
-pub fn add_new(run: *Run, image: *journal.Image) !void {
+/// Called before members hear of the attempt of an epoch.
+pub fn attempted(run: *Run, epoch: *const Epoch) void {
+    add(run, epoch.attempt_record());
+}
+
+fn add(run: *Run, entry: journal.Record) void {
+    if (!takes_more(run)) return;
+    log_one(run, entry) catch {
+        run.journal_progress.failed = run.journal_progress.given;
+        failed(run, run.last_tick);
+    };
+}
+
+fn log_one(run: *Run, entry: journal.Record) !void {
+    var bytes: [record_bytes_max]u8 = undefined;
+    const encoded = try journal.encode(entry, &bytes);
+    try run.options.journal.?.log(encoded);
+    run.log_bytes += encoded.len;
+    if (run.log_bytes >= @max(compact_bytes, run.log_whole_bytes)) try log_anew(run);
+}
+
+/// A record of the log is never larger.
+const record_bytes_max = 512;
+
+/// The log as a whole: of each epoch the attempt, and the decisions that some member may not have
+/// heard of.
+fn log_anew(run: *Run) !void {
+    var image: journal.Image = .{};
+    defer image.deinit(run.gpa);
+    try image.begin_file(run.gpa);
     for (run.groups.items) |group| for (group.epochs.items) |epoch| {
-        const from = epoch.refusals_given;
-        epoch.refusals_given = epoch.decisions;
-        try add_decided(epoch, from, run.gpa, image);
+        for (epoch.outstanding()) |*decision| {
+            if (decision.number == Decision.unnumbered) continue; // nobody has heard of it
+            const message = decision.message(epoch.group, epoch.number);
+            try image.add(run.gpa, record_of(&message));
+        }
+        // It says which decision was the last, so it comes behind all: an end may be lost.
+        try image.add(run.gpa, epoch.attempt_record());
+    };
+    try run.options.journal.?.log_anew(image.bytes());
+    run.log_whole_bytes = image.bytes().len;
+    run.log_bytes = 0;
+}
+
+fn record_of(message: *const control.Message) journal.Record {
+    return switch (message.*) {
+        .commit => |body| .{ .commit = body },
+        .abort => |body| .{ .abort = body },
+        else => unreachable, // not a decision
     };
 }
 
-/// The journal was given all refusals that there are.
-pub fn all_given(run: *Run) void {
-    for (run.groups.items) |group| for (group.epochs.items) |epoch| {
-        epoch.refusals_given = epoch.decisions;
+/// Reads a log back into the epochs that the journal has. Other epochs are over.
+pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
+    var replay: journal.LogReplay = .init(bytes);
+    while (replay.next()) |entry| switch (entry) {
+        inline .attempt, .commit, .abort => |body, tag| {
+            const group = run.group_at(body.group) orelse continue;
+            const epoch = group.epoch_of(body.epoch) orelse continue;
+            epoch.decisions = @max(epoch.decisions, body.decision);
+            if (tag == .attempt) {
+                epoch.attempt = @max(epoch.attempt, body.attempt);
+            } else try epoch.keep(.{
+                .number = body.decision,
+                .id = body.op,
+                .maker = null,
+                .outcome = if (tag == .commit)
+                    .{ .commit = .{ .attempt = body.attempt, .digest = body.digest } }
+                else
+                    .{ .abort = .of(&body) },
+            });
+        },
+        .settings, .start, .group, .activation, .removal => unreachable, // not of a log
     };
-}
-
-/// Those that some member may not have heard of: of this coordinator, and until they are decided
-/// again, of those before.
-pub fn add_all(epoch: *const Epoch, gpa: Allocator, image: *journal.Image) !void {
-    try add_decided(epoch, 0, gpa, image);
-    if (epoch.claims.count() == 0) return;
-    var batch: RefusalBatch = .{ .epoch = epoch, .gpa = gpa, .image = image };
-    for (epoch.claims.keys(), epoch.claims.values()) |id, *known| switch (known.outcome) {
-        .commit => {},
-        // One without a number is not decided.
-        .abort => |*verdict| if (known.number) |number| try batch.add(id, number, verdict),
-    };
-    try batch.end();
-}
-
-fn add_decided(epoch: *const Epoch, from: u64, gpa: Allocator, image: *journal.Image) !void {
-    const all = epoch.outstanding();
-    if (all.len == 0 or all[all.len - 1].number <= from) return;
-    const known = (from + 1) -| all[0].number; // they are numbered one after the other
-    var batch: RefusalBatch = .{ .epoch = epoch, .gpa = gpa, .image = image };
-    for (all[known..]) |*decision| switch (decision.outcome) {
-        .commit => {},
-        .abort => |*verdict| try batch.add(decision.id, decision.number, verdict),
-    };
-    try batch.end();
-}
-
-/// Refusals on their way into records.
-const RefusalBatch = struct {
-    epoch: *const Epoch,
-    gpa: Allocator,
-    image: *journal.Image,
-    calls: [journal.refusals_max]journal.Refusal = undefined,
-    count: usize = 0,
-
-    fn add(batch: *RefusalBatch, id: OpId, number: u64, verdict: *const Verdict) !void {
-        assert(number > batch.epoch.acknowledged); // else nobody reads it
-        if (batch.count == batch.calls.len) try batch.end();
-        batch.calls[batch.count] = .{
-            .op = id,
-            .reason = verdict.reason,
-            .peer = verdict.peer,
-            .other = verdict.other,
-            .descriptor = verdict.descriptor orelse .blank,
-            .other_descriptor = verdict.other_descriptor orelse .blank,
-            .decision = number,
-        };
-        batch.count += 1;
-    }
-
-    fn end(batch: *RefusalBatch) !void {
-        if (batch.count == 0) return;
-        try batch.image.add(batch.gpa, .{ .refusals = .{
-            .group = batch.epoch.group,
-            .epoch = batch.epoch.number,
-            .acknowledged = batch.epoch.acknowledged,
-            .calls = .of(batch.calls[0..batch.count]),
-        } });
-        batch.count = 0;
-    }
-};
-
-// ---- reading
-
-/// They count as if a member told of them (attempt.zig).
-pub fn restore_refusals(group: *Group, body: *const journal.Refusals) Allocator.Error!void {
-    const epoch = group.epoch_of(body.epoch) orelse return; // it was over
-    epoch.acknowledged_then = @max(epoch.acknowledged_then, body.acknowledged);
-    var it = body.calls.iterator();
-    while (it.next()) |call| {
-        const differ = call.reason == .mismatch;
-        // A later one of the same call is the same, decided again.
-        try epoch.claims.put(epoch.gpa, call.op, .{
-            .number = call.decision,
-            .maker = null,
-            .outcome = .{ .abort = .{
-                .reason = call.reason,
-                .peer = call.peer,
-                .other = call.other,
-                .descriptor = if (differ) call.descriptor else null,
-                .other_descriptor = if (differ) call.other_descriptor else null,
-            } },
-        });
-    }
-}
-
-/// All is read. A refusal that all members had seen before the coordinator died is no news.
-pub fn refusals_restored(epoch: *Epoch) void {
-    var index = epoch.claims.count();
-    while (index > 0) {
-        index -= 1;
-        if (epoch.claims.values()[index].number.? > epoch.acknowledged_then) continue;
-        epoch.claims.swapRemoveAt(index);
-    }
 }

@@ -369,31 +369,10 @@ pub const Member = struct {
     unanswered_round: u64 = 0,
     /// Whether the coordinator is there, and knows of this group.
     connected: bool = false,
-    /// Decisions that some member may not know: a coordinator that starts again asks for them.
-    decided: std.ArrayList(Decided) = .empty,
-    /// How far that was forgotten last.
-    seen_by_all: SeenByAll = .{ .epoch = 0, .decision = 0 },
     /// Operations that this peer gave up, or that failed here alone, and that are not aborted yet;
     /// room for all in flight.
     withdrawn: std.ArrayList(Withdrawn) = .empty,
 
-    const Decided = union(enum) {
-        commit: control.Commit,
-        abort: control.Abort,
-
-        fn epoch(decided: *const Decided) u64 {
-            return switch (decided.*) {
-                inline else => |*message| message.epoch,
-            };
-        }
-
-        fn decision(decided: *const Decided) u64 {
-            return switch (decided.*) {
-                inline else => |*message| message.decision,
-            };
-        }
-    };
-    const SeenByAll = struct { epoch: u64, decision: u64 };
     const Withdrawn = struct {
         epoch: u64,
         id: OpId,
@@ -413,7 +392,6 @@ pub const Member = struct {
 
     pub fn deinit(m: *Member) void {
         for (&m.epochs) |*slot| m.epoch_free(slot);
-        m.decided.deinit(m.gpa);
         m.withdrawn.deinit(m.gpa);
     }
 
@@ -462,10 +440,6 @@ pub const Member = struct {
             .alive = epoch.alive,
             .members = .of(epoch.ids),
         } });
-        for (m.decided.items) |known| m.send(switch (known) {
-            .commit => |message| .{ .knows_commit = message },
-            .abort => |message| .{ .knows_abort = message },
-        });
         for (m.withdrawn.items) |*given_up| m.send_gave_up(given_up);
         for (m.withdrawn.items) |*given_up| given_up.is_said = true;
         m.send(.{ .join_end = .{} });
@@ -601,12 +575,6 @@ pub const Member = struct {
     /// interests nobody any more.
     fn forget_older(m: *Member) void {
         var kept: usize = 0;
-        for (m.decided.items) |known| if (m.epoch_of(known.epoch()) != null) {
-            m.decided.items[kept] = known;
-            kept += 1;
-        };
-        m.decided.shrinkRetainingCapacity(kept);
-        kept = 0;
         for (m.withdrawn.items) |given_up| if (m.epoch_of(given_up.epoch) != null) {
             m.withdrawn.items[kept] = given_up;
             kept += 1;
@@ -1270,7 +1238,6 @@ pub const Member = struct {
     // ---- decisions
 
     pub fn on_commit(m: *Member, message: *const control.Commit) EpochError!void {
-        try m.learn(.{ .commit = message.* }, message.acknowledged);
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
         const op = epoch.find(message.op) orelse return;
@@ -1287,7 +1254,6 @@ pub const Member = struct {
     }
 
     pub fn on_abort(m: *Member, message: *const control.Abort) EpochError!void {
-        try m.learn(.{ .abort = message.* }, message.acknowledged);
         m.withdrawal_answered(message);
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
@@ -1309,25 +1275,6 @@ pub const Member = struct {
         const next = epoch.sequences.next(message.op.tag);
         if (message.op.sequence < next) return; // this peer gave up itself
         try epoch.store(m.gpa, message.op, failure);
-    }
-
-    /// Keeps a decision until every member has it.
-    fn learn(m: *Member, decided: Decided, acknowledged: u64) EpochError!void {
-        const seen_by_all: SeenByAll = .{ .epoch = decided.epoch(), .decision = acknowledged };
-        if (!std.meta.eql(m.seen_by_all, seen_by_all)) m.forget_seen_by_all(seen_by_all);
-        if (m.decided.items.len >= base.limits.decisions_known_max) return error.Unexpected;
-        try m.decided.append(m.gpa, decided);
-    }
-
-    fn forget_seen_by_all(m: *Member, seen: SeenByAll) void {
-        m.seen_by_all = seen;
-        var kept: usize = 0;
-        for (m.decided.items) |known| {
-            if (known.epoch() == seen.epoch and known.decision() <= seen.decision) continue;
-            m.decided.items[kept] = known;
-            kept += 1;
-        }
-        m.decided.shrinkRetainingCapacity(kept);
     }
 
     fn withdrawal_answered(m: *Member, message: *const control.Abort) void {
@@ -1518,7 +1465,6 @@ pub const Member = struct {
     fn end(m: *Member, status: Status, voted: Status) void {
         if (m.state == .gone) return;
         m.state = .gone;
-        m.decided.clearRetainingCapacity();
         m.withdrawn.clearRetainingCapacity();
         for (m.epochs) |slot| {
             const epoch = slot orelse continue;

@@ -409,7 +409,6 @@ pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Al
         .group = group.id,
         .number = number,
         .min_world_size = group.min_world_size,
-        .seal_key = &run.seal_key,
         .budget = &run.memory,
         .peers = peers,
         .began = .{
@@ -722,10 +721,13 @@ pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolErro
         const peer = member.peer orelse continue;
         if (!peer.is_present(group.id)) return;
     };
+    var is_settled = true;
+    for (group.epochs.items) |epoch| is_settled = attempt.settle_seen(epoch) and is_settled;
+    if (!is_settled) return;
     group.recovering = false;
     for (group.epochs.items) |epoch| {
-        attempt.settle_attempts(epoch);
         epoch.recovering = false;
+        operation.number_decided(run, epoch);
     }
     for (group.returned.items) |item| try answer_return(run, group, item.peer, item.rounds);
     group.returned.clearAndFree(group.gpa);

@@ -9,7 +9,6 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const journal = @import("journal.zig");
 const late_ns_min = @import("record.zig").late_ns_min;
 const log = @import("log.zig");
 const Circular = @import("run.zig").Circular;
@@ -96,18 +95,6 @@ pub fn commit(run: *Run, epoch: *Epoch, id: OpId, committed: Outcome.Committed) 
 /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
 /// that member, and error.Unexpected when that is more than any honest one can have caused.
 pub fn abort(run: *Run, epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
-    // Not all have told what they know, and somebody may know that it was committed.
-    if (epoch.recovering or epoch.forgetful) return withdraw(epoch, id, verdict, maker);
-    try abort_now(run, epoch, id, verdict, maker);
-}
-
-pub fn abort_now(
-    run: *Run,
-    epoch: *Epoch,
-    id: OpId,
-    verdict: Verdict,
-    maker: ?u16,
-) ProtocolError!void {
     if (epoch.is_decided(id)) return;
     if (maker) |rank| if (epoch.members[rank].caused >= base.limits.decisions_kept_max)
         return error.Unexpected;
@@ -115,72 +102,34 @@ pub fn abort_now(
 }
 
 fn decide(run: *Run, epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) ProtocolError!void {
-    try epoch.decided_ids.ensureUnusedCapacity(epoch.gpa, 1);
-    try epoch.decided.append(epoch.gpa, .{
-        .number = epoch.decisions + 1,
+    var decision: Decision = .{
+        .number = Decision.unnumbered,
         .id = id,
         .maker = maker,
         .outcome = outcome,
-    });
-    epoch.decided_ids.putAssumeCapacity(id, {});
+    };
+    if (!epoch.recovering) decision.number = epoch.decisions + 1;
+    try epoch.keep(decision);
     if (maker) |rank| epoch.members[rank].caused += 1;
-    epoch.decisions += 1;
-    // A member that hears it may go on, and leave before this coordinator dies.
-    if (outcome == .abort) log.note_refusal(run, epoch);
-    const decided = epoch.decided.items;
-    run.broadcast(epoch, message_of(epoch, &decided[decided.len - 1]));
+    if (!epoch.recovering) {
+        epoch.decisions += 1;
+        const message = decision.message(epoch.group, epoch.number);
+        log.decided(run, &message);
+        run.broadcast(epoch, message);
+    }
     const index = epoch.find(id) orelse return;
     if (outcome == .commit) epoch.fitted.merge(&epoch.records.items[index].stall.called);
     epoch.record_free(index);
 }
 
-fn message_of(epoch: *const Epoch, decision: *const Decision) control.Message {
-    var message: control.Message = switch (decision.outcome) {
-        .commit => |committed| .{ .commit = .{
-            .group = epoch.group,
-            .epoch = epoch.number,
-            .op = decision.id,
-            .attempt = committed.attempt,
-            .digest = committed.digest,
-            .decision = decision.number,
-            .acknowledged = epoch.acknowledged,
-            .seal = 0,
-        } },
-        .abort => |verdict| .{ .abort = .{
-            .group = epoch.group,
-            .epoch = epoch.number,
-            .op = decision.id,
-            .reason = verdict.reason,
-            .peer = verdict.peer,
-            .other = verdict.other,
-            .descriptor = verdict.descriptor orelse .blank,
-            .other_descriptor = verdict.other_descriptor orelse .blank,
-            .decision = decision.number,
-            .acknowledged = epoch.acknowledged,
-            .seal = 0,
-        } },
-    };
-    switch (message) {
-        .commit => |*body| body.seal = journal.commit_seal(epoch.seal_key, body),
-        .abort => |*body| body.seal = journal.abort_seal(epoch.seal_key, body),
-        else => unreachable,
+/// All members are back after a restart: they hear next what was decided meanwhile.
+pub fn number_decided(run: *Run, epoch: *Epoch) void {
+    for (epoch.decided.items[epoch.decided_first..]) |*decision| {
+        if (decision.number != Decision.unnumbered) continue;
+        epoch.decisions += 1;
+        decision.number = epoch.decisions;
+        log.decided(run, &decision.message(epoch.group, epoch.number));
     }
-    return message;
-}
-
-/// It is to be aborted, if nobody knows that it was committed.
-fn withdraw(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
-    if (epoch.claims.contains(id)) return;
-    if (maker) |rank| {
-        const member = &epoch.members[rank];
-        if (member.withdrawn >= base.limits.decisions_kept_max) return error.Unexpected;
-        member.withdrawn += 1;
-    }
-    try epoch.claims.put(epoch.gpa, id, .{
-        .number = null,
-        .maker = maker,
-        .outcome = .{ .abort = verdict },
-    });
 }
 
 /// The maker when two members contradict each other: nobody, because either may be the
@@ -198,7 +147,6 @@ pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
         member.decisions_seen = seen;
     }
     const all = seen_by_all(epoch);
-    if (all >= epoch.retold) epoch.acknowledged = all;
     for (epoch.outstanding()) |*known| {
         if (known.number > all) break;
         _ = epoch.decided_ids.remove(known.id);
@@ -255,7 +203,7 @@ pub fn tell_missed(run: *Run, epoch: *Epoch, rank: u16) void {
     const peer = member.peer orelse return;
     for (epoch.outstanding()) |*decision| {
         if (decision.number <= member.decisions_seen) continue;
-        const message = message_of(epoch, decision);
+        const message = decision.message(epoch.group, epoch.number);
         var once: Circular = .{ .message = &message, .load = .bulk };
         once.send(run, epoch.group, peer);
     }

@@ -567,8 +567,6 @@ pub const Rates = struct {
             .mismatch_seen,
             .report_op,
             .decisions_seen,
-            .knows_commit,
-            .knows_abort,
             .state_offer,
             .state_tensors,
             => true,
@@ -678,13 +676,18 @@ test "beyond the burst a peer may say four mebibytes a second, whatever the size
     const seconds = 10;
     for ([_]usize{ 1000, 100_000, limits.control_message_bytes_max }) |size| {
         var rates: Rates = .{};
-        const vote = std.mem.zeroes(wire.control.Commit);
+        const gave_up: wire.control.GaveUp = .{
+            .group = 0,
+            .epoch = 1,
+            .op = .{ .tag = 5, .sequence = 0 },
+            .reason = .cancelled,
+        };
         var now: Instant = 1000 * ms;
         const end = now + seconds * std.time.ns_per_s;
         const most = limits.peer_bytes_burst + seconds * 4 * 1024 * 1024;
         var said: u64 = 0;
         while (now < end and said < 2 * most) : (said += size) {
-            now += rates.heard(now, &.{ .knows_commit = vote }, size);
+            now += rates.heard(now, &.{ .gave_up = gave_up }, size);
         }
         try testing.expect(said > most - most / 50 and said < most + most / 50 + size);
     }

@@ -36,9 +36,6 @@ pub const Record = struct {
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
-    /// The vote of those who have voted, and whether votes differ.
-    vote: ?Vote = null,
-    votes_differ: bool = false,
     holdings: Holdings = .{},
     chunks: u32 = 0,
     /// Whose count of chunks it is; null before the first report.
@@ -50,8 +47,6 @@ pub const Record = struct {
     misfits: Misfits = .{},
     /// For a sync, from the first offer on.
     election: ?*Election = null,
-
-    pub const Vote = struct { attempt: u32, digest: u128 };
 
     /// The name of the state that a sync is of; empty for other operations, and before it is known.
     pub fn state(record: *const Record) []const u8 {
@@ -80,6 +75,18 @@ pub const Verdict = struct {
     other: PeerId = .none,
     descriptor: ?Descriptor = null,
     other_descriptor: ?Descriptor = null,
+
+    /// The verdict that members are told with this message.
+    pub fn of(abort: *const control.Abort) Verdict {
+        const differ = abort.reason == .mismatch;
+        return .{
+            .reason = abort.reason,
+            .peer = abort.peer,
+            .other = abort.other,
+            .descriptor = if (differ) abort.descriptor else null,
+            .other_descriptor = if (differ) abort.other_descriptor else null,
+        };
+    }
 };
 
 /// The decision on an operation.
@@ -91,20 +98,42 @@ pub const Outcome = union(enum) {
 };
 
 pub const Decision = struct {
+    /// The first of an epoch has 1.
     number: u64,
     id: OpId,
     /// The member that caused it alone; null if the coordinator did, or two members who
     /// contradict each other.
     maker: ?u16,
     outcome: Outcome,
-};
 
-pub const Claim = struct {
-    /// Its number then; null if it is not decided.
-    number: ?u64,
-    /// The member that gives up; null as in a decision.
-    maker: ?u16,
-    outcome: Outcome,
+    /// The number of a decision that is made while members come back to a coordinator that has
+    /// started again: their reports may show that the log lacks some.
+    pub const unnumbered = std.math.maxInt(u64);
+
+    /// The message that tells members of it.
+    pub fn message(decision: *const Decision, group: u16, epoch: u64) control.Message {
+        return switch (decision.outcome) {
+            .commit => |committed| .{ .commit = .{
+                .group = group,
+                .epoch = epoch,
+                .op = decision.id,
+                .attempt = committed.attempt,
+                .digest = committed.digest,
+                .decision = decision.number,
+            } },
+            .abort => |verdict| .{ .abort = .{
+                .group = group,
+                .epoch = epoch,
+                .op = decision.id,
+                .reason = verdict.reason,
+                .peer = verdict.peer,
+                .other = verdict.other,
+                .descriptor = verdict.descriptor orelse .blank,
+                .other_descriptor = verdict.other_descriptor orelse .blank,
+                .decision = decision.number,
+            } },
+        };
+    }
 };
 
 // ---- holdings of members

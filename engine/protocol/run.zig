@@ -9,7 +9,6 @@ const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("address.zig");
 const free_founders = @import("group.zig").free_founders;
-const journal = @import("journal.zig");
 const Arrivals = @import("peer.zig").Arrivals;
 const Connection = @import("peer.zig").Connection;
 const Epoch = @import("epoch.zig").Epoch;
@@ -41,9 +40,6 @@ pub const Progress = struct {
     replaced: u64 = 0,
     /// The last that is known to have failed.
     failed: u64 = 0,
-    /// Calls were refused while the disk was busy: the next record, whose number messages wait for
-    /// already, is about them.
-    refusals_wait: bool = false,
     /// The size of the journal when it was last written as a whole.
     whole_bytes: usize = 0,
     /// Since when, at a tick, something has been waited for, and whether that was said.
@@ -58,8 +54,6 @@ pub const Run = struct {
     gpa: Allocator,
     options: Options,
     host: Host,
-    /// The key of the journal, where there is one.
-    seal_key: journal.SealKey,
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
     groups: std.ArrayList(*Group) = .empty,
@@ -102,6 +96,9 @@ pub const Run = struct {
     journal_due: bool = false,
     /// When one that has failed is tried again.
     journal_retry_at: Instant = 0,
+    /// The size of the log when it was last written as a whole, and what was added since.
+    log_whole_bytes: usize = 0,
+    log_bytes: usize = 0,
 
     pub const JournalState = enum {
         off,
@@ -280,8 +277,7 @@ pub const Run = struct {
 
     /// All members of an epoch.
     pub fn broadcast(run: *Run, epoch: *const Epoch, message: control.Message) void {
-        const load: wire.Stream.Load = if (epoch.settling) .bulk else .usual;
-        var circular: Circular = .{ .message = &message, .load = load };
+        var circular: Circular = .{ .message = &message };
         for (epoch.members) |*member| {
             if (member.peer) |peer| circular.send(run, epoch.group, peer);
         }

@@ -265,8 +265,6 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         // Messages that only a peer sends.
         .join,
         .epoch_report,
-        .knows_commit,
-        .knows_abort,
         .join_end,
         .leave,
         .heartbeat,

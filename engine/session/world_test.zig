@@ -103,7 +103,7 @@ pub const World = struct {
             .wake = coordinator_wake,
             .find = coordinator_find,
             .log = coordinator_log,
-        } }, @splat(0));
+        } }, 0);
         w.coordinator.tick(w.now);
         for (0..count) |_| _ = try w.add();
     }

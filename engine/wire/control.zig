@@ -365,8 +365,7 @@ pub const Founders = struct {
 
 // ---- peer to coordinator
 /// Opens every connection, once per group: a newcomer's wish, or the return of a member. The
-/// memberships of the peer follow (epoch_report, knows_commit, knows_abort, gave_up), then
-/// join_end.
+/// memberships of the peer follow (epoch_report, gave_up), then join_end.
 pub const Join = struct {
     name: Bytes,
     address: Bytes,
@@ -406,7 +405,7 @@ pub const EpochReport = struct {
     pub const bounds = .{
         .epoch = .any,
         .attempt = limits.attempts_max,
-        .decisions_seen = .any,
+        .decisions_seen = limits.decisions_max,
         .members = limits.peers_max,
     };
 };
@@ -872,10 +871,6 @@ pub const Commit = struct {
     attempt: u32,
     digest: u128,
     decision: u64,
-    /// Decisions up to this one are known to all members.
-    acknowledged: u64,
-    /// Nobody but a coordinator of this run can make it (protocol/journal.zig).
-    seal: u128,
 
     pub const bounds = .{
         .group = group_last,
@@ -883,8 +878,6 @@ pub const Commit = struct {
         .attempt = .any,
         .digest = .any,
         .decision = .any,
-        .acknowledged = .any,
-        .seal = .any,
     };
 };
 pub const Abort = struct {
@@ -899,16 +892,8 @@ pub const Abort = struct {
     descriptor: Descriptor,
     other_descriptor: Descriptor,
     decision: u64,
-    acknowledged: u64,
-    seal: u128,
 
-    pub const bounds = .{
-        .group = group_last,
-        .epoch = .any,
-        .decision = .any,
-        .acknowledged = .any,
-        .seal = .any,
-    };
+    pub const bounds = .{ .group = group_last, .epoch = .any, .decision = .any };
 };
 pub const Expelled = struct {
     group: u16,
@@ -1134,8 +1119,6 @@ pub const StatusReply = struct {
 pub const Message = union(enum(u16)) {
     join: Join = 1,
     epoch_report: EpochReport,
-    knows_commit: Commit,
-    knows_abort: Abort,
     join_end: JoinEnd,
     leave: Leave,
     heartbeat: Heartbeat,

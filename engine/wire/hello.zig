@@ -6,7 +6,7 @@ const base = @import("base");
 
 /// Peers and coordinator must agree on it exactly; it is in every hello. Each change of the layout
 /// of a message or a frame raises it, so that older peers hear why they are refused.
-pub const version: u16 = 6;
+pub const version: u16 = 7;
 
 pub const hello_bytes = 96;
 pub const answer_bytes = 32;

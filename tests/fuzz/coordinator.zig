@@ -78,7 +78,7 @@ pub fn run(allocator: std.mem.Allocator, bytes: []const u8) !void {
         .wake = Hall.wake,
         .find = Hall.find,
         .log = Hall.log,
-    } }, @splat(1));
+    } }, 1);
     defer hall.c.destroy();
     hall.c.tick(hall.now);
     while (words.rest.len > 0) try step(&hall, &words);

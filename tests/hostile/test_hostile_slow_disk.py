@@ -107,10 +107,8 @@ def test_a_newcomer_waits_for_the_disk_and_nobody_is_lost(coordinator: pccl.Coor
         assert len(loop.result()) > 1
 
 
-def test_a_refused_call_waits_for_the_disk_and_the_group_goes_on(
-    coordinator: pccl.Coordinator,
-) -> None:
-    """The members differ, and hear so when the next coordinator would know it."""
+def test_a_refused_call_does_not_wait_for_the_disk(coordinator: pccl.Coordinator) -> None:
+    """The members differ, and hear so at once, because decisions are not synced."""
 
     def refused(comm: pccl.Communicator, size: int) -> float:
         began = time.monotonic()
@@ -126,7 +124,7 @@ def test_a_refused_call_waits_for_the_disk_and_the_group_goes_on(
         comms = list(threads.map(enter, [coordinator.token] * 2, [2] * 2))
         for comm in comms:
             open_ones.enter_context(comm)
-        assert min(threads.map(refused, comms, [1, 2])) >= DELAY
+        assert max(threads.map(refused, comms, [1, 2])) < DELAY / 2
 
 
 @pytest.mark.long

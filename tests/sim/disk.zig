@@ -1,11 +1,12 @@
-//! Disk: the bytes of the journal, which survive the coordinator of a world. They are appended, or
-//! all replaced at once, some time after the coordinator asked for it. A crash may fall into a
-//! write. Then a part of an append is there, or a replacement is there as a whole or not at all; of
-//! the writes that wait behind it, nothing is there, or the first. Messages that the coordinator
-//! sent before the crash are heard, later ones are not. A disk may be full, fail in a write of
-//! which a part, or all, is there, take seconds for a write, and change bits of its contents.
-//! told.zig says which messages may be sent before a record is there. Next: world.zig, which starts
-//! the coordinator that writes to it.
+//! Disk: the bytes of journal and log, which survive the coordinator of a world. Those of the log
+//! are there when the coordinator's call returns; with a disk that fails, a crash may cost their
+//! end, as a loss of power does. Those of the journal are appended, or all replaced at once, some
+//! time after the coordinator asked for it. A crash may fall into a write. Then a part of an append
+//! is there, or a replacement is there as a whole or not at all; of the writes that wait behind it,
+//! nothing is there, or the first. Messages that the coordinator sent before the crash are heard,
+//! later ones are not. A disk may be full, fail in a write of which a part, or all, is there, take
+//! seconds for a write, and change bits of its contents. told.zig says which messages may be sent
+//! before a record is there. Next: world.zig, which starts the coordinator that writes to it.
 
 const std = @import("std");
 const base = @import("base");
@@ -20,6 +21,7 @@ const journal = protocol.journal;
 pub const Disk = struct {
     world: *World,
     bytes: std.ArrayList(u8) = .empty,
+    log: std.ArrayList(u8) = .empty,
     /// The writes to do, in this order; the first is under way.
     given: std.ArrayList(Write) = .empty,
     /// Something failed that what is appended would follow.
@@ -48,6 +50,8 @@ pub const Disk = struct {
             .begin = begin,
             .append = append,
             .replace = replace,
+            .log = log_more,
+            .log_anew = log_anew,
         } };
     }
 
@@ -72,6 +76,28 @@ pub const Disk = struct {
     fn replace(ctx: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
         disk.give(number, bytes, true);
+    }
+
+    fn log_more(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const disk: *Disk = @ptrCast(@alignCast(ctx));
+        const gpa = disk.world.gpa;
+        const part = disk.part_of(bytes.len, .log);
+        const done = (part catch disk.done_all_the_same) orelse bytes.len;
+        disk.log.appendSlice(gpa, bytes[0..done]) catch @panic("out of memory");
+        if (done == bytes.len) disk.facts.read_log(gpa, bytes);
+        _ = try part;
+    }
+
+    fn log_anew(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const disk: *Disk = @ptrCast(@alignCast(ctx));
+        disk.make_room();
+        const part = disk.part_of(2, .log);
+        if ((part catch disk.done_all_the_same) orelse 2 > 0) {
+            disk.log.clearRetainingCapacity();
+            disk.log.appendSlice(disk.world.gpa, bytes) catch @panic("out of memory");
+            disk.facts.read_log(disk.world.gpa, bytes[journal.header_bytes..]);
+        }
+        _ = try part;
     }
 
     fn give(disk: *Disk, number: u64, bytes: []const u8, replaces: bool) void {
@@ -128,7 +154,7 @@ pub const Disk = struct {
         }
         if (disk.behind) return error.JournalFailed;
         const length = write.bytes.len;
-        const part = disk.part_of(length);
+        const part = disk.part_of(length, .journal);
         const done = (part catch disk.done_all_the_same) orelse length;
         disk.bytes.appendSlice(disk.world.gpa, write.bytes[0..done]) catch @panic("out of memory");
         _ = try part;
@@ -136,9 +162,8 @@ pub const Disk = struct {
 
     fn write_whole(disk: *Disk, bytes: []const u8) error{JournalFailed}!void {
         const world = disk.world;
-        if (disk.full and !faults.chance(world, .full_journal, 2) and
-            !faults.chance(world, .failing_journal, 2)) disk.full = false;
-        const part = disk.part_of(2);
+        disk.make_room();
+        const part = disk.part_of(2, .journal);
         // The new one takes the place of the old, or does not.
         const renamed = (part catch disk.done_all_the_same) orelse 2;
         if (renamed > 0) {
@@ -147,6 +172,11 @@ pub const Disk = struct {
             disk.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
         }
         _ = try part;
+    }
+
+    fn make_room(disk: *Disk) void {
+        if (disk.full and !faults.chance(disk.world, .full_journal, 2) and
+            !faults.chance(disk.world, .failing_journal, 2)) disk.full = false;
     }
 
     /// The coordinator is dead. The first of what it has given may be there.
@@ -163,6 +193,11 @@ pub const Disk = struct {
             if (write.replaces) disk.flip_count = 0;
         }
         disk.given.clearRetainingCapacity();
+        if (!faults.chance(world, .failing_journal, 2)) return;
+        const left = world.faults.stream(.failing_journal).below(disk.log.items.len + 1);
+        world.note("of {d} bytes of the log {d} are left", .{ disk.log.items.len, left });
+        disk.log.shrinkRetainingCapacity(left);
+        world.checkers.forgetful = true; // members that know more are let go
     }
 
     /// Nothing of it is written.
@@ -172,17 +207,23 @@ pub const Disk = struct {
     }
 
     /// How much of a write is done before the coordinator dies; null: it lives.
-    fn part_of(disk: *Disk, length: usize) error{JournalFailed}!?usize {
+    fn part_of(
+        disk: *Disk,
+        length: usize,
+        file: enum { journal, log },
+    ) error{JournalFailed}!?usize {
         const world = disk.world;
+        // There are many more writes to the log.
+        const rarer: u64 = if (file == .log) 20 else 1;
         const node = &world.nodes[world_file.coordinator_index];
         if (node.dies) return 0; // what a dead process writes
-        if (!disk.full and faults.chance(world, .full_journal, 20)) {
+        if (!disk.full and faults.chance(world, .full_journal, 20 * rarer)) {
             world.statistics.fault(.full_journal);
             world.note("the disk of the coordinator is full", .{});
             disk.full = true;
         }
         disk.done_all_the_same = 0;
-        if (!disk.full and faults.chance(world, .failing_journal, 20)) {
+        if (!disk.full and faults.chance(world, .failing_journal, 20 * rarer)) {
             world.statistics.fault(.failing_journal);
             disk.full = true;
             const part = world.faults.stream(.failing_journal).below(length + 1);
@@ -190,15 +231,15 @@ pub const Disk = struct {
             world.note("a write fails, with {d} of {d} bytes on disk", .{ part, length });
         }
         if (disk.full) return error.JournalFailed;
-        if (disk.dies_after) |*writes| {
+        if (file == .journal) if (disk.dies_after) |*writes| {
             if (writes.* == 0) {
                 disk.dies_after = null;
                 disk.die();
                 return length / 2;
             }
             writes.* -= 1;
-        }
-        if (!faults.chance(world, .torn_journal, 6)) return null;
+        };
+        if (!faults.chance(world, .torn_journal, 6 * rarer)) return null;
         world.statistics.fault(.torn_journal);
         disk.die();
         const part = world.faults.stream(.torn_journal).below(length + 1);

@@ -56,7 +56,7 @@ pub const Insiders = struct {
     /// They never say these.
     never: std.EnumSet(Tag) = .initEmpty(),
     lies_about_data: bool,
-    /// They tell a coordinator that has started again that what they have called was committed.
+    /// They say as they come back that they have seen decisions that nobody made.
     forges: bool = false,
 
     /// In a world that follows a transcript: they do what it says, and nothing besides.
@@ -143,7 +143,7 @@ fn say_unit(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
     if (unit.kind == .message) {
         const tag = std.enums.fromInt(Tag, number_of(unit.bytes)).?; // its engine knows no others
         if (insiders.never.contains(tag)) return;
-        if (insiders.forges and tag == .join_end) forge(world, ref, mouth);
+        if (insiders.forges and tag == .epoch_report) return forge(world, ref, mouth, unit.bytes);
     }
     if (world.scripted) return mouth.say(world, unit.bytes);
     const corrupts = insiders.lies_about_data and insiders.tricks.contains(.corrupt) and
@@ -204,28 +204,15 @@ fn play(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
     }
 }
 
-/// It says as it comes back that its calls were committed: nobody may believe that without the
-/// seal. Only where it has one group, of which it speaks then.
-fn forge(world: *World, ref: Ref, mouth: *Mouth) void {
-    const node = &world.nodes[world.end(ref).node];
-    if (node.users.len != 1) return;
-    for (node.open_works.items) |work| {
-        const call = work.op orelse continue;
-        const group = node.users[0].group orelse continue;
-        const message: Message = .{ .knows_commit = .{
-            .group = group.id orelse continue,
-            .epoch = call.op.epoch,
-            .op = call.op.id,
-            .attempt = 1,
-            .digest = 0,
-            .decision = 0,
-            .acknowledged = 0,
-            .seal = world.insiders.?.prng.next(),
-        } };
-        const bytes = world.gpa.alloc(u8, 256) catch @panic("out of memory");
-        world.note("p{d} says that its call was committed, which is a lie", .{node.index});
-        mouth.say(world, wire.control.encode(message, bytes) catch unreachable);
-    }
+/// It says as it comes back that it has seen more, or fewer, decisions than it has.
+fn forge(world: *World, ref: Ref, mouth: *Mouth, bytes: []const u8) void {
+    const prng = &world.insiders.?.prng;
+    var message = wire.control.decode(bytes) catch unreachable; // its engine's
+    const seen = &message.epoch_report.decisions_seen;
+    seen.* = if (prng.chance(2)) seen.* + 1 + prng.below(3) else prng.below(seen.* + 1);
+    world.note("p{d} says that it has seen {d} decisions", .{ world.end(ref).node, seen.* });
+    const lie = world.gpa.alloc(u8, bytes.len) catch @panic("out of memory");
+    mouth.say(world, wire.control.encode(message, lie) catch unreachable);
 }
 
 fn corrupt(world: *World, mouth: *Mouth, unit: Unit) void {

@@ -33,7 +33,7 @@ pub const all = .{
     "barrier",
     "broadcast_root_lost",
     "called_by_the_lost_alone",
-    "claim_without_votes",
+    "seen_without_a_decision",
     "closed_links_told_again",
     "codecs_through_a_hub",
     "commit_known_by_one",
@@ -58,7 +58,7 @@ pub const all = .{
     "doubt_while_the_coordinator_is_away",
     "empty_shard_of_two_sizes",
     "expelled_in_doubt",
-    "give_up_before_claims_are_settled",
+    "give_up_before_all_are_back",
     "frames_of_a_passed_attempt",
     "give_up_races_done",
     "gives_up_while_nobody_hears",
@@ -866,24 +866,14 @@ fn flip(script: *Script, words: *Words) Error!void {
     bytes[offset] ^= 0x10;
 }
 
-/// claim LABEL PEER: when a coordinator has started again, this peer will say that its call was
-/// committed, which is a lie.
+/// claim LABEL PEER: when a coordinator has started again, this peer will say that it has seen a
+/// decision on its call, which is a lie.
 fn claim(script: *Script, words: *Words) Error!void {
     const work = try work_of(script, words);
     const node = work.node;
     const group = node.users[0].group orelse return script.fail("p{d} is gone", .{node.index});
     const op = &(work.op orelse return script.fail("its call has returned", .{})).op;
     group.member.epoch_of(op.epoch).?.decisions_seen += 1;
-    try group.member.decided.append(node.memory.allocator(), .{ .commit = .{
-        .group = group.member.group,
-        .epoch = op.epoch,
-        .op = op.id,
-        .attempt = 1,
-        .digest = 0,
-        .decision = 1,
-        .acknowledged = 0,
-        .seal = 0,
-    } });
 }
 
 /// say PEER KIND [FIELD=VALUE ...]: an insider tells the coordinator this, besides what its engine

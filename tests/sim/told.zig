@@ -1,7 +1,7 @@
 //! Told: reads along with the coordinator's messages, and fails the world if one relies on a record
-//! that the disk does not have yet: a group, an epoch, a removal, a refused call (P8). It knows
-//! nothing of how the coordinator finds out; it reads the contents of the disk from its bytes.
-//! Where those come from: disk.zig.
+//! that the disk does not have yet: a group, an epoch, a removal, an attempt, a decision (P8). It
+//! knows nothing of how the coordinator finds out; it reads the contents of the disk from its
+//! bytes. Where those come from: disk.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -23,14 +23,16 @@ const Epoch = struct {
     is_named: bool,
 };
 
-const Refusal = struct { key: Key, op: control.OpId, decision: u64 };
+const Decision = struct { key: Key, op: control.OpId, number: u64, is_commit: bool };
 
 /// The facts in the records on the disk, and in those of earlier files: members may be in epochs of
 /// which a journal that was written anew says nothing any more.
 pub const Facts = struct {
     groups: u64 = 0,
     epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,
-    refusals: std.AutoHashMapUnmanaged(Refusal, void) = .empty,
+    decisions: std.AutoHashMapUnmanaged(Decision, void) = .empty,
+    /// The last attempt of each epoch.
+    attempts: std.AutoHashMapUnmanaged(Key, u32) = .empty,
     /// Epochs of a group up to this number that the file does not name are over.
     over: [base.limits.groups_max]u64 = @splat(0),
     /// How much of the file was read.
@@ -86,15 +88,32 @@ pub const Facts = struct {
                     for (epoch.members, 0..) |id, rank| if (id.eql(body.peer)) epoch.out.set(rank);
                 }
             },
-            .refusals => |body| {
-                var it = body.calls.iterator();
-                while (it.next()) |call| facts.refusals.put(gpa, .{
-                    .key = .{ .group = body.group, .epoch = body.epoch },
-                    .op = call.op,
-                    .decision = call.decision,
-                }, {}) catch @panic("out of memory");
-            },
+            .attempt, .commit, .abort => unreachable, // of the log
         }
+    }
+
+    /// Reads records that were added to the log.
+    pub fn read_log(facts: *Facts, gpa: Allocator, records: []const u8) void {
+        var replay: journal.LogReplay = .{ .rest = records };
+        while (replay.next()) |record| switch (record) {
+            .attempt => |body| facts.attempts.put(
+                gpa,
+                .{ .group = body.group, .epoch = body.epoch },
+                body.attempt,
+            ) catch @panic("out of memory"),
+            inline .commit, .abort => |body| facts.decisions.put(gpa, of(&body), {}) catch
+                @panic("out of memory"),
+            else => unreachable, // of the journal
+        };
+    }
+
+    fn of(body: anytype) Decision {
+        return .{
+            .key = .{ .group = body.group, .epoch = body.epoch },
+            .op = body.op,
+            .number = body.decision,
+            .is_commit = @TypeOf(body.*) == control.Commit,
+        };
     }
 
     /// Why a peer may not hear this yet; null if it may.
@@ -121,18 +140,17 @@ pub const Facts = struct {
                 if (!epoch.is_named) return null;
                 const known = base.Mask.full(epoch.members.len).without(&epoch.out);
                 if (!body.alive.covers(&known)) return "a loss that is not on the disk";
+                const attempt = facts.attempts.get(key) orelse 1;
+                if (body.attempt > attempt) return "an attempt that is not in the log";
             },
-            .abort => |body| {
+            inline .commit, .abort => |body| {
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
-                // One that is over may have had it refused while no journal could be written.
+                // It may be a decision of an epoch that was over before the log was written again.
                 const epoch = facts.epochs.getPtr(key) orelse return null;
                 if (!epoch.is_named) return null;
                 if (has_closed(node, key)) return null;
-                if (!facts.refusals.contains(.{
-                    .key = key,
-                    .op = body.op,
-                    .decision = body.decision,
-                })) return "a refusal that is not on the disk";
+                const is_logged = facts.decisions.contains(of(&body));
+                if (!is_logged) return "a decision that is not in the log";
             },
             .expelled => |body| {
                 if (body.group == std.math.maxInt(u16)) return "a removal from the run";
@@ -213,7 +231,7 @@ pub const Told = struct {
         // It tells of groups and epochs that it is not in, and is answered about those.
         if (node.is_insider) return;
         // A changed message may say that somebody has seen what nobody was told yet.
-        if (world.fuzz != null and message.* == .abort) return;
+        if (world.fuzz != null and (message.* == .abort or message.* == .commit)) return;
         const facts = &world.disk.facts;
         const why = facts.forbids(message, node, told.id orelse node.id) orelse return;
         world.checkers.fail(

@@ -449,8 +449,6 @@ pub const World = struct {
         world.disk.full = false;
         world.draw_clock(node);
         const host: Coordinator.Host = .{ .ctx = node, .vtable = &coordinator_host };
-        // Another one at each start: that of the journal is what counts.
-        const seal_key: [16]u8 = @splat(@truncate(world.incarnations));
         world.coordinator = Coordinator.create(node.memory.allocator(), .{
             .run_id = run_id,
             .min_world_size = config.min_world_size,
@@ -466,13 +464,14 @@ pub const World = struct {
             .stall_ns = config.stall_ns,
             .journal = if (config.has_journal) world.disk.journal_of() else null,
             .journal_retry_ns = config.silence_ns / 2,
-        }, host, seal_key) catch @panic("out of memory");
+        }, host, world.incarnations) catch @panic("out of memory");
         world.incarnations += 1;
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
         const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
         errdefer world.take_down_coordinator(.killed, null);
         world.disk.check_flips();
-        if (config.has_journal) try world.coordinator.restore(node.here(), journal);
+        const log = world.gpa.dupe(u8, world.disk.log.items) catch @panic("out of memory");
+        if (config.has_journal) try world.coordinator.restore(node.here(), journal, log);
         world.settle(node);
     }
 
