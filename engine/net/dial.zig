@@ -273,7 +273,7 @@ pub const Carrier = struct {
                 continue;
             };
             if (carrier.lane) |lane| if (socket.local_address(fd)) |from|
-                session.lanes.dials_from(lane, from.source());
+                session.driver.dials_from(lane, from.source());
             carrier.why = .no_sockets;
             carrier.connection = connections.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;

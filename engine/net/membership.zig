@@ -8,7 +8,7 @@ const session = @import("session");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
-const joining = session.joining;
+const user = session.user;
 const Instant = base.Instant;
 const Interrupt = lock.Interrupt;
 const PeerId = base.PeerId;
@@ -70,7 +70,7 @@ pub const Membership = struct {
         OutOfMemory,
         /// This process is in the group already.
         AlreadyJoined,
-        /// See session.joining.FoundError.
+        /// See session.user.FoundError.
         NotReady,
         BadFounders,
         Closed,
@@ -101,14 +101,14 @@ pub const Membership = struct {
             const group = if (options.founders) |*founders| founded: {
                 const parent = founders.parent;
                 if (parent.left) return error.Closed;
-                break :founded try joining.found(
+                break :founded try user.found(
                     engine.session,
                     now,
                     options.name,
                     parent.group,
                     founders.ids,
                 );
-            } else try joining.join(engine.session, now, options.name, options.initial_world_size);
+            } else try user.join(engine.session, now, options.name, options.initial_world_size);
             membership.* = .{ .engine = engine, .group = group };
             group.user = @intFromPtr(membership);
             engine.communicators += 1;
@@ -140,7 +140,7 @@ pub const Membership = struct {
             if (membership.left) return;
             membership.left = true;
             const waits = membership.group.is_admitting();
-            joining.leave(engine.session, clock.now(), membership.group);
+            user.leave(engine.session, clock.now(), membership.group);
             if (waits) membership.admit_over(.cancelled);
             engine.communicators -= 1;
             break :last engine.communicators == 0;
@@ -159,7 +159,7 @@ pub const Membership = struct {
         const engine = membership.engine;
         membership.leave();
         engine.lock.lock();
-        joining.release(engine.session, membership.group);
+        user.release_group(engine.session, membership.group);
         engine.lock.unlock();
         engine.unreference();
     }
@@ -203,8 +203,8 @@ pub const Membership = struct {
             const s = engine.session;
             const now = clock.now();
             const begun = switch (how) {
-                .alone => joining.admit(s, now, membership.group, deadline),
-                .together => joining.admit_together(s, now, membership.group, deadline),
+                .alone => user.admit(s, now, membership.group, deadline),
+                .together => user.admit_together(s, now, membership.group, deadline),
             };
             begun catch |err| return switch (err) {
                 // Neither can be while it is joined and not left.
@@ -219,7 +219,7 @@ pub const Membership = struct {
         defer engine.leave(mode);
         membership.in_admit = false;
         if (waited) |_| {} else |err| if (membership.group.is_admitting()) {
-            joining.admit_withdraw(engine.session, membership.group, .cancelled);
+            user.admit_withdraw(engine.session, membership.group, .cancelled);
             return err;
         }
         if (membership.admit_failure) |status| return .{ .failed = status };

@@ -40,7 +40,6 @@ const Workers = @import("worker.zig").Workers;
 const assert = std.debug.assert;
 const control = session.control;
 const driver = session.driver;
-const lanes = session.lanes;
 const limits = base.limits;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
@@ -385,7 +384,7 @@ pub const PeerEngine = struct {
 
     noinline fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
         const carrier = engine.gpa.create(Carrier) catch return socket.close(fd);
-        const lane = lanes.accept(engine.session, now, socket.source_of(fd)) orelse {
+        const lane = driver.accept(engine.session, now, socket.source_of(fd)) orelse {
             engine.gpa.destroy(carrier);
             return socket.close(fd);
         };
@@ -405,7 +404,7 @@ pub const PeerEngine = struct {
                 engine.forget_dial(carrier);
                 const lane = carrier.lane orelse return engine.control_connected(now, carrier);
                 engine.congestion.apply(connection.fd, engine.connections.listener);
-                lanes.opened(engine.session, now, lane);
+                driver.opened(engine.session, now, lane);
                 if (connection.closed) return;
             },
         };
@@ -423,13 +422,13 @@ pub const PeerEngine = struct {
             if (turn.is_long()) engine.send_control();
             if (tcp.closed) return;
             var slices: [2][]u8 = undefined;
-            const slice_count = lanes.recv_slices(engine.session, carrier.lane.?, &slices);
+            const slice_count = driver.recv_slices(engine.session, carrier.lane.?, &slices);
             const count = tcp.receive(slices[0..slice_count]) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
             if (count == 0) return error.Ended;
-            lanes.received(engine.session, now, carrier.lane.?, count);
+            driver.received(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (tcp.closed) return;
             turn.moved(count);
@@ -444,7 +443,7 @@ pub const PeerEngine = struct {
             if (tcp.closed) return;
             if (!carrier.out.is_open(now, &engine.paced_at)) return;
             var slices: [2][]const u8 = undefined;
-            const slice_count = lanes.send_slices(engine.session, now, carrier.lane.?, &slices);
+            const slice_count = driver.send_slices(engine.session, now, carrier.lane.?, &slices);
             if (tcp.closed or slice_count == 0) return;
             const bytes = carrier.out.cut(now, slices[0..slice_count]);
             const count = tcp.send(&engine.connections, bytes) catch |err| switch (err) {
@@ -452,7 +451,7 @@ pub const PeerEngine = struct {
                 error.Broken => return error.Ended,
             };
             carrier.out.took(now, count);
-            lanes.sent(engine.session, now, carrier.lane.?, count);
+            driver.sent(engine.session, now, carrier.lane.?, count);
             engine.note_moved(count);
             if (tcp.closed) return;
             turn.moved(count);
@@ -463,7 +462,7 @@ pub const PeerEngine = struct {
         const lane = carrier.lane;
         engine.carrier_free(carrier);
         if (lane) |item|
-            lanes.closed(engine.session, now, item)
+            driver.closed(engine.session, now, item)
         else
             control.closed(engine.session, now);
     }
@@ -519,7 +518,7 @@ pub const PeerEngine = struct {
         const lane = carrier.lane orelse return engine.lane_ended(now, carrier);
         const why = carrier.why;
         engine.carrier_free(carrier);
-        lanes.failed(engine.session, now, lane, why);
+        driver.failed(engine.session, now, lane, why);
     }
 
     fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {

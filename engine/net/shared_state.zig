@@ -14,11 +14,11 @@ const log = @import("log.zig");
 const thread = @import("thread.zig");
 const Membership = @import("membership.zig").Membership;
 const Work = @import("work.zig").Work;
-const calls = session.calls;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Interrupt = lock.Interrupt;
 const State = session.State;
+const user = session.user;
 
 pub const SharedState = struct {
     gpa: Allocator,
@@ -59,7 +59,7 @@ pub const SharedState = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         if (shared.membership.left) return error.Closed;
-        try calls.state_add(engine.session, shared.membership.group, shared.state);
+        try user.state_add(engine.session, shared.membership.group, shared.state);
         return shared.membership.group.epoch() == 0;
     }
 
@@ -70,7 +70,7 @@ pub const SharedState = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         const group = shared.membership.group;
-        calls.prefetch_begin(engine.session, clock.now(), group, shared.state) catch
+        user.prefetch_begin(engine.session, clock.now(), group, shared.state) catch
             log.put(.warning, "no memory to fetch shared state in the background");
     }
 
@@ -84,7 +84,7 @@ pub const SharedState = struct {
         _ = shared.idle.wait(base.never);
         const engine = shared.membership.engine;
         const mode = engine.enter();
-        calls.state_remove(engine.session, shared.membership.group, shared.state);
+        user.state_remove(engine.session, shared.membership.group, shared.state);
         engine.leave(mode);
     }
 
@@ -135,7 +135,7 @@ pub const SharedState = struct {
         hash_ns: u64,
     };
 
-    pub const SyncError = session.calls.SyncError || error{
+    pub const SyncError = session.user.SyncError || error{
         /// Another thread is in `sync` of this state.
         Busy,
         /// Closed, perhaps meanwhile.

@@ -11,8 +11,7 @@ const socket = @import("socket.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
 const Membership = @import("membership.zig").Membership;
 const Waker = @import("poller.zig").Waker;
-const calls = session.calls;
-const joining = session.joining;
+const user = session.user;
 const Operation = session.Operation;
 const Instant = base.Instant;
 
@@ -47,7 +46,7 @@ pub const Work = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         if (membership.left) return error.Left;
-        const operation = try calls.begin(engine.session, clock.now(), membership.group, call);
+        const operation = try user.begin(engine.session, clock.now(), membership.group, call);
         work.of_operation(engine, operation);
     }
 
@@ -55,13 +54,13 @@ pub const Work = struct {
     pub fn begin_sync(
         work: *Work,
         membership: *Membership,
-        call: session.calls.SyncCall,
-    ) session.calls.SyncError!void {
+        call: session.user.SyncCall,
+    ) session.user.SyncError!void {
         const engine = membership.engine;
         const mode = engine.enter();
         defer engine.leave(mode);
         if (membership.left) return error.Left;
-        work.of_operation(engine, try calls.begin_sync(engine.session, clock.now(), call));
+        work.of_operation(engine, try user.begin_sync(engine.session, clock.now(), call));
     }
 
     /// The same for the question who would enter at the next safe point; `pending` has the answer.
@@ -77,7 +76,7 @@ pub const Work = struct {
         if (membership.left) return error.Left;
         const now = clock.now();
         const operation =
-            try joining.ask_pending(engine.session, now, membership.group, pending, deadline);
+            try user.ask_pending(engine.session, now, membership.group, pending, deadline);
         work.of_operation(engine, operation);
     }
 
@@ -146,18 +145,18 @@ pub const Work = struct {
         return work.waker.?.read_fd;
     }
 
-    /// The others go on without this peer (calls.zig: desert).
+    /// The others go on without this peer (session/user.zig: desert).
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
-        calls.desert(work.engine.session, clock.now(), work.operation);
+        user.desert(work.engine.session, clock.now(), work.operation);
     }
 
     /// The operation alone is over, for all: whoever calls it again stays in step.
     pub fn withdraw(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
-        calls.cancel(work.engine.session, clock.now(), work.operation);
+        user.cancel(work.engine.session, clock.now(), work.operation);
     }
 
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
@@ -165,7 +164,7 @@ pub const Work = struct {
         const engine = work.engine;
         var mode = engine.enter();
         work.callback = null;
-        calls.desert(engine.session, clock.now(), work.operation);
+        user.desert(engine.session, clock.now(), work.operation);
         if (!work.operation.finished) {
             // The call has ended, perhaps in doubt. Large arrays are given back in several steps,
             // each a turn of the engine.
@@ -175,7 +174,7 @@ pub const Work = struct {
         }
         defer engine.leave(mode);
         work.operation.user = 0;
-        calls.release(engine.session, work.operation);
+        user.release(engine.session, work.operation);
         if (work.waker) |*waker| waker.deinit();
         work.* = undefined;
     }

@@ -1,7 +1,7 @@
 //! Call: one description of a call, from its caller to the end of the operation: what it asks for,
 //! the checks of what depends on the membership, and what follows from it: roles and sizes, the
 //! memory that it uses, and the descriptor, which is the part that other members see. Built once,
-//! as the call begins (calls.zig); data movement gets its options from here.
+//! as the call begins (user.zig); data movement gets its options from here.
 
 const std = @import("std");
 const base = @import("base");
@@ -734,7 +734,7 @@ test "calls whose arrays are alike and called otherwise differ in form, and in n
 //
 // Which memory of its caller an operation reads and writes, and whether two operations get in each
 // other's way. Lists are in the order of addresses, so that calls of thousands of arrays are
-// compared in one pass. calls.zig compares, as a call begins.
+// compared in one pass. user.zig compares, as a call begins.
 
 /// A place in memory.
 pub const Span = struct {

@@ -10,7 +10,6 @@ const dial = @import("dial.zig");
 const driver = @import("driver.zig");
 const form = @import("hostile_test.zig").form;
 const hostile_test = @import("hostile_test.zig");
-const lanes = @import("lanes.zig");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const world_test = @import("world_test.zig");
@@ -19,8 +18,8 @@ const Case = @import("sync_test.zig").Case;
 const Lane = session.Lane;
 const Link = session.Link;
 const Operation = session.Operation;
+const user = session.user;
 const World = world.World;
-const calls = session.calls;
 const elements = world_test.elements;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -176,7 +175,7 @@ test "a lane that falls silent while others deliver costs a sum no attempt" {
         for (sums) |operation| {
             try expectEqual(1, operation.op.attempts);
             try world_test.check_sum(operation);
-            calls.release(w.nodes[operation.work.movement.board.ledger.roles.rank].s, operation);
+            user.release(w.nodes[operation.work.movement.board.ledger.roles.rank].s, operation);
         }
         try expectEqual(2, link.open_count);
     };
@@ -289,7 +288,7 @@ test "a dial back ends after five seconds, with its connection, and when another
         while (w.dials.items.len == 0) try control_step(&w);
         const lane = s.dial_back.?.lane;
         try expect(lane == w.dials.pop().?.lane);
-        if (case != .nothing_answers) lanes.opened(s, w.now, lane);
+        if (case != .nothing_answers) driver.opened(s, w.now, lane);
         switch (case) {
             .nothing_answers, .silent => {
                 w.now = lane.deadline - 1;
@@ -302,7 +301,7 @@ test "a dial back ends after five seconds, with its connection, and when another
                 try expect_told(&w, if (is_silent) .silent else .no_answer);
             },
             .hangs_up => {
-                lanes.closed(s, w.now, lane);
+                driver.closed(s, w.now, lane);
                 try expect_told(&w, .other_answers);
             },
             .another => {
@@ -310,7 +309,7 @@ test "a dial back ends after five seconds, with its connection, and when another
                 while (w.dials.items.len == 0) try control_step(&w);
                 try expect(s.dial_back.?.lane == w.dials.items[0].lane);
                 try expectEqual(1, w.dials.items.len);
-                lanes.failed(s, w.now, w.dials.pop().?.lane, .unreachable_host);
+                driver.failed(s, w.now, w.dials.pop().?.lane, .unreachable_host);
                 try expect_told(&w, .unreachable_host);
             },
         }

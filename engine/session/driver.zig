@@ -1,18 +1,21 @@
-//! driver: the life of a session as its driver has it: it is made, told the time and given back
-//! jobs, and ends. Free functions on Session. The bytes of lanes: lanes.zig; those of the
-//! coordinator: control.zig. A driver's duties: session.zig.
+//! driver: what the driver of a session does with it: it makes the session, tells it the time, gives
+//! back jobs, moves the bytes of its lanes and ends it. Free functions on Session. The bytes of the
+//! coordinator: control.zig; a connection as bytes: link.zig; how it becomes a lane: dial.zig; what
+//! the bytes of lanes mean, and which leave: frame.zig. A driver's duties: session.zig.
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const control = @import("control.zig");
 const destroy_queue = @import("session.zig").destroy_queue;
 const dial = @import("dial.zig");
 const frame = @import("frame.zig");
-const joining = @import("joining.zig");
 const measure = @import("measure.zig");
 const membership = @import("membership.zig");
 const sync_file = @import("sync.zig");
 const tick_queue = @import("session.zig").tick_queue;
+const user = @import("user.zig");
+const Lane = @import("link.zig").Lane;
 const Session = @import("session.zig").Session;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -105,7 +108,7 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     }
     for (s.groups.items) |group| {
         if (group.admit_deadline > now) continue;
-        joining.admit_withdraw(s, group, .deadline);
+        user.admit_withdraw(s, group, .deadline);
         s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
     }
     var index: usize = 0;
@@ -157,4 +160,82 @@ pub fn next_deadline(s: *const Session) Instant {
         if (operation.has_work() or operation.is_back()) next = @min(next, s.now);
     }
     return @min(next, dial.next_link_deadline(s), dial.next_round_deadline(s));
+}
+
+/// An inbound connection. Null: no memory or place for it; the driver closes it.
+pub fn accept(s: *Session, now: Instant, source: base.Source) ?*Lane {
+    s.reach(now);
+    return dial.accept(s, source);
+}
+
+/// A dialed connection is up.
+pub fn opened(s: *Session, now: Instant, lane: *Lane) void {
+    s.reach(now);
+    dial.lane_dialed(s, lane);
+}
+
+/// A connection ended, or could not be made. The lane is invalid afterwards.
+pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
+    s.reach(now);
+    // Whatever takes the connection and ends it at once is no peer of this run.
+    if (lane.state == .greeting) dial.note_dialed(s, lane, .other_answers);
+    dial.lane_gone(s, lane);
+    control.run_deferred(s);
+}
+
+/// A lane is being dialed from this address of the machine; one of nobody has no link.
+pub fn dials_from(lane: *Lane, source: base.Source) void {
+    if (lane.link) |link| link.dialed_from = source;
+}
+
+/// A lane that could not be dialed. It is invalid afterwards.
+pub fn failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
+    dial.note_dialed(s, lane, why);
+    closed(s, now, lane);
+}
+
+/// Where the next bytes of this lane go.
+pub fn recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
+    return lane.recv_slices(&s.sink, slices);
+}
+
+/// `count` bytes were put there, in order. The lane may be closed by this.
+pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+    s.reach(now);
+    s.bytes_received += count;
+    if (lane.link) |link| link.received += count;
+    lane.heard_at = now;
+    if (lane.takes()) begin_measuring(s);
+    frame.received(s, lane, count);
+    control.run_deferred(s);
+}
+
+/// The bytes to send on this lane now; 0 slices if none.
+pub fn send_slices(
+    s: *Session,
+    now: Instant,
+    lane: *Lane,
+    slices: *[2][]const u8,
+) usize {
+    s.reach(now);
+    if (!lane.out_busy) frame.next_outgoing(s, lane);
+    return lane.send_slices(slices);
+}
+
+/// `count` bytes of these slices have left.
+pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+    s.reach(now);
+    s.bytes_sent += count;
+    if (lane.link) |link| link.sent += count;
+    lane.spoke_at = now;
+    if (lane.out_payload.len > 0) begin_measuring(s);
+    if (lane.sent(count)) frame.outgoing_sent(s, lane);
+}
+
+/// A payload moves: a sign of life is nothing to measure by.
+fn begin_measuring(s: *Session) void {
+    if (s.measure_at != base.never) return;
+    measure.begin_after(s.links.items, &s.node, s.now -| s.measured_at);
+    s.measured_at = s.now;
+    s.measure_at = s.now +| measure.every_ns;
 }

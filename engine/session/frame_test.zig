@@ -8,8 +8,8 @@ const session = @import("root.zig");
 const world = @import("world_test.zig");
 const Link = session.Link;
 const Operation = session.Operation;
+const user = session.user;
 const World = world.World;
-const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const form = hostile_test.form;
@@ -28,7 +28,7 @@ const Both = struct {
     fn call(w: *World, tag: u64, count: u64) !Both {
         var both: Both = undefined;
         for (w.nodes[0..2], &memory, &both.of) |*node, *own, *operation| {
-            operation.* = try calls.begin(node.s, w.now, node.group, .{
+            operation.* = try user.begin(node.s, w.now, node.group, .{
                 .kind = .broadcast,
                 .send = @ptrCast(&own[tag]),
                 .recv = @ptrCast(&own[tag]),
@@ -54,7 +54,7 @@ const Both = struct {
     fn end(both: *const Both, w: *World) !void {
         for (w.nodes[0..2], both.of) |*node, operation| {
             try expectEqual(.ok, operation.status);
-            calls.release(node.s, operation);
+            user.release(node.s, operation);
         }
     }
 };

@@ -7,11 +7,9 @@ const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
-const lanes = session.lanes;
-const joining = session.joining;
+const user = session.user;
 const World = world.World;
 const Node = world.Node;
 const Lane = session.Lane;
@@ -52,10 +50,10 @@ pub fn feed(node: *Node, lane: *Lane, bytes: []const u8) bool {
     while (rest.len > 0) {
         if (link.lanes[number] != lane) return false;
         var in: [2][]u8 = undefined;
-        _ = lanes.recv_slices(node.s, lane, &in);
+        _ = driver.recv_slices(node.s, lane, &in);
         const count = @min(in[0].len, rest.len);
         @memcpy(in[0][0..count], rest[0..count]);
-        lanes.received(node.s, node.world.now, lane, count);
+        driver.received(node.s, node.world.now, lane, count);
         rest = rest[count..];
     }
     return link.lanes[number] == lane;
@@ -188,9 +186,9 @@ test "only the later of two frames of a piece gets its place, and none of anothe
     try expect(feed(node, two, whole));
     try expectEqual(4, two.taken);
     try expectEqual(null, two.into);
-    calls.cancel(node.s, w.now, operation);
+    user.cancel(node.s, w.now, operation);
     try w.settle();
-    calls.release(node.s, operation);
+    user.release(node.s, operation);
 }
 
 test "one operation can not be sent ahead of time beyond its share" {
@@ -223,13 +221,13 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
         groups[index][0] = node.group;
         for (1..group_count) |number| {
             const name = ([_][]const u8{ "", "h", "i" })[number];
-            groups[index][number] = try joining.join(node.s, w.now, name, 2);
+            groups[index][number] = try user.join(node.s, w.now, name, 2);
         }
     }
     try w.settle();
     for (1..group_count) |number| {
         for (w.nodes[0..2], 0..) |*node, index| {
-            try joining.admit(node.s, w.now, groups[index][number], base.never);
+            try user.admit(node.s, w.now, groups[index][number], base.never);
         }
         try w.settle();
     }
@@ -243,7 +241,7 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
     var next: usize = 0;
     for (w.nodes[0..2], 0..) |*node, index| {
         for (0..group_count * each) |number| {
-            operations[next] = try calls.begin(node.s, w.now, groups[index][number / each], .{
+            operations[next] = try user.begin(node.s, w.now, groups[index][number / each], .{
                 .kind = .all_reduce,
                 .send = @ptrCast(&memory[next * count]),
                 .recv = @ptrCast(&memory[next * count]),
@@ -265,7 +263,7 @@ test "an honest peer sends ahead for so many operations, and the rest when it is
     for (operations[0..next], 0..) |operation, number| {
         try expectEqual(.ok, operation.status);
         try expectEqual(1, operation.op.attempts);
-        calls.release(w.nodes[number / (group_count * each)].s, operation);
+        user.release(w.nodes[number / (group_count * each)].s, operation);
     }
 }
 
@@ -278,22 +276,22 @@ test "what came ahead of time is forgotten when its operation is aborted or its 
     const first = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(1, link.early.count());
-    calls.cancel(w.nodes[1].s, w.now, first);
+    user.cancel(w.nodes[1].s, w.now, first);
     try w.settle();
     try expectEqual(0, link.early.count());
     // Frames that were still in the air when the abort came, too.
     try expect(try inject(node, link.lanes[0].?, data(node.group, 0, 64)));
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early.bytes);
-    calls.release(w.nodes[1].s, first);
+    user.release(w.nodes[1].s, first);
     const second = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(1, link.early.count());
-    joining.leave(node.s, w.now, node.group);
+    user.leave(node.s, w.now, node.group);
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early.bytes);
     try w.settle();
-    calls.release(w.nodes[1].s, second);
+    user.release(w.nodes[1].s, second);
 }
 
 test "where peers are dialed is forgotten when they are gone" {
@@ -311,7 +309,7 @@ test "where peers are dialed is forgotten when they are gone" {
         try expectEqual(2, stays.group.world_size());
         try expectEqual(1, stays.s.addresses.count());
     }
-    joining.leave(stays.s, w.now, stays.group);
+    user.leave(stays.s, w.now, stays.group);
     try expectEqual(0, stays.s.addresses.count());
 }
 
@@ -341,10 +339,10 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     operation.withdraws = .cancelled;
     failing.fail_index = failing.alloc_index;
     var in: [2][]u8 = undefined;
-    try expectEqual(2, lanes.recv_slices(node.s, lane, &in));
+    try expectEqual(2, driver.recv_slices(node.s, lane, &in));
     @memset(in[0], 1);
     @memset(in[1][0..10], 2); // and the next frame has begun
-    lanes.received(node.s, w.now, lane, in[0].len + 10);
+    driver.received(node.s, w.now, lane, in[0].len + 10);
     try expect(failing.has_induced_failure);
     failing.fail_index = std.math.maxInt(usize);
     try expectEqual(.cancelled, operation.status);
@@ -353,8 +351,8 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     // The others learn it, and the two go on once their lane is there again.
     try w.settle();
     try expectEqual(.aborted, other.status);
-    calls.release(node.s, operation);
-    calls.release(w.nodes[1].s, other);
+    user.release(node.s, operation);
+    user.release(w.nodes[1].s, other);
     w.now += 10 * std.time.ns_per_s;
     for (w.nodes[0..2]) |*each| driver.tick(each.s, w.now);
     try w.settle();
@@ -362,8 +360,8 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     const other_again = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();
     try expectEqual(.ok, again.status);
-    calls.release(node.s, again);
-    calls.release(w.nodes[1].s, other_again);
+    user.release(node.s, again);
+    user.release(w.nodes[1].s, other_again);
 }
 
 test "a new attempt needs no memory: one that has voted could not be withdrawn for want of it" {
@@ -400,12 +398,12 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
     try w.settle();
     try std.testing.expectEqualSlices(u8, &bytes[0], &bytes[1]);
     try expectEqual(.ok, operation.status);
-    calls.release(node.s, operation);
-    calls.release(w.nodes[1].s, other);
+    user.release(node.s, operation);
+    user.release(w.nodes[1].s, other);
 }
 
 fn broadcast(node: *Node, bytes: []u8) !*Operation {
-    return calls.begin(node.s, node.world.now, node.group, .{
+    return user.begin(node.s, node.world.now, node.group, .{
         .kind = .broadcast,
         .send = bytes.ptr,
         .recv = bytes.ptr,
@@ -445,7 +443,7 @@ test "the number of a group from before says nothing on a new connection to the 
     defer w.deinit();
     const node = &w.nodes[0];
     const first = node.group;
-    const second = try joining.join(node.s, w.now, "h", 2);
+    const second = try user.join(node.s, w.now, "h", 2);
     try w.settle();
     try expectEqual(0, first.id.?);
     try expectEqual(1, second.id.?);
@@ -473,7 +471,7 @@ test "a member whose place another process has taken is out, says so, and a newc
         try form(&w, 2);
         defer w.deinit();
         const node = &w.nodes[0];
-        const newcomer = try joining.join(node.s, w.now, "h", 2);
+        const newcomer = try user.join(node.s, w.now, "h", 2);
         const operation = try world.sum(node, world.elements, .restart);
         w.coordinator.closed(w.now, node.connection.?);
         node.connection = null;

@@ -17,8 +17,8 @@ const Sample = @import("flow.zig").Sample;
 const Link = session.Link;
 const Node = @import("pace.zig").Node;
 const Operation = session.Operation;
+const user = session.user;
 const World = world.World;
-const calls = session.calls;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const gpa = std.testing.allocator;
@@ -457,7 +457,7 @@ test "a peer says at once that nothing moves any more, where others are far" {
             operation.* = try world.sum(node, 10, .restart);
         try w.settle();
         for (w.nodes[0..2], operations) |*node, operation| {
-            calls.release(node.s, operation);
+            user.release(node.s, operation);
             const s = node.s;
             s.heartbeat_at = s.now + second;
             while (s.measure_at != base.never) {
@@ -504,7 +504,7 @@ fn expect_ended_by(caller: ?usize) !void {
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.ok, operation.status);
         try expectEqual(1, node.group.attempt());
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -528,8 +528,8 @@ test "a probe that is cut short says nothing of its link, and a whole one does" 
         const first = operation orelse continue;
         const other = try world.sum(&w.nodes[1], 10, .restart);
         try w.settle();
-        calls.release(w.nodes[0].s, first);
-        calls.release(w.nodes[1].s, other);
+        user.release(w.nodes[0].s, first);
+        user.release(w.nodes[1].s, other);
     }
 }
 
@@ -631,7 +631,7 @@ fn expect_figures(w: *World, way: Way, predicted_ns: u64, bound_ns: u64) !void {
         const commit_ns = if (predicted_ns > 0) node.s.round_trip_ns else 0;
         try expectEqual(predicted_ns + commit_ns, operation.figures.predicted_ns);
         try expectEqual(bound_ns, operation.figures.bound_ns);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -686,7 +686,7 @@ test "a message, a schedule that is asked for, and a member alone say which way 
             call.dtype = .u64;
             call.part = if (rank == 0) .send else .recv;
             call.partner_rank = 1 - rank;
-            operation.* = try calls.begin(node.s, w.now, node.group, call);
+            operation.* = try user.begin(node.s, w.now, node.group, call);
         }
         try w.settle();
         for (w.nodes[0..2], operations) |*node, operation| {
@@ -695,7 +695,7 @@ test "a message, a schedule that is asked for, and a member alone say which way 
             const commit_ns = node.s.round_trip_ns;
             try expectEqual(predicted_ns + commit_ns, operation.figures.predicted_ns);
             try expectEqual(80 * ms, operation.figures.bound_ns);
-            calls.release(node.s, operation);
+            user.release(node.s, operation);
         }
     }
     w.kill(&w.nodes[1]);
@@ -703,7 +703,7 @@ test "a message, a schedule that is asked for, and a member alone say which way 
     const alone = try world.sum(&w.nodes[0], 10, .restart);
     try w.settle();
     try expectEqual(collective.Figures{ .way = .ring }, alone.figures);
-    calls.release(w.nodes[0].s, alone);
+    user.release(w.nodes[0].s, alone);
 }
 
 test "a coordinator that tells of ranks that there are not has broken the protocol" {

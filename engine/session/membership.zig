@@ -1,6 +1,6 @@
 //! membership: groups of this peer as they come and go by the coordinator's word: joined, refused
 //! and lost, the next epoch of a group while it is prepared, and safe points that members pass
-//! together. The user asks to join and to leave in joining.zig. The user's view of a group:
+//! together. The user asks to join and to leave in user.zig. The user's view of a group:
 //! group.zig; its members, and when they enter: protocol/member.zig; which lanes an epoch waits
 //! for: dial.zig. All functions are free functions on Session.
 

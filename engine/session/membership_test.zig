@@ -12,23 +12,22 @@ const session_file = @import("session.zig");
 const world = @import("world_test.zig");
 const Node = world.Node;
 const World = world.World;
-const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectEqualStrings = std.testing.expectEqualStrings;
 const gpa = std.testing.allocator;
-const joining = session.joining;
+const user = session.user;
 const second = std.time.ns_per_s;
 
 fn together(node: *Node) !void {
-    try joining.admit_together(node.s, node.world.now, node.group, base.never);
+    try user.admit_together(node.s, node.world.now, node.group, base.never);
     try node.world.settle();
 }
 
 fn alone(node: *Node) !void {
-    try joining.admit(node.s, node.world.now, node.group, base.never);
+    try user.admit(node.s, node.world.now, node.group, base.never);
     try node.world.settle();
 }
 
@@ -133,13 +132,13 @@ test "all members are told the same number of newcomers, who enter at the next s
         for (w.nodes[0..2], &answers, &works, 0..) |*node, *answer, *work, index| {
             // In the second turn the first does not know of it yet.
             if (turn == 1 and index == 1) _ = try add_newcomer(&w);
-            work.* = try joining.ask_pending(node.s, w.now, node.group, answer, base.never);
+            work.* = try user.ask_pending(node.s, w.now, node.group, answer, base.never);
             try w.settle();
         }
         for (w.nodes[0..2], works, answers) |*node, work, answer| {
             try expectEqual(.ok, work.status);
             try expectEqual(wanted, answer);
-            calls.release(node.s, work);
+            user.release(node.s, work);
         }
     }
     for (w.nodes[0..2]) |*node| try together(node);
@@ -150,7 +149,7 @@ test "a safe point that one has no time for is passed by nobody, and by all who 
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);
     defer w.deinit();
-    try joining.admit_together(w.nodes[0].s, w.now, w.nodes[0].group, w.now + second);
+    try user.admit_together(w.nodes[0].s, w.now, w.nodes[0].group, w.now + second);
     try w.pass(2 * second);
     try expectEqual(.deadline_exceeded, w.nodes[0].admit_failure.?);
     const late = w.nodes[0].group.vote.why_late();
@@ -170,7 +169,7 @@ test "a safe point says for whom it has waited, in its log and when its time is 
     try form(&w, 2);
     defer w.deinit();
     const first = &w.nodes[0];
-    try joining.admit_together(first.s, w.now, first.group, w.now + 8 * second);
+    try user.admit_together(first.s, w.now, first.group, w.now + 8 * second);
     try w.pass(7 * second);
     try expectEqualStrings("admit_together (sequence 0 of epoch 1) has been waiting 6 s for " ++
         "rank 1 (n1, 00000000); group g", w.said[0..w.said_bytes]);
@@ -184,10 +183,10 @@ test "a call that ended in doubt is answered at the next one" {
     try form(&w, 2);
     defer w.deinit();
     const first = &w.nodes[0];
-    for (w.nodes[0..2]) |*node| try joining.admit_together(node.s, w.now, node.group, base.never);
+    for (w.nodes[0..2]) |*node| try user.admit_together(node.s, w.now, node.group, base.never);
     const operation: *session.Operation = .from_op(first.group.vote.op.?);
     while (operation.op.state != .voted) try expect(try w.step());
-    joining.admit_withdraw(first.s, first.group, .cancelled);
+    user.admit_withdraw(first.s, first.group, .cancelled);
     control.run_deferred(first.s);
     try expectEqual(.in_doubt, operation.op.state);
     try w.settle();
@@ -207,8 +206,8 @@ test "whoever leaves a safe point that others pass together takes nothing along"
     defer w.deinit();
     for (w.nodes[0..2]) |*node| try together(node);
     const leaver = &w.nodes[0];
-    joining.leave(leaver.s, w.now, leaver.group);
-    joining.release(leaver.s, leaver.group);
+    user.leave(leaver.s, w.now, leaver.group);
+    user.release_group(leaver.s, leaver.group);
     try expectEqual(0, leaver.s.operations.items.len);
     try w.settle();
     try together(&w.nodes[2]);
@@ -261,8 +260,8 @@ test "labels are known of members, of those who have left last, and of nobody el
         const id: base.PeerId = .from_int(index + 1);
         try std.testing.expect(session_file.label_of(newcomer.s, id).length == 2);
     }
-    joining.leave(first, w.now, w.nodes[0].group);
-    joining.release(first, w.nodes[0].group);
+    user.leave(first, w.now, w.nodes[0].group);
+    user.release_group(first, w.nodes[0].group);
     membership.prune_addresses(first);
     try expectEqual(0, first.labels.count());
     w.nodes[0].group = undefined;
@@ -286,8 +285,8 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], &others) |*node, *other| other.* = try world.sum(node, 10, .restart);
     try w.settle();
     try world.check_sum(operation);
-    calls.release(w.nodes[0].s, operation);
-    for (w.nodes[1..3], others) |*node, other| calls.release(node.s, other);
+    user.release(w.nodes[0].s, operation);
+    for (w.nodes[1..3], others) |*node, other| user.release(node.s, other);
 }
 
 test "a call of a newcomer that is alone in its epoch names the members that have not entered it" {
@@ -296,7 +295,7 @@ test "a call of a newcomer that is alone in its epoch names the members that hav
     defer w.deinit();
     const node = try w.add();
     try w.settle();
-    try joining.admit(node.s, w.now, node.group, base.never);
+    try user.admit(node.s, w.now, node.group, base.never);
     try w.settle();
     try expectEqual(2, node.group.rank());
     w.said_bytes = 0;
@@ -311,14 +310,14 @@ test "a call of a newcomer that is alone in its epoch names the members that hav
     try w.pass(3 * second);
     try expectEqual(.deadline_exceeded, operation.status);
     try expectEqual(base.Mask.full(2), operation.failure.outside);
-    calls.release(node.s, operation);
+    user.release(node.s, operation);
     const inside = try world.sum(node, 10, .restart);
     inside.deadline = w.now + 9 * second;
     try w.admit_all();
     try w.pass(10 * second);
     try expectEqual(2, inside.failure.missing.count());
     try std.testing.expect(inside.failure.outside.is_empty());
-    calls.release(node.s, inside);
+    user.release(node.s, inside);
 }
 
 test "a link that moves nothing of what all have called is named by status, logs and errors" {
@@ -352,7 +351,7 @@ test "a link that moves nothing of what all have called is named by status, logs
     const told = operations[2].failure.elsewhere.slice();
     try std.testing.expect(told.len > 0);
     for (told) |*it| try std.testing.expect(it.rank < 2 and it.waits_for < 2);
-    for (w.nodes[0..3], operations) |*node, operation| calls.release(node.s, operation);
+    for (w.nodes[0..3], operations) |*node, operation| user.release(node.s, operation);
 }
 
 test "a link whose lanes break and are made again in vain moves nothing" {
@@ -375,7 +374,7 @@ test "a link whose lanes break and are made again in vain moves nothing" {
     w.holds_open = false;
     try w.pass(10 * second);
     for (operations) |operation| try world.check_sum(operation);
-    for (w.nodes[0..2], operations) |*node, operation| calls.release(node.s, operation);
+    for (w.nodes[0..2], operations) |*node, operation| user.release(node.s, operation);
 }
 
 test "frames that move, however few, and calls that are missing, name no link" {
@@ -410,7 +409,7 @@ test "frames that move, however few, and calls that are missing, name no link" {
     try w.settle();
     for (w.nodes[0..3], operations) |*node, operation| {
         try world.check_sum(operation);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -420,7 +419,7 @@ test "an admit that waits for five seconds is in the log with those who have not
     defer w.deinit();
     try w.settle();
     const first = &w.nodes[0];
-    try joining.admit(first.s, w.now, first.group, w.now + 60 * second);
+    try user.admit(first.s, w.now, first.group, w.now + 60 * second);
     try w.pass(4 * second);
     var room: [200]u8 = undefined;
     try expectEqualStrings("", first.group.awaited.text(w.now, &room));
@@ -432,7 +431,7 @@ test "an admit that waits for five seconds is in the log with those who have not
     const lines = w.log_lines;
     try w.pass(3 * second);
     try expectEqual(0, w.log_lines - lines);
-    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + 60 * second);
+    try user.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + 60 * second);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
     try w.pass(20 * second);
@@ -445,7 +444,7 @@ test "the log says what a member that is waited for waits in itself" {
     defer w.deinit();
     const operation = try world.sum(&w.nodes[0], 10, .restart);
     var values: [10]u64 = @splat(1);
-    const there = try calls.begin(w.nodes[1].s, w.now, w.nodes[1].group, .{
+    const there = try user.begin(w.nodes[1].s, w.now, w.nodes[1].group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&values),
         .recv = @ptrCast(&values),
@@ -468,8 +467,8 @@ test "the log says what a member that is waited for waits in itself" {
     const other = try world.sum(&w.nodes[1], 10, .restart);
     try w.settle();
     try world.check_sum(operation);
-    calls.release(w.nodes[0].s, operation);
-    for ([_]*session.Operation{ there, other }) |item| calls.release(w.nodes[1].s, item);
+    user.release(w.nodes[0].s, operation);
+    for ([_]*session.Operation{ there, other }) |item| user.release(w.nodes[1].s, item);
 }
 
 test "a call that fails names its peers as they were then, with rank and label" {
@@ -485,8 +484,8 @@ test "a call that fails names its peers as they were then, with rank and label" 
         const who = operation.names.who(.from_int(number));
         try expectEqualStrings(wanted, try std.fmt.bufPrint(&line, "{f}", .{who}));
     }
-    calls.release(w.nodes[0].s, operation);
-    calls.release(w.nodes[1].s, other);
+    user.release(w.nodes[0].s, operation);
+    user.release(w.nodes[1].s, other);
 }
 
 test "a newcomer that cannot dial a killed member names the loss, and no port" {
@@ -528,7 +527,7 @@ test "a call whose deadline is near names those who have not called when it pass
     while (w.now < begun + 2 * second) {
         for (w.nodes[0..4], &values, &operations, called_at) |*node, *value, *operation, call| {
             if (operation.* != null or w.now - begun < call or w.now - begun > second) continue;
-            operation.* = try calls.begin(node.s, w.now, node.group, .{
+            operation.* = try user.begin(node.s, w.now, node.group, .{
                 .kind = .all_reduce,
                 .send = @ptrCast(value),
                 .recv = @ptrCast(value),
@@ -550,7 +549,7 @@ test "a call whose deadline is near names those who have not called when it pass
         try expectEqual(1, failure.missing.count());
         try std.testing.expect(failure.missing.has(3));
     }
-    for (w.nodes[0..3], operations[0..3]) |*node, operation| calls.release(node.s, operation.?);
+    for (w.nodes[0..3], operations[0..3]) |*node, operation| user.release(node.s, operation.?);
 }
 
 fn awaited(peers: []const wire.control.AwaitedEntry, count: u32) wire.control.Awaited {
@@ -616,8 +615,8 @@ test "calls that wait are one line of the log in five seconds, and name members 
     w.now = node.s.now;
     const other = try world.sum(&w.nodes[1], 10, .restart);
     try w.settle();
-    calls.release(node.s, operation);
-    calls.release(w.nodes[1].s, other);
+    user.release(node.s, operation);
+    user.release(w.nodes[1].s, other);
 }
 
 // ---- founders
@@ -630,7 +629,7 @@ fn ask_founders(node: *Node, founders: []const usize) !*session.Group {
     var ids: [world.nodes_max]base.PeerId = undefined;
     for (founders, ids[0..founders.len]) |index, *id| id.* = .from_int(index + 1);
     const members = ids[0..founders.len];
-    return joining.found(node.s, node.world.now, "sub", node.group, members);
+    return user.found(node.s, node.world.now, "sub", node.group, members);
 }
 
 /// The connection to the coordinator ends; another one comes.
@@ -652,7 +651,7 @@ test "founders enter a sub-group in the order in which they are named, and nobod
     const other = try ask_founders(&w.nodes[0], &.{ 2, 0 });
     try w.settle();
     for ([_]*session.Group{ first, other }, [_]usize{ 2, 0 }) |group, index|
-        try joining.admit(w.nodes[index].s, w.now, group, base.never);
+        try user.admit(w.nodes[index].s, w.now, group, base.never);
     try w.settle();
     try expectEqual(0, first.rank());
     try expectEqual(1, other.rank());
@@ -687,8 +686,8 @@ test "a member of a sub-group comes back as a member, and a founder that waits a
     try reconnect(node);
     const other = try ask_founders(&w.nodes[1], &.{ 0, 1 });
     try w.settle();
-    try joining.admit(node.s, w.now, first, base.never);
-    try joining.admit(w.nodes[1].s, w.now, other, base.never);
+    try user.admit(node.s, w.now, first, base.never);
+    try user.admit(w.nodes[1].s, w.now, other, base.never);
     try w.settle();
     try expectEqual(2, first.world_size());
     try expectEqual(0, first.founders().members.count);
@@ -719,7 +718,7 @@ test "a join that the coordinator refuses is told as a refusal, with its reason"
     for (w.nodes[0..2]) |*node| _ = try ask_founders(node, &.{ 0, 1 });
     try w.settle();
     const node = &w.nodes[2];
-    const group = try joining.join(node.s, w.now, "sub", 0);
+    const group = try user.join(node.s, w.now, "sub", 0);
     try w.settle();
     const why = node.refusal[0..node.refusal_bytes];
     try expect(std.mem.indexOf(u8, why, "founders") != null);

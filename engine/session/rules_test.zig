@@ -15,7 +15,6 @@ const Node = world.Node;
 const Operation = session.Operation;
 const Session = session.Session;
 const World = world.World;
-const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
 const elements = world.elements;
@@ -24,8 +23,7 @@ const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const form = hostile_test.form;
 const gpa = std.testing.allocator;
-const joining = session.joining;
-const lanes = session.lanes;
+const user = session.user;
 const ms = std.time.ns_per_ms;
 
 test "a call whose arrays lie in the same memory is refused" {
@@ -46,7 +44,7 @@ test "a call whose arrays lie in the same memory is refused" {
         .arrays = &arrays,
         .deadline = base.never,
     };
-    try expectError(error.ArraysOverlap, calls.begin(node.s, w.now, node.group, call));
+    try expectError(error.ArraysOverlap, user.begin(node.s, w.now, node.group, call));
     try expectEqual(0, node.s.operations.items.len);
 }
 
@@ -65,11 +63,11 @@ test "a rank sends itself as much as it receives of itself" {
         .dtype = .u64,
         .deadline = base.never,
     };
-    try expectError(error.OwnCountsDiffer, calls.begin(node.s, w.now, node.group, call));
+    try expectError(error.OwnCountsDiffer, user.begin(node.s, w.now, node.group, call));
     call.exchanged = .{ .send = &.{ 1, 2 }, .recv = &.{ 1, 2 } };
-    const operation = try calls.begin(node.s, w.now, node.group, call);
-    calls.cancel(node.s, w.now, operation);
-    calls.release(node.s, operation);
+    const operation = try user.begin(node.s, w.now, node.group, call);
+    user.cancel(node.s, w.now, operation);
+    user.release(node.s, operation);
 }
 
 test "members that cut the same number of elements differently have called different things" {
@@ -81,7 +79,7 @@ test "members that cut the same number of elements differently have called diffe
     const counts = [2][]const u64{ &.{ 10, 20 }, &.{ 20, 10 } };
     var operations: [2]*Operation = undefined;
     for (w.nodes[0..2], &given, &taken, counts, &operations) |*node, *own, *all, cut, *operation| {
-        operation.* = try calls.begin(node.s, w.now, node.group, .{
+        operation.* = try user.begin(node.s, w.now, node.group, .{
             .kind = .all_gather,
             .send = @ptrCast(own),
             .recv = @ptrCast(all),
@@ -94,7 +92,7 @@ test "members that cut the same number of elements differently have called diffe
     try w.settle();
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.mismatch, operation.status);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -170,7 +168,7 @@ test "operations take turns on a link, also where one has much to send" {
     var memory: [2][2][400]u64 = @splat(@splat(@splat(1)));
     var operations: [2][2]*Operation = undefined;
     for (w.nodes[0..2], &memory, &operations) |*node, *own, *both| {
-        for (own, both, 0..) |*array, *operation, tag| operation.* = try calls.begin(
+        for (own, both, 0..) |*array, *operation, tag| operation.* = try user.begin(
             node.s,
             w.now,
             node.group,
@@ -201,7 +199,7 @@ test "operations take turns on a link, also where one has much to send" {
     try expect(compared > 5);
     for (w.nodes[0..2], &operations) |*node, *both| for (both) |operation| {
         try expectEqual(.ok, operation.status);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     };
 }
 
@@ -220,7 +218,7 @@ test "operations have room for what is in the air, and together no more than the
                 flow.goodput = 1 << 40;
                 flow.base_ns = std.time.ns_per_s;
             }
-            const operation = try calls.begin(node.s, w.now, node.group, .{
+            const operation = try user.begin(node.s, w.now, node.group, .{
                 .kind = .all_reduce,
                 .send = @ptrCast(array),
                 .recv = @ptrCast(array),
@@ -238,7 +236,7 @@ test "operations have room for what is in the air, and together no more than the
         for (own) |*array| try expect(std.mem.allEqual(u64, array, 2));
         while (node.s.operations.getLastOrNull()) |operation| {
             try expectEqual(.ok, operation.status);
-            calls.release(node.s, operation);
+            user.release(node.s, operation);
         }
     }
 }
@@ -276,7 +274,7 @@ test "a group that was left wants no links any more" {
     const node = &w.nodes[0];
     const link = hostile_test.link_to(node, &w.nodes[1]);
     try expect(link.wanted);
-    joining.leave(node.s, w.now, node.group);
+    user.leave(node.s, w.now, node.group);
     try expect(!link.wanted);
 }
 
@@ -320,7 +318,7 @@ test "a link that was broken in a passed attempt ends no message in the next" {
     var operations: [2]*Operation = undefined;
     for (w.nodes[0..2], &values, &operations) |*node, *own, *operation| {
         const sends = node.group.rank() == 0;
-        operation.* = try calls.begin(node.s, w.now, node.group, .{
+        operation.* = try user.begin(node.s, w.now, node.group, .{
             .kind = .send_recv,
             .part = if (sends) .send else .recv,
             .partner_rank = if (sends) 1 else 0,
@@ -342,7 +340,7 @@ test "a link that was broken in a passed attempt ends no message in the next" {
     for (w.nodes[0..2], operations) |*node, operation| {
         try expectEqual(.ok, operation.status);
         try expectEqual(2, operation.op.attempts);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -487,7 +485,7 @@ test "a hello that waits for a lane of ours is taken when that comes to nothing"
     driver.tick(s, w.now);
     const ours = ends[1].lanes[0].?;
     w.dials.clearRetainingCapacity();
-    lanes.opened(s, w.now, ours);
+    driver.opened(s, w.now, ours);
     const theirs = try knock(s, w.now, .{
         .purpose = .lane,
         .run_id = s.run_id,
@@ -495,7 +493,7 @@ test "a hello that waits for a lane of ours is taken when that comes to nothing"
         .to = s.self,
     });
     try expectEqual(.waiting, theirs.state);
-    lanes.closed(s, w.now, ours);
+    driver.closed(s, w.now, ours);
     try expectEqual(.open, theirs.state);
     try expectEqual(theirs, ends[1].lanes[0].?);
 }
@@ -516,7 +514,7 @@ test "a lane is for the peer and the run that it names" {
     var of_another = right;
     of_another.run_id[0] ^= 1;
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
-        const lane = lanes.accept(s, w.now, @splat(0)).?;
+        const lane = driver.accept(s, w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
         _ = dial.greet(s, lane);
         const is_taken = for (s.links.items) |link| {
@@ -528,11 +526,11 @@ test "a lane is for the peer and the run that it names" {
 
 /// A connection that says this comes in.
 fn knock(s: *session.Session, now: u64, hello: wire.hello.Hello) !*session.Lane {
-    const lane = lanes.accept(s, now, @splat(0)).?;
+    const lane = driver.accept(s, now, @splat(0)).?;
     var slices: [2][]u8 = undefined;
-    const count = lanes.recv_slices(s, lane, &slices);
+    const count = driver.recv_slices(s, lane, &slices);
     @memcpy(slices[count - 1][0..wire.hello.hello_bytes], &wire.hello.encode(hello));
-    lanes.received(s, now, lane, wire.hello.hello_bytes);
+    driver.received(s, now, lane, wire.hello.hello_bytes);
     return lane;
 }
 
@@ -566,7 +564,7 @@ test "a lane in the name of a peer that nobody has named stays a stranger until 
     try expectEqual(null, s.link_to(first));
     // A stranger that is not patient has lost its place, and so has one not named in time.
     const waiting = s.strangers.items[0];
-    lanes.received(s, w.now + 20, waiting, 1);
+    driver.received(s, w.now + 20, waiting, 1);
     try expectEqual(6, s.strangers.items.len);
     driver.tick(s, w.now + 20 + base.limits.stranger_ns_max);
     try expectEqual(0, s.strangers.items.len);
@@ -590,7 +588,7 @@ test "a peer shows who it is to whom asks for it, and to nobody who asks for ano
         try expectEqual(turn == 0, wire.hello.is_proof(answer, proof));
         // It says that, and no more.
         try expectEqual(.refusing, lane.state);
-        lanes.sent(s, w.now, lane, wire.hello.answer_bytes);
+        driver.sent(s, w.now, lane, wire.hello.answer_bytes);
         try expectEqual(0, s.strangers.items.len);
     }
 }
@@ -636,7 +634,7 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     try w.pass(2 * std.time.ns_per_s);
     for (operations, [_]*Node{ a, b }) |operation, node| {
         try expectEqual(.aborted, operation.status);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
     try w.settle();
     const claims = &w.coordinator.run.groups.items[0].broken.claims;
@@ -660,7 +658,7 @@ fn exchange_unevenly(
     for (counts, memory, operations, 0..) |*own, *arrays, *operation, rank| {
         const node = world.node_of_rank(w, @intCast(rank));
         arrays[0] = @splat(rank);
-        operation.* = try calls.begin(node.s, w.now, node.group, .{
+        operation.* = try user.begin(node.s, w.now, node.group, .{
             .kind = .all_to_all,
             .send = @ptrCast(&arrays[0]),
             .recv = @ptrCast(&arrays[1]),
@@ -692,7 +690,7 @@ test "an uneven exchange goes around no broken link" {
         if (wait_ns > 0) try w.pass(wait_ns) else try w.settle();
         for (operations, 0..) |operation, rank| {
             try expectEqual(.aborted, operation.status);
-            calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
+            user.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
         }
     }
 }
@@ -713,7 +711,7 @@ test "what two exchange unevenly must be the same for both" {
         for (operations, 0..) |operation, rank| {
             const status: session.Status = if (wanted == 3) .ok else .mismatch;
             try expectEqual(status, operation.status);
-            calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
+            user.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
         }
     }
 }
@@ -733,7 +731,7 @@ test "a peer that has seen a mismatch says so again in the next attempt" {
     try expect(!operations[0].mismatch_told);
     for (operations, 0..) |operation, rank| {
         try expectEqual(.ok, operation.status);
-        calls.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
+        user.release(world.node_of_rank(&w, @intCast(rank)).s, operation);
     }
 }
 
@@ -772,13 +770,13 @@ test "a call that has returned uses no memory, though nobody has taken its resul
     };
     var again = call;
     again.tag = 1;
-    const first = try calls.begin(node.s, w.now, node.group, call);
-    try expectError(error.BufferInUse, calls.begin(node.s, w.now, node.group, again));
+    const first = try user.begin(node.s, w.now, node.group, call);
+    try expectError(error.BufferInUse, user.begin(node.s, w.now, node.group, again));
     try w.settle();
     try expect(first.finished);
-    const second = try calls.begin(node.s, w.now, node.group, again);
+    const second = try user.begin(node.s, w.now, node.group, again);
     try w.settle();
-    for ([_]*Operation{ first, second }) |operation| calls.release(node.s, operation);
+    for ([_]*Operation{ first, second }) |operation| user.release(node.s, operation);
 }
 
 test "what is left of a payload that nobody wants any more is still to be read" {
@@ -799,7 +797,7 @@ test "data of a call that differs is thrown away as it comes in" {
     defer w.deinit();
     const node = &w.nodes[0];
     var values: [100]u64 = @splat(1);
-    const operation = try calls.begin(node.s, w.now, node.group, .{
+    const operation = try user.begin(node.s, w.now, node.group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&values),
         .recv = @ptrCast(&values),
@@ -816,8 +814,8 @@ test "data of a call that differs is thrown away as it comes in" {
         try expect(try hostile_test.inject(node, lane, header));
     }
     try expectEqual(0, x.bytes_received);
-    calls.cancel(node.s, w.now, operation);
-    calls.release(node.s, operation);
+    user.cancel(node.s, w.now, operation);
+    user.release(node.s, operation);
 }
 
 /// The connection to the coordinator ends, and no other is made before the world moves.
@@ -860,7 +858,7 @@ test "a peer gives up a coordinator that is away for longer than reconnect_timeo
     try expectEqual(.lost, hasty.s.control_state);
     try expectEqual(null, hasty.connection);
     try expectEqual(.open, patient.s.control_state);
-    calls.release(hasty.s, operation);
+    user.release(hasty.s, operation);
 }
 
 test "a name is asked for again when the join before it is answered, or its connection has ended" {
@@ -869,10 +867,10 @@ test "a name is asked for again when the join before it is answered, or its conn
         try form(&w, 2);
         defer w.deinit();
         const node = &w.nodes[0];
-        const first = try joining.join(node.s, w.now, "h", 2);
-        joining.leave(node.s, w.now, first);
-        joining.release(node.s, first);
-        const second = try joining.join(node.s, w.now, "h", 2);
+        const first = try user.join(node.s, w.now, "h", 2);
+        user.leave(node.s, w.now, first);
+        user.release_group(node.s, first);
+        const second = try user.join(node.s, w.now, "h", 2);
         try expect(first.asks);
         try expect(!second.asks);
         if (!answered) {
@@ -894,9 +892,9 @@ test "a refusal is of the join that came first, and the next one is answered for
     try form(&w, 2);
     defer w.deinit();
     const node = &w.nodes[0];
-    const first = try joining.join(node.s, w.now, "h", 2);
-    joining.leave(node.s, w.now, first);
-    const second = try joining.join(node.s, w.now, "h", 2);
+    const first = try user.join(node.s, w.now, "h", 2);
+    user.leave(node.s, w.now, first);
+    const second = try user.join(node.s, w.now, "h", 2);
     const refused: wire.control.Message = .{ .refused = .{ .name = .of("h"), .why = .of("no") } };
     try hostile_test.hear(node, refused);
     try expect(!first.asks);
@@ -915,15 +913,15 @@ test "a group that was released is told nothing, however late the answer to its 
     try form(&w, 2);
     defer w.deinit();
     const node = &w.nodes[0];
-    try joining.admit_together(node.s, w.now, node.group, w.now + 50 * std.time.ns_per_s);
+    try user.admit_together(node.s, w.now, node.group, w.now + 50 * std.time.ns_per_s);
     cut_off(&w, node);
     while (!node.group.asks) {
         w.now += 10 * ms;
         driver.tick(node.s, w.now);
         _ = try w.step();
     }
-    joining.leave(node.s, w.now, node.group);
-    joining.release(node.s, node.group);
+    user.leave(node.s, w.now, node.group);
+    user.release_group(node.s, node.group);
     driver.tick(node.s, w.now + 60 * std.time.ns_per_s);
     try expectEqual(null, node.admit_failure);
 }

@@ -13,13 +13,12 @@ const Node = world.Node;
 const Operation = session.Operation;
 const World = world.World;
 const at_once = limits.operations_in_flight_max;
-const calls = session.calls;
 const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
-const joining = session.joining;
+const user = session.user;
 const limits = base.limits;
 
 const most = at_once + limits.operations_queued_max;
@@ -41,7 +40,7 @@ const Caller = struct {
 
     fn begin(caller: *Caller, tag: u64, send: []u64, recv: [*]u64) !*Operation {
         const node = caller.node;
-        return calls.begin(node.s, node.world.now, node.group, .{
+        return user.begin(node.s, node.world.now, node.group, .{
             .kind = .all_reduce,
             .send = @ptrCast(send.ptr),
             .recv = @ptrCast(recv),
@@ -67,7 +66,7 @@ const Caller = struct {
 
     fn release(caller: *Caller) void {
         for (caller.operations[0..caller.count]) |operation|
-            calls.release(caller.node.s, operation);
+            user.release(caller.node.s, operation);
         caller.count = 0;
         @memset(&caller.memory, 1);
     }
@@ -86,10 +85,10 @@ const Two = struct {
     /// Both enter the next epoch, with a newcomer. Their calls so far belong to the last one.
     fn enter_next(two: *Two, newcomer: *Node) !void {
         const w = &two.w;
-        try joining.admit(newcomer.s, w.now, newcomer.group, base.never);
+        try user.admit(newcomer.s, w.now, newcomer.group, base.never);
         try w.settle();
         for (&two.callers) |*caller|
-            try joining.admit(caller.node.s, w.now, caller.node.group, base.never);
+            try user.admit(caller.node.s, w.now, caller.node.group, base.never);
         try w.settle();
     }
 };
@@ -131,7 +130,7 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
 const Message = struct { node: *Node, operation: *Operation, memory: *u64 };
 
 fn message(node: *Node, part: session.Call.Part, tag: u64, memory: *u64) !Message {
-    const operation = try calls.begin(node.s, node.world.now, node.group, .{
+    const operation = try user.begin(node.s, node.world.now, node.group, .{
         .kind = .send_recv,
         .part = part,
         .partner_rank = 1 - node.group.rank(),
@@ -176,7 +175,7 @@ test "many receives called before the sends hold up neither these nor a collecti
     for (&messages) |*one| {
         try expect(one.operation.finished);
         try expectEqual(.ok, one.operation.status);
-        calls.release(one.node.s, one.operation);
+        user.release(one.node.s, one.operation);
     }
     for (received, 0..) |memory, index| for (memory, 0..) |number, tag|
         try expectEqual(1000 * (1 - index) + tag, number);
@@ -206,7 +205,7 @@ test "so many calls wait and no more, and those end like any other" {
     try w.settle();
     try callers[1].expect_sums(2);
     try expectEqual(2, value[0]);
-    calls.release(callers[0].node.s, operation);
+    user.release(callers[0].node.s, operation);
     callers[1].release();
 }
 
@@ -223,7 +222,7 @@ test "the tag and the memory of a call that waits are in use" {
     var other = [1]u64{0};
     const in_use = first.memory[at_once + 1 ..][0..1];
     try expectError(error.BufferInUse, first.begin(5000, in_use, &other));
-    joining.leave(first.node.s, w.now, first.node.group);
+    user.leave(first.node.s, w.now, first.node.group);
     for (first.operations[0..first.count]) |operation| {
         try expect(operation.finished);
         try expectEqual(.cancelled, operation.status);
@@ -298,7 +297,7 @@ test "a call that waits ends at once when another member gives it up" {
     try callers[0].call_all(0, at_once + 1);
     try callers[1].call(at_once);
     try w.settle();
-    calls.cancel(callers[1].node.s, w.now, callers[1].operations[0]);
+    user.cancel(callers[1].node.s, w.now, callers[1].operations[0]);
     try w.settle();
     try expectEqual(.aborted, callers[0].operations[at_once].status);
     try expect(!callers[0].operations[0].finished);
@@ -316,7 +315,7 @@ test "a peer that withdraws a call that waits leaves the group, as with any of s
     const w = &two.w;
     const callers = &two.callers;
     try callers[0].call_all(0, at_once + 2);
-    calls.desert(callers[0].node.s, w.now, callers[0].operations[at_once]);
+    user.desert(callers[0].node.s, w.now, callers[0].operations[at_once]);
     for (callers[0].operations[0 .. at_once + 2]) |operation|
         try expectEqual(.cancelled, operation.status);
     try expectEqual(.left, callers[0].node.group.state);
@@ -397,7 +396,7 @@ test "calls that wait belong to their epoch, which is over when they are" {
         try expectEqual(.ok, operation.status);
     }
     try expectEqual(null, member.epoch_of(before));
-    joining.leave(callers[0].node.s, w.now, callers[0].node.group);
+    user.leave(callers[0].node.s, w.now, callers[0].node.group);
     callers[0].release();
 }
 
@@ -456,11 +455,11 @@ test "a call whose turn finds no memory is withdrawn for all, and later ones go 
     var large: [4096]u64 = @splat(1);
     const waiting = try callers[0].begin(at_once, &large, &large);
     failing.fail_index = failing.alloc_index;
-    calls.cancel(node.s, w.now, callers[0].operations[0]);
+    user.cancel(node.s, w.now, callers[0].operations[0]);
     failing.fail_index = std.math.maxInt(usize);
     try expectEqual(.cancelled, waiting.status);
     try expect(waiting.ended_queued);
-    calls.release(node.s, waiting);
+    user.release(node.s, waiting);
     try callers[0].call(at_once + 1);
     try w.settle();
     try callers[1].call_all(0, at_once + 2);
@@ -498,7 +497,7 @@ const Counted = struct {
         try it.w.settle();
         for (operations, it.w.nodes[0..2]) |operation, *node| {
             try world.check_sum(operation);
-            calls.release(node.s, operation);
+            user.release(node.s, operation);
         }
         return it.counter.allocations - before;
     }
@@ -525,9 +524,9 @@ test "a frame that comes again a million times costs no memory" {
     }
     try expectEqual(allocations, it.counter.allocations);
     try expectEqual(bytes, it.counter.allocated_bytes);
-    calls.cancel(node.s, it.w.now, operation);
+    user.cancel(node.s, it.w.now, operation);
     try it.w.settle();
-    calls.release(node.s, operation);
+    user.release(node.s, operation);
 }
 
 test "a call allocates as often for many pieces as for few" {

@@ -20,14 +20,13 @@ const Lane = session.Lane;
 const Link = session.Link;
 const Operation = session.Operation;
 const World = world.World;
-const calls = session.calls;
 const deadline_never = sync_test.deadline_never;
 const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
-const lanes = session.lanes;
+const user = session.user;
 const leaves = sync_test.leaves;
 const ms = std.time.ns_per_ms;
 
@@ -56,7 +55,7 @@ pub const Broken = struct {
 
     pub fn notice(broken: *const Broken, w: *World, end: usize) void {
         if (!broken.is_there(end)) return;
-        lanes.closed(broken.nodes[end].s, w.now, broken.ends[end]);
+        driver.closed(broken.nodes[end].s, w.now, broken.ends[end]);
     }
 
     /// The system takes what this end sends, and nothing arrives.
@@ -64,8 +63,8 @@ pub const Broken = struct {
         if (!broken.is_there(end)) return;
         const s = broken.nodes[end].s;
         var slices: [2][]const u8 = undefined;
-        const count = lanes.send_slices(s, w.now, broken.ends[end], &slices);
-        for (slices[0..count]) |slice| lanes.sent(s, w.now, broken.ends[end], slice.len);
+        const count = driver.send_slices(s, w.now, broken.ends[end], &slices);
+        for (slices[0..count]) |slice| driver.sent(s, w.now, broken.ends[end], slice.len);
     }
 
     /// The coordinator begins another attempt, if a member has told it of a reason.
@@ -678,7 +677,7 @@ test "a sync that ends, and a session, wait for the leaves that are being hashed
         const under_way = idle.count;
         try expect(under_way > 0);
         if (how == 0) {
-            calls.cancel(late.node.s, case.world.now, late.operation.?);
+            user.cancel(late.node.s, case.world.now, late.operation.?);
             try expectEqual(under_way, idle.fenced);
             try late.expect_value(2, 0);
         } else case.world.kill(late.node);
@@ -704,13 +703,13 @@ test "a newcomer's fetch waits for its last leaves, also when its sources are go
             try case.world.settle();
             try expect(late.node.group.is_fetching());
             try idle.work();
-        } else calls.state_remove(late.node.s, late.node.group, late.state);
+        } else user.state_remove(late.node.s, late.node.group, late.state);
         try expectEqual(0, idle.count);
         // All of it is known, whether its hash has been told or was waited for.
         const state = late.state;
         for (0..leaves_all) |leaf| try expect(!state.lacks(@intCast(leaf)));
         if (how == 0) try expect(!late.node.group.is_fetching()) //
-        else try calls.state_add(late.node.s, late.node.group, late.state);
+        else try user.state_add(late.node.s, late.node.group, late.state);
     }
 }
 
@@ -835,8 +834,8 @@ test "a fragment of a wrong length closes its lane, and so does one that reaches
         // Only both halves are a piece.
         const is_whole = case.is_taken and case.fragment.before == 8;
         try expectEqual(@intFromBool(is_whole), x.board.ledger.settled_count);
-        calls.cancel(node.s, w.now, operation);
+        user.cancel(node.s, w.now, operation);
         try w.settle();
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }

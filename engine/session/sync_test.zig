@@ -14,14 +14,12 @@ const Node = world_test.Node;
 const Operation = session.Operation;
 const State = session.State;
 const World = world_test.World;
-const calls = session.calls;
 const driver = session.driver;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
-const joining = session.joining;
-const lanes = session.lanes;
+const user = session.user;
 
 pub const leaf_bytes = 16;
 pub const leaves = 40;
@@ -68,12 +66,12 @@ pub const Held = struct {
             .rules = held.rules,
             .leaf_bytes = leaf_bytes,
         }, &at);
-        try calls.state_add(held.node.s, held.node.group, held.state);
+        try user.state_add(held.node.s, held.node.group, held.state);
     }
 
     /// Another state of the same name, of one tensor.
     fn share_anew(held: *Held, shape: []const u64, revision: u64) !void {
-        calls.state_remove(held.node.s, held.node.group, held.state);
+        user.state_remove(held.node.s, held.node.group, held.state);
         held.state.destroy();
         try held.share(&.{
             .{ .name = "weights", .dtype = .u8, .shape = shape, .data = &held.weights },
@@ -91,7 +89,7 @@ pub const Held = struct {
     }
 
     pub fn deinit(held: *Held) void {
-        if (held.node.alive) calls.state_remove(held.node.s, held.node.group, held.state);
+        if (held.node.alive) user.state_remove(held.node.s, held.node.group, held.state);
         held.state.destroy();
     }
 
@@ -107,7 +105,7 @@ pub const Held = struct {
     ) !void {
         held.state.hash_leaves(0, held.state.leaf_count());
         held.state.hash_root();
-        held.operation = try calls.begin_sync(held.node.s, held.node.world.now, .{
+        held.operation = try user.begin_sync(held.node.s, held.node.world.now, .{
             .group = held.node.group,
             .state = held.state,
             .strategy = strategy,
@@ -122,7 +120,7 @@ pub const Held = struct {
         try expect(operation.finished);
         try expectEqual(status, operation.status);
         if (status == .ok) held.state.apply();
-        calls.release(held.node.s, operation);
+        user.release(held.node.s, operation);
         held.operation = null;
     }
 
@@ -165,7 +163,7 @@ pub const Case = struct {
         try case.world.init(values.len, @intCast(values.len));
         try case.world.settle();
         for (case.world.nodes[0..values.len]) |*node| {
-            try joining.admit(node.s, case.world.now, node.group, deadline_never);
+            try user.admit(node.s, case.world.now, node.group, deadline_never);
         }
         try case.world.settle();
         for (values, revisions, 0..) |value, revision, index| {
@@ -386,7 +384,7 @@ test "structures that differ are listed to everybody" {
     try case.init(&.{ 1, 1, 1 }, &.{ 0, 0, 0 });
     defer case.deinit();
     const other = &case.held[1];
-    calls.state_remove(other.node.s, other.node.group, other.state);
+    user.state_remove(other.node.s, other.node.group, other.state);
     other.state.destroy();
     try other.share(&.{
         .{ .name = "weights", .dtype = .u8, .shape = &.{7}, .data = &other.weights },
@@ -419,7 +417,7 @@ test "a newcomer whose state does not fit is refused alone, told both, and the o
         const late = &case.held[3];
         try late.init(node, 9, 9);
         if (is_shape) {
-            calls.state_remove(node.s, node.group, late.state);
+            user.state_remove(node.s, node.group, late.state);
             late.state.destroy();
             try late.share(&.{
                 .{ .name = "weights", .dtype = .u8, .shape = &.{ 39, 16 }, .data = &late.weights },
@@ -522,7 +520,7 @@ test "successive: the revision goes up by one, and content of another one is not
         try held.expect_value(2, 9);
     }
     // One that has made its state anew knows of no commit, and receives.
-    calls.state_remove(case.held[0].node.s, case.held[0].node.group, case.held[0].state);
+    user.state_remove(case.held[0].node.s, case.held[0].node.group, case.held[0].state);
     case.held[0].state.destroy();
     try case.held[0].init(&case.world.nodes[0], 4, 50);
     case.held[0].rule(.{ .successive = true });
@@ -690,17 +688,17 @@ test "an answer that is lost on a lane which only its sender believes in is aske
         .{ pipe.a, pipe.b }
     else
         .{ pipe.b, pipe.a };
-    lanes.closed(case.held[1].node.s, w.now, there);
+    driver.closed(case.held[1].node.s, w.now, there);
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     var slices: [2][]const u8 = undefined;
     for (0..40) |_| { // what goes there is never heard of again
         _ = try w.step();
-        const count = lanes.send_slices(case.held[0].node.s, w.now, here, &slices);
-        for (slices[0..count]) |slice| lanes.sent(case.held[0].node.s, w.now, here, slice.len);
+        const count = driver.send_slices(case.held[0].node.s, w.now, here, &slices);
+        for (slices[0..count]) |slice| driver.sent(case.held[0].node.s, w.now, here, slice.len);
     }
     try w.settle();
     try expect(!case.held[1].operation.?.finished);
-    lanes.closed(case.held[0].node.s, w.now, here);
+    driver.closed(case.held[0].node.s, w.now, here);
     try w.settle();
     w.now += std.time.ns_per_s / 10;
     w.coordinator.tick(w.now);
@@ -815,7 +813,7 @@ test "a sync in doubt, whose state is the caller's again, gives up a source like
     s.now += 2 * s.settings.silence_ns;
     sync_file.tick(s, operation, false);
     try expect(!t.fetch.owes(0) and !t.fetch.may_wait());
-    for (case.all()) |*held| calls.cancel(held.node.s, s.now, held.operation.?);
+    for (case.all()) |*held| user.cancel(held.node.s, s.now, held.operation.?);
     try case.world.settle();
     for (case.all()) |*held| try held.end(held.operation.?.status);
 }
@@ -943,7 +941,7 @@ test "a newcomer does not wait to enter for members that answer pings and give n
         };
         // The first request is lost: what it asked for never comes.
         fetching.peers[first].wants_page = null;
-        try joining.admit(late.node.s, case.world.now, late.node.group, deadline_never);
+        try user.admit(late.node.s, case.world.now, late.node.group, deadline_never);
         const patience_ns = 2 * late.node.s.settings.silence_ns;
         try case.world.pass(patience_ns - std.time.ns_per_s);
         try expect(late.node.group.admit_waits);
@@ -1054,7 +1052,7 @@ test "who lies about a vote does not get leaves that are on their way to another
     try sync.transfer.peers[0].asked.push(gpa, .{ .class = 0, .index = leaves });
     var slices: [2][]const u8 = undefined;
     for (link.lanes) |place| if (place) |lane| {
-        _ = lanes.send_slices(honest.node.s, case.world.now, lane, &slices);
+        _ = driver.send_slices(honest.node.s, case.world.now, lane, &slices);
     };
     try case.world.settle();
     for (case.held[0..3]) |*held| try expect(held.operation.?.finished);
@@ -1122,7 +1120,7 @@ test "a sync that is cancelled after its offer is in doubt, and aborted for the 
     defer case.deinit();
     try case.held[0].sync(.popular, deadline_never);
     try case.world.settle();
-    calls.cancel(case.held[0].node.s, case.world.now, case.held[0].operation.?);
+    user.cancel(case.held[0].node.s, case.world.now, case.held[0].operation.?);
     try case.held[0].end(.in_doubt);
     try case.world.settle();
     try expectEqual(0, case.held[0].node.s.operations.items.len);
@@ -1137,7 +1135,7 @@ test "a holder that is cancelled while others fetch gives nothing more, and all 
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     try run_until_moved(&case, &case.held[1], 5);
     const holder = &case.held[0];
-    calls.cancel(holder.node.s, case.world.now, holder.operation.?);
+    user.cancel(holder.node.s, case.world.now, holder.operation.?);
     try holder.end(.in_doubt);
     @memset(&holder.weights, 9); // its own again
     try case.world.settle();
@@ -1160,12 +1158,12 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
         .deadline = deadline_never,
     };
     const s = held.node.s;
-    try expectError(error.BufferInUse, calls.begin(s, case.world.now, held.node.group, call));
+    try expectError(error.BufferInUse, user.begin(s, case.world.now, held.node.group, call));
     call.send = &held.own;
     call.recv = &held.own;
     call.count = 3;
     call.tag = base.limits.state_tags_first;
-    try expectError(error.TagReserved, calls.begin(s, case.world.now, held.node.group, call));
+    try expectError(error.TagReserved, user.begin(s, case.world.now, held.node.group, call));
     try case.held[1].sync(.popular, deadline_never);
     try case.world.settle();
     for (case.all()) |*each| try each.end(.ok);
@@ -1193,7 +1191,7 @@ pub fn newcomer_at(case: *Case, is_far: bool) !*Held {
     late.state.serves = true;
     late.state.hash_leaves(0, late.state.leaf_count());
     late.state.hash_root();
-    try calls.prefetch_begin(node.s, case.world.now, node.group, late.state);
+    try user.prefetch_begin(node.s, case.world.now, node.group, late.state);
     try expect(node.group.is_fetching());
     return late;
 }
@@ -1211,7 +1209,7 @@ pub fn admit_all(case: *Case) !void {
     for (0..all.len) |back| {
         const held = &all[all.len - 1 - back];
         if (!held.node.alive) continue;
-        try joining.admit(held.node.s, case.world.now, held.node.group, deadline_never);
+        try user.admit(held.node.s, case.world.now, held.node.group, deadline_never);
         if (back == 0) try case.world.settle();
     }
     try case.world.settle();
@@ -1227,10 +1225,10 @@ fn found_all(case: *Case, name: []const u8, roots: []const *session.Group) !void
     const founders = ids[0..case.count];
     var subs: [world_test.nodes_max]*session.Group = undefined;
     for (case.all(), roots, subs[0..case.count]) |*held, root, *group|
-        group.* = try joining.found(held.node.s, case.world.now, name, root, founders);
+        group.* = try user.found(held.node.s, case.world.now, name, root, founders);
     try case.world.settle();
     for (case.all(), subs[0..case.count]) |*held, group|
-        try joining.admit(held.node.s, case.world.now, group, deadline_never);
+        try user.admit(held.node.s, case.world.now, group, deadline_never);
     try case.world.settle();
     for (case.all(), subs[0..case.count]) |*held, group| {
         try expectEqual(case.count, group.world_size());
@@ -1363,13 +1361,13 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     const late = try newcomer_case(&case);
     defer case.deinit();
     const s = late.node.s;
-    try joining.admit(s, case.world.now, late.node.group, deadline_never);
+    try user.admit(s, case.world.now, late.node.group, deadline_never);
     try expect(late.node.group.admit_waits);
     while (late.node.group.is_fetching()) try expect(try case.world.step());
     try expect(!late.node.group.admit_waits);
     try case.world.settle();
     for (case.held[0..2]) |*held| {
-        try joining.admit(held.node.s, case.world.now, held.node.group, deadline_never);
+        try user.admit(held.node.s, case.world.now, held.node.group, deadline_never);
     }
     try case.world.settle();
     try expectEqual(1, late.node.admitted);
@@ -1390,7 +1388,7 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     last.weights[0] = 7;
     last.weights[99] = 7;
     last.state.hash_leaves(0, last.state.leaf_count());
-    try calls.prefetch_begin(node.s, case.world.now, node.group, last.state);
+    try user.prefetch_begin(node.s, case.world.now, node.group, last.state);
     const under_way = last.fetch().?;
     while (under_way.hashes_from != null) try expect(try case.world.step());
     try expectEqual(3, under_way.fetch.left);
@@ -1490,7 +1488,7 @@ test "a source that dies, closes its state or has not opted in is done without" 
         switch (how) {
             0 => case.world.kill(source.node),
             1 => {
-                calls.state_remove(source.node.s, source.node.group, source.state);
+                user.state_remove(source.node.s, source.node.group, source.state);
                 @memset(&source.weights, 7);
             },
             else => source.state.serves = false,
@@ -1498,7 +1496,7 @@ test "a source that dies, closes its state or has not opted in is done without" 
         try case.world.settle();
         try expect(!late.node.group.is_fetching());
         for (late.state.staged) |place| try expectEqual(1, place.?[0]);
-        if (how == 1) try calls.state_add(source.node.s, source.node.group, source.state);
+        if (how == 1) try user.state_add(source.node.s, source.node.group, source.state);
     }
 }
 
@@ -1522,13 +1520,13 @@ test "a newcomer whose members share nothing enters at once, and its fetch ends 
     const late = try newcomer_case(&case);
     defer case.deinit();
     for (0..8) |_| try expect(try case.world.step());
-    calls.state_remove(late.node.s, late.node.group, late.state);
+    user.state_remove(late.node.s, late.node.group, late.state);
     try expect(late.node.group.shared(late.state) == null);
     try case.world.settle();
     for (case.held[0..2]) |*held| held.state.serves = false;
     const before = missing(late.state);
-    try calls.state_add(late.node.s, late.node.group, late.state);
-    try calls.prefetch_begin(late.node.s, case.world.now, late.node.group, late.state);
+    try user.state_add(late.node.s, late.node.group, late.state);
+    try user.prefetch_begin(late.node.s, case.world.now, late.node.group, late.state);
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
     try expectEqual(before, missing(late.state));

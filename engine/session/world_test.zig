@@ -9,11 +9,9 @@ const kernels = @import("kernels");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const session = @import("root.zig");
-const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
-const lanes = session.lanes;
-const joining = session.joining;
+const user = session.user;
 const Session = session.Session;
 const Lane = session.Lane;
 const Group = session.Group;
@@ -124,7 +122,7 @@ pub const World = struct {
         var address: [8]u8 = undefined;
         try driver.set_address(node.s, try std.fmt.bufPrint(&address, "n{d}:1", .{node.index}));
         w.connect(node);
-        node.group = try joining.join(node.s, w.now, "g", 0);
+        node.group = try user.join(node.s, w.now, "g", 0);
         return node;
     }
 
@@ -205,7 +203,7 @@ pub const World = struct {
                 false;
             const can_be = to.alive and !w.are_apart(dial.node.index, dial.to) and !is_walled;
             w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) lanes.accept(to.s, w.now, @splat(0)) else null;
+            const lane: ?*Lane = if (can_be) driver.accept(to.s, w.now, @splat(0)) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,
@@ -213,8 +211,8 @@ pub const World = struct {
                     .node_a = dial.node,
                     .node_b = to,
                 });
-                lanes.opened(dial.node.s, w.now, dial.lane);
-            } else lanes.failed(dial.node.s, w.now, dial.lane, .refused);
+                driver.opened(dial.node.s, w.now, dial.lane);
+            } else driver.failed(dial.node.s, w.now, dial.lane, .refused);
         }
     }
 
@@ -238,15 +236,15 @@ pub const World = struct {
         var out: [2][]const u8 = undefined;
         const wakes = from.wakes;
         // One that lets others go first has woken itself.
-        if (lanes.send_slices(from.s, w.now, a, &out) == 0) return from.wakes != wakes;
+        if (driver.send_slices(from.s, w.now, a, &out) == 0) return from.wakes != wakes;
         var in: [2][]u8 = undefined;
-        _ = lanes.recv_slices(to.s, b, &in);
+        _ = driver.recv_slices(to.s, b, &in);
         const count = @min(out[0].len, in[0].len);
         @memcpy(in[0][0..count], out[0][0..count]);
         // The last words of a lane arrive, though it ends with them.
-        lanes.received(to.s, w.now, b, count);
+        driver.received(to.s, w.now, b, count);
         for (w.pipes.items) |*pipe| if (pipe.a == a or pipe.b == a) {
-            lanes.sent(from.s, w.now, a, count);
+            driver.sent(from.s, w.now, a, count);
             break;
         };
         return true;
@@ -277,8 +275,8 @@ pub const World = struct {
     pub fn break_lane(w: *World, lane: *const Lane) void {
         const pipe = w.pipe_of(lane).*;
         _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
-        lanes.closed(pipe.node_a.s, w.now, pipe.a);
-        lanes.closed(pipe.node_b.s, w.now, pipe.b);
+        driver.closed(pipe.node_a.s, w.now, pipe.a);
+        driver.closed(pipe.node_b.s, w.now, pipe.b);
     }
 
     /// Time passes for everybody.
@@ -302,9 +300,9 @@ pub const World = struct {
             if (pipe.node_a != victim and pipe.node_b != victim) continue;
             _ = w.pipes.orderedRemove(index);
             if (pipe.node_a == victim)
-                lanes.closed(pipe.node_b.s, w.now, pipe.b)
+                driver.closed(pipe.node_b.s, w.now, pipe.b)
             else
-                lanes.closed(pipe.node_a.s, w.now, pipe.a);
+                driver.closed(pipe.node_a.s, w.now, pipe.a);
         }
         if (victim.connection) |connection| w.coordinator.closed(w.now, connection);
         victim.connection = null;
@@ -362,8 +360,8 @@ pub const World = struct {
             if (pipe.a != lane and pipe.b != lane) continue;
             _ = w.pipes.orderedRemove(index);
             if (pipe.a == lane) {
-                lanes.closed(pipe.node_b.s, w.now, pipe.b);
-            } else lanes.closed(pipe.node_a.s, w.now, pipe.a);
+                driver.closed(pipe.node_b.s, w.now, pipe.b);
+            } else driver.closed(pipe.node_a.s, w.now, pipe.a);
             return;
         }
     }
@@ -417,7 +415,7 @@ pub const World = struct {
                 if (!node.alive or !node.ready or came[node.index]) continue;
                 if ((node.group.epoch() == 0) != newcomers) continue;
                 came[node.index] = true;
-                try joining.admit(node.s, w.now, node.group, base.never);
+                try user.admit(node.s, w.now, node.group, base.never);
             }
             try w.settle();
         }
@@ -431,7 +429,7 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
     for (&buffers[node.index], 0..) |*value, index| {
         value.* = (index % 7 + 1) << @intCast(4 * node.index);
     }
-    return calls.begin(node.s, node.world.now, node.group, .{
+    return user.begin(node.s, node.world.now, node.group, .{
         .kind = .all_reduce,
         .send = @ptrCast(&buffers[node.index]),
         .recv = @ptrCast(&buffers[node.index]),
@@ -475,7 +473,7 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
         try w.settle();
         for (w.nodes[0..count], 0..) |*node, index| {
             try check_sum(operations[index]);
-            calls.release(node.s, operations[index]);
+            user.release(node.s, operations[index]);
         }
         if (count == 1) continue;
         for (w.nodes[0..count], 0..) |*node, index| {
@@ -487,7 +485,7 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
         for (w.nodes[0..count], 0..) |*node, index| {
             if (!node.alive) continue;
             try check_sum(operations[index]);
-            calls.release(node.s, operations[index]);
+            user.release(node.s, operations[index]);
         }
         // At the next safe point the ranks are dense again, and all agree on who left.
         try w.admit_all();
@@ -507,13 +505,13 @@ test "a peer says whether its user waits to enter, and a group begins when all d
     try w.settle();
     const newcomers = &w.coordinator.run.groups.items[0].newcomers;
     for (newcomers.items) |*newcomer| try expect(newcomer.prepared and !newcomer.entering);
-    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
+    try user.admit(w.nodes[0].s, w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
     try w.settle();
     var waiting: usize = 0;
     for (newcomers.items) |*newcomer| waiting += @intFromBool(newcomer.entering);
     try expectEqual(1, waiting);
     try expectEqual(0, w.nodes[0].admitted);
-    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + std.time.ns_per_s);
+    try user.admit(w.nodes[1].s, w.now, w.nodes[1].group, w.now + std.time.ns_per_s);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
 }
@@ -533,7 +531,7 @@ test "time does not go back when a call began in the midst of a round of the eng
     for ([_]*Operation{ early, late }, w.nodes[0..2]) |operation, *node| {
         try expectEqual(.ok, operation.status);
         try expect(operation.finished_at >= operation.started_at);
-        calls.release(node.s, operation);
+        user.release(node.s, operation);
     }
 }
 
@@ -548,14 +546,14 @@ test "newcomers are pending until this member has passed the safe point with the
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
     // The epoch begins for the newcomer, and then for one member before the other.
-    try joining.admit(w.nodes[2].s, w.now, w.nodes[2].group, base.never);
+    try user.admit(w.nodes[2].s, w.now, w.nodes[2].group, base.never);
     try w.settle();
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
-    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
+    try user.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
     try w.settle();
     try expectEqual(0, w.nodes[0].group.pending());
     try expectEqual(1, w.nodes[1].group.pending());
-    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
+    try user.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
     try w.settle();
     try expectEqual(0, w.nodes[1].group.pending());
     for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
@@ -574,17 +572,17 @@ test "newcomers that come after a loss are pending until this member has passed 
     const newcomer = try w.add();
     try w.pass(std.time.ns_per_s);
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
-    try joining.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
+    try user.admit(w.nodes[0].s, w.now, w.nodes[0].group, base.never);
     try w.pass(std.time.ns_per_s);
     try expectEqual(0, w.nodes[0].group.pending());
     try expectEqual(1, w.nodes[1].group.pending());
-    try joining.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
+    try user.admit(w.nodes[1].s, w.now, w.nodes[1].group, base.never);
     try w.pass(std.time.ns_per_s);
-    try joining.admit(newcomer.s, w.now, newcomer.group, base.never);
+    try user.admit(newcomer.s, w.now, newcomer.group, base.never);
     try w.pass(std.time.ns_per_s);
     for (w.nodes[0..2]) |*node| {
         try expectEqual(1, node.group.pending());
-        try joining.admit(node.s, w.now, node.group, base.never);
+        try user.admit(node.s, w.now, node.group, base.never);
         try w.settle();
         try expectEqual(0, node.group.pending());
         try expectEqual(3, node.group.world_size());
@@ -615,7 +613,7 @@ test "a newcomer enters at the safe point, and a mismatch is named on every peer
     for (w.nodes[0..3], 0..) |*node, index| {
         try expectEqual(.mismatch, operations[index].status);
         try expect(operations[index].failure.descriptor != null);
-        calls.release(node.s, operations[index]);
+        user.release(node.s, operations[index]);
     }
 }
 
@@ -628,15 +626,15 @@ test "one that gives up aborts for all, and a late caller is told" {
     const first = try sum(&w.nodes[0], elements, .restart);
     const second = try sum(&w.nodes[1], elements, .restart);
     try w.settle();
-    calls.cancel(w.nodes[0].s, w.now, first);
+    user.cancel(w.nodes[0].s, w.now, first);
     try expectEqual(.cancelled, first.status);
     try w.settle();
     try expectEqual(.aborted, second.status);
     const third = try sum(&w.nodes[2], elements, .restart);
     try expectEqual(.aborted, third.status);
-    calls.release(w.nodes[0].s, first);
-    calls.release(w.nodes[1].s, second);
-    calls.release(w.nodes[2].s, third);
+    user.release(w.nodes[0].s, first);
+    user.release(w.nodes[1].s, second);
+    user.release(w.nodes[2].s, third);
 }
 
 /// Nobody waits for the others to call.
@@ -647,7 +645,7 @@ fn expect_aborted_at_once(w: *World, recovery: wire.control.Recovery) !void {
         try expectEqual(.peer_lost, later.failure.reason.?);
         try std.testing.expect(later.failure.peer.eql(.from_int(2)));
         try w.settle();
-        calls.release(w.nodes[index].s, later);
+        user.release(w.nodes[index].s, later);
     }
 }
 
@@ -664,7 +662,7 @@ test "a call that is deserted costs the others what a death does, and this peer 
         }
         for (0..6) |_| _ = try w.step();
         const leaver = &w.nodes[1];
-        calls.desert(leaver.s, w.now, operations[1]);
+        user.desert(leaver.s, w.now, operations[1]);
         try expectEqual(.cancelled, operations[1].status);
         try w.settle();
         for ([_]usize{ 0, 2 }) |index| {
@@ -674,11 +672,11 @@ test "a call that is deserted costs the others what a death does, and this peer 
         }
         if (recovery == .complete) try expect_aborted_at_once(&w, recovery);
         try std.testing.expectError(error.Left, sum(leaver, elements, recovery));
-        for (w.nodes[0..3], operations) |*node, operation| calls.release(node.s, operation);
+        for (w.nodes[0..3], operations) |*node, operation| user.release(node.s, operation);
         // The others pass the safe point without it; it may come again.
-        joining.release(leaver.s, leaver.group);
+        user.release_group(leaver.s, leaver.group);
         leaver.ready = false;
-        leaver.group = try joining.join(leaver.s, w.now, "g", 0);
+        leaver.group = try user.join(leaver.s, w.now, "g", 0);
         for ([_]usize{ 2, 3 }) |size| {
             try w.admit_all();
             try expectEqual(size, w.nodes[0].group.world_size());
@@ -695,13 +693,13 @@ test "in a world of one a call is withdrawn alone" {
     try w.admit_all();
     const node = &w.nodes[0];
     const lonely = try sum(node, elements, .resume_chunks);
-    calls.desert(node.s, w.now, lonely);
+    user.desert(node.s, w.now, lonely);
     try w.settle();
-    calls.release(node.s, lonely);
+    user.release(node.s, lonely);
     const next = try sum(node, elements, .resume_chunks);
     try w.settle();
     try check_sum(next);
-    calls.release(node.s, next);
+    user.release(node.s, next);
 }
 
 test "a residual that an operation in flight uses is no buffer of another call" {
@@ -724,7 +722,7 @@ test "a residual that an operation in flight uses is no buffer of another call" 
         .residual = .{ .in = bytes[1], .out = bytes[2] },
         .deadline = base.never,
     };
-    const operation = try calls.begin(node.s, w.now, node.group, call);
+    const operation = try user.begin(node.s, w.now, node.group, call);
     call.tag = 1;
     for ([_]?kernels.Residual{
         null,
@@ -735,27 +733,27 @@ test "a residual that an operation in flight uses is no buffer of another call" 
         call.residual = residual;
         call.send = bytes[recv];
         call.recv = bytes[recv];
-        const begun = calls.begin(node.s, w.now, node.group, call);
+        const begun = user.begin(node.s, w.now, node.group, call);
         try std.testing.expectError(error.BufferInUse, begun);
     }
-    calls.cancel(node.s, w.now, operation);
-    calls.release(node.s, operation);
+    user.cancel(node.s, w.now, operation);
+    user.release(node.s, operation);
     // Nor is it one of its own call.
     for ([_]kernels.Residual{
         .{ .in = bytes[1], .out = bytes[1] },
         .{ .in = bytes[1], .out = bytes[4] },
     }) |residual| {
         call.residual = residual;
-        const refused = calls.begin(node.s, w.now, node.group, call);
+        const refused = user.begin(node.s, w.now, node.group, call);
         try std.testing.expectError(error.ResidualOverlaps, refused);
     }
     call.residual = .{ .in = bytes[4], .out = bytes[2] };
-    const written = calls.begin(node.s, w.now, node.group, call);
+    const written = user.begin(node.s, w.now, node.group, call);
     try std.testing.expectError(error.ResidualInWritten, written);
     call.residual = .{ .in = bytes[1], .out = bytes[2] };
-    const second = try calls.begin(node.s, w.now, node.group, call);
-    calls.cancel(node.s, w.now, second);
-    calls.release(node.s, second);
+    const second = try user.begin(node.s, w.now, node.group, call);
+    user.cancel(node.s, w.now, second);
+    user.release(node.s, second);
 }
 
 test "in a world too large for links to all, a call for the direct schedule takes the ring" {
@@ -772,7 +770,7 @@ test "in a world too large for links to all, a call for the direct schedule take
         for (w.nodes[0..nodes_max], &values, &operations) |*node, *own, *operation| {
             if (!node.alive) continue;
             own.* = @splat(1);
-            operation.* = try calls.begin(node.s, w.now, node.group, .{
+            operation.* = try user.begin(node.s, w.now, node.group, .{
                 .kind = .all_reduce,
                 .send = @ptrCast(own),
                 .recv = @ptrCast(own),
@@ -789,7 +787,7 @@ test "in a world too large for links to all, a call for the direct schedule take
             if (!node.alive) continue;
             try expectEqual(.ok, operation.?.status);
             for (own) |value| try expectEqual(expected, value);
-            calls.release(node.s, operation.?);
+            user.release(node.s, operation.?);
         }
     }
 }
@@ -799,7 +797,7 @@ const Part = session.Call.Part;
 /// One part of a message of `elements` numbers, all of them what the sender's rank is.
 pub fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Operation {
     if (part == .send) values.* = @splat(node.group.rank());
-    return calls.begin(node.s, node.world.now, node.group, .{
+    return user.begin(node.s, node.world.now, node.group, .{
         .kind = .send_recv,
         .part = part,
         .partner_rank = partner,
@@ -849,7 +847,7 @@ test "in a world too large for links to all, a message has a link of its own whi
             try expectEqual(.ok, operation.status);
             // Nothing was taken for a broken link meanwhile.
             try expectEqual(1, operation.op.attempts);
-            calls.release((if (part == .send) from else to).s, operation);
+            user.release((if (part == .send) from else to).s, operation);
         }
         try w.pass(2 * Session.linger_ns);
     }
@@ -871,7 +869,7 @@ test "what others still need of a call in doubt goes on once all of it is set as
     for (&arrays, &operations, w.nodes[0..2], 1..) |*array, *operation, *node, value| {
         array.* = try w.gpa.alloc(u64, count);
         @memset(array.*, value);
-        operation.* = try calls.begin(node.s, w.now, node.group, .{
+        operation.* = try user.begin(node.s, w.now, node.group, .{
             .kind = .all_reduce,
             .send = @ptrCast(array.ptr),
             .recv = @ptrCast(array.ptr),
@@ -883,7 +881,7 @@ test "what others still need of a call in doubt goes on once all of it is set as
     defer for (arrays) |array| w.gpa.free(array);
     const node = &w.nodes[0];
     while (operations[0].op.state != .voted) _ = try w.step();
-    calls.cancel(node.s, w.now, operations[0]);
+    user.cancel(node.s, w.now, operations[0]);
     try expect(!operations[0].finished); // there is more of it than one step gives back
     node.wakes = 0;
     while (!operations[0].finished) driver.tick(node.s, w.now);
@@ -892,5 +890,5 @@ test "what others still need of a call in doubt goes on once all of it is set as
     try expectEqual(session.Status.ok, operations[1].status);
     for (arrays[1]) |value| try expectEqual(3, value);
     for (arrays[0]) |value| try expectEqual(1, value);
-    for (operations, w.nodes[0..2]) |operation, *owner| calls.release(owner.s, operation);
+    for (operations, w.nodes[0..2]) |operation, *owner| user.release(owner.s, operation);
 }

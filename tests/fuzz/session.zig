@@ -8,11 +8,9 @@ const base = @import("base");
 const wire = @import("wire");
 const session = @import("session");
 const words_file = @import("words.zig");
-const calls = session.calls;
 const control = session.control;
 const driver = session.driver;
-const lanes = session.lanes;
-const joining = session.joining;
+const user = session.user;
 const Group = session.Group;
 const Lane = session.Lane;
 const Operation = session.Operation;
@@ -140,12 +138,12 @@ const Booth = struct {
         var rest = bytes;
         while (rest.len > 0 and booth.lanes[place] == lane) {
             var slices: [2][]u8 = undefined;
-            const count = lanes.recv_slices(booth.s, lane, &slices);
+            const count = driver.recv_slices(booth.s, lane, &slices);
             std.debug.assert(count > 0 and slices[0].len > 0);
             const taken = @min(slices[0].len, rest.len);
             @memcpy(slices[0][0..taken], rest[0..taken]);
             rest = rest[taken..];
-            lanes.received(booth.s, booth.now, lane, taken);
+            driver.received(booth.s, booth.now, lane, taken);
         }
     }
 
@@ -158,11 +156,11 @@ const Booth = struct {
             var turns: usize = 0;
             while (place.* == lane and turns < 100) : (turns += 1) {
                 var slices: [2][]const u8 = undefined;
-                const count = lanes.send_slices(booth.s, booth.now, lane, &slices);
+                const count = driver.send_slices(booth.s, booth.now, lane, &slices);
                 if (count == 0 or place.* != lane) break;
                 var total: usize = 0;
                 for (slices[0..count]) |slice| total += slice.len;
-                lanes.sent(booth.s, booth.now, lane, total);
+                driver.sent(booth.s, booth.now, lane, total);
             }
         }
     }
@@ -184,7 +182,7 @@ pub fn run(allocator: std.mem.Allocator, bytes: []const u8) !void {
     defer driver.destroy(booth.s);
     try driver.set_address(booth.s, "n0:1");
     try connect(&booth);
-    booth.group = try joining.join(booth.s, booth.now, "g", 0);
+    booth.group = try user.join(booth.s, booth.now, "g", 0);
     // Most inputs begin as a member, where most code is.
     if (words.byte() % 8 != 0) try become_member(&booth);
     while (words.rest.len > 0) {
@@ -224,7 +222,7 @@ fn become_member(booth: *Booth) !void {
     } });
     open_lanes(booth);
     if (booth.group) |group|
-        joining.admit(booth.s, booth.now, group, booth.now + 60 * second) catch {};
+        user.admit(booth.s, booth.now, group, booth.now + 60 * second) catch {};
     try booth.tell(.{ .ask_safe_points = .{ .group = 0, .round = 1 } });
     try booth.tell(.{ .activate = .{
         .group = 0,
@@ -244,7 +242,7 @@ fn open_lanes(booth: *Booth) void {
         const lane = booth.lanes[place] orelse continue;
         if (booth.is_up[place]) continue;
         booth.is_up[place] = true;
-        lanes.opened(booth.s, booth.now, lane);
+        driver.opened(booth.s, booth.now, lane);
         booth.feed(place, &wire.hello.encode_answer(.welcome));
     }
     accept(booth, .{
@@ -256,8 +254,8 @@ fn open_lanes(booth: *Booth) void {
 }
 
 fn accept(booth: *Booth, hello: wire.hello.Hello) void {
-    const lane = lanes.accept(booth.s, booth.now, @splat(1)) orelse return;
-    if (!booth.add(lane, true)) return lanes.closed(booth.s, booth.now, lane);
+    const lane = driver.accept(booth.s, booth.now, @splat(1)) orelse return;
+    if (!booth.add(lane, true)) return driver.closed(booth.s, booth.now, lane);
     for (&booth.lanes, 0..) |place, index| if (place == lane) {
         return booth.feed(index, &wire.hello.encode(hello));
     };
@@ -277,7 +275,7 @@ fn step(booth: *Booth, words: *Words) !void {
         2, 3, 4, 5 => try feed_frame(booth, place, words),
         6 => if (booth.lanes[place]) |lane| {
             booth.lanes[place] = null;
-            lanes.closed(booth.s, booth.now, lane);
+            driver.closed(booth.s, booth.now, lane);
         },
         7 => open_lanes(booth),
         8 => try booth.hear(words.bytes(words.byte())),
@@ -290,7 +288,7 @@ fn step(booth: *Booth, words: *Words) !void {
         11, 12 => call(booth, words),
         13 => end_call(booth, words),
         14 => if (booth.group) |group|
-            joining.admit(booth.s, booth.now, group, booth.now + second) catch {},
+            user.admit(booth.s, booth.now, group, booth.now + second) catch {},
         15 => if (booth.is_gone or words.below(8) == 0) try join_again(booth),
         else => try booth.tell(try words.message()),
     }
@@ -327,7 +325,7 @@ fn call(booth: *Booth, words: *Words) void {
     const kind = kinds[words.below(kinds.len)];
     const is_barrier = kind == .barrier;
     const count = if (is_barrier) 0 else words.below(16);
-    lent.op = calls.begin(booth.s, booth.now, group, .{
+    lent.op = user.begin(booth.s, booth.now, group, .{
         .kind = kind,
         .send = lent.middle(),
         .recv = lent.middle() + buffer_bytes / 2,
@@ -341,20 +339,20 @@ fn call(booth: *Booth, words: *Words) void {
 fn end_call(booth: *Booth, words: *Words) void {
     const lent = &booth.lent[words.below(calls_max)];
     const op = lent.op orelse return;
-    if (!op.finished) calls.cancel(booth.s, booth.now, op);
+    if (!op.finished) user.cancel(booth.s, booth.now, op);
     if (!op.finished) return;
     lent.op = null;
-    calls.release(booth.s, op);
+    user.release(booth.s, op);
 }
 
 fn join_again(booth: *Booth) !void {
-    if (booth.group) |group| joining.leave(booth.s, booth.now, group);
+    if (booth.group) |group| user.leave(booth.s, booth.now, group);
     for (&booth.lent) |*lent| if (lent.op) |op| if (op.finished) {
         lent.op = null;
-        calls.release(booth.s, op);
+        user.release(booth.s, op);
     };
     booth.is_gone = false;
-    booth.group = joining.join(booth.s, booth.now, "g", 0) catch |err| switch (err) {
+    booth.group = user.join(booth.s, booth.now, "g", 0) catch |err| switch (err) {
         error.AlreadyJoined => null,
         error.OutOfMemory => return error.OutOfMemory,
     };

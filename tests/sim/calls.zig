@@ -22,7 +22,7 @@ const shards = @import("shards.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
-const calls = session_layer.calls;
+const session_user = session_layer.user;
 const fmt_key = checkers_file.fmt_key;
 const fmt_peers = checkers_file.fmt_peers;
 const Instant = base.Instant;
@@ -357,7 +357,7 @@ fn begin_plain(work: *const Work) !*Operation {
     const ranks = user.group.?.member.current.?.ids.len;
     var exchanged: [2][base.limits.peers_max]u64 = undefined;
     if (is_exchange) work.layout.exchanged(exchanged[0][0..ranks], exchanged[1][0..ranks]);
-    return calls.begin(user.node.session.?, user.node.here(), user.group.?, .{
+    return session_user.begin(user.node.session.?, user.node.here(), user.group.?, .{
         .kind = step.kind,
         .send = work.send.ptr,
         .recv = work.recv.ptr,
@@ -390,10 +390,10 @@ pub fn cancel(work: *Work) void {
     if (!world.scripted and world.faults.stream(.cancel).chance(2)) {
         world.note("p{d} deserts {f}", .{ work.node.index, work.name() });
         work.user.deserts = true;
-        calls.desert(session, work.node.here(), work.op.?);
+        session_user.desert(session, work.node.here(), work.op.?);
     } else {
         world.note("p{d} cancels {f}", .{ work.node.index, work.name() });
-        calls.cancel(session, work.node.here(), work.op.?);
+        session_user.cancel(session, work.node.here(), work.op.?);
     }
     world.settle(work.node);
     work.user.deserts = false;
@@ -552,7 +552,7 @@ fn close(work: *Work) void {
     }
     const op = work.op orelse return syncs.forget(work);
     work.op = null;
-    if (work.node.session) |s| calls.release(s, op);
+    if (work.node.session) |s| session_user.release(s, op);
     syncs.forget(work);
 }
 

@@ -10,7 +10,7 @@ const session_layer = @import("session");
 const program = @import("program.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
-const joining = session_layer.joining;
+const session_user = session_layer.user;
 const Group = session_layer.Group;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -101,7 +101,7 @@ fn found(user: *User, name: []const u8) !void {
     const sub = &user.sub;
     const here = user.node.here();
     const founders = sub.founders[0..sub.founders_count];
-    const group = try joining.found(user.node.session.?, here, name, user.group.?, founders);
+    const group = try session_user.found(user.node.session.?, here, name, user.group.?, founders);
     group.user = @intFromPtr(user);
     sub.group = group;
     sub.state = .joining;
@@ -193,7 +193,7 @@ pub fn listen(user: *User) bool {
         .ready => {
             sub.state = .admitting;
             const here = user.node.here();
-            joining.admit(user.node.session.?, here, sub.group.?, sub.deadline) catch over(user);
+            session_user.admit(user.node.session.?, here, sub.group.?, sub.deadline) catch over(user);
         },
         .admitted => {
             sub.state = .inside;

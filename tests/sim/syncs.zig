@@ -110,7 +110,7 @@ pub fn keep(user: *User) void {
     user.kept = .{ .state = state, .memory = memory };
     state.hash_leaves(0, state.leaf_count());
     const s = user.node.session.?;
-    session_layer.calls.prefetch_begin(s, user.node.here(), user.group.?, state) catch |err| {
+    session_layer.user.prefetch_begin(s, user.node.here(), user.group.?, state) catch |err| {
         world.note("p{d} cannot fetch ahead: {t}", .{ user.node.index, err });
     };
 }
@@ -133,7 +133,7 @@ pub fn check_given(node: *Node, lane: *session_layer.Lane) void {
 /// A group that was left is about to be released.
 pub fn drop_states(node: *Node, group: *session_layer.Group) void {
     while (group.states.getLastOrNull()) |shared| {
-        session_layer.calls.state_remove(node.session.?, group, shared.state);
+        session_layer.user.state_remove(node.session.?, group, shared.state);
         destroy(node, shared.state);
     }
 }
@@ -185,7 +185,7 @@ fn create(
         error.OutOfMemory => return error.OutOfMemory,
         else => unreachable, // these tensors are good
     };
-    session_layer.calls.state_add(user.node.session.?, group, state) catch |err| {
+    session_layer.user.state_add(user.node.session.?, group, state) catch |err| {
         state.destroy();
         return switch (err) {
             error.OutOfMemory => error.OutOfMemory,
@@ -212,7 +212,7 @@ pub fn begin(work: *Work) !*session_layer.Operation {
     // Each call makes its state anew, and the members know it by its name.
     call.expected = if (user.synced_in == user.membership) user.content.revision else 0;
     call.strategy = work.strategy;
-    const op = try session_layer.calls.begin_sync(s, user.node.here(), .{
+    const op = try session_layer.user.begin_sync(s, user.node.here(), .{
         .group = work.group,
         .state = state,
         .strategy = work.strategy,
@@ -272,7 +272,7 @@ pub fn forget(work: *Work) void {
     work.shared = null;
     const s = work.node.session orelse return; // node_down sees to it
     if (work.kept) return;
-    session_layer.calls.state_remove(s, work.group, state);
+    session_layer.user.state_remove(s, work.group, state);
     destroy(work.node, state);
 }
 

@@ -18,7 +18,7 @@ const world_file = @import("world.zig");
 const Group = session_layer.Group;
 const GroupEvent = session_layer.GroupEvent;
 const Instant = @import("base").Instant;
-const joining = session_layer.joining;
+const session_user = session_layer.user;
 const Node = world_file.Node;
 const Status = protocol.Status;
 const Step = program.Step;
@@ -163,7 +163,7 @@ pub fn join(user: *User) void {
     const world = user.world();
     const s = user.node.session.?;
     const size = world.config.initial_world_size;
-    const group = joining.join(s, user.node.here(), group_names[user.index], size) catch |err| {
+    const group = session_user.join(s, user.node.here(), group_names[user.index], size) catch |err| {
         world.note("p{d} cannot join now: {t}", .{ user.node.index, err });
         return wake_after(user, 300 * ms);
     };
@@ -209,7 +209,7 @@ fn forget_group(user: *User) void {
 /// It is freed later.
 pub fn leave_group(user: *User, group: *Group) void {
     user.old_groups.append(user.world().gpa, group) catch @panic("out of memory");
-    joining.leave(user.node.session.?, user.node.here(), group);
+    session_user.leave(user.node.session.?, user.node.here(), group);
 }
 
 /// Groups that were left are freed once their last call has been looked at.
@@ -224,7 +224,7 @@ fn release_groups(user: *User) void {
         if (held) continue;
         _ = user.old_groups.swapRemove(index);
         syncs.drop_states(user.node, group);
-        joining.release(user.node.session.?, group);
+        session_user.release_group(user.node.session.?, group);
     }
 }
 
@@ -299,9 +299,9 @@ fn begin_admit(user: *User) void {
     const s = user.node.session.?;
     const here = user.node.here();
     const begun = if (user.is_together)
-        joining.admit_together(s, here, user.group.?, deadline)
+        session_user.admit_together(s, here, user.group.?, deadline)
     else
-        joining.admit(s, here, user.group.?, deadline);
+        session_user.admit(s, here, user.group.?, deadline);
     begun catch |err| {
         world.note("p{d} cannot admit: {t}", .{ user.node.index, err });
         return come_again(user);

@@ -41,7 +41,6 @@ const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const control = session_layer.control;
 const driver = session_layer.driver;
-const lanes = session_layer.lanes;
 const Allocator = std.mem.Allocator;
 const Coordinator = protocol.Coordinator;
 const Instant = base.Instant;
@@ -734,7 +733,7 @@ pub const World = struct {
                 if (e.node != node.index or e.what != .lane) continue;
                 const lane = e.what.lane;
                 e.what = .nothing;
-                lanes.closed(s, node.here(), lane);
+                driver.closed(s, node.here(), lane);
             }
         }
         if (node.control != null) {
@@ -903,7 +902,7 @@ pub const World = struct {
         const node = &world.nodes[e.node];
         const ref: Ref = .{ .connection = index, .side = 0 };
         switch (e.what) {
-            .lane => |lane| lanes.opened(node.session.?, node.here(), lane),
+            .lane => |lane| driver.opened(node.session.?, node.here(), lane),
             .control => control.opened(node.session.?, node.here()),
             .nothing, .accepted, .stranger => unreachable,
         }
@@ -932,7 +931,7 @@ pub const World = struct {
                 accepted_connection.driver = index * 2 + 1;
                 e.what = .{ .accepted = accepted_connection };
             }
-        } else if (lanes.accept(node.session.?, node.here(), source)) |lane| {
+        } else if (driver.accept(node.session.?, node.here(), source)) |lane| {
             lane.driver = index * 2 + 1;
             e.what = .{ .lane = lane };
         }
@@ -965,9 +964,9 @@ pub const World = struct {
         world.note("{d} learns that connection {d} ended", .{ node.index, ref.connection });
         switch (what) {
             .lane => |lane| if (never_was)
-                lanes.failed(node.session.?, now, lane, .refused)
+                driver.failed(node.session.?, now, lane, .refused)
             else
-                lanes.closed(node.session.?, now, lane),
+                driver.closed(node.session.?, now, lane),
             .control => {
                 node.control = null;
                 control.closed(node.session.?, now);
@@ -1104,7 +1103,7 @@ pub const World = struct {
         while (rest.len > 0 and e.state == .open) {
             const lane = e.what.lane;
             var slices: [2][]u8 = undefined;
-            const count = lanes.recv_slices(s, lane, &slices);
+            const count = driver.recv_slices(s, lane, &slices);
             if (count < 1 or count > 2 or slices[0].len == 0) return world.checkers.fail(
                 .interface,
                 "p{d}: lane_recv_slices gives {d} slices",
@@ -1120,7 +1119,7 @@ pub const World = struct {
             }
             if (lane.discard > 0 and taken >= lane.discard)
                 copies.thrown_away(world, lane, world.other_end(ref).node, node.index);
-            lanes.received(s, node.here(), lane, taken);
+            driver.received(s, node.here(), lane, taken);
         }
     }
 
@@ -1194,7 +1193,7 @@ pub const World = struct {
             }
             const lane = e.what.lane;
             var slices: [2][]const u8 = undefined;
-            const count = lanes.send_slices(s, node.here(), lane, &slices);
+            const count = driver.send_slices(s, node.here(), lane, &slices);
             if (count == 0) break;
             copies.leaves(world, lane, node.index, world.other_end(ref).node);
             syncs.check_given(node, lane);
@@ -1206,7 +1205,7 @@ pub const World = struct {
                 if (taken < slice.len) break;
             }
             if (e.state != .open) break;
-            lanes.sent(s, node.here(), lane, total);
+            driver.sent(s, node.here(), lane, total);
         }
         world.schedule_delivery(world.connections.items[ref.connection], ref.side);
     }
