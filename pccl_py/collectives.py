@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from pccl_py import _pccl, buffers, many
-from pccl_py._in_turn import Turn
 from pccl_py.buffers import Array
 from pccl_py.closing import Closing
 from pccl_py.codec import ErrorFeedback
-from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.errors import InvalidArgument
 from pccl_py.options import (
     Asked,
     Broadcast,
@@ -78,8 +77,6 @@ class Collectives(Closing):
         self._rosters = rosters
         self._deadline_ns = deadline_ns  # of operations that have none of their own
         self._origins: dict[str, Origin] = {}
-        # Those whose second operation has not begun, so that their tags are in use.
-        self._turns: set[Turn] = set()
 
     @property
     def name(self) -> str:
@@ -446,7 +443,6 @@ class Collectives(Closing):
         after its deadline it raises InDoubt.
         """
         asked = Asked("barrier", options)
-        self._check_tag(asked.tag)
         return Call(
             self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
         )
@@ -498,15 +494,6 @@ class Collectives(Closing):
             self._origins[operation] = origin
         return origin
 
-    def _check_tag(self, tag: int) -> None:
-        """As the native library does, which sees one operation at a time of two in turn."""
-        for turn in tuple(self._turns):
-            if turn.tag == tag and not turn.is_in_order():
-                raise InvalidUsage(
-                    f"an operation with tag {tag} is in flight on this communicator: wait for it, "
-                    "or use another tag"
-                )
-
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
             members = self.members
@@ -523,7 +510,6 @@ class Collectives(Closing):
     def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
         """The options of a call, and the losses of its codec that it carries on, if it adds up."""
         asked = Asked(kind.name.lower(), options)
-        self._check_tag(asked.tag)
         feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
         if feedback is None or feedback.closed:
             return asked, None

@@ -22,7 +22,7 @@ from typing import NoReturn, SupportsIndex
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
-from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError, class_name
+from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError, class_name
 from pccl_py.network import Rates
 from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
@@ -216,8 +216,6 @@ class Group(Objects):
         after peers were lost or left; all members enter it in the same call, each when it comes
         there. So a newcomer returns before members that are at work, and the result's `not_entered`
         names them; operations wait for them. With nothing pending it costs no network round trip.
-        A `broadcast_object` or `all_gather_object` of `async_op`, which all members begin before
-        it, must first have the sizes of all.
 
         `together`: returns when all members have called it, and all of them enter the same new
         epoch or none does; a newcomer returns when all members from before have entered. All must
@@ -235,7 +233,7 @@ class Group(Objects):
         native = self._open()
         deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         try:
-            answer = native.admit(self._put_in_order(deadline_ns), together)
+            answer = native.admit(deadline_ns, together)
         except PcclError as error:
             self._origin("admit").mark(error)
             raise
@@ -353,25 +351,6 @@ class Group(Objects):
             group.close()
             raise
         return group
-
-    def _put_in_order(self, deadline_ns: int) -> int:
-        """Waits until no second operation of two in turn has to begin before the safe point.
-
-        Returns the nanoseconds that are left.
-        """
-        if not self._turns:
-            return deadline_ns
-        until = time.monotonic() + deadline_ns / 1e9
-        for turn in tuple(self._turns):
-            try:
-                turn.put_in_order(until - time.monotonic())
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"admit of group {self._name!r} timed out: the deadline passed before the "
-                    f"sizes of the objects with tag {turn.tag} were there (probably another member "
-                    "has not made that call, or is stuck). No safe point was passed"
-                ) from None
-        return max(1, round((until - time.monotonic()) * 1e9))
 
     # ---- shared state ------------------------------------------------------------------------
 

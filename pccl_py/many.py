@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pccl_py._in_turn import Made
 from pccl_py.errors import Aborted, DeadlineExceeded, PcclError
 from pccl_py.outcome import Origin
-from pccl_py.work import Work
+from pccl_py.work import Made, Work
 
 IN_FLIGHT = 8
 # As base/limits.zig has it for a group: operations_in_flight_max.

@@ -1,8 +1,8 @@
 """Python objects as pickles: broadcast_object and all_gather_object of a Group.
 
-Each is two operations: sizes first, which everybody checks alike against `size_max`, then bytes. A
-peer whose object cannot be pickled says why in place of its size, so that nobody waits for it.
-For arrays there are the collectives, which copy nothing (collectives.py).
+Each call is two operations: sizes first, which every member checks alike against `size_max`, then
+bytes. A peer whose object cannot be pickled sends the reason in place of the size, so that no
+member waits for its bytes. Arrays have the collectives, which copy nothing (collectives.py).
 """
 
 from __future__ import annotations
@@ -11,22 +11,13 @@ import pickle
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, Unpack, overload
+from typing import Any, Unpack
 
-from pccl_py import _in_turn, _pccl
-from pccl_py._in_turn import Made
+from pccl_py import _pccl
 from pccl_py.collectives import Root
-from pccl_py.errors import InvalidArgument
+from pccl_py.errors import InvalidArgument, PcclError
 from pccl_py.messages import Messages
-from pccl_py.options import (
-    Broadcast,
-    BroadcastOptions,
-    Message,
-    MessageOptions,
-    check,
-    documented,
-)
+from pccl_py.options import BroadcastOptions, MessageOptions, check, documented
 from pccl_py.outcome import Origin, Roster
 from pccl_py.words import (
     PeerId,
@@ -55,24 +46,6 @@ _OPTIONS: dict[str, type] = {
 class Objects(Messages):
     """The operations of a Group on objects."""
 
-    @overload
-    def broadcast_object(
-        self,
-        value: Any = None,
-        root: Root = 0,
-        *,
-        size_max: int = SIZE_MAX,
-        **_: Unpack[Message.Work],
-    ) -> Work[Any]: ...
-    @overload
-    def broadcast_object(
-        self,
-        value: Any = None,
-        root: Root = 0,
-        *,
-        size_max: int = SIZE_MAX,
-        **_: Unpack[Message.Bool],
-    ) -> Any: ...
     @documented(MessageOptions)
     def broadcast_object(
         self,
@@ -80,7 +53,7 @@ class Objects(Messages):
         root: Root = 0,
         *,
         size_max: int = SIZE_MAX,
-        **options: Any,
+        **options: Unpack[MessageOptions],
     ) -> Any:
         """Returns the object that `root` passes, on every member; there it is `value` itself.
 
@@ -89,45 +62,34 @@ class Objects(Messages):
         the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
         if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
         that of the whole, and begins anew where a doubt is resolved: `error.work.resolve()` makes
-        the rest of the call, so it must come before the next safe point. A Work unpickles where it
-        is waited for, or awaited; its tag is in use, and `admit` waits, until all sizes are known.
+        the rest of the call, so it must come before the next safe point.
 
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
+        call = _Call(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
         rank = self._rank_of(root)
         is_root = rank == self.rank
         own = _Pickled(value) if is_root else None
         heads = bytearray(_HEAD.size if own is None else own.head)
         roots, roster = [self.members[rank]], self._rosters.of(self.epoch)
 
-        def sizes(how: Any) -> object:
+        def sizes(how: Any) -> Any:
             return self.broadcast(heads, root, **how)
 
-        def content(how: Any) -> object:
-            (size,) = asked.sizes(heads, roots, roster, own)
-            asked.check(size, "the object has")
+        def content(how: Any) -> Any:
+            (size,) = call.sizes(heads, roots, roster, own)
+            call.check(size, "the object has")
             memory = bytearray(size) if own is None else own.data
             how["_finish"] = lambda _: value if is_root else pickle.loads(memory)
             return self.broadcast(memory, root, **how)
 
-        return self._in_turn(asked, sizes, content)
+        return call.run(sizes, content)
 
-    @overload
-    def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Work]
-    ) -> Work[list[Any]]: ...
-    @overload
-    def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Wait]
-    ) -> list[Any]: ...
-    @overload
-    def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Bool]
-    ) -> list[Any] | Work[list[Any]]: ...
     @documented(BroadcastOptions)
-    def all_gather_object(self, value: Any, *, size_max: int = SIZE_MAX, **options: Any) -> Any:
+    def all_gather_object(
+        self, value: Any, *, size_max: int = SIZE_MAX, **options: Unpack[BroadcastOptions]
+    ) -> list[Any]:
         """The objects of all members, in rank order, on every member.
 
         `value`: anything that pickle takes. If a member is lost, or was before the call, the
@@ -142,27 +104,24 @@ class Objects(Messages):
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
+        call = _Call(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
         recovery = _recovery_of_whole(options)
         own = _Pickled(value)
         members, roster = self.members, self._rosters.of(self.epoch)
         heads = bytearray(_HEAD.size * len(members))
 
-        def sizes(how: Any) -> object:
+        def sizes(how: Any) -> Any:
             return self.all_gather(own.head, heads, recovery=recovery, **how)
 
-        def content(how: Any) -> object:
-            counts = asked.sizes(heads, members, roster, own)
-            asked.check(sum(counts), "the objects have together")
+        def content(how: Any) -> Any:
+            counts = call.sizes(heads, members, roster, own)
+            call.check(sum(counts), "the objects have together")
             memory = bytearray(sum(counts))
             how["_finish"] = lambda _: _objects(memory, counts)
             return self.all_gather(own.data, memory, counts, recovery=recovery, **how)
 
-        return self._in_turn(asked, sizes, content)
-
-    def _in_turn(self, asked: _Asked, first: _Begin, second: _Begin) -> Any:
-        both = _Both(asked, first, second)
-        return _in_turn.run(both, asked.origin, self._turns, asked.tag, asked.async_op)
+        objects: list[Any] = call.run(sizes, content)
+        return objects
 
 
 def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
@@ -201,29 +160,55 @@ def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
     return objects
 
 
-class _Asked:
-    """The options of one call, whose deadline is that of both operations."""
+class _Call:
+    """One call: its options, its two operations, and the deadline that they share."""
 
     def __init__(
         self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
     ) -> None:
         check(origin.operation, options, _OPTIONS[origin.operation])
-        self.origin = origin
-        self.tag = unsigned(options.get("tag", 0), "tag", 64)
-        self.async_op = options.get("async_op", False)
+        self._origin = origin
+        self._tag = unsigned(options.get("tag", 0), "tag", 64)
         self._size_max = at_least_one(size_max, "size_max", 63)
         self._seconds = (nanoseconds(options.get("deadline"), "deadline") or deadline_ns) / 1e9
-        self.again()
-
-    def again(self) -> None:
-        """Counts the deadline from now."""
         self._until = time.monotonic() + self._seconds
+        self._works: list[Work[Any]] = []
 
-    def now(self, made: Made) -> Any:
+    def run(self, sizes: Callable[[Any], Any], content: Callable[[Any], Any]) -> Any:
+        """Makes both operations, and returns the result of the second.
+
+        The second begins as the first commits, also where a doubt about that is resolved.
+        """
+        how = self._options()
+        how["_finish"] = lambda _: self._second(content)
+        try:
+            return sizes(how)
+        except PcclError:
+            self._until = float("inf")
+            raise
+        except BaseException as error:
+            # Between the operations: the second is withdrawn, as other members wait for its bytes.
+            if self._begun() == 1 and self._works[0].exception() is None:
+                work = content({**self._options(), "async_op": True})
+                work._native.withdraw()
+                error.__dict__["work"] = work
+            raise
+
+    def _second(self, content: Callable[[Any], Any]) -> Any:
+        if self._begun() == 2:  # it has failed: its error is raised again
+            return self._works[-1].wait()
+        return content(self._options())
+
+    def _begun(self) -> int:
+        """How many of the operations have begun."""
+        self._works = [work for work in self._works if work._native.begun]
+        return len(self._works)
+
+    def _options(self) -> Any:
         """The options of an operation that begins now."""
-        left = max(1e-3, self._until - time.monotonic())
-        options = {"tag": self.tag, "deadline": left, "async_op": True, "_made": made}
-        return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self.origin}
+        left = min(self._seconds, max(1e-3, self._until - time.monotonic()))
+        options = {"tag": self._tag, "deadline": left, "_made": self._works.append}
+        return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self._origin}
 
     def sizes(
         self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
@@ -248,28 +233,6 @@ class _Asked:
             )
 
     def _refusal(self, sentence: str) -> InvalidArgument:
-        error = InvalidArgument(f"{self.origin.operation} (tag {self.tag}): {sentence}")
-        self.origin.mark(error)
+        error = InvalidArgument(f"{self._origin.operation} (tag {self._tag}): {sentence}")
+        self._origin.mark(error)
         return error
-
-
-_Begin: TypeAlias = Callable[[Any], object]
-"""Begins an operation with these options."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Both:
-    """The two operations of one call."""
-
-    asked: _Asked
-    begin_first: _Begin
-    begin_second: _Begin
-
-    def first(self, made: Made) -> object:
-        return self.begin_first(self.asked.now(made))
-
-    def second(self, made: Made) -> object:
-        return self.begin_second(self.asked.now(made))
-
-    def again(self) -> None:
-        self.asked.again()

@@ -167,8 +167,7 @@ _KNOWN: dict[type, frozenset[str]] = {
 }
 
 # `_form` comes from frontends: 0, or a hash of what the arrays are, the same on every peer.
-_BESIDE: dict[type, tuple[str, ...]] = dict.fromkeys(_KNOWN, ("async_op", "_form"))
-_BESIDE[ManyOptions] = ()
+_BESIDE = frozenset(["async_op", "_form"])
 
 # By the names of the operations.
 _KINDS: dict[str, type] = {}
@@ -227,9 +226,11 @@ class Asked:
 
 
 def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
-    """Raises TypeError for an option that the operation of this name does not have."""
-    kind = kind or _KINDS[operation]
-    known = _KNOWN[kind].union(_BESIDE[kind])
+    """Raises TypeError for an option that the operation of this name does not have.
+
+    `kind`: the options of a call that is several operations, and has no `async_op`.
+    """
+    known = _KNOWN[kind] if kind else _KNOWN[_KINDS[operation]] | _BESIDE
     unknown = [name for name in options if name not in known]
     if unknown:
         own = ["root"] if operation in _ROOTED else []
@@ -240,8 +241,8 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
 def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
-    Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`; two operations in
-    turn pass `_made` and `_origin`, of `Call.run`.
+    Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`; objects, which are
+    two operations, pass `_made` and `_origin`, of `Call.run`.
     """
 
     def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
@@ -259,7 +260,7 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
         _KINDS[prepare.__name__] = kind
         if "root" in inspect.signature(prepare).parameters:
             _ROOTED.add(prepare.__name__)
-        method: Any = documented(kind)(functools.wraps(prepare)(run))
+        method: Any = documented(kind, "async_op")(functools.wraps(prepare)(run))
         method.__signature__ = inspect.signature(prepare).replace(
             return_annotation="Outcome | Work"
         )
@@ -269,15 +270,9 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
     return decorate
 
 
-def documented(
-    kind: type, *flags: str, beside: bool = True
-) -> Callable[[FunctionType], FunctionType]:
-    """Adds the options of `kind`, `async_op`, the `flags` and the errors to a docstring.
-
-    `beside`: without it there is no `async_op`.
-    """
-    more = _BESIDE[kind] if beside else ()
-    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], *more, *flags)]
+def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType]:
+    """Adds the options of `kind`, the `flags` (`async_op` is one) and the errors to a docstring."""
+    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], *flags)]
     lines = [
         textwrap.fill(
             f"{name}: {_MEANINGS[name]}", 96, initial_indent="  ", subsequent_indent="    "

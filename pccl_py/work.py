@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, cast, overload
 
 from pccl_py import _lifecycle, _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
@@ -299,6 +299,10 @@ class _Dropped(Work[ResultType]):
             _watcher.watcher.keep(native)
 
 
+Made: TypeAlias = Callable[[Work[Any]], object]
+"""Is given the Work of an operation before that begins, as `made` of Call.run."""
+
+
 class Carried(Protocol):
     """The losses of a codec that a call carries on (codec.py)."""
 
@@ -333,7 +337,7 @@ class Call:
         async_op: bool,
         finish: Callable[[Outcome], Any],
         reword: Callable[[str], str],
-        made: Callable[[Work[Any]], object] | None = None,
+        made: Made | None = None,
         origin: Origin | None = None,
     ) -> Any: ...
     def run(
@@ -341,7 +345,7 @@ class Call:
         async_op: bool,
         finish: Callable[[Outcome], Any] | None = None,
         reword: Callable[[str], str] | None = None,
-        made: Callable[[Work[Any]], object] | None = None,
+        made: Made | None = None,
         origin: Origin | None = None,
     ) -> Any:
         """Begins the operation, and returns its Work, or waits for it and returns its result.

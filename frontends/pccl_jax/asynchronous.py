@@ -85,7 +85,7 @@ def _unflatten(static: _Static, arrays: Any) -> Handle[Any]:
 jax.tree_util.register_pytree_node(Handle, _flatten, _unflatten)
 
 
-@documented(ReduceOptions, beside=False)
+@documented(ReduceOptions)
 def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Handle[T]:
     """Begins an all_reduce of `x`, and returns without waiting for other peers.
 

@@ -50,7 +50,7 @@ Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Alone]) -> T: ...
 @overload
 def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Both]) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
+@documented(ReduceOptions, "return_outcome")
 def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
     """The reduction of `x` over all members, on all of them.
 
@@ -70,7 +70,7 @@ def reduce(comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Alone]) -> T: ..
 def reduce(
     comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
+@documented(ReduceOptions, "return_outcome")
 def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
 
@@ -86,7 +86,7 @@ def broadcast(comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Alone]) ->
 def broadcast(
     comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(BroadcastOptions, "return_outcome", beside=False)
+@documented(BroadcastOptions, "return_outcome")
 def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
@@ -103,7 +103,7 @@ def reduce_scatter(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.A
 def reduce_scatter(
     comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
+@documented(ReduceOptions, "return_outcome")
 def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
     """This rank's rows of the reduction of `x` over all members.
 
@@ -121,7 +121,7 @@ def all_gather(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Alone])
 def all_gather(
     comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
+@documented(MoveOptions, "return_outcome")
 def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
     """`x` of all members, one behind the other along axis 0 in rank order.
 
@@ -147,7 +147,7 @@ def scatter(
 def scatter(
     comm: Comm, x: T, out: Any = None, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
+@documented(MoveOptions, "return_outcome")
 def scatter(
     comm: Comm, x: Any, out: Any = None, root: Root = 0, counts: Counts = None, **options: Any
 ) -> Any:
@@ -172,7 +172,7 @@ def gather(
 def gather(
     comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
+@documented(MoveOptions, "return_outcome")
 def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Any) -> Any:
     """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
 
@@ -198,7 +198,7 @@ def all_to_all(
     recv_counts: Counts = None,
     **_: Unpack[Move.Both],
 ) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
+@documented(MoveOptions, "return_outcome")
 def all_to_all(
     comm: Comm, x: Any, send_counts: Counts = None, recv_counts: Counts = None, **options: Any
 ) -> Any:
@@ -221,7 +221,7 @@ def all_to_all(
 def barrier(comm: Comm, **_: Unpack[Broadcast.Alone]) -> None: ...
 @overload
 def barrier(comm: Comm, **_: Unpack[Broadcast.Both]) -> OutcomeArrays: ...
-@documented(BroadcastOptions, "return_outcome", beside=False)
+@documented(BroadcastOptions, "return_outcome")
 def barrier(comm: Comm, **options: Any) -> Any:
     """Is over once every member that is there has called it; with return_outcome, the outcome.
 
@@ -245,7 +245,7 @@ def send(
 def send(
     comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Both]
 ) -> tuple[jax.Array, OutcomeArrays]: ...
-@documented(MessageOptions, "return_outcome", beside=False)
+@documented(MessageOptions, "return_outcome")
 def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: Any) -> Any:
     """Sends `x`, an array, to `dst`, another rank or the id of a member, which calls `recv`.
 
@@ -285,7 +285,7 @@ def recv(
 def recv(
     comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Both]
 ) -> tuple[jax.Array, OutcomeArrays]: ...
-@documented(MessageOptions, "return_outcome", beside=False)
+@documented(MessageOptions, "return_outcome")
 def recv(
     comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **options: Any
 ) -> Any:

@@ -41,7 +41,7 @@ AxisNames: TypeAlias = Hashable | Sequence[Hashable]
 TAG = 1 << 32
 
 
-@documented(MoveOptions, beside=False)
+@documented(MoveOptions)
 def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The sum of `x` over the local devices along `axis_name` and over all members, on all.
 
@@ -56,7 +56,7 @@ def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions])
     return result
 
 
-@documented(MoveOptions, beside=False)
+@documented(MoveOptions)
 def pmean(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The mean of `x` over the local devices along `axis_name` and over all members, on all.
 

@@ -34,7 +34,7 @@ def all_reduce_many(comm: Comm, xs: Sequence[T], **_: Unpack[Many.Wait]) -> list
 def all_reduce_many(
     comm: Comm, xs: Sequence[T], **_: Unpack[Many.Both]
 ) -> tuple[list[T], list[OutcomeArrays]]: ...
-@documented(ManyOptions, "return_outcome", beside=False)
+@documented(ManyOptions, "return_outcome")
 def all_reduce_many(comm: Comm, xs: Sequence[Any], **options: Any) -> Any:
     """The reductions of all `xs`, arrays or pytrees, as a list; outside of traced functions.
 

@@ -67,7 +67,7 @@ def recv(
 def recv(
     comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Any]
 ) -> Any: ...
-@documented(MessageOptions, "return_outcome")
+@documented(MessageOptions, "async_op", "return_outcome")
 def recv(
     comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **options: Unpack[Message.Any]
 ) -> Any:

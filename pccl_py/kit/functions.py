@@ -73,7 +73,7 @@ class Functions(Generic[Mode]):
     ) -> Work[T]: ...
     @overload
     def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Any]) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
+    @documented(ReduceOptions, "async_op", "return_outcome")
     def all_reduce(self, comm: Group, x: Any, out: Any = None, **options: Any) -> Any:
         """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
@@ -93,7 +93,7 @@ class Functions(Generic[Mode]):
     def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Work]) -> Work: ...
     @overload
     def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Bool]) -> Outcome | Work: ...
-    @documented(ReduceOptions)
+    @documented(ReduceOptions, "async_op")
     def all_reduce_(self, comm: Group, x: Any, **options: Any) -> Any:
         """Reduces `x`, of any layout, over all members in place, and returns the outcome.
 
@@ -199,7 +199,7 @@ class Functions(Generic[Mode]):
     def reduce(
         self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Any]
     ) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
+    @documented(ReduceOptions, "async_op", "return_outcome")
     def reduce(self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Any) -> Any:
         """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
 
@@ -220,7 +220,7 @@ class Functions(Generic[Mode]):
     def reduce_(
         self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
+    @documented(ReduceOptions, "async_op")
     def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """Reduces `x`, of any layout, over all members into `x` of `root`, and returns the outcome.
 
@@ -250,7 +250,7 @@ class Functions(Generic[Mode]):
     ) -> Work[T]: ...
     @overload
     def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Any]) -> Any: ...
-    @documented(BroadcastOptions, "return_outcome")
+    @documented(BroadcastOptions, "async_op", "return_outcome")
     def broadcast(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
 
@@ -275,7 +275,7 @@ class Functions(Generic[Mode]):
     def broadcast_(
         self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Bool]
     ) -> Outcome | Work: ...
-    @documented(BroadcastOptions)
+    @documented(BroadcastOptions, "async_op")
     def broadcast_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
 
@@ -317,7 +317,7 @@ class Functions(Generic[Mode]):
     def reduce_scatter(
         self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Any]
     ) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
+    @documented(ReduceOptions, "async_op", "return_outcome")
     def reduce_scatter(
         self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
     ) -> Any:
@@ -347,7 +347,7 @@ class Functions(Generic[Mode]):
     def reduce_scatter_(
         self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
+    @documented(ReduceOptions, "async_op")
     def reduce_scatter_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
         """Overwrites this rank's rows of `x` with their reduction over all members.
 
@@ -387,7 +387,7 @@ class Functions(Generic[Mode]):
     def all_gather(
         self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Any]
     ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @documented(MoveOptions, "async_op", "return_outcome")
     def all_gather(
         self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
     ) -> Any:
@@ -421,7 +421,7 @@ class Functions(Generic[Mode]):
     def all_gather_(
         self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Bool]
     ) -> Outcome | Work: ...
-    @documented(MoveOptions)
+    @documented(MoveOptions, "async_op")
     def all_gather_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
         """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
 
@@ -456,7 +456,7 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **_: Unpack[Move.Any],
     ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @documented(MoveOptions, "async_op", "return_outcome")
     def scatter(
         self,
         comm: Group,
@@ -543,7 +543,7 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **_: Unpack[Move.Any],
     ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @documented(MoveOptions, "async_op", "return_outcome")
     def gather(
         self,
         comm: Group,
@@ -614,7 +614,7 @@ class Functions(Generic[Mode]):
         recv_counts: Counts = None,
         **_: Unpack[Move.Any],
     ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @documented(MoveOptions, "async_op", "return_outcome")
     def all_to_all(
         self,
         comm: Group,
@@ -655,7 +655,7 @@ class Functions(Generic[Mode]):
     def barrier(self, comm: Group, **_: Unpack[Broadcast.Work]) -> Work: ...
     @overload
     def barrier(self, comm: Group, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
-    @documented(BroadcastOptions)
+    @documented(BroadcastOptions, "async_op")
     def barrier(self, comm: Group, **options: Any) -> Any:
         """Returns the outcome once every member that is there has called it.
 
@@ -670,7 +670,7 @@ class Functions(Generic[Mode]):
     def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
     @overload
     def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
-    @documented(MessageOptions)
+    @documented(MessageOptions, "async_op")
     def send(self, comm: Group, x: Any, dst: Root, **options: Any) -> Any:
         """Sends `x` to `dst`, another rank or the id of a member, which calls `recv` or `recv_`.
 
@@ -690,7 +690,7 @@ class Functions(Generic[Mode]):
     def recv_(
         self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Bool]
     ) -> Outcome | Work: ...
-    @documented(MessageOptions)
+    @documented(MessageOptions, "async_op")
     def recv_(self, comm: Group, x: Any, src: Root, **options: Any) -> Any:
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 

@@ -153,18 +153,18 @@ def test_ctrl_c_between_the_two_operations_of_an_object_withdraws_both(
     pair: list[pccl.Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sizes are known to all, and the others do not wait for the bytes of this peer."""
-    sizes = objects._Asked.sizes
+    sizes = objects._Call.sizes
 
     def signal_once(*given: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(objects._Asked, "sizes", sizes)
+            monkeypatch.setattr(objects._Call, "sizes", sizes)
             signal.raise_signal(signal.SIGINT)
         return sizes(*given)
 
     def gather() -> Any:
         return pair[1].all_gather_object(1, recovery="restart")
 
-    monkeypatch.setattr(objects._Asked, "sizes", signal_once)
+    monkeypatch.setattr(objects._Call, "sizes", signal_once)
     other, theirs = beside(gather)
     with pytest.raises(KeyboardInterrupt) as caught:
         pair[0].all_gather_object(0, recovery="restart")
