@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack
 
 from pccl_py import _pccl, buffers, many
 from pccl_py.buffers import Array
@@ -22,12 +22,9 @@ from pccl_py.codec import ErrorFeedback
 from pccl_py.errors import InvalidArgument
 from pccl_py.options import (
     Asked,
-    Broadcast,
     BroadcastOptions,
     ManyOptions,
-    Move,
     MoveOptions,
-    Reduce,
     ReduceOptions,
     check,
     documented,
@@ -107,16 +104,8 @@ class Collectives(Closing):
         """The native communicator. Raises InvalidUsage where it cannot be used."""
         raise NotImplementedError
 
-    @overload
-    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def all_reduce(
-        self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
-    def all_reduce(self, array: Arrays, out: Opt = None, **options: Any) -> Call:
+    def all_reduce(self, array: Arrays, out: Opt = None, **options: Unpack[ReduceOptions]) -> Call:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, or a list of such arrays, which go as one
@@ -167,16 +156,8 @@ class Collectives(Closing):
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
-    @overload
-    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def broadcast(
-        self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Bool]
-    ) -> Outcome | Work: ...
     @operation(BroadcastOptions)
-    def broadcast(self, array: Arrays, root: Root = 0, **options: Any) -> Call:
+    def broadcast(self, array: Arrays, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Call:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
@@ -191,20 +172,10 @@ class Collectives(Closing):
         arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
         return self._call(_Kind.BROADCAST, arrays, options, root=rank)
 
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
-    def reduce(self, array: Arrays, out: Opt = None, root: Root = 0, **options: Any) -> Call:
+    def reduce(
+        self, array: Arrays, out: Opt = None, root: Root = 0, **options: Unpack[ReduceOptions]
+    ) -> Call:
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
@@ -220,21 +191,9 @@ class Collectives(Closing):
             arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
         return self._call(_Kind.REDUCE, arrays, options, root=rank)
 
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
     def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[ReduceOptions]
     ) -> Call:
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
@@ -248,20 +207,10 @@ class Collectives(Closing):
         arrays, listed = self._shared(array, out, counts, dealt=True)
         return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
 
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
-    def all_gather(self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any) -> Call:
+    def all_gather(
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[MoveOptions]
+    ) -> Call:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
@@ -279,21 +228,14 @@ class Collectives(Closing):
         arrays, listed = self._shared(array, out, counts)
         return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
 
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
     def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **options: Any
+        self,
+        array: Opt,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[MoveOptions],
     ) -> Call:
         """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
 
@@ -313,36 +255,14 @@ class Collectives(Closing):
             listed = self._rows(arrays[0].count, counts, "out").elements
         return self._call(_Kind.SCATTER, arrays, options, root=rank, counts=listed)
 
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> Outcome: ...
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work: ...
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Bool],
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
     def gather(
-        self, array: Arrays, out: Opt = None, root: Root = 0, counts: Counts = None, **options: Any
+        self,
+        array: Arrays,
+        out: Opt = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[MoveOptions],
     ) -> Call:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
@@ -364,33 +284,6 @@ class Collectives(Closing):
             listed = self._rows(arrays[0].count, counts, "array").elements
         return self._call(_Kind.GATHER, arrays, options, root=rank, counts=listed)
 
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> Outcome: ...
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work: ...
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Bool],
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
     def all_to_all(
         self,
@@ -398,7 +291,7 @@ class Collectives(Closing):
         out: Arrays,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Call:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
@@ -429,14 +322,8 @@ class Collectives(Closing):
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
         return self._call(_Kind.ALL_TO_ALL, arrays, options)
 
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
     @operation(BroadcastOptions)
-    def barrier(self, **options: Any) -> Call:
+    def barrier(self, **options: Unpack[BroadcastOptions]) -> Call:
         """Returns once every member that is there has called it.
 
         With recovery "complete" it raises Aborted if one is lost. It votes as it is called, so

@@ -5,15 +5,14 @@ Group has these methods (communicator.py), beside those that all members call (c
 
 from __future__ import annotations
 
-from typing import Any, Unpack, overload
+from typing import Any, Unpack
 
 from pccl_py import _pccl, buffers
 from pccl_py.buffers import Array
 from pccl_py.collectives import Collectives, Root
-from pccl_py.options import Asked, Message, MessageOptions, operation
-from pccl_py.outcome import Outcome
+from pccl_py.options import Asked, MessageOptions, operation
 from pccl_py.words import unsigned
-from pccl_py.work import Call, Work
+from pccl_py.work import Call
 
 TAG_BITS = 38
 """Tags of messages are smaller than others: with the two ranks they make one number."""
@@ -22,14 +21,8 @@ TAG_BITS = 38
 class Messages(Collectives):
     """send and recv of a Group. Any thread may call either, one at a time per rank and tag."""
 
-    @overload
-    def send(self, array: Array, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def send(self, array: Array, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def send(self, array: Array, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
     @operation(MessageOptions)
-    def send(self, array: Array, dst: Root, **options: Any) -> Call:
+    def send(self, array: Array, dst: Root, **options: Unpack[MessageOptions]) -> Call:
         """Sends `array` to the member `dst`, which calls `recv` with as many elements of its dtype.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
@@ -45,14 +38,8 @@ class Messages(Collectives):
         rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
         return self._message("send", _pccl.send, buffers.readable(array), rank, *timed)
 
-    @overload
-    def recv(self, array: Array, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def recv(self, array: Array, src: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def recv(self, array: Array, src: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
     @operation(MessageOptions)
-    def recv(self, array: Array, src: Root, **options: Any) -> Call:
+    def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Call:
         """Receives into `array` what the member `src` sends with `send`.
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as

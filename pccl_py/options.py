@@ -1,8 +1,8 @@
 """Options: the keyword arguments of operations, in one place for pccl_py and every frontend.
 
 A TypedDict has the options of each kind of call, for `**options: Unpack[...]`; `Asked` reads them,
-`documented` describes them to whoever asks for help, and `operation` makes a method of what
-prepares a call. How the values are parsed: words.py and codec.py.
+`documented` describes them in docstrings, and `operation` makes a method of a function that
+prepares a call: `Operation` is its type. How the values are parsed: words.py and codec.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 from pccl_py.codec import NONE, Codec, CodecKind, CodecName, parse_codec
 from pccl_py.many import IN_FLIGHT, IN_FLIGHT_MAX, RETRY
@@ -30,7 +41,8 @@ from pccl_py.words import (
 )
 
 if TYPE_CHECKING:
-    from pccl_py.work import Call
+    from pccl_py.outcome import Outcome
+    from pccl_py.work import Call, Work
 
 Native: TypeAlias = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int]
 FunctionType = TypeVar("FunctionType", bound=Callable[..., Any])
@@ -70,95 +82,27 @@ class ManyOptions(ReduceOptions, total=False):
     retry: int
 
 
-class _Wait(TypedDict, total=False):
-    async_op: Literal[False]
+class Operation(Protocol[Parameters]):
+    """An operation that returns its Outcome, or with `async_op` its Work.
 
-
-class _Work(TypedDict):
-    async_op: Literal[True]
-
-
-class _Bool(TypedDict, total=False):
-    async_op: bool
-
-
-class _Both(_Wait):
-    return_outcome: Literal[True]
-
-
-class _Any(_Bool, total=False):
-    return_outcome: bool
-
-
-class Message:
-    """The forms of MessageOptions, for overloads: Wait returns the result, Work a Work, Bool one of
-    the two; of functions that return arrays, Both the array and the outcome, Any what is asked.
+    A type checker knows the arguments of a call without `async_op`; with it only the operation
+    itself checks them.
     """
 
-    class Wait(MessageOptions, _Wait, total=False): ...
-
-    class Work(MessageOptions, _Work): ...
-
-    class Bool(MessageOptions, _Bool, total=False): ...
-
-    class Both(MessageOptions, _Both): ...
-
-    class Any(MessageOptions, _Any, total=False): ...
-
-
-class Broadcast:
-    """The forms of BroadcastOptions."""
-
-    class Wait(BroadcastOptions, _Wait, total=False): ...
-
-    class Work(BroadcastOptions, _Work): ...
-
-    class Bool(BroadcastOptions, _Bool, total=False): ...
-
-    class Both(BroadcastOptions, _Both): ...
-
-    class Any(BroadcastOptions, _Any, total=False): ...
+    @overload
+    def __call__(self, *args: Parameters.args, **options: Parameters.kwargs) -> Outcome: ...
+    @overload
+    def __call__(self, *args: Any, async_op: Literal[False], **options: Any) -> Outcome: ...
+    @overload
+    def __call__(self, *args: Any, async_op: Literal[True], **options: Any) -> Work: ...
+    @overload
+    def __call__(self, *args: Any, async_op: bool, **options: Any) -> Outcome | Work: ...
 
 
-class Move:
-    """The forms of MoveOptions."""
+class Method(Protocol[Parameters]):
+    """An Operation as a class has it."""
 
-    class Wait(MoveOptions, _Wait, total=False): ...
-
-    class Work(MoveOptions, _Work): ...
-
-    class Bool(MoveOptions, _Bool, total=False): ...
-
-    class Both(MoveOptions, _Both): ...
-
-    class Any(MoveOptions, _Any, total=False): ...
-
-
-class Reduce:
-    """The forms of ReduceOptions."""
-
-    class Wait(ReduceOptions, _Wait, total=False): ...
-
-    class Work(ReduceOptions, _Work): ...
-
-    class Bool(ReduceOptions, _Bool, total=False): ...
-
-    class Both(ReduceOptions, _Both): ...
-
-    class Any(ReduceOptions, _Any, total=False): ...
-
-
-class Many:
-    """The forms of ManyOptions: Wait returns results, Both outcomes too, Any what is asked."""
-
-    class Wait(ManyOptions, total=False):
-        return_outcome: Literal[False]
-
-    class Both(ManyOptions):
-        return_outcome: Literal[True]
-
-    class Any(ManyOptions, total=False):
-        return_outcome: bool
+    def __get__(self, owner: Any, kind: Any = None) -> Operation[Parameters]: ...
 
 
 _KNOWN: dict[type, frozenset[str]] = {
@@ -238,14 +182,16 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
         raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")
 
 
-def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
+def operation(
+    kind: type,
+) -> Callable[[Callable[Concatenate[Any, Parameters], Call]], Method[Parameters]]:
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
     Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`; objects, which are
     two operations, pass `_made` and `_origin`, of `Call.run`.
     """
 
-    def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
+    def decorate(prepare: Callable[Concatenate[Any, Parameters], Call]) -> Method[Parameters]:
         def run(
             *given: Any,
             async_op: bool = False,
@@ -264,7 +210,7 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
         method.__signature__ = inspect.signature(prepare).replace(
             return_annotation="Outcome | Work"
         )
-        made: Callable[Parameters, Any] = method
+        made: Method[Parameters] = method
         return made
 
     return decorate
@@ -284,7 +230,6 @@ def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType
     def document(function: FunctionType) -> FunctionType:
         if function.__doc__:  # not under python -OO
             function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{part}\n"
-        function.__annotations__["options"] = Unpack[kind]  # for help() and other tools
         return function
 
     return document

@@ -329,17 +329,6 @@ class Call:
         self._carried = carried
         self._reword = reword
 
-    @overload
-    def run(self, async_op: bool) -> Outcome | Work: ...
-    @overload
-    def run(
-        self,
-        async_op: bool,
-        finish: Callable[[Outcome], Any],
-        reword: Callable[[str], str],
-        made: Made | None = None,
-        origin: Origin | None = None,
-    ) -> Any: ...
     def run(
         self,
         async_op: bool,

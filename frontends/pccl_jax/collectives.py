@@ -18,7 +18,7 @@ traced is a Mismatch, where shapes depend on it, and pccl_jax.jit traces again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 import jax
@@ -28,7 +28,7 @@ import numpy as np
 from pccl_jax.calls import Call, bind
 from pccl_jax.communicators import Comm, Operand, Place, World
 from pccl_jax.kinds import ADDING, Kind
-from pccl_jax.options import Broadcast, Message, Move, Reduce, asked_of, numbers_of
+from pccl_jax.options import asked_of, everywhere, numbers_of
 from pccl_jax.outcomes import OutcomeArrays
 from pccl_jax.trees import Leaves, as_given, check_dtype, is_float, name_of_bytewise
 from pccl_py import InvalidArgument
@@ -46,12 +46,8 @@ T = TypeVar("T")
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 
 
-@overload
-def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
-def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Both]) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome")
-def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
+@everywhere(ReduceOptions)
+def all_reduce(comm: Comm, x: Any, **options: Unpack[ReduceOptions]) -> Any:
     """The reduction of `x` over all members, on all of them.
 
     `x`: an array of any shape, of a dtype in `pccl_py.DType`, or a pytree of such arrays, which is
@@ -64,14 +60,8 @@ def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
     return _call(Kind.ALL_REDUCE, comm, x, options)
 
 
-@overload
-def reduce(comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
-def reduce(
-    comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome")
-def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+@everywhere(ReduceOptions)
+def reduce(comm: Comm, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
     """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
 
     A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`. Backward:
@@ -80,14 +70,8 @@ def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     return _call(Kind.REDUCE, comm, x, options, root=root)
 
 
-@overload
-def broadcast(comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Alone]) -> T: ...
-@overload
-def broadcast(
-    comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(BroadcastOptions, "return_outcome")
-def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+@everywhere(BroadcastOptions)
+def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
     `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or an element of eight bits or
@@ -97,14 +81,10 @@ def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     return _call(Kind.BROADCAST, comm, x, options, root=root)
 
 
-@overload
-def reduce_scatter(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
+@everywhere(ReduceOptions)
 def reduce_scatter(
-    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome")
-def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+    comm: Comm, x: Any, counts: Counts = None, **options: Unpack[ReduceOptions]
+) -> Any:
     """This rank's rows of the reduction of `x` over all members.
 
     `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with `counts`,
@@ -115,14 +95,8 @@ def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) ->
     return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)
 
 
-@overload
-def all_gather(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Alone]) -> T: ...
-@overload
-def all_gather(
-    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome")
-def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+@everywhere(MoveOptions)
+def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]) -> Any:
     """`x` of all members, one behind the other along axis 0 in rank order.
 
     `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with `counts`,
@@ -134,22 +108,14 @@ def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any
     return _call(Kind.ALL_GATHER, comm, x, options, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def scatter(
     comm: Comm,
-    x: T,
+    x: Any,
     out: Any = None,
     root: Root = 0,
     counts: Counts = None,
-    **_: Unpack[Move.Alone],
-) -> T: ...
-@overload
-def scatter(
-    comm: Comm, x: T, out: Any = None, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome")
-def scatter(
-    comm: Comm, x: Any, out: Any = None, root: Root = 0, counts: Counts = None, **options: Any
+    **options: Unpack[MoveOptions],
 ) -> Any:
     """This rank's rows of `x` of `root`, a rank or a peer id.
 
@@ -164,16 +130,10 @@ def scatter(
     return _call(Kind.SCATTER, comm, x, options, root=root, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def gather(
-    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Alone]
-) -> T: ...
-@overload
-def gather(
-    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome")
-def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Any) -> Any:
+    comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Any:
     """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
 
     A lost root ends the operation with Aborted on all, whatever the recovery. Backward:
@@ -182,25 +142,13 @@ def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options:
     return _call(Kind.GATHER, comm, x, options, root=root, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def all_to_all(
     comm: Comm,
-    x: T,
+    x: Any,
     send_counts: Counts = None,
     recv_counts: Counts = None,
-    **_: Unpack[Move.Alone],
-) -> T: ...
-@overload
-def all_to_all(
-    comm: Comm,
-    x: T,
-    send_counts: Counts = None,
-    recv_counts: Counts = None,
-    **_: Unpack[Move.Both],
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome")
-def all_to_all(
-    comm: Comm, x: Any, send_counts: Counts = None, recv_counts: Counts = None, **options: Any
+    **options: Unpack[MoveOptions],
 ) -> Any:
     """This rank's rows of `x` of each member, in rank order.
 
@@ -218,9 +166,11 @@ def all_to_all(
 
 
 @overload
-def barrier(comm: Comm, **_: Unpack[Broadcast.Alone]) -> None: ...
+def barrier(comm: Comm, **_: Unpack[BroadcastOptions]) -> None: ...
 @overload
-def barrier(comm: Comm, **_: Unpack[Broadcast.Both]) -> OutcomeArrays: ...
+def barrier(
+    comm: Comm, *, return_outcome: Literal[True], **_: Unpack[BroadcastOptions]
+) -> OutcomeArrays: ...
 @documented(BroadcastOptions, "return_outcome")
 def barrier(comm: Comm, **options: Any) -> Any:
     """Is over once every member that is there has called it; with return_outcome, the outcome.
@@ -234,16 +184,24 @@ def barrier(comm: Comm, **options: Any) -> Any:
 
 
 @overload
-def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Alone]) -> None: ...
-@overload
-def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Both]) -> OutcomeArrays: ...
+def send(comm: Comm, x: Any, dst: Root, **_: Unpack[MessageOptions]) -> None: ...
 @overload
 def send(
-    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Alone]
+    comm: Comm, x: Any, dst: Root, *, return_outcome: Literal[True], **_: Unpack[MessageOptions]
+) -> OutcomeArrays: ...
+@overload
+def send(
+    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[MessageOptions]
 ) -> jax.Array: ...
 @overload
 def send(
-    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Both]
+    comm: Comm,
+    x: Any,
+    dst: Root,
+    *,
+    return_tie: Literal[True],
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[jax.Array, OutcomeArrays]: ...
 @documented(MessageOptions, "return_outcome")
 def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: Any) -> Any:
@@ -279,15 +237,28 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
 
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Alone]
+    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[MessageOptions]
 ) -> jax.Array: ...
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Both]
+    comm: Comm,
+    shape: Shape,
+    dtype: Any,
+    src: Root,
+    *,
+    tie: Any = None,
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[jax.Array, OutcomeArrays]: ...
 @documented(MessageOptions, "return_outcome")
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **options: Any
+    comm: Comm,
+    shape: Shape,
+    dtype: Any,
+    src: Root,
+    *,
+    tie: Any = None,
+    **options: Any,
 ) -> Any:
     """The array that `src` sends, as a new array of this shape and dtype.
 
@@ -327,7 +298,7 @@ def _call(
     kind: Kind,
     comm: Comm,
     x: Any,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     root: Root = 0,
     counts: Counts = None,
@@ -365,7 +336,7 @@ def _call(
 
 
 def _received_of_scatter(
-    comm: Comm, out: Any, root: Root, counts: Counts, options: dict[str, Any]
+    comm: Comm, out: Any, root: Root, counts: Counts, options: Mapping[str, Any]
 ) -> Any:
     """For a rank that passes no array: the root knows what is scattered, and `out` its shape."""
     operand, (asked, tells) = Operand.of(comm), asked_of("scatter", options)

@@ -9,7 +9,7 @@ members agree about what they repeat, is in pccl_py/many.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -22,20 +22,22 @@ from pccl_jax.trees import Leaves, reworded
 from pccl_jax.versions import is_tracing
 from pccl_py import InvalidUsage, ReduceOp
 from pccl_py.collectives import Part, listed, numbered
-from pccl_py.options import Many, ManyOptions, documented
+from pccl_py.options import ManyOptions, documented
 from pccl_py.words import parse_op
 
 T = TypeVar("T")
 
 
 @overload
-def all_reduce_many(comm: Comm, xs: Sequence[T], **_: Unpack[Many.Wait]) -> list[T]: ...
+def all_reduce_many(comm: Comm, xs: Sequence[T], **_: Unpack[ManyOptions]) -> list[T]: ...
 @overload
 def all_reduce_many(
-    comm: Comm, xs: Sequence[T], **_: Unpack[Many.Both]
+    comm: Comm, xs: Sequence[T], *, return_outcome: Literal[True], **_: Unpack[ManyOptions]
 ) -> tuple[list[T], list[OutcomeArrays]]: ...
 @documented(ManyOptions, "return_outcome")
-def all_reduce_many(comm: Comm, xs: Sequence[Any], **options: Any) -> Any:
+def all_reduce_many(
+    comm: Comm, xs: Sequence[Any], *, return_outcome: bool = False, **options: Unpack[ManyOptions]
+) -> Any:
     """The reductions of all `xs`, arrays or pytrees, as a list; outside of traced functions.
 
     Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i. They
@@ -55,7 +57,6 @@ def all_reduce_many(comm: Comm, xs: Sequence[Any], **options: Any) -> Any:
             "that was aborted. Call it outside of jit; or begin each array in the program by "
             "all_reduce_start, with a tag of its own, and finish it by all_reduce_done"
         )
-    told = bool(options.pop("return_outcome", False))
     op = parse_op(options.get("op", ReduceOp.SUM))
     trees = []
     for number, (x, _) in enumerate(listed("xs", xs, None)):
@@ -74,7 +75,7 @@ def all_reduce_many(comm: Comm, xs: Sequence[Any], **options: Any) -> Any:
         leaves.rebuild(eager.put(leaves.arrays, recvs))
         for leaves, recvs in zip(trees, made, strict=True)
     ]
-    if not told:
+    if not return_outcome:
         return results
     return results, [OutcomeArrays.of(encode(each, group.handle)) for each in outcomes]
 

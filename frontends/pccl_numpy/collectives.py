@@ -10,7 +10,7 @@ InDoubt `work.resolve()` returns the result of the call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,7 +19,7 @@ from pccl_numpy.arrays import NUMPY, check_dtype
 from pccl_py import Group, Outcome, Work
 from pccl_py.collectives import Root
 from pccl_py.kit import Functions, Single, one
-from pccl_py.options import Message, MessageOptions, documented
+from pccl_py.options import MessageOptions, documented
 
 S = TypeVar("S", bound=np.generic)
 DTypeOf: TypeAlias = type[S] | np.dtype[S]
@@ -48,24 +48,41 @@ recv_ = _arrays.recv_
 
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Wait]
+    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[MessageOptions]
 ) -> NDArray[S]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Both]
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeOf[S],
+    src: Root,
+    *,
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[NDArray[S], Outcome]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Work]
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeOf[S],
+    src: Root,
+    *,
+    async_op: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> Work[NDArray[S]]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeLike, src: Root, **_: Unpack[Message.Any]
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeLike,
+    src: Root,
+    *,
+    async_op: bool = ...,
+    return_outcome: bool = ...,
+    **_: Unpack[MessageOptions],
 ) -> Any: ...
 @documented(MessageOptions, "async_op", "return_outcome")
-def recv(
-    comm: Group, shape: Shape, dtype: DTypeLike, src: Root, **options: Unpack[Message.Any]
-) -> Any:
+def recv(comm: Group, shape: Shape, dtype: DTypeLike, src: Root, **options: Any) -> Any:
     """The array that `src` sends, as a new array of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both

@@ -12,22 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from pccl_py.collectives import Part, Root, check_no_root, listed, numbered
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
 from pccl_py.kit.frontend import Form, Frontend, one
 from pccl_py.options import (
-    Broadcast,
     BroadcastOptions,
-    Many,
     ManyOptions,
-    Message,
     MessageOptions,
-    Move,
+    Method,
     MoveOptions,
-    Reduce,
     ReduceOptions,
     check,
     documented,
@@ -38,13 +46,75 @@ from pccl_py.words import ReduceOp, parse_op
 from pccl_py.work import Work
 
 T = TypeVar("T")
-Mode = TypeVar("Mode")
+P = ParamSpec("P")
+Mode = TypeVar("Mode", covariant=True)
+Elsewhere = TypeVar("Elsewhere", covariant=True)
 # Like an array, and none: the result is not of their type.
 Like: TypeAlias = float | list[Any] | tuple[Any, ...]
 
 
 class Single:
     """The mode of Functions for single arrays."""
+
+
+class Function(Protocol[Mode, P, Elsewhere]):
+    """A function whose result is of the type of `x`; or `Elsewhere`, which ranks beside a root get.
+
+    A type checker knows the arguments of a call that asks for neither a Work nor the outcome, as of
+    `pccl_py.options.Operation`.
+    """
+
+    @overload
+    def __call__(
+        self: Function[Single, P, Elsewhere], comm: Group, x: Like, /, *args: Any, **options: Any
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: T, /, *args: P.args, **options: P.kwargs
+    ) -> T | Elsewhere: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: T, /, *args: Any, return_outcome: Literal[True], **options: Any
+    ) -> tuple[T | Elsewhere, Outcome]: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: T, /, *args: Any, async_op: Literal[True], **options: Any
+    ) -> Work[T | Elsewhere]: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: Any, /, *args: Any, async_op: bool, **options: Any
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: Any, /, *args: Any, return_outcome: bool, **options: Any
+    ) -> Any: ...
+
+
+class FunctionOf(Protocol[P, Elsewhere]):
+    """A Function as Functions has it."""
+
+    def __get__(self, owner: Functions[Mode], kind: Any = None) -> Function[Mode, P, Elsewhere]: ...
+
+
+_Written: TypeAlias = Callable[Concatenate[Any, Group, Any, P], Any]
+
+
+def everywhere(kind: type) -> Callable[[_Written[P]], FunctionOf[P, Never]]:
+    """For a method with the options of `kind` that returns an array on every rank."""
+    typed: Any = documented(kind, "async_op", "return_outcome")
+    return typed  # type: ignore[no-any-return]
+
+
+def at_root(kind: type) -> Callable[[_Written[P]], FunctionOf[P, None]]:
+    """For a method that returns an array on the root, and None elsewhere."""
+    typed: Any = documented(kind, "async_op", "return_outcome")
+    return typed  # type: ignore[no-any-return]
+
+
+def in_place(kind: type) -> Callable[[Callable[Concatenate[Any, P], Any]], Method[P]]:
+    """For a method that returns the outcome."""
+    typed: Any = documented(kind, "async_op")
+    return typed  # type: ignore[no-any-return]
 
 
 class Functions(Generic[Mode]):
@@ -57,24 +127,10 @@ class Functions(Generic[Mode]):
         self._frontend = frontend
         self._form = form
 
-    @overload
+    @everywhere(ReduceOptions)
     def all_reduce(
-        self: Functions[Single], comm: Group, x: Like, out: Any = None, **_: Unpack[Reduce.Any]
-    ) -> Any: ...
-    @overload
-    def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Wait]) -> T: ...
-    @overload
-    def all_reduce(
-        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_reduce(
-        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Work]
-    ) -> Work[T]: ...
-    @overload
-    def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Any]) -> Any: ...
-    @documented(ReduceOptions, "async_op", "return_outcome")
-    def all_reduce(self, comm: Group, x: Any, out: Any = None, **options: Any) -> Any:
+        self, comm: Group, x: Any, out: Any = None, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
         `x`: any layout, a dtype in `pccl_py.DType`; the same shape and dtype on every peer. `out`:
@@ -87,14 +143,8 @@ class Functions(Generic[Mode]):
         targets = self._targets(sends, out, adds=_adds(options))
         return self._give(comm.all_reduce, sends, targets, (), options, form, out)
 
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Bool]) -> Outcome | Work: ...
-    @documented(ReduceOptions, "async_op")
-    def all_reduce_(self, comm: Group, x: Any, **options: Any) -> Any:
+    @in_place(ReduceOptions)
+    def all_reduce_(self, comm: Group, x: Any, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members in place, and returns the outcome.
 
         Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
@@ -110,23 +160,33 @@ class Functions(Generic[Mode]):
         comm: Group,
         xs: Sequence[Like],
         out: Any = None,
-        **_: Unpack[Many.Any],
+        *,
+        return_outcome: bool = ...,
+        **_: Unpack[ManyOptions],
     ) -> Any: ...
     @overload
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Wait]
+        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[ManyOptions]
     ) -> list[T]: ...
     @overload
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Both]
+        self,
+        comm: Group,
+        xs: Sequence[T],
+        out: Any = None,
+        *,
+        return_outcome: Literal[True],
+        **_: Unpack[ManyOptions],
     ) -> tuple[list[T], list[Outcome]]: ...
-    @overload
-    def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Any]
-    ) -> Any: ...
     @documented(ManyOptions, "return_outcome")
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[Any], out: Any = None, **options: Any
+        self,
+        comm: Group,
+        xs: Sequence[Any],
+        out: Any = None,
+        *,
+        return_outcome: bool = False,
+        **options: Unpack[ManyOptions],
     ) -> Any:
         """The reductions of all `xs`, as a list of new arrays like these, or in those of `out`.
 
@@ -141,8 +201,7 @@ class Functions(Generic[Mode]):
         were.
         """
         self._frontend.check_comm(comm)
-        told, parts = options.pop("return_outcome", False), _Parts()
-        given = listed("xs", xs, out)
+        parts, given = _Parts(), listed("xs", xs, out)
         for number, (x, into) in enumerate(given):
             with numbered("xs", number):
                 form, sends = self._sources(x, adds=_adds(options))
@@ -152,7 +211,7 @@ class Functions(Generic[Mode]):
             parts.receive(form, targets)
         results = parts.run(self._frontend, comm, options)
         made = [result for result, _ in results]
-        return (made, [outcome for _, outcome in results]) if told else made
+        return (made, [outcome for _, outcome in results]) if return_outcome else made
 
     @documented(ManyOptions)
     def all_reduce_many_(
@@ -174,33 +233,10 @@ class Functions(Generic[Mode]):
         outcomes: list[Outcome] = parts.run(self._frontend, comm, dict(options))
         return outcomes
 
-    @overload
+    @at_root(ReduceOptions)
     def reduce(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        root: Root = 0,
-        **_: Unpack[Reduce.Any],
-    ) -> Any: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Wait]
-    ) -> T | None: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Both]
-    ) -> tuple[T | None, Outcome]: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Work]
-    ) -> Work[T | None]: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Any]
-    ) -> Any: ...
-    @documented(ReduceOptions, "async_op", "return_outcome")
-    def reduce(self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Any) -> Any:
+        self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
 
         There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
@@ -212,16 +248,8 @@ class Functions(Generic[Mode]):
         targets = self._targets(sends, out, adds=_adds(options)) if _is_root(comm, root) else None
         return self._give(comm.reduce, sends, targets, (root,), options, form, out)
 
-    @overload
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def reduce_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
-    @documented(ReduceOptions, "async_op")
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
+    @in_place(ReduceOptions)
+    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members into `x` of `root`, and returns the outcome.
 
         Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
@@ -234,24 +262,10 @@ class Functions(Generic[Mode]):
         written = (targets, used) if is_root else ()
         return self._run(comm.reduce, given, options, form, *written)
 
-    @overload
+    @everywhere(BroadcastOptions)
     def broadcast(
-        self: Functions[Single], comm: Group, x: Like, root: Root = 0, **_: Unpack[Broadcast.Any]
-    ) -> Any: ...
-    @overload
-    def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> T: ...
-    @overload
-    def broadcast(
-        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def broadcast(
-        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Work]
-    ) -> Work[T]: ...
-    @overload
-    def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Any]) -> Any: ...
-    @documented(BroadcastOptions, "async_op", "return_outcome")
-    def broadcast(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
+        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Any:
         """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
 
         `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; the same shape
@@ -263,20 +277,10 @@ class Functions(Generic[Mode]):
         given = self._memory(made), root
         return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
 
-    @overload
+    @in_place(BroadcastOptions)
     def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Wait]
-    ) -> Outcome: ...
-    @overload
-    def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Work]
-    ) -> Work: ...
-    @overload
-    def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Bool]
-    ) -> Outcome | Work: ...
-    @documented(BroadcastOptions, "async_op")
-    def broadcast_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
+        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Any:
         """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
 
         A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
@@ -292,34 +296,14 @@ class Functions(Generic[Mode]):
         given = self._memory(used), root
         return self._run(comm.broadcast, given, options, form, targets, used)
 
-    @overload
+    @everywhere(ReduceOptions)
     def reduce_scatter(
-        self: Functions[Single],
+        self,
         comm: Group,
-        x: Like,
+        x: Any,
         out: Any = None,
         counts: Counts = None,
-        **_: Unpack[Reduce.Any],
-    ) -> Any: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> T: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work[T]: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Any]
-    ) -> Any: ...
-    @documented(ReduceOptions, "async_op", "return_outcome")
-    def reduce_scatter(
-        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
+        **options: Unpack[ReduceOptions],
     ) -> Any:
         """This rank's rows of the reduction of `x` over all members, as a new array or in `out`.
 
@@ -335,20 +319,10 @@ class Functions(Generic[Mode]):
         rest = (rows[0].elements,)
         return self._give(comm.reduce_scatter, sends, targets, rest, options, form, out)
 
-    @overload
+    @in_place(ReduceOptions)
     def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
-    @documented(ReduceOptions, "async_op")
-    def reduce_scatter_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
+        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """Overwrites this rank's rows of `x` with their reduction over all members.
 
         The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
@@ -362,34 +336,14 @@ class Functions(Generic[Mode]):
         given = self._memory(sends), self._memory(recvs), rows.elements
         return self._run(comm.reduce_scatter, given, options, form, targets, recvs)
 
-    @overload
+    @everywhere(MoveOptions)
     def all_gather(
-        self: Functions[Single],
+        self,
         comm: Group,
-        x: Like,
+        x: Any,
         out: Any = None,
         counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> T: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work[T]: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Any]
-    ) -> Any: ...
-    @documented(MoveOptions, "async_op", "return_outcome")
-    def all_gather(
-        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
+        **options: Unpack[MoveOptions],
     ) -> Any:
         """`x` of all members, one behind the other along axis 0 in rank order, new or in `out`.
 
@@ -409,20 +363,10 @@ class Functions(Generic[Mode]):
         rest = (rows[0].elements,)
         return self._give(comm.all_gather, sends, targets, rest, options, form, out)
 
-    @overload
+    @in_place(MoveOptions)
     def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
-    @documented(MoveOptions, "async_op")
-    def all_gather_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
+        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]
+    ) -> Any:
         """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
 
         `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
@@ -444,18 +388,10 @@ class Functions(Generic[Mode]):
         out: T,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Wait],
+        **_: Unpack[MoveOptions],
     ) -> T: ...
     @overload
-    def scatter(
-        self,
-        comm: Group,
-        x: Any,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
+    def scatter(self, comm: Group, x: Any, *args: Any, **_: Any) -> Any: ...
     @documented(MoveOptions, "async_op", "return_outcome")
     def scatter(
         self,
@@ -464,7 +400,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
         """This rank's rows of `x` of `root`: in a new array there, or in `out`; elsewhere in `out`.
 
@@ -493,57 +429,7 @@ class Functions(Generic[Mode]):
         rest = (root, rows[0].elements)
         return self._give(comm.scatter, sends, targets, rest, options, form, out)
 
-    @overload
-    def gather(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> T | None: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Both],
-    ) -> tuple[T | None, Outcome]: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work[T | None]: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @documented(MoveOptions, "async_op", "return_outcome")
+    @at_root(MoveOptions)
     def gather(
         self,
         comm: Group,
@@ -551,7 +437,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
         """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
 
@@ -564,57 +450,7 @@ class Functions(Generic[Mode]):
         rest = (root, rows[0].elements)
         return self._give(comm.gather, sends, targets, rest, options, form, out)
 
-    @overload
-    def all_to_all(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> T: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Both],
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work[T]: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @documented(MoveOptions, "async_op", "return_outcome")
+    @everywhere(MoveOptions)
     def all_to_all(
         self,
         comm: Group,
@@ -622,7 +458,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
         """This rank's rows of `x` of each member, in rank order; a new array, or `out`.
 
@@ -649,14 +485,8 @@ class Functions(Generic[Mode]):
         targets = self._targets(sends, out, exchanged=shape)
         return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
-    @documented(BroadcastOptions, "async_op")
-    def barrier(self, comm: Group, **options: Any) -> Any:
+    @in_place(BroadcastOptions)
+    def barrier(self, comm: Group, **options: Unpack[BroadcastOptions]) -> Any:
         """Returns the outcome once every member that is there has called it.
 
         With recovery "complete" it fails instead if one is lost.
@@ -664,14 +494,8 @@ class Functions(Generic[Mode]):
         self._frontend.check_comm(comm)
         return comm.barrier(**options)
 
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
-    @documented(MessageOptions, "async_op")
-    def send(self, comm: Group, x: Any, dst: Root, **options: Any) -> Any:
+    @in_place(MessageOptions)
+    def send(self, comm: Group, x: Any, dst: Root, **options: Unpack[MessageOptions]) -> Any:
         """Sends `x` to `dst`, another rank or the id of a member, which calls `recv` or `recv_`.
 
         `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has all of
@@ -682,16 +506,8 @@ class Functions(Generic[Mode]):
         source = self._frontend.packed(self._frontend.array(x, adds=False))
         return self._run(comm.send, (self._memory([source]), dst), options, one(x))
 
-    @overload
-    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def recv_(
-        self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Bool]
-    ) -> Outcome | Work: ...
-    @documented(MessageOptions, "async_op")
-    def recv_(self, comm: Group, x: Any, src: Root, **options: Any) -> Any:
+    @in_place(MessageOptions)
+    def recv_(self, comm: Group, x: Any, src: Root, **options: Unpack[MessageOptions]) -> Any:
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 
         Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or
