@@ -1,14 +1,21 @@
-"""The operations of a group's members together: reduce, gather, broadcast, wait for each other.
+"""The operations of a group's members: reduce, gather, broadcast, send, wait for each other.
 
 Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
 here are arguments; everything else is decided in the native library. Each method makes a Call,
 which `operation` runs (options.py). Buffers are in buffers.py, shards in rows.py, operations in
 flight in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
+
+Objects are pickles. A call with an object is two operations: sizes first, which every member checks
+alike against `size_max`, then bytes. A peer whose object cannot be pickled sends the reason in
+place of the size, so that no member waits for its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,30 +26,35 @@ from pccl_py import _pccl, buffers, many
 from pccl_py.buffers import Array
 from pccl_py.closing import Closing
 from pccl_py.codec import ErrorFeedback
-from pccl_py.errors import InvalidArgument
+from pccl_py.errors import InvalidArgument, PcclError
 from pccl_py.options import (
     Asked,
     BroadcastOptions,
     ManyOptions,
+    MessageOptions,
     MoveOptions,
     ReduceOptions,
     check,
     documented,
     operation,
 )
-from pccl_py.outcome import Origin, Outcome, Rosters
+from pccl_py.outcome import Origin, Outcome, Roster, Rosters
 from pccl_py.rows import Counts, Rows, Shape
 from pccl_py.words import (
     DIFFER_IN_FORM,
     DType,
     PeerId,
+    Recovery,
     ReduceOp,
+    at_least_one,
     counted,
     first_of,
     form_of,
     form_of_shapes,
     index,
     nanoseconds,
+    parse_recovery,
+    shown,
     told_shapes,
     unsigned,
 )
@@ -58,6 +70,20 @@ _TAGS_END = 0xFE << 56
 REFUSALS = (TypeError, InvalidArgument, RuntimeError)
 
 
+TAG_BITS = 38
+"""Tags of messages are smaller than others: with the two ranks they make one number."""
+SIZE_MAX = 64 << 20
+
+# A size, or the number behind the largest and the reason why there is none, in UTF-8.
+_HEAD = struct.Struct("<Q248s")
+_NO_SIZE = 2**64 - 1
+
+_OPTIONS: dict[str, type] = {
+    "broadcast_object": MessageOptions,
+    "all_gather_object": BroadcastOptions,
+}
+
+
 class Part(NamedTuple):
     """One operation of an all_reduce_many: arrays as for all_reduce, and what frontends add."""
 
@@ -67,7 +93,10 @@ class Part(NamedTuple):
 
 
 class Collectives(Closing):
-    """The operations of a Group. Any thread may call any of them, one at a time per tag."""
+    """The operations of a Group. Any thread may call any of them, one at a time per tag.
+
+    Messages are one at a time per rank and tag.
+    """
 
     def __init__(self, rosters: Rosters, deadline_ns: int) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
@@ -334,6 +363,127 @@ class Collectives(Closing):
             self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
         )
 
+    # ---- messages
+
+    @operation(MessageOptions)
+    def send(self, array: Array, dst: Root, **options: Unpack[MessageOptions]) -> Call:
+        """Sends `array` to the member `dst`, which calls `recv` with as many elements of its dtype.
+
+        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
+        library; it is only read. `dst`: another rank of the current epoch, or the id of a member.
+        Returns when `dst` has everything: so two members that both send first wait for each other
+        until the deadline; pass `async_op` there. Messages of one tag to one rank arrive in the
+        order of their calls, and a `recv` of the same tag from that rank may be in flight beside
+        them. Raises `Mismatch` if count or dtype differ, or the safe points that both have passed
+        (bool and floats of eight bits count as u8, a complex number as two floats); `Aborted` if
+        `dst` is lost, or the link to it is broken. A loss of others ends nothing. `tag` is below
+        2**38.
+        """
+        rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
+        return self._message("send", _pccl.send, buffers.readable(array), rank, *timed)
+
+    @operation(MessageOptions)
+    def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Call:
+        """Receives into `array` what the member `src` sends with `send`.
+
+        `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
+        what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
+        or the id of a member. Otherwise as `send`.
+
+        There is no receiving from whoever sends first, and None for `src` is a TypeError: if peers
+        are lost, the two sides could not agree which message that was. Let all say in an
+        `all_gather` who sends. Or, in a small group, begin a `recv` with `async_op` from each
+        member, each into an array of its own and with a deadline that is long enough; take the one
+        that is done first (`Work.add_done_callback`), leave the others in flight for what comes
+        next, and begin another one from that member. Do not cancel those that are left: each ends
+        with `Aborted` at its sender. A group has 64 receives in flight at a peer, and these count
+        as long as they wait: with 64 of them, every further one waits for its turn.
+        """
+        _check_source(src)
+        rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
+        return self._message("recv", _pccl.recv, buffers.writable(array), rank, *timed)
+
+    # ---- objects
+
+    @documented(MessageOptions)
+    def broadcast_object(
+        self,
+        value: Any = None,
+        root: Root = 0,
+        *,
+        size_max: int = SIZE_MAX,
+        **options: Unpack[MessageOptions],
+    ) -> Any:
+        """Returns the object that `root` passes, on every member; there it is `value` itself.
+
+        `value`: anything that pickle takes; on other ranks it is ignored. If pickle does not take
+        it, all members get InvalidArgument, which names the root and says why. `root`: a rank of
+        the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
+        if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
+        that of the whole, and begins anew where a doubt is resolved: `error.work.resolve()` makes
+        the rest of the call, so it must come before the next safe point.
+
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
+        """
+        call = _ObjectCall(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
+        rank = self._rank_of(root)
+        is_root = rank == self.rank
+        own = _Pickled(value) if is_root else None
+        heads = bytearray(_HEAD.size if own is None else own.head)
+        roots, roster = [self.members[rank]], self._rosters.of(self.epoch)
+
+        def sizes(how: Any) -> Any:
+            return self.broadcast(heads, root, **how)
+
+        def content(how: Any) -> Any:
+            (size,) = call.sizes(heads, roots, roster, own)
+            call.check(size, "the object has")
+            memory = bytearray(size) if own is None else own.data
+            how["_finish"] = lambda _: value if is_root else pickle.loads(memory)
+            return self.broadcast(memory, root, **how)
+
+        return call.run(sizes, content)
+
+    @documented(BroadcastOptions)
+    def all_gather_object(
+        self, value: Any, *, size_max: int = SIZE_MAX, **options: Unpack[BroadcastOptions]
+    ) -> list[Any]:
+        """The objects of all members, in rank order, on every member.
+
+        `value`: anything that pickle takes. If a member is lost, or was before the call, the
+        default recovery "complete" ends it with `Aborted` on all, and each such call until the next
+        `admit`. With "restart" a member that was lost has None in the list, on all alike; with
+        "raise" only one that was lost before. "resume" is InvalidArgument: it could leave a part of
+        an object. If pickle does not take the object of one, all members get InvalidArgument, which
+        names that one and says why. `size_max`: bytes that all pickles together may have, 64 MiB if
+        not given, the same on every peer; more are InvalidArgument on all. Otherwise as
+        `broadcast_object`.
+
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
+        """
+        call = _ObjectCall(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
+        recovery = _recovery_of_whole(options)
+        own = _Pickled(value)
+        members, roster = self.members, self._rosters.of(self.epoch)
+        heads = bytearray(_HEAD.size * len(members))
+
+        def sizes(how: Any) -> Any:
+            return self.all_gather(own.head, heads, recovery=recovery, **how)
+
+        def content(how: Any) -> Any:
+            counts = call.sizes(heads, members, roster, own)
+            call.check(sum(counts), "the objects have together")
+            memory = bytearray(sum(counts))
+            how["_finish"] = lambda _: _objects(memory, counts)
+            return self.all_gather(own.data, memory, counts, recovery=recovery, **how)
+
+        objects: list[Any] = call.run(sizes, content)
+        return objects
+
+    # ---- what they are made of
+
     def _many(self, parts: Sequence[Part], options: Any, called: str = "arrays") -> list[Any]:
         """The results of all_reduce for each of them; the caller calls them so, in errors."""
         name = "all_reduce_many"
@@ -465,6 +615,20 @@ class Collectives(Closing):
         array = _Array(send, recv, 0)
         arguments = self._open(), array.native(), *listed, asked.native(), array
         return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
+
+    def _message(
+        self,
+        name: str,
+        begin: Any,
+        buffer: buffers.Buffer,
+        rank: int,
+        tag: int,
+        deadline_ns: int,
+    ) -> Call:
+        unsigned(tag, "the tag of a message", TAG_BITS)
+        place = (buffer.address, buffer.count, buffer.dtype)
+        rest = rank, tag, deadline_ns, buffer.owner
+        return Call(self._origin(name, of_all=False), begin, self._open(), *place, *rest)
 
     def _shared(
         self, array: object, out: object, counts: Counts, *, dealt: bool = False
@@ -722,3 +886,127 @@ def _check_place(
         raise InvalidArgument(
             f"array and out overlap: {one_of} must be this rank's shard of {all_of}, or lie apart"
         )
+
+
+def _check_source(src: object) -> None:
+    if src is None:
+        raise TypeError(
+            "src must be a rank or the id of a member, not None: nobody can receive from whoever "
+            "sends first. Let all say in an all_gather who sends; or, with fewer than 64 members, "
+            "call recv with async_op=True for each, take the first that is done "
+            "(Work.add_done_callback) and leave the others in flight for later messages"
+        )
+
+
+def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
+    recovery = parse_recovery(options.get("recovery"))
+    if recovery is Recovery.RESUME:
+        raise InvalidArgument(
+            "all_gather_object has no recovery 'resume', which could leave a part of an object: "
+            "use 'complete', 'restart' or 'raise'"
+        )
+    return recovery
+
+
+class _Pickled:
+    """An object as it goes to others, and its head, which goes before it."""
+
+    def __init__(self, value: Any) -> None:
+        self.data = b""
+        self.refusal: Exception | None = None
+        try:
+            self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            self.head = _HEAD.pack(len(self.data), b"")
+        except Exception as refusal:  # noqa: BLE001  of whatever the object's own code does
+            self.refusal = refusal
+            why = f"{type(refusal).__name__}: {refusal}"
+            self.head = _HEAD.pack(_NO_SIZE, why.encode("utf-8", "replace"))
+
+
+def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
+    """The pickles that lie one behind the other."""
+    view, objects, begin = memoryview(memory), [], 0
+    for count in counts:
+        # A pickle begins with 0x80: what a lost member had is zeros, or was never announced.
+        there = count > 0 and view[begin] != 0
+        objects.append(pickle.loads(view[begin : begin + count]) if there else None)
+        begin += count
+    return objects
+
+
+class _ObjectCall:
+    """A call with objects: its options, its two operations, and the deadline that they share."""
+
+    def __init__(
+        self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
+    ) -> None:
+        check(origin.operation, options, _OPTIONS[origin.operation])
+        self._origin = origin
+        self._tag = unsigned(options.get("tag", 0), "tag", 64)
+        self._size_max = at_least_one(size_max, "size_max", 63)
+        self._seconds = (nanoseconds(options.get("deadline"), "deadline") or deadline_ns) / 1e9
+        self._until = time.monotonic() + self._seconds
+        self._works: list[Work[Any]] = []
+
+    def run(self, sizes: Callable[[Any], Any], content: Callable[[Any], Any]) -> Any:
+        """Makes both operations, and returns the result of the second.
+
+        The second begins as the first commits, also where a doubt about that is resolved.
+        """
+        how = self._options()
+        how["_finish"] = lambda _: self._second(content)
+        try:
+            return sizes(how)
+        except PcclError:
+            self._until = float("inf")
+            raise
+        except BaseException as error:
+            # Between the operations: the second is withdrawn, as other members wait for its bytes.
+            if self._begun() == 1 and self._works[0].exception() is None:
+                work = content({**self._options(), "async_op": True})
+                work._native.withdraw()
+                error.__dict__["work"] = work
+            raise
+
+    def _second(self, content: Callable[[Any], Any]) -> Any:
+        if self._begun() == 2:  # it has failed: its error is raised again
+            return self._works[-1].wait()
+        return content(self._options())
+
+    def _begun(self) -> int:
+        """How many of the operations have begun."""
+        self._works = [work for work in self._works if work._native.begun]
+        return len(self._works)
+
+    def _options(self) -> Any:
+        """The options of an operation that begins now."""
+        left = min(self._seconds, max(1e-3, self._until - time.monotonic()))
+        options = {"tag": self._tag, "deadline": left, "_made": self._works.append}
+        return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self._origin}
+
+    def sizes(
+        self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
+    ) -> list[int]:
+        """The sizes that these peers have told; InvalidArgument on all if one has none to tell."""
+        told = list(_HEAD.iter_unpack(heads))
+        for peer, (size, reason) in zip(peers, told, strict=True):
+            if size == _NO_SIZE:
+                why = shown(reason.rstrip(b"\0").decode(errors="ignore"))
+                error = self._refusal(
+                    f"the object of {roster.named(peer)} cannot be pickled: {why}"
+                )
+                raise error from (None if own is None else own.refusal)
+        return [size for size, _ in told]
+
+    def check(self, size: int, what: str) -> None:
+        """After the sizes are known to all, so that all raise, and nobody waits."""
+        if size > self._size_max:
+            raise self._refusal(
+                f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "
+                "pass a larger one on every peer, or send arrays"
+            )
+
+    def _refusal(self, sentence: str) -> InvalidArgument:
+        error = InvalidArgument(f"{self._origin.operation} (tag {self._tag}): {sentence}")
+        self._origin.mark(error)
+        return error

@@ -3,7 +3,7 @@
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more,
 and `split` and `subgroup` make groups of members of one (subgroups.py).
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
+together are in collectives.py and shared_state.py; docs/ARCHITECTURE.md
 says how they wait for the world.
 """
 
@@ -22,9 +22,9 @@ from typing import NoReturn, SupportsIndex
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
+from pccl_py.collectives import Collectives
 from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError, class_name
 from pccl_py.network import Rates
-from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
 from pccl_py.subgroups import Run, Split, name_of, ranks_of, room_for, wish_of
@@ -76,7 +76,7 @@ class GroupInfo:
     lost: str | None = None
 
 
-class Group(Objects):
+class Group(Collectives):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. A new tag

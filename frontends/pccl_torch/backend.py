@@ -34,8 +34,8 @@ from pccl_py import (
     Work,
 )
 from pccl_py.codec import CodecName, parse_codec
+from pccl_py.collectives import TAG_BITS
 from pccl_py.errors import InvalidArgument
-from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch import sharded
 from pccl_torch.beside import Beside
@@ -66,7 +66,7 @@ _OPS: dict[Any, Any] = {
     # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
-# A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
+# A tag of a message has its place among those with that tag behind it (TAG_BITS of pccl_py).
 _IN_FLIGHT = 1 << 14
 # Between the name that a group was given and how often it was renamed.
 _RENAMED = "~"

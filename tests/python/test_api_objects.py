@@ -13,7 +13,7 @@ import pytest
 
 import pccl_py as pccl
 from pccl_py import _pccl
-from pccl_py.objects import _HEAD
+from pccl_py.collectives import _HEAD
 
 # For one of the two operations of such a call, alone.
 AS_OBJECTS: Any = {"_form": _pccl.FORM_OBJECT}
@@ -216,7 +216,7 @@ def test_the_default_deadline_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
 
     asked = deadlines_of_broadcasts(monkeypatch, pass_time)
     with pccl.LocalWorld(1, deadline=30) as alone:
-        monkeypatch.setattr("pccl_py.objects.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("pccl_py.collectives.time.monotonic", lambda: clock[0])
         assert alone.comms[0].broadcast_object(7) == 7
     assert asked == [30, 26]
 
