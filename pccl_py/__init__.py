@@ -31,7 +31,7 @@ except ImportError:
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Array, Buffer
 from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName
-from pccl_py.communicator import Communicator, Group, GroupInfo, connect
+from pccl_py.communicator import Communicator, Group, GroupInfo, Run, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
 from pccl_py.elastic import Step, steps
 from pccl_py.errors import (
@@ -56,7 +56,6 @@ from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, Roster, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
-from pccl_py.subgroups import Run
 from pccl_py.words import (
     Congestion,
     CongestionName,
