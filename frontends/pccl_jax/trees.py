@@ -1,7 +1,7 @@
 """Trees of arrays as calls take them: leaves with names and dtypes, and the `form` of all.
 
 A form is the same number for the same names and kinds of elements, whatever frontend a peer has
-(pccl_py/kit/trees.py, pccl_py/collectives.py).
+(pccl_py/kit/frontend.py, pccl_py/collectives.py).
 """
 
 from __future__ import annotations

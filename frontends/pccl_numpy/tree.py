@@ -7,7 +7,7 @@
 
 A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
 their keys. All of its arrays are one operation: either all of them have their result or none has.
-More about it in pccl_py.kit.trees.
+More about it in `flatten` of pccl_py.kit.
 """
 
 from __future__ import annotations
