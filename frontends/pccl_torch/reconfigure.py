@@ -26,9 +26,9 @@ from torch.futures import Future
 
 from pccl_py import Communicator, Coordinator, InvalidUsage, PcclError
 from pccl_py.errors import InvalidArgument
-from pccl_torch import ddp, quorum, sharded, start
+from pccl_torch import ddp, quorum, start
 from pccl_torch.admit import tell_torch
-from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.backend import ProcessGroupPccl, leave_behind
 from pccl_torch.beside import has_other_backends
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
@@ -208,7 +208,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         stay = handles == self._handles and len(handles) == self.size()
         if not stay:
             event = "the default group was reconfigured, with other members"
-            sharded.leave_behind(self, self.peers, self.rank(), event)
+            leave_behind(self, self.peers, self.rank(), event)
         with self._lock:
             joined = not set(handles) <= set(self._handles)
             self._handles = handles
