@@ -1,8 +1,8 @@
 """ProcessGroupPccl: the collectives of torch.distributed over a group of pccl_py.
 
 PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
-each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
-point: admit.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
+each checks and packs its tensors and begins one operation. How a group is made, and its safe
+point: start.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
 
 PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
 `_peers` has the ids in PyTorch's order.
@@ -211,7 +211,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """dist.new_group makes groups of some ranks."""
 
     supports_reconfigure = False
-    """Members come and go in `pccl_torch.admit`; for those that a program names: reconfigure.py."""
+    """Members come and go in `pccl_torch.admit`; for those that a program names: start.py."""
 
     supports_window = False
     """No memory of others can be written to."""

@@ -29,12 +29,12 @@ from torch.distributed.tensor import DTensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, StateUnavailable
 from pccl_py.errors import InvalidArgument
 from pccl_torch import start
-from pccl_torch.admit import tell_torch
 from pccl_torch.backend import ProcessGroupPccl, cut_off
 from pccl_torch.errors import PeerLost, torch_error
 from pccl_torch.options import Founded, Options
 from pccl_torch.shared_state import shared_state
 from pccl_torch.staging import stages_for
+from pccl_torch.start import tell_torch
 from pccl_torch.tensors import TORCH
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
