@@ -19,7 +19,7 @@ communicator is an argument of the function, like an array; `return_outcome=True
 branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
 
-collectives.py has the functions, calls.py the primitives, communicators.py the operands,
+collectives.py has the functions, primitive.py the primitives, communicators.py the operands,
 derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
 receive, steps.py the loop that goes on. docs/JAX.md is the page for users.
 """

@@ -20,12 +20,12 @@ import jax
 import numpy as np
 
 from pccl_jax import eager, host, library
-from pccl_jax.calls import Call, lower, register
+from pccl_jax.call import Call, Kind
 from pccl_jax.communicators import Comm, Operand
 from pccl_jax.effects import ORDERED
-from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.outcomes import WORDS, OutcomeArrays
+from pccl_jax.primitive import lower, register
 from pccl_jax.trees import Leaves
 from pccl_jax.versions import (
     Primitive,

@@ -3,7 +3,7 @@
     mean = pj.all_reduce(comm, grads, op="avg")     # a pytree is one operation
 
 `comm` is a Communicator or a Group: an argument of the jitted function, so that one program serves
-all of them, or closed over. Each function makes one Call (calls.py) of its arguments. Outside of
+all of them, or closed over. Each function makes one Call (call.py) of its arguments. Outside of
 jit it waits for the result; in a program calls happen in its order. On an error
 every input is as it was. All members must make the same calls in the same order, on whatever
 frontend, eager or traced; in `cond` and `switch` all must take the same branch.
@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pccl_jax.calls import Call, bind
+from pccl_jax.call import ADDING, Call, Kind
 from pccl_jax.communicators import Comm, Operand, Place, World
-from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.options import asked_of, everywhere, numbers_of
 from pccl_jax.outcomes import OutcomeArrays
+from pccl_jax.primitive import bind
 from pccl_jax.trees import Leaves, as_given, check_dtype, is_float, name_of_bytewise
 from pccl_py import InvalidArgument
 from pccl_py.collectives import Root

@@ -24,11 +24,11 @@ import numpy as np
 from jax import lax
 
 from pccl_jax import host, library
-from pccl_jax.calls import Call, lower, register
+from pccl_jax.call import Call, Kind
 from pccl_jax.communicators import Comm, Operand
 from pccl_jax.effects import ORDERED_ON_DEVICES
-from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
+from pccl_jax.primitive import lower, register
 from pccl_jax.trees import Leaves
 from pccl_jax.versions import Primitive, primitive_batchers, primitive_jvps
 from pccl_py import InvalidArgument, InvalidUsage, ReduceOp

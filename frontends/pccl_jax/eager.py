@@ -7,15 +7,15 @@ have begun: one order holds for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from pccl_jax.aligned import empty
+from pccl_jax.call import ADDING, Call, Kind
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors
-from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.outcomes import encode, pair
 from pccl_jax.trees import parse_kind, reworded
 from pccl_py import (
@@ -33,9 +33,6 @@ from pccl_py import (
     ReduceOp,
     Rounding,
 )
-
-if TYPE_CHECKING:
-    from pccl_jax.calls import Call
 
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:

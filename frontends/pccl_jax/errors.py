@@ -23,9 +23,9 @@ from typing import Any
 import jax
 
 from pccl_jax import library
+from pccl_jax.call import Kind
 from pccl_jax.communicators import group_of
 from pccl_jax.effects import is_ours
-from pccl_jax.kinds import Kind
 from pccl_jax.trees import reworded
 from pccl_jax.versions import before_programs, runtime_tokens
 from pccl_py import PcclError, _pccl

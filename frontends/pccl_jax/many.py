@@ -15,8 +15,8 @@ import numpy as np
 
 from pccl_jax import eager
 from pccl_jax.aligned import empty
+from pccl_jax.call import Kind
 from pccl_jax.communicators import Comm, Operand, Traced
-from pccl_jax.kinds import Kind
 from pccl_jax.outcomes import OutcomeArrays, encode
 from pccl_jax.trees import Leaves, reworded
 from pccl_jax.versions import is_tracing

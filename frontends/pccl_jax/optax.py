@@ -27,11 +27,11 @@ except ModuleNotFoundError as error:
         "pccl_jax.optax needs optax: pip install optax", name=error.name
     ) from error
 
-from pccl_jax.calls import Call, bind
+from pccl_jax.call import Call, Kind
 from pccl_jax.communicators import Comm, Operand
-from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.outcomes import WORDS, OutcomeArrays, decode
+from pccl_jax.primitive import bind
 from pccl_jax.shared_state import EachOwn
 from pccl_jax.trees import Leaves
 from pccl_py import Codec, CodecKind, CodecName, InvalidArgument, Outcome, Recovery, ReduceOp
