@@ -8,11 +8,10 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership is in communicator.py, the collectives are in
-collectives.py with their options in options.py, operations in flight in work.py, codecs in
-codec.py, shared state in shared_state.py, the loop of a program that goes on after failures in
-elastic.py, what counts as an array in buffers.py, errors in errors.py, where a C compiler finds the
-library in paths.py, the command line in cli/. No array library is imported here, nor typer, nor
-rich.
+collectives.py with their options in call.py, operations in flight in work.py, codecs in codec.py,
+shared state in shared_state.py, the loop of a program that goes on after failures in elastic.py,
+what counts as an array in buffers.py, errors in errors.py, where a C compiler finds the library in
+paths.py, the command line in cli/. No array library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations

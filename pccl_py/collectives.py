@@ -1,8 +1,8 @@
 """The operations of a group's members: reduce, gather, broadcast, send, wait for each other.
 
 Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
-here are arguments; everything else is decided in the native library. Each method makes a Call,
-which `operation` runs (options.py). Buffers are in buffers.py, shards in rows.py, operations in
+here are arguments; everything else is decided in the native library. Each method makes a Call and
+runs it (call.py). Buffers are in buffers.py, shards in rows.py, operations in
 flight in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
 
 Objects are pickles. A call with an object is two operations: sizes first, which every member checks
@@ -15,59 +15,51 @@ from __future__ import annotations
 import pickle
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
-from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, Unpack
 
 from pccl_py import _pccl, buffers, many
 from pccl_py.buffers import Array
-from pccl_py.closing import Closing
-from pccl_py.codec import ErrorFeedback
-from pccl_py.errors import InvalidArgument, PcclError
-from pccl_py.options import (
-    Asked,
+from pccl_py.call import (
+    ADDING,
     BroadcastOptions,
+    Call,
+    CallArray,
+    Kind,
     ManyOptions,
     MessageOptions,
     MoveOptions,
+    Named,
     ReduceOptions,
     check,
+    check_kind,
     documented,
+    each_of,
     operation,
 )
+from pccl_py.closing import Closing
+from pccl_py.codec import ErrorFeedback
+from pccl_py.errors import InvalidArgument, PcclError
 from pccl_py.outcome import Origin, Outcome, Roster, Rosters
-from pccl_py.rows import Counts, Rows, Shape
+from pccl_py.rows import Counts, Rows
 from pccl_py.words import (
-    DIFFER_IN_FORM,
-    DType,
     PeerId,
     Recovery,
-    ReduceOp,
     at_least_one,
     counted,
-    first_of,
-    form_of,
-    form_of_shapes,
     index,
     nanoseconds,
     parse_recovery,
     shown,
-    told_shapes,
     unsigned,
 )
-from pccl_py.work import Call, Work
+from pccl_py.work import Work
 
 Root: TypeAlias = SupportsIndex | PeerId
 Arrays: TypeAlias = Array | Sequence[Array]
 Opt: TypeAlias = Arrays | None
-_Taken = TypeVar("_Taken")
 # As base/limits.zig has it: pair_tags_first.
 _TAGS_END = 0xFE << 56
-# An array may be refused by any of these: RuntimeError is that of some array libraries.
-REFUSALS = (TypeError, InvalidArgument, RuntimeError)
 
 
 TAG_BITS = 38
@@ -134,7 +126,9 @@ class Collectives(Closing):
         raise NotImplementedError
 
     @operation(ReduceOptions)
-    def all_reduce(self, array: Arrays, out: Opt = None, **options: Unpack[ReduceOptions]) -> Call:
+    def all_reduce(
+        self, array: Arrays, out: Opt = None, **options: Unpack[ReduceOptions]
+    ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, or a list of such arrays, which go as one
@@ -143,8 +137,9 @@ class Collectives(Closing):
         same dtype, no partial overlap. On any error `array` is as it was, in place too, and a
         separate `out` may hold anything.
         """
-        arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
-        return self._call(_Kind.ALL_REDUCE, arrays, options)
+        call = Call(Kind.ALL_REDUCE, options)
+        call.reduces(array, out)
+        return self._begin(call)
 
     @documented(ManyOptions)
     def all_reduce_many(
@@ -167,8 +162,11 @@ class Collectives(Closing):
         """
         parts = []
         for number, both in enumerate(listed("arrays", arrays, out)):
-            with numbered("arrays", number):
-                pairs = _taken(buffers.pair, _each(*both))
+            pairs = []
+            with Named(f"arrays[{number}]"):
+                for which, one, other in each_of(*both):
+                    with Named(which):
+                        pairs.append(buffers.pair(one, other))
             parts.append(Part([send for send, _ in pairs], [recv for _, recv in pairs], {}))
         return self._many(parts, dict(options))
 
@@ -186,7 +184,9 @@ class Collectives(Closing):
         return feedback
 
     @operation(BroadcastOptions)
-    def broadcast(self, array: Arrays, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Call:
+    def broadcast(
+        self, array: Arrays, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Outcome | Work:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
@@ -196,15 +196,18 @@ class Collectives(Closing):
         lost root ends the operation with Aborted on all, unless the survivors together have all of
         its data.
         """
-        rank = self._rank_of(root)
-        take = buffers.readable if rank == self.rank else buffers.writable
-        arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
-        return self._call(_Kind.BROADCAST, arrays, options, root=rank)
+        call = Call(Kind.BROADCAST, options)
+        call.root = self._rank_of(root)
+        if call.root == self.rank:
+            call.shows(array)
+        else:
+            call.writes(array)
+        return self._begin(call)
 
     @operation(ReduceOptions)
     def reduce(
         self, array: Arrays, out: Opt = None, root: Root = 0, **options: Unpack[ReduceOptions]
-    ) -> Call:
+    ) -> Outcome | Work:
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
@@ -212,18 +215,19 @@ class Collectives(Closing):
         sum, which the root alone has, is not encoded again. A lost root ends the operation with
         Aborted on all.
         """
-        rank = self._rank_of(root)
+        call = Call(Kind.REDUCE, options)
+        call.root = self._rank_of(root)
         check_no_root(out)
-        if rank == self.rank:
-            arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
+        if call.root == self.rank:
+            call.reduces(array, out)
         else:
-            arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
-        return self._call(_Kind.REDUCE, arrays, options, root=rank)
+            call.reads(array)
+        return self._begin(call)
 
     @operation(ReduceOptions)
     def reduce_scatter(
         self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[ReduceOptions]
-    ) -> Call:
+    ) -> Outcome | Work:
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
@@ -233,13 +237,14 @@ class Collectives(Closing):
         `all_gather`; with another recovery no peer receives the shard of a lost rank, and the
         others arrive. With a codec the sums are not encoded again. Otherwise as `all_reduce`.
         """
-        arrays, listed = self._shared(array, out, counts, dealt=True)
-        return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
+        call = Call(Kind.REDUCE_SCATTER, options)
+        self._share(call, array, out, counts, dealt=True)
+        return self._begin(call)
 
     @operation(MoveOptions)
     def all_gather(
         self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[MoveOptions]
-    ) -> Call:
+    ) -> Outcome | Work:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
         `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
@@ -254,8 +259,9 @@ class Collectives(Closing):
         whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
         so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
-        arrays, listed = self._shared(array, out, counts)
-        return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
+        call = Call(Kind.ALL_GATHER, options)
+        self._share(call, array, out, counts)
+        return self._begin(call)
 
     @operation(MoveOptions)
     def scatter(
@@ -265,7 +271,7 @@ class Collectives(Closing):
         root: Root = 0,
         counts: Counts = None,
         **options: Unpack[MoveOptions],
-    ) -> Call:
+    ) -> Outcome | Work:
         """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
@@ -274,15 +280,16 @@ class Collectives(Closing):
         are the same on every peer. With a codec the data that moves is rounded, and the root's own
         shard is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
-        rank = self._rank_of(root)
-        if rank == self.rank:
+        call = Call(Kind.SCATTER, options)
+        call.root = self._rank_of(root)
+        if call.root == self.rank:
             if array is None:
                 raise InvalidArgument("the root of a scatter needs array, with the shards of all")
-            arrays, listed = self._shared(array, out, counts, dealt=True)
+            self._share(call, array, out, counts, dealt=True)
         else:
-            arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
-            listed = self._rows(arrays[0].count, counts, "out").elements
-        return self._call(_Kind.SCATTER, arrays, options, root=rank, counts=listed)
+            call.writes(out, counts)
+            call.counts = self._rows(call.arrays[0].count, counts, "out").elements or ()
+        return self._begin(call)
 
     @operation(MoveOptions)
     def gather(
@@ -292,7 +299,7 @@ class Collectives(Closing):
         root: Root = 0,
         counts: Counts = None,
         **options: Unpack[MoveOptions],
-    ) -> Call:
+    ) -> Outcome | Work:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
@@ -301,17 +308,17 @@ class Collectives(Closing):
         not. A lost root ends the operation with Aborted on all, whatever the recovery. Otherwise
         as `all_gather`; what may be zeros there is what the root has not got.
         """
-        rank = self._rank_of(root)
+        call = Call(Kind.GATHER, options)
+        call.root = self._rank_of(root)
         check_no_root(out)
-        if rank == self.rank:
+        if call.root == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
-            arrays, listed = self._shared(array, out, counts)
+            self._share(call, array, out, counts)
         else:
-            own = _taken(buffers.readable, _alone(array, counts))
-            arrays = [_Array(each, None) for each in own]
-            listed = self._rows(arrays[0].count, counts, "array").elements
-        return self._call(_Kind.GATHER, arrays, options, root=rank, counts=listed)
+            call.reads(array, counts)
+            call.counts = self._rows(call.arrays[0].count, counts, "array").elements or ()
+        return self._begin(call)
 
     @operation(MoveOptions)
     def all_to_all(
@@ -321,7 +328,7 @@ class Collectives(Closing):
         send_counts: Counts = None,
         recv_counts: Counts = None,
         **options: Unpack[MoveOptions],
-    ) -> Call:
+    ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
         Both have `world_size` equal shards, the same on every peer, and must not overlap. With
@@ -332,41 +339,39 @@ class Collectives(Closing):
         with Aborted. With a codec the data that moves is rounded, and one's own shard is not.
         Otherwise as `all_gather`; what may be zeros there is what has not come here.
         """
+        call = Call(Kind.ALL_TO_ALL, options)
         counts = recv_counts if send_counts is None else send_counts
-        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
+        pairs = _apart(array, out, counts)
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out must not overlap in an all_to_all")
         if counts is not None:
-            return self._exchange(*pairs[0], send_counts, recv_counts, options)
+            self._exchange(call, *pairs[0], send_counts, recv_counts)
+            return self._begin(call)
         world = self.world_size
         for send, recv in pairs:
-            if send.count == recv.count and send.count % world == 0:
-                continue
-            raise InvalidArgument(
-                f"array has {counted(send.count, 'element')} and out has {recv.count}: both need "
-                f"the same number, a multiple of world_size, which is {world}, or pass "
-                "send_counts and recv_counts"
-            )
-        arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
-        return self._call(_Kind.ALL_TO_ALL, arrays, options)
+            if send.count != recv.count or send.count % world:
+                raise InvalidArgument(
+                    f"array has {counted(send.count, 'element')} and out has {recv.count}: both "
+                    f"need the same number, a multiple of world_size, which is {world}, or pass "
+                    "send_counts and recv_counts"
+                )
+            call.arrays.append(CallArray(send, recv, send.count // world))
+        return self._begin(call)
 
     @operation(BroadcastOptions)
-    def barrier(self, **options: Unpack[BroadcastOptions]) -> Call:
+    def barrier(self, **options: Unpack[BroadcastOptions]) -> Outcome | Work:
         """Returns once every member that is there has called it.
 
         With recovery "complete" it raises Aborted if one is lost. It votes as it is called, so
         after its deadline it raises InDoubt.
         """
-        asked = Asked("barrier", options)
-        return Call(
-            self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
-        )
+        return self._begin(Call(Kind.BARRIER, options))
 
     # ---- messages
 
     @operation(MessageOptions)
-    def send(self, array: Array, dst: Root, **options: Unpack[MessageOptions]) -> Call:
+    def send(self, array: Array, dst: Root, **options: Unpack[MessageOptions]) -> Outcome | Work:
         """Sends `array` to the member `dst`, which calls `recv` with as many elements of its dtype.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
@@ -379,11 +384,13 @@ class Collectives(Closing):
         `dst` is lost, or the link to it is broken. A loss of others ends nothing. `tag` is below
         2**38.
         """
-        rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
-        return self._message("send", _pccl.send, buffers.readable(array), rank, *timed)
+        call = Call(Kind.SEND, options)
+        call.root = self._rank_of(dst, "dst")
+        call.arrays.append(CallArray(buffers.readable(array), None))
+        return self._begin(call)
 
     @operation(MessageOptions)
-    def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Call:
+    def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Outcome | Work:
         """Receives into `array` what the member `src` sends with `send`.
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
@@ -400,8 +407,10 @@ class Collectives(Closing):
         as long as they wait: with 64 of them, every further one waits for its turn.
         """
         _check_source(src)
-        rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
-        return self._message("recv", _pccl.recv, buffers.writable(array), rank, *timed)
+        call = Call(Kind.RECV, options)
+        call.root = self._rank_of(src, "src")
+        call.arrays.append(CallArray(None, buffers.writable(array)))
+        return self._begin(call)
 
     # ---- objects
 
@@ -494,7 +503,7 @@ class Collectives(Closing):
                 f"in_flight must be between 1 and {many.IN_FLIGHT_MAX}, not {in_flight}"
             )
         retry = unsigned(options.pop("retry", many.RETRY), "retry", 64)
-        asked = Asked("all_reduce", options)
+        asked = Call(Kind.ALL_REDUCE, options)
         last = asked.tag + len(parts) - 1
         if last >= _TAGS_END:
             raise InvalidArgument(
@@ -503,8 +512,10 @@ class Collectives(Closing):
             )
         deadline_ns = nanoseconds(options.pop("deadline", None), "deadline") or self._deadline_ns
         for number, part in enumerate(parts):
-            with numbered(called, number):
-                _taken(lambda one: _check_dtype(buffers.readable(one), asked), _alone(part.array))
+            with Named(f"{called}[{number}]"):
+                for which, one, _ in each_of(part.array):
+                    with Named(which):
+                        _check_dtype(buffers.readable(one), asked)
         _check_apart(parts)
 
         all_reduce: Any = self.all_reduce
@@ -544,102 +555,55 @@ class Collectives(Closing):
             )
         return rank
 
-    def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
-        """The options of a call, and the losses of its codec that it carries on, if it adds up."""
-        asked = Asked(kind.name.lower(), options)
-        feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
-        if feedback is None or feedback.closed:
-            return asked, None
-        if kind not in _ADDING:
-            raise InvalidArgument(
-                f"tag {asked.tag} has error feedback, which is for all_reduce, reduce and "
-                "reduce_scatter: here nothing is added up that could be given back later; use "
-                "another tag"
-            )
-        return asked, feedback
-
-    def _call(
-        self,
-        kind: _Kind,
-        arrays: list[_Array],
-        options: Any,
-        *,
-        root: int = 0,
-        counts: list[int] | None = None,
-    ) -> Call:
-        asked, feedback = self._asked(kind, options)
-        if kind in _ADDING:
-            for array in arrays:
-                _check_kind(array.any, asked.op)
-        shapes = tuple([array.shape(kind) for array in arrays])
-        upper = form_of_shapes(shapes)
-        asked.form = _form_of_kinds(asked.form, arrays) ^ upper
-        carried, residuals = None, (0, 0)
-        if feedback is not None:
-            given = [array.any.count for array in arrays]
-            residuals, kept = feedback.begin(given)
-            carried = _Carried(feedback, given, kept)
-        listed = [array.native() for array in arrays]
-        rest = root, asked.native(residuals), (arrays, carried)
-        begin: Callable[..., bool] = _pccl.coalesced
-        what: tuple[Any, ...] = kind, listed
-        if counts is not None:
-            begin, what = _pccl.uneven, (kind, listed[0], counts)
-        told = upper or _have_kinds(arrays)
-        reword = partial(_told, arrays, shapes) if told else None
-        origin = self._origin(kind.name.lower())
-        return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
+    def _begin(self, call: Call) -> Outcome | Work:
+        """Runs a call whose arrays are there: with `async_op` its Work is returned."""
+        is_message = call.kind in (Kind.SEND, Kind.RECV)
+        if is_message:
+            unsigned(call.tag, "the tag of a message", TAG_BITS)
+        feedback = self._feedbacks.get(call.tag) if call.codec.encodes else None
+        if feedback is not None and not feedback.closed:
+            if call.kind not in ADDING:
+                raise InvalidArgument(
+                    f"tag {call.tag} has error feedback, which is for all_reduce, reduce and "
+                    "reduce_scatter: here nothing is added up that could be given back later; use "
+                    "another tag"
+                )
+            call.carry(feedback)
+        origin = self._origin(call.name, of_all=not is_message)
+        begun: Outcome | Work = call.run(self._open(), origin)
+        return begun
 
     def _exchange(
         self,
+        call: Call,
         send: buffers.Buffer,
         recv: buffers.Buffer,
         send_counts: Counts,
         recv_counts: Counts,
-        options: Any,
-    ) -> Call:
-        asked, _ = self._asked(_Kind.ALL_TO_ALL, options)
+    ) -> None:
+        """Adds an array of which each rank gives and gets another number of elements."""
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
-        listed: list[list[int] | None] = []
-        for counts, name, buffer, of in (
-            (send_counts, "send_counts", send, "array"),
-            (recv_counts, "recv_counts", recv, "out"),
-        ):
-            rows = Rows.of_counts(self, (), counts, name)
-            if rows.whole != buffer.count:
-                raise InvalidArgument(
-                    f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
-                )
-            listed.append(rows.elements)
-        array = _Array(send, recv, 0)
-        arguments = self._open(), array.native(), *listed, asked.native(), array
-        return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
+        call.counts = self._elements(send, send_counts, "send_counts", "array")
+        call.recv_counts = self._elements(recv, recv_counts, "recv_counts", "out")
+        call.arrays.append(CallArray(send, recv, 0))
 
-    def _message(
-        self,
-        name: str,
-        begin: Any,
-        buffer: buffers.Buffer,
-        rank: int,
-        tag: int,
-        deadline_ns: int,
-    ) -> Call:
-        unsigned(tag, "the tag of a message", TAG_BITS)
-        place = (buffer.address, buffer.count, buffer.dtype)
-        rest = rank, tag, deadline_ns, buffer.owner
-        return Call(self._origin(name, of_all=False), begin, self._open(), *place, *rest)
+    def _elements(
+        self, buffer: buffers.Buffer, counts: Sequence[int], name: str, of: str
+    ) -> Sequence[int]:
+        rows = Rows.of_counts(self, (), counts, name)
+        if rows.whole != buffer.count:
+            raise InvalidArgument(
+                f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
+            )
+        return rows.elements or ()
 
-    def _shared(
-        self, array: object, out: object, counts: Counts, *, dealt: bool = False
-    ) -> tuple[list[_Array], list[int] | None]:
-        """The arrays of a call that gathers shards in `out`, or deals out those in `array`.
-
-        Also the elements of each rank's shard; None if all have as many.
-        """
+    def _share(
+        self, call: Call, array: object, out: object, counts: Counts, *, dealt: bool = False
+    ) -> None:
+        """Adds arrays of a call that gathers shards in `out`, or deals out those in `array`."""
         all_of, one_of = ("array", "out") if dealt else ("out", "array")
-        arrays, elements = [], None
-        for send, recv in _taken(buffers.apart, _each_apart(array, out, counts)):
+        for send, recv in _apart(array, out, counts):
             whole, shard = (send, recv) if dealt else (recv, send)
             rows = self._rows(shard.count, counts, one_of)
             if counts is not None and rows.whole != whole.count:
@@ -651,47 +615,17 @@ class Collectives(Closing):
                     "counts"
                 )
             _check_place(whole, shard, rows.first, all_of, one_of)
-            arrays.append(_Array(send, recv, shard.count))
-            elements = rows.elements
-        return arrays, elements
+            call.arrays.append(CallArray(send, recv, shard.count))
+            call.counts = rows.elements or ()
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
         """Each element is a row of its own; this rank has so many, in what the caller names so."""
         return Rows.of_part(self, (own,), counts, name, "element")
 
 
-class _Kind(IntEnum):
-    """pccl_collective_t of pccl.h."""
-
-    ALL_REDUCE = 0
-    BROADCAST = 1
-    REDUCE = 4
-    REDUCE_SCATTER = 5
-    ALL_GATHER = 6
-    SCATTER = 7
-    GATHER = 8
-    ALL_TO_ALL = 9
-
-
-def _check_kind(array: buffers.Buffer, op: ReduceOp) -> None:
-    """Whether elements of its kind can be reduced so; the native library knows no kinds."""
-    if array.opaque not in (None, "bool"):
-        raise TypeError(f"{array.opaque} arrays cannot be reduced: convert them first")
-    if array.opaque is not None and not op.is_bitwise:
-        raise TypeError(
-            "bool arrays cannot be added up: use op 'band' (and), 'bor' (or) or 'bxor' "
-            "(exclusive or), or convert them first (to uint8)"
-        )
-    if array.paired and op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise InvalidArgument(
-            f"{array.kind} arrays have no {op.name.lower()} here: complex numbers are added up, by "
-            "sum and avg; reduce their real and imaginary parts, or their absolute values, for more"
-        )
-
-
-def _check_dtype(array: buffers.Buffer, asked: Asked) -> None:
+def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
     """As the native library checks one operation: of several, before the first of them begins."""
-    _check_kind(array, asked.op)
+    check_kind(array, asked.op)
     name, dtype = asked.op.name.lower(), array.dtype.name.lower()
     if asked.op.is_bitwise and array.dtype.is_float:
         raise InvalidArgument(
@@ -702,99 +636,6 @@ def _check_dtype(array: buffers.Buffer, asked: Asked) -> None:
             f"codec {asked.codec.name} is for floats, and dtype is {dtype}: reduce integers "
             "without a codec"
         )
-
-
-_ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])
-
-
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """One array of a call: what this rank sends and receives of it, and the elements it counts."""
-
-    send: buffers.Buffer | None
-    recv: buffers.Buffer | None
-    counted: int | None = None
-
-    @property
-    def count(self) -> int:
-        return self.any.count if self.counted is None else self.counted
-
-    @property
-    def any(self) -> buffers.Buffer:
-        buffer = self.send or self.recv
-        assert buffer is not None
-        return buffer
-
-    def shape(self, kind: _Kind) -> Shape:
-        """The shape that all members share but for the number of rows: not the whole of a root."""
-        buffer = self.any if kind is not _Kind.SCATTER or self.recv is None else self.recv
-        shape = tuple(buffer.shape or ())
-        return shape[:-1] if buffer.paired else shape  # the last are the two parts of a number
-
-    def native(self) -> tuple[int, int, int, int]:
-        send = self.send.address if self.send else 0
-        recv = self.recv.address if self.recv else 0
-        return send, recv, self.count, self.any.dtype
-
-
-def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
-    """The form of a call whose arrays may be of bool, of complex numbers, of opaque bytes."""
-    if not any(array.any.has_own_kind for array in arrays):
-        return form
-    kinds = [array.any.kind for array in arrays]
-    if kinds == ["bool"] and form == 0:
-        return _pccl.FORM_BOOL  # which errors have a name for
-    return form_of(f"{form} {kinds}")
-
-
-def _have_kinds(arrays: list[_Array]) -> bool:
-    """Whether an array is of bytes or of complex numbers, which `form` tells apart."""
-    return any(array.any.dtype is DType.U8 or array.any.paired for array in arrays)
-
-
-def _told(arrays: list[_Array], shapes: tuple[Shape, ...], sentence: str) -> str:
-    """An error that the arrays of others differ from these in kind or in shape."""
-    if _have_kinds(arrays):
-        kinds = first_of([array.any.kind for array in arrays])
-        sentence = sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
-    return told_shapes(sentence, shapes)
-
-
-def _each(
-    array: object, out: object | None = None, counts: object | None = None
-) -> list[tuple[object, object | None]]:
-    """The arrays of a call, each with its output: one, or those of a list."""
-    if not isinstance(array, list | tuple):
-        if isinstance(out, list | tuple):
-            raise InvalidArgument("out is a list of arrays, and array is not")
-        return [(array, out)]
-    if not array:
-        raise InvalidArgument("the list of arrays is empty: a call has at least one")
-    if counts is not None:
-        raise InvalidArgument("lists of counts are for one array: call once for each array")
-    if out is None:
-        return [(one, None) for one in array]
-    if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"has {len(out)}" if isinstance(out, list | tuple) else "is not a list"
-        raise InvalidArgument(f"array is a list of {counted(len(array), 'array')}: out {what}")
-    return list(zip(array, out, strict=True))
-
-
-def _alone(array: object, counts: object | None = None) -> list[tuple[object]]:
-    return [(one,) for one, _ in _each(array, None, counts)]
-
-
-def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> list[_Taken]:
-    """The results of `take` for each array; an error says which of several it was."""
-    made = []
-    for number, arguments in enumerate(given):
-        try:
-            made.append(take(*arguments))
-        except (TypeError, InvalidArgument) as error:
-            if len(given) == 1:
-                raise
-            raise type(error)(f"array {number} of {len(given)}: {error}") from None
-    return made
 
 
 def listed(name: str, arrays: object, out: object) -> list[tuple[object, object | None]]:
@@ -812,22 +653,13 @@ def listed(name: str, arrays: object, out: object) -> list[tuple[object, object 
     return list(zip(arrays, out, strict=True))
 
 
-@contextmanager
-def numbered(name: str, number: int) -> Iterator[None]:
-    """An error about one of several says which it was."""
-    try:
-        yield
-    except REFUSALS as error:
-        raise type(error)(f"{name}[{number}]: {error}") from None
-
-
 def _check_apart(parts: Sequence[Part]) -> None:
     """No operation writes where another one reads or writes: they are in flight together."""
     spans = sorted(
         _Span(buffer.address, buffer.end, number, written)
         for number, part in enumerate(parts)
         for given, written in ((part.array, False), (part.out, True))
-        for (one,) in _alone(given)
+        for _, one, _ in each_of(given)
         for buffer in [buffers.readable(one)]
         if buffer.address < buffer.end
     )
@@ -859,22 +691,17 @@ def check_no_root(out: object) -> None:
         raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
 
-def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
+def _apart(
+    array: object, out: object, counts: object | None
+) -> list[tuple[buffers.Buffer, buffers.Buffer]]:
+    """The buffers of a call that needs `out`, in pairs."""
     if out is None:
         raise InvalidArgument("this collective needs `out`")
-    return [(one, other) for one, other in _each(array, out, counts)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """The codec's losses that a call carries on."""
-
-    feedback: ErrorFeedback
-    counts: list[int]
-    kept: object
-
-    def begun(self, work: Work[Any]) -> None:
-        self.feedback.begun(work, self.counts)
+    pairs = []
+    for which, one, other in each_of(array, out, counts):
+        with Named(which):
+            pairs.append(buffers.apart(one, other))
+    return pairs
 
 
 def _check_place(

@@ -1,7 +1,7 @@
 """Work: one operation in flight, to be waited for, awaited, withdrawn, or settled when in doubt.
 
-The operation itself runs in the native library; a Work holds its buffers until it is settled. Call
-is what begins one, and the only place that does. docs/PROMISE.md says what a failed operation
+The operation itself runs in the native library; a Work holds its buffers until it is settled. A
+Call begins it (call.py). docs/PROMISE.md says what a failed operation
 leaves behind. Completions reach asyncio through _watcher.py, without a thread per operation.
 """
 
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, cast, overload
 
 from pccl_py import _lifecycle, _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
@@ -283,7 +283,7 @@ class Work(Generic[ResultType]):
             return cast(ResultType, self._result)
 
 
-class _Dropped(Work[ResultType]):
+class Dropped(Work[ResultType]):
     """A Work of `async_op`, which may be dropped before it is done.
 
     Others are done when their call ends, and have no `__del__`: Python swallows an exception that a
@@ -300,82 +300,7 @@ class _Dropped(Work[ResultType]):
 
 
 Made: TypeAlias = Callable[[Work[Any]], object]
-"""Is given the Work of an operation before that begins, as `made` of Call.run."""
-
-
-class Carried(Protocol):
-    """The losses of a codec that a call carries on (codec.py)."""
-
-    def begun(self, work: Work[Any]) -> None:
-        """The operation is under way. More than one call is as one."""
-
-
-class Call:
-    """A call whose arguments were checked, and of which nothing was sent."""
-
-    __slots__ = ("_arguments", "_begin", "_carried", "_origin", "_reword")
-
-    def __init__(
-        self,
-        origin: Origin,
-        begin: Callable[..., bool],
-        *arguments: object,
-        carried: Carried | None = None,
-        reword: Callable[[str], str] | None = None,
-    ) -> None:
-        self._origin = origin
-        self._begin = begin
-        self._arguments = arguments
-        self._carried = carried
-        self._reword = reword
-
-    def run(
-        self,
-        async_op: bool,
-        finish: Callable[[Outcome], Any] | None = None,
-        reword: Callable[[str], str] | None = None,
-        made: Made | None = None,
-        origin: Origin | None = None,
-    ) -> Any:
-        """Begins the operation, and returns its Work, or waits for it and returns its result.
-
-        `finish` makes the result of the outcome, once the operation is committed; by default it is
-        the outcome. `reword` puts a sentence of the library into a frontend's words. `made` gets
-        the Work before the operation begins, and keeps it until that is done. `origin` is that of
-        the call that this one is a part of. The Work is made first, and all happens inside of
-        `try`, so that no exception of a signal handler loses it.
-        """
-        kind = _Dropped if async_op and made is None else Work
-        work = kind(finish, self._words(reword), self._origin if origin is None else origin)
-        if made is not None:
-            made(work)
-        carried = self._carried
-        try:
-            # A Work that others know, by `made` or by the losses that it carries on, has begun
-            # before anybody waits for it.
-            block = not async_op and carried is None and made is None
-            if self._begin(work._native, *self._arguments, block):
-                return work._read_result()
-            if carried is not None:
-                carried.begun(work)
-            return work if async_op else work.wait()
-        except BaseException as error:
-            # Without a call, after which Python would look for signals, until the Work is safe.
-            if work._native.begun:
-                if "work" not in error.__dict__:
-                    error.__dict__["work"] = work
-                work._native.withdraw()
-                if carried is not None:
-                    carried.begun(work)
-            work._in_own_words(error)
-            raise
-
-    def _words(self, reword: Callable[[str], str] | None) -> Callable[[str], str] | None:
-        """The words of a frontend, and then this call's own."""
-        own = self._reword
-        if own is None or reword is None:
-            return own or reword
-        return lambda sentence: own(reword(sentence))
+"""Is given the Work of an operation before that begins."""
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

@@ -10,38 +10,21 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pccl_jax.trees import form_with_shapes
 from pccl_py import PeerId, ReduceOp
+from pccl_py.call import ADDING, Kind
 
 Shape: TypeAlias = tuple[int, ...]
 # The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
 _WORDS_VERSION = 2
 
 
-class Kind(IntEnum):
-    """The operation that a call makes, by the numbers of pccl_collective_t and jax_handlers.h."""
-
-    ALL_REDUCE = 0
-    BROADCAST = 1
-    REDUCE = 4
-    REDUCE_SCATTER = 5
-    ALL_GATHER = 6
-    SCATTER = 7
-    GATHER = 8
-    ALL_TO_ALL = 9
-    BARRIER = 16
-    SEND = 17
-    RECV = 18
-
-
 # Their results have the shapes of their operands.
 WHOLE = frozenset([Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE])
-ADDING = frozenset([Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER])
 
 
 class Outs(NamedTuple):

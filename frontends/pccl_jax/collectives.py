@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pccl_jax import eager, host, library
-from pccl_jax.call import ADDING, Call, Kind
+from pccl_jax.call import Call
 from pccl_jax.communicators import Comm, Operand, Place, Traced, World
 from pccl_jax.eager import empty
 from pccl_jax.effects import ORDERED
@@ -57,15 +57,18 @@ from pccl_jax.versions import (
     primitive_jvps,
 )
 from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
-from pccl_py.collectives import Part, Root, listed, numbered
-from pccl_py.options import (
+from pccl_py.call import (
+    ADDING,
     BroadcastOptions,
+    Kind,
     ManyOptions,
     MessageOptions,
     MoveOptions,
+    Named,
     ReduceOptions,
     documented,
 )
+from pccl_py.collectives import Part, Root, listed
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 
@@ -204,7 +207,7 @@ def barrier(comm: Comm, **options: Any) -> Any:
 
     With recovery "complete" it fails instead if one is lost.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("barrier", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.BARRIER, options)
     call = Call(Kind.BARRIER, numbers_of(asked, 0), tells_outcome=tells)
     outs = bind(operand.handle, [], call)
     return OutcomeArrays.of(outs[0]) if tells else None
@@ -242,7 +245,7 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
     Backward: X_src = Y_dst, a recv, so `dst` must pass `tie` to its recv. Without return_tie the
     derivative of a send raises InvalidArgument while it is traced.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SEND, options)
     leaves = Leaves.of(x)
     if leaves.names:
         raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
@@ -299,7 +302,7 @@ def recv(
     that waits for it waits until its deadline. Under vmap the whole batch is one message where the
     tie is batched.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("recv", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.RECV, options)
     sizes = shape if isinstance(shape, Sequence) else (shape,)
     like = jax.eval_shape(lambda: jnp.zeros([int(size) for size in sizes], dtype))
     check_dtype(like.dtype.name, None)
@@ -353,7 +356,7 @@ def all_reduce_many(
     op = parse_op(options.get("op", ReduceOp.SUM))
     trees = []
     for number, (x, _) in enumerate(listed("xs", xs, None)):
-        with numbered("xs", number):
+        with Named(f"xs[{number}]"):
             leaves = Leaves.of(x)
             leaves.check(op)
         trees.append(leaves)
@@ -433,7 +436,7 @@ def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Hand
     second one in flight needs another `tag`, and so does a blocking call before `all_reduce_done`.
     It has no derivative and no batches (vmap): take those of `all_reduce`.
     """
-    operand, (asked, _) = Operand.of(comm), asked_of("all_reduce", options)
+    operand, (asked, _) = Operand.of(comm), asked_of(Kind.ALL_REDUCE, options)
     leaves = Leaves.of(x)
     leaves.check(asked.op)
     call = Call(
@@ -501,8 +504,8 @@ def _call(
     others: Counts = None,
 ) -> Any:
     """A collective of what `x` has; `others`: counts of what an all_to_all receives."""
-    name, operand = kind.name.lower(), Operand.of(comm)
-    asked, tells = asked_of(name, options)
+    operand = Operand.of(comm)
+    asked, tells = asked_of(kind, options)
     leaves = Leaves.of(x)
     leaves.check(asked.op if kind in ADDING else None)
     member = operand.rank_of(root, "root")
@@ -535,7 +538,7 @@ def _received_of_scatter(
     comm: Comm, out: Any, root: Root, counts: Counts, options: Mapping[str, Any]
 ) -> Any:
     """For a rank that passes no array: the root knows what is scattered, and `out` its shape."""
-    operand, (asked, tells) = Operand.of(comm), asked_of("scatter", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SCATTER, options)
     member = operand.rank_of(root, "root")
     if out is None:
         raise InvalidArgument(

@@ -40,7 +40,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pccl_jax.call import ADDING, Call, Kind
+from pccl_jax.call import Call
 from pccl_jax.primitive import bind, primitive_of
 from pccl_jax.trees import check_dtype, form_of_part, is_float
 from pccl_jax.versions import (
@@ -52,6 +52,7 @@ from pccl_jax.versions import (
     zero_tangent_of,
 )
 from pccl_py import CodecKind, InvalidArgument, Plan, ReduceOp
+from pccl_py.call import ADDING, Kind
 
 TRANSPOSES = {
     Kind.ALL_REDUCE: Kind.ALL_REDUCE,

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from pccl_jax import host, library
-from pccl_jax.call import Call, Kind
+from pccl_jax.call import Call
 from pccl_jax.communicators import Comm, Operand
 from pccl_jax.effects import ORDERED_ON_DEVICES
 from pccl_jax.options import asked_of, numbers_of
@@ -32,7 +32,7 @@ from pccl_jax.primitive import lower, register
 from pccl_jax.trees import Leaves
 from pccl_jax.versions import Primitive, primitive_batchers, primitive_jvps
 from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
-from pccl_py.options import MoveOptions, documented
+from pccl_py.call import Kind, MoveOptions, documented
 
 T = TypeVar("T")
 AxisNames: TypeAlias = Hashable | Sequence[Hashable]
@@ -70,7 +70,7 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
     operand, rest = Operand.of(comm), dict(options)
     first = rest.pop("tag", TAG)
     op = ReduceOp.AVG if name == "pmean" else ReduceOp.SUM
-    asked, _ = asked_of("all_reduce", {**rest, "op": op, "tag": first})
+    asked, _ = asked_of(Kind.ALL_REDUCE, {**rest, "op": op, "tag": first})
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.manual_axes)
     names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)

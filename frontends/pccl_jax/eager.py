@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pccl_jax.call import ADDING, Call, Kind
+from pccl_jax.call import Call
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors
 from pccl_jax.outcomes import encode, pair
@@ -33,6 +33,7 @@ from pccl_py import (
     ReduceOp,
     Rounding,
 )
+from pccl_py.call import ADDING, Kind
 
 # XLA takes memory as it is from this alignment on.
 _ALIGNED = 64

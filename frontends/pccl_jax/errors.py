@@ -23,13 +23,13 @@ from typing import Any
 import jax
 
 from pccl_jax import library
-from pccl_jax.call import Kind
 from pccl_jax.communicators import group_of
 from pccl_jax.effects import is_ours
 from pccl_jax.trees import reworded
 from pccl_jax.versions import before_programs, is_tracing, runtime_tokens
 from pccl_py import InvalidUsage, PcclError, _pccl, communicator
 from pccl_py._watcher import logger
+from pccl_py.call import Kind
 
 
 @contextmanager

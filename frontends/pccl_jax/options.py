@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from pccl_jax.communicators import Comm
 from pccl_jax.outcomes import OutcomeArrays
-from pccl_py.options import Asked, documented
+from pccl_py.call import Call, Kind, documented
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,20 +35,20 @@ def everywhere(
     return typed  # type: ignore[no-any-return]
 
 
-def asked_of(operation: str, options: Mapping[str, Any]) -> tuple[Asked, bool]:
+def asked_of(kind: Kind, options: Mapping[str, Any]) -> tuple[Call, bool]:
     """The options of a call, and whether it returns its outcome. Raises TypeError for others."""
     rest = dict(options)
     tells = bool(rest.pop("return_outcome", False))
     if "async_op" in rest:
         raise TypeError(
-            f"{operation}() has no option 'async_op' here: a program overlaps a call with all that "
-            "does not need its result"
+            f"{kind.name.lower()}() has no option 'async_op' here: a program overlaps a call with "
+            "all that does not need its result"
         )
-    return Asked(operation, rest), tells
+    return Call(kind, rest), tells
 
 
-def numbers_of(asked: Asked, form: int) -> tuple[int, ...]:
+def numbers_of(asked: Call, form: int) -> tuple[int, ...]:
     """As Call.options has them."""
-    op, tag, deadline_ns, recovery, plan, codec, _ = asked.native()
-    numbers = op, tag, deadline_ns, recovery, plan, *codec[:4], form
+    timed = asked.op, asked.tag, asked.deadline_ns, asked.recovery, asked.plan
+    numbers = *timed, *asked.codec.native(), form
     return tuple(int(number) for number in numbers)

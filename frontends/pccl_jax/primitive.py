@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from pccl_jax import eager, host, library
-from pccl_jax.call import WHOLE, Call, Kind
+from pccl_jax.call import WHOLE, Call
 from pccl_jax.effects import ORDERED
 from pccl_jax.outcomes import WORDS
 from pccl_jax.versions import (
@@ -29,6 +29,7 @@ from pccl_jax.versions import (
     register_lowering,
 )
 from pccl_py import InvalidArgument, ReduceOp
+from pccl_py.call import Kind
 
 Shape: TypeAlias = tuple[int, ...]
 # An origin is the handle and the epoch of a call: its derivatives take it for their handle.

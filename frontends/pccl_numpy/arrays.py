@@ -18,10 +18,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from pccl_py import Group, InvalidArgument, Outcome, Work
 from pccl_py.buffers import OPAQUE, check_array
+from pccl_py.call import MessageOptions, documented
 from pccl_py.collectives import Root
-from pccl_py.kit import Frontend, Functions, Single, one
+from pccl_py.kit import Frontend, Functions, Single
 from pccl_py.kit import SharedState as KitState
-from pccl_py.options import MessageOptions, documented
 from pccl_py.words import StateRules, not_added_up
 
 Array = NDArray[Any]
@@ -117,7 +117,7 @@ S = TypeVar("S", bound=np.generic)
 DTypeOf: TypeAlias = type[S] | np.dtype[S]
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 
-_arrays: Functions[Single] = Functions(NUMPY, one)
+_arrays: Functions[Single] = Functions(NUMPY)
 all_reduce = _arrays.all_reduce
 all_reduce_ = _arrays.all_reduce_
 all_reduce_many = _arrays.all_reduce_many

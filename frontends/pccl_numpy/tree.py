@@ -12,12 +12,10 @@ More about it in `flatten` of pccl_py.kit.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pccl_numpy.arrays import NUMPY
-from pccl_py.kit import Functions, flatten
+from pccl_py.kit import Trees
 
-_trees: Functions[Any] = Functions(NUMPY, flatten)
+_trees = Trees(NUMPY)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
 all_reduce_many = _trees.all_reduce_many

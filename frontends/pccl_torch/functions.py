@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from pccl_py import Group, Outcome, Work
+from pccl_py.call import MessageOptions, documented
 from pccl_py.collectives import Root
-from pccl_py.kit import Functions, Single, one
-from pccl_py.options import MessageOptions, documented
+from pccl_py.kit import Functions, Single
 from pccl_torch.tensors import TORCH, check_dtype
 
 Shape: TypeAlias = Sequence[int]
 
-_tensors: Functions[Single] = Functions(TORCH, one)
+_tensors: Functions[Single] = Functions(TORCH)
 all_reduce = _tensors.all_reduce
 all_reduce_ = _tensors.all_reduce_
 all_reduce_many = _tensors.all_reduce_many

@@ -13,12 +13,10 @@ More about it in `flatten` of pccl_py.kit.
 
 from __future__ import annotations
 
-from typing import Any
-
-from pccl_py.kit import Functions, flatten
+from pccl_py.kit import Trees
 from pccl_torch.tensors import TORCH
 
-_trees: Functions[Any] = Functions(TORCH, flatten)
+_trees = Trees(TORCH)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
 all_reduce_many = _trees.all_reduce_many

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pccl_py.collectives import REFUSALS
+from pccl_py.call import REFUSALS
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape

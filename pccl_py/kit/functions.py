@@ -1,11 +1,10 @@
 """Functions: the collectives as users call them, with their types and docstrings, for frontends.
 
-Written once: Functions(frontend, one) has them for single arrays, Functions(frontend, flatten) for
-trees, and a frontend's modules name its methods. In `tree`, `x` and `out` are trees of arrays that
-go as one operation; shapes, dtypes and errors are then those of each array. Each method prepares
-the arrays (frontend.py), calls that of the Group and makes the result of its outcome. On an error
-every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
-anything.
+Written once: Functions(frontend) has them for single arrays, Trees(frontend) for trees, and a
+frontend's modules name their methods. In `tree`, `x` and `out` are trees of arrays that go as one
+operation; shapes, dtypes and errors are then those of each array. Each method prepares the arrays
+(frontend.py), calls that of the Group and makes the result of its outcome. On an error every input
+is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold anything.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ from typing import (
     overload,
 )
 
-from pccl_py.collectives import Part, Root, check_no_root, listed, numbered
-from pccl_py.communicator import Group
-from pccl_py.errors import InvalidArgument
-from pccl_py.kit.frontend import Form, Frontend, one
-from pccl_py.options import (
+from pccl_py.call import (
     BroadcastOptions,
     ManyOptions,
     MessageOptions,
     Method,
     MoveOptions,
+    Named,
     ReduceOptions,
     check,
     documented,
 )
+from pccl_py.collectives import Part, Root, check_no_root, listed
+from pccl_py.communicator import Group
+from pccl_py.errors import InvalidArgument
+from pccl_py.kit.frontend import Form, Frontend, flatten, one
 from pccl_py.outcome import Outcome
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import ReduceOp, parse_op
@@ -61,7 +61,7 @@ class Function(Protocol[Mode, P, Elsewhere]):
     """A function whose result is of the type of `x`; or `Elsewhere`, which ranks beside a root get.
 
     A type checker knows the arguments of a call that asks for neither a Work nor the outcome, as of
-    `pccl_py.options.Operation`.
+    `pccl_py.call.Operation`.
     """
 
     @overload
@@ -118,14 +118,14 @@ def in_place(kind: type) -> Callable[[Callable[Concatenate[Any, P], Any]], Metho
 
 
 class Functions(Generic[Mode]):
-    """The collectives over a frontend's arrays, or over trees of them.
+    """The collectives over a frontend's arrays; Trees has those over trees of them."""
 
-    `form` makes the arrays of a call of an argument.
-    """
-
-    def __init__(self, frontend: Frontend[Any], form: Callable[[Any], Form]) -> None:
+    def __init__(self, frontend: Frontend[Any]) -> None:
         self._frontend = frontend
-        self._form = form
+
+    def form(self, x: object) -> Form:
+        """The arrays of an argument."""
+        return one(x)
 
     @everywhere(ReduceOptions)
     def all_reduce(
@@ -203,7 +203,7 @@ class Functions(Generic[Mode]):
         self._frontend.check_comm(comm)
         parts, given = _Parts(), listed("xs", xs, out)
         for number, (x, into) in enumerate(given):
-            with numbered("xs", number):
+            with Named(f"xs[{number}]"):
                 form, sends = self._sources(x, adds=_adds(options))
                 targets = self._targets(sends, into, adds=_adds(options))
             asked = {"return_outcome": True}
@@ -225,7 +225,7 @@ class Functions(Generic[Mode]):
         self._frontend.check_comm(comm)
         parts = _Parts()
         for number, (x, _) in enumerate(listed("xs", xs, None)):
-            with numbered("xs", number):
+            with Named(f"xs[{number}]"):
                 form, targets = self._places(x, adds=_adds(options))
             used = [self._frontend.packed(target) for target in targets]
             self._run(parts.all_reduce, (self._memory(used),), {}, form, targets, used)
@@ -272,7 +272,7 @@ class Functions(Generic[Mode]):
         and dtype on every peer. Its values matter on the root only.
         """
         self._frontend.check_comm(comm)
-        form, frontend = self._form(x), self._frontend
+        form, frontend = self.form(x), self._frontend
         made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
         given = self._memory(made), root
         return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
@@ -422,7 +422,7 @@ class Functions(Generic[Mode]):
                 raise InvalidArgument(
                     "out is needed except on the root: only the root knows the shape of x"
                 )
-            form = self._form(out)
+            form = self.form(out)
             targets = form.each(lambda each: self._frontend.target(each, adds=False))
             self._frontend.check_apart(targets, form.names)
             rows = self._rows_of(comm, form, targets, counts, "out")
@@ -529,25 +529,25 @@ class Functions(Generic[Mode]):
         return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
 
     def _sources(self, x: Any, adds: bool = False) -> tuple[Form, list[Any]]:
-        form, frontend = self._form(x), self._frontend
+        form, frontend = self.form(x), self._frontend
         return form, form.each(lambda each: frontend.packed(frontend.array(each, adds)))
 
     def _places(
         self, x: Any, adds: bool = False, only_read: bool = False
     ) -> tuple[Form, list[Any]]:
         """The arrays of a call in place: here they are written, unless they are only read."""
-        form = self._form(x)
+        form = self.form(x)
         targets = form.each(lambda each: self._frontend.target(each, adds, only_read))
         if not only_read:
             self._frontend.check_apart(targets, form.names)
         return form, targets
 
     def _check_no_root(self, out: Any) -> None:
-        for each in () if out is None else self._form(out).arrays:
+        for each in () if out is None else self.form(out).arrays:
             check_no_root(each)
 
     def _targets(self, sends: list[Any], out: Any, **how: Any) -> list[Any]:
-        return self._frontend.targets(sends, None if out is None else self._form(out), **how)
+        return self._frontend.targets(sends, None if out is None else self.form(out), **how)
 
     def _wholes(
         self, comm: Group, form: Form, arrays: list[Any], counts: Counts, **how: Any
@@ -633,6 +633,13 @@ class Functions(Generic[Mode]):
         options |= {"_finish": finish, "_reword": form.reworded, "_form": form.number}
         self._frontend.begins(targets, recvs)
         return collective(*given, **options)
+
+
+class Trees(Functions[Any]):
+    """The collectives over trees of a frontend's arrays: see `flatten`."""
+
+    def form(self, x: object) -> Form:
+        return flatten(x)
 
 
 class _Parts:

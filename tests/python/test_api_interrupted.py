@@ -32,14 +32,14 @@ def pair() -> Iterator[list[pccl.Communicator]]:
 @pytest.fixture
 def signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every native call of the main thread has a signal when it returns, before Python goes on."""
-    native = _pccl.coalesced
+    native = _pccl.call
 
     def call(*arguments: Any) -> None:
         native(*arguments)
         if threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(_pccl, "coalesced", call)
+    monkeypatch.setattr(_pccl, "call", call)
 
 
 def beside(program: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
