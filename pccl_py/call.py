@@ -59,7 +59,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class BroadcastOptions(MessageOptions, total=False):
-    """Options of broadcast and barrier; a codec would round what the root does not see rounded."""
+    """Options of broadcast and barrier; a codec would round only what other ranks receive."""
 
     recovery: Recovery | RecoveryName | None
 
@@ -125,17 +125,18 @@ _MEANINGS = {
     "as are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
     "options; reductions take it with sum and avg only.",
-    "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
-    "recovery": 'what the death of a peer does, "resume", "restart", "raise" or "complete": see '
+    "plan": 'how data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
+    "recovery": 'the effect of a peer\'s death, "resume", "restart", "raise" or "complete": see '
     "`Recovery`.",
-    "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
-    "is the default.",
+    "tag": "operations with different tags may be in flight together, one at a time per tag; 0 is "
+    "the default.",
     "deadline": "seconds from now until the call is given up; the communicator's by default.",
-    "in_flight": f"operations at once at most, 1 to {IN_FLIGHT_MAX}; {IN_FLIGHT} if not given.",
-    "retry": f"how often each operation that was aborted is made again, {RETRY} times if not "
-    "given; the same on every peer.",
-    "async_op": "if true, returns a `Work` at once.",
-    "return_outcome": "if true, returns (result, `Outcome`).",
+    "in_flight": f"how many operations are in flight at most, 1 to {IN_FLIGHT_MAX}; {IN_FLIGHT} by "
+    "default.",
+    "retry": f"how often an aborted operation is repeated, {RETRY} times by default; the same on "
+    "every peer.",
+    "async_op": "if true, the call returns a `Work` at once.",
+    "return_outcome": "if true, the call returns (result, `Outcome`).",
 }
 
 _ERRORS = """\

@@ -63,10 +63,10 @@ _TAGS_END = 0xFE << 56
 
 
 TAG_BITS = 38
-"""Tags of messages are smaller than others: with the two ranks they make one number."""
+"""Tags of messages are below 2**38: the native library packs tag and both ranks into 64 bits."""
 SIZE_MAX = 64 << 20
 
-# A size, or the number behind the largest and the reason why there is none, in UTF-8.
+# The size of a pickle; or _NO_SIZE, and in UTF-8 the reason why the object cannot be pickled.
 _HEAD = struct.Struct("<Q248s")
 _NO_SIZE = 2**64 - 1
 
@@ -77,7 +77,7 @@ _OPTIONS: dict[str, type] = {
 
 
 class Part(NamedTuple):
-    """One operation of an all_reduce_many: arrays as for all_reduce, and what frontends add."""
+    """One operation of an all_reduce_many: arrays as for all_reduce, and options of a frontend."""
 
     array: Arrays
     out: Arrays
@@ -93,7 +93,7 @@ class Collectives(Closing):
     def __init__(self, rosters: Rosters, deadline_ns: int) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
         self._rosters = rosters
-        self._deadline_ns = deadline_ns  # of operations that have none of their own
+        self._deadline_ns = deadline_ns  # of operations that are called without a deadline
         self._origins: dict[str, Origin] = {}
 
     @property
@@ -118,7 +118,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, with those that have gone since it began."""
+        """All members of the epoch in rank order, also members that left or were lost since."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
@@ -131,11 +131,11 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, or a list of such arrays, which go as one
-        operation, `out` being a list as well; the same shapes and dtypes on every peer. Memory
-        without a shape meets arrays of one dimension. `out`: as many elements in any shape, the
-        same dtype, no partial overlap. On any error `array` is as it was, in place too, and a
-        separate `out` may hold anything.
+        `array`: a C-contiguous array of a dtype in `DType`, or a list of arrays, which is one
+        operation and needs a list as `out`. All peers pass equal shapes and dtypes. A `Buffer`
+        without a shape counts as an array of one dimension. `out`: as many elements as `array` in
+        any shape, of the same dtype; it is `array` itself or does not overlap it. On any error
+        `array` keeps its content, in place too, and a separate `out` may hold anything.
         """
         call = Call(Kind.ALL_REDUCE, options)
         call.reduces(array, out)
@@ -150,15 +150,17 @@ class Collectives(Closing):
     ) -> list[Outcome]:
         """Reduces each of `arrays` over all members, in place or into those of `out`.
 
-        Each is an operation of its own, of whatever `all_reduce` takes; number i has the tag
-        `tag` + i. They begin in their order, at most `in_flight` at once. Those that are aborted
-        are made again, up to `retry` times each: an abort is of all members, so all repeat the
-        same. All members pass as many arrays, and the same `retry`. `deadline` is of the whole.
+        Each array is an operation of its own, and may be whatever `all_reduce` takes; array i has
+        the tag `tag` + i. The operations begin in order, at most `in_flight` at once. An aborted
+        operation is repeated, up to `retry` times: an abort reaches all members, so all members
+        repeat it. All members pass equally many arrays and the same `retry`. `deadline` limits the
+        whole call.
 
-        All are tried, whatever becomes of the others. Then the error of the first that failed is
-        raised, and `error.works` has the last operation of each: their `exception()` and `outcome`
-        tell which committed. Those have their results; the arrays of the others are as they were,
-        so with `out` all of `arrays` are. For all or none of them, pass a list to `all_reduce`.
+        The call tries all operations, also after one has failed. Then it raises the error of the
+        first operation that failed; `error.works` has the last operation of each array, whose
+        `exception()` and `outcome` tell whether it committed. Arrays of committed operations have
+        their results, and all other arrays keep their content. To reduce all arrays or none, pass a
+        list to `all_reduce`.
         """
         parts = []
         for number, both in enumerate(listed("arrays", arrays, out)):
@@ -171,10 +173,10 @@ class Collectives(Closing):
         return self._many(parts, dict(options))
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on, codec losses of this peer's contributions with `tag` go into its next call.
+        """Error feedback: each call of `tag` adds what its codec lost in the call before.
 
-        The same object for the same tag, until it is closed; a new one starts from zero. Members
-        need not agree about it.
+        Returns the same object for the same tag until it is closed; a new object starts from zero.
+        Some members may use error feedback and others not.
         """
         self._open()
         number = unsigned(tag, "tag", 64)
@@ -189,12 +191,12 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
-        list of such arrays, which go as one operation; the same shapes and dtypes on every peer, as
-        for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; there `array`
-        is only read, and may be read-only. On any error `array` is as it was, on every member. A
-        lost root ends the operation with Aborted on all, unless the survivors together have all of
-        its data.
+        `array`: a C-contiguous array of a dtype in `DType`, of bool or of an eight-bit float of a
+        library, or a list of arrays, which is one operation; all peers pass equal shapes and
+        dtypes, as for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; on
+        the root `array` is only read, and may be read-only. On any error `array` keeps its content
+        on every member. If the root is lost, all members get Aborted, unless the survivors together
+        have all of its data.
         """
         call = Call(Kind.BROADCAST, options)
         call.root = self._rank_of(root)
@@ -211,9 +213,9 @@ class Collectives(Closing):
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
-        of a member. On the others nothing is written, and `out` is not looked at. With a codec the
-        sum, which the root alone has, is not encoded again. A lost root ends the operation with
-        Aborted on all.
+        of a member. Other ranks write nothing, and ignore `out`. With a codec contributions are
+        encoded, and the sum, which only the root has, is not. If the root is lost, all members get
+        Aborted.
         """
         call = Call(Kind.REDUCE, options)
         call.root = self._rank_of(root)
@@ -228,14 +230,14 @@ class Collectives(Closing):
     def reduce_scatter(
         self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[ReduceOptions]
     ) -> Outcome | Work:
-        """Reduces `array` over all members; `out` of each receives the shard of its rank.
+        """Reduces `array` over all members; `out` of each rank receives the rank's shard.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` counts[rank] elements for each, the same list on every peer. Its
-        shape is the same on every peer. `out`, in any shape, may be this rank's shard of `array`;
-        else they must not overlap. A member that is lost or has left ends the call as it does an
-        `all_gather`; with another recovery no peer receives the shard of a lost rank, and the
-        others arrive. With a codec the sums are not encoded again. Otherwise as `all_reduce`.
+        `out`, or with `counts` counts[rank] elements for each rank. All peers pass the same shape
+        of `array`, and the same `counts`. `out`, in any shape, is this rank's shard of `array` or
+        does not overlap `array`. After a member was lost or has left, the call ends as an
+        `all_gather` does; with recovery "restart" or "resume" all shards but those of lost ranks
+        arrive. With a codec contributions are encoded, and sums are not. Otherwise as `all_reduce`.
         """
         call = Call(Kind.REDUCE_SCATTER, options)
         self._share(call, array, out, counts, dealt=True)
@@ -247,17 +249,20 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
-        list of such arrays, which go as one operation, `out` being a list as well. Its lengths but
-        the first, which with `counts` may differ, are the same on every peer. `out`, in any shape,
-        has `world_size` times the elements of `array`, or with `counts` those of each rank,
-        the same list on every peer. `array` may be this rank's shard of `out`; else they must not
-        overlap. A member that is lost, or has left, ends the call with Aborted on all, and so each
-        such call until an `admit` closes the gap (`Admission.changed`). With recovery "restart" or
-        "resume" calls go on, and elements of a lost member that no survivor got are zeros in `out`,
-        equally on all, and the outcome names no contributor for them; with "restart" a shard comes
-        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
-        so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
+        `array`: a C-contiguous array of a dtype in `DType`, of bool or of an eight-bit float of a
+        library, or a list of arrays, which is one operation and needs a list as `out`. All peers
+        pass equal shapes, except that with `counts` the first lengths may differ. `out`, in any
+        shape, has `world_size` times the elements of `array`, or with `counts` counts[rank]
+        elements of each rank; all peers pass the same `counts`. `array` is this rank's shard of
+        `out` or does not overlap `out`.
+
+        After a member was lost or has left, the call raises Aborted on all members, and so do
+        later calls until an `admit` begins an epoch without that member (`Admission.changed`).
+        With recovery "restart" or "resume" calls go on: elements of a lost member that no survivor
+        received are zeros in `out` on all members, and the outcome names no contributor for them;
+        with "restart" a shard arrives whole or is zeros. With a codec each shard is rounded once,
+        also this rank's own shard in `out`, so that all members have equal bytes. On any error
+        `array` keeps its content; in place, all of `out` does.
         """
         call = Call(Kind.ALL_GATHER, options)
         self._share(call, array, out, counts)
@@ -272,13 +277,14 @@ class Collectives(Closing):
         counts: Counts = None,
         **options: Unpack[MoveOptions],
     ) -> Outcome | Work:
-        """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
+        """Deals out the shards of `array` of `root`: `out` of each rank receives the rank's shard.
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
-        `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is ignored, and may be None. The lengths of `out` but the first
-        are the same on every peer. With a codec the data that moves is rounded, and the root's own
-        shard is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `counts` counts[rank] elements for each rank; all peers pass the same `counts`. The root's
+        `out` may be the root's shard of `array`. Other ranks ignore `array`, which may be None. The
+        lengths of `out` but the first are equal on all peers. With a codec the shards that travel
+        are rounded, and the root's own shard is not. If the root is lost, all members get Aborted.
+        Otherwise as `all_gather`.
         """
         call = Call(Kind.SCATTER, options)
         call.root = self._rank_of(root)
@@ -302,11 +308,12 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
-        On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
-        each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is ignored. With a codec the data that moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all, whatever the recovery. Otherwise
-        as `all_gather`; what may be zeros there is what the root has not got.
+        On the root `out` has `world_size` times the elements of `array`, or with `counts`
+        counts[rank] elements of each rank; all peers pass the same `counts`. The root's `array` may
+        be the root's shard of `out`. Other ranks ignore `out`. With a codec the shards that travel
+        are rounded, and the root's own shard is not. If the root is lost, all members get Aborted,
+        whatever the recovery. Otherwise as `all_gather`, where elements that the root has not
+        received may be zeros.
         """
         call = Call(Kind.GATHER, options)
         call.root = self._rank_of(root)
@@ -331,13 +338,14 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and must not overlap. With
-        `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
-        must agree about theirs (else Mismatch), and need not know those of others; bool and floats
-        of eight bits count as u8 there, a complex number as two floats. There may then be at most
-        32 ranks, and data goes straight from each to each: a link that stays broken ends the call
-        with Aborted. With a codec the data that moves is rounded, and one's own shard is not.
-        Otherwise as `all_gather`; what may be zeros there is what has not come here.
+        Both arrays have `world_size` equal shards, of the same size on all peers, and do not
+        overlap. `send_counts` and `recv_counts` are the elements for each rank and from each rank:
+        any two peers must agree about the shards between them (else Mismatch), and need not know
+        other shards. With counts, bool and floats of eight bits go as u8 and a complex number as
+        two floats; at most 32 ranks take part; and shards go straight to their ranks, so a link
+        that stays broken ends the call with Aborted. With a codec the shards that travel are
+        rounded, and this rank's own shard is not. Otherwise as `all_gather`, where elements that
+        this rank has not received may be zeros.
         """
         call = Call(Kind.ALL_TO_ALL, options)
         counts = recv_counts if send_counts is None else send_counts
@@ -361,10 +369,10 @@ class Collectives(Closing):
 
     @operation(BroadcastOptions)
     def barrier(self, **options: Unpack[BroadcastOptions]) -> Outcome | Work:
-        """Returns once every member that is there has called it.
+        """Returns once every member that is left has called `barrier`.
 
-        With recovery "complete" it raises Aborted if one is lost. It votes as it is called, so
-        after its deadline it raises InDoubt.
+        With recovery "complete" it raises Aborted if a member is lost. This peer votes as it calls,
+        so a barrier whose deadline passes raises InDoubt.
         """
         return self._begin(Call(Kind.BARRIER, options))
 
@@ -376,13 +384,13 @@ class Collectives(Closing):
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
         library; it is only read. `dst`: another rank of the current epoch, or the id of a member.
-        Returns when `dst` has everything: so two members that both send first wait for each other
-        until the deadline; pass `async_op` there. Messages of one tag to one rank arrive in the
-        order of their calls, and a `recv` of the same tag from that rank may be in flight beside
-        them. Raises `Mismatch` if count or dtype differ, or the safe points that both have passed
-        (bool and floats of eight bits count as u8, a complex number as two floats); `Aborted` if
-        `dst` is lost, or the link to it is broken. A loss of others ends nothing. `tag` is below
-        2**38.
+        Returns when `dst` has the whole message: two members that both send first would wait for
+        each other until the deadline, so pass `async_op` there. Messages of one tag to one rank
+        arrive in the order of their calls, and a `recv` of the same tag from that rank may be in
+        flight beside them. Raises `Mismatch` if both sides differ in count, in dtype (bool and
+        floats of eight bits go as u8, a complex number as two floats) or in the safe points that
+        they have passed; `Aborted` if `dst` is lost, or the link to it is broken. The loss of a
+        third member does not end the message. `tag` is below 2**38.
         """
         call = Call(Kind.SEND, options)
         call.root = self._rank_of(dst, "dst")
@@ -391,20 +399,20 @@ class Collectives(Closing):
 
     @operation(MessageOptions)
     def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Outcome | Work:
-        """Receives into `array` what the member `src` sends with `send`.
+        """Receives into `array` the message that the member `src` sends with `send`.
 
-        `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
-        what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
-        or the id of a member. Otherwise as `send`.
+        `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as the
+        message; on any error it may hold anything. `src`: another rank of the current epoch, or the
+        id of a member. Otherwise as `send`.
 
-        There is no receiving from whoever sends first, and None for `src` is a TypeError: if peers
-        are lost, the two sides could not agree which message that was. Let all say in an
-        `all_gather` who sends. Or, in a small group, begin a `recv` with `async_op` from each
-        member, each into an array of its own and with a deadline that is long enough; take the one
-        that is done first (`Work.add_done_callback`), leave the others in flight for what comes
-        next, and begin another one from that member. Do not cancel those that are left: each ends
-        with `Aborted` at its sender. A group has 64 receives in flight at a peer, and these count
-        as long as they wait: with 64 of them, every further one waits for its turn.
+        No call receives from an arbitrary member, and None for `src` is a TypeError: after a loss
+        the two sides could not agree which message was meant. Let all members say in an
+        `all_gather` whether they send. Or, in a small group, begin a `recv` with `async_op` from
+        each member, into an array of its own and with a long deadline; take the `recv` that is done
+        first (`Work.add_done_callback`), begin another `recv` from that member, and leave the other
+        receives in flight for later messages. Do not cancel them: a cancelled `recv` ends with
+        `Aborted` at its sender. A group has 64 receives in flight at a peer, waiting ones included;
+        a further `recv` waits for its turn.
         """
         _check_source(src)
         call = Call(Kind.RECV, options)
@@ -425,15 +433,15 @@ class Collectives(Closing):
     ) -> Any:
         """Returns the object that `root` passes, on every member; there it is `value` itself.
 
-        `value`: anything that pickle takes; on other ranks it is ignored. If pickle does not take
-        it, all members get InvalidArgument, which names the root and says why. `root`: a rank of
-        the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
-        if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
-        that of the whole, and begins anew where a doubt is resolved: `error.work.resolve()` makes
-        the rest of the call, so it must come before the next safe point.
+        `value`: any object that pickle takes; other ranks ignore it. If pickle refuses it, all
+        members get InvalidArgument, which names the root and the reason. `root`: a rank of the
+        current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB by
+        default, the same on every peer; a larger pickle is InvalidArgument on all members.
+        `deadline` limits the whole call. After InDoubt, `error.work.resolve()` makes the rest of
+        the call with a new deadline, so call it before the next safe point.
 
-        A pickle is code: any peer that can send one to this process can run anything in it. So call
-        this only where every member of the group, and every holder of the token, may do that.
+        A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
+        this only if every member of the group, and every holder of the token, may run code here.
         """
         call = _ObjectCall(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
         rank = self._rank_of(root)
@@ -460,17 +468,18 @@ class Collectives(Closing):
     ) -> list[Any]:
         """The objects of all members, in rank order, on every member.
 
-        `value`: anything that pickle takes. If a member is lost, or was before the call, the
-        default recovery "complete" ends it with `Aborted` on all, and each such call until the next
-        `admit`. With "restart" a member that was lost has None in the list, on all alike; with
-        "raise" only one that was lost before. "resume" is InvalidArgument: it could leave a part of
-        an object. If pickle does not take the object of one, all members get InvalidArgument, which
-        names that one and says why. `size_max`: bytes that all pickles together may have, 64 MiB if
-        not given, the same on every peer; more are InvalidArgument on all. Otherwise as
+        `value`: any object that pickle takes. After the loss of a member, before or during the
+        call, the default recovery "complete" raises `Aborted` on all members, also in later calls
+        until the next `admit`. With "restart" the list has None for each lost member, on all
+        members alike; with "raise" it has None for members that were lost before the call, and a
+        later loss raises `Aborted`. "resume" is InvalidArgument, as a part of an object could be
+        left. If pickle refuses an object, all members get InvalidArgument, which names the member
+        and the reason. `size_max`: bytes that all pickles together may have, 64 MiB by default, the
+        same on every peer; more bytes are InvalidArgument on all members. Otherwise as
         `broadcast_object`.
 
-        A pickle is code: any peer that can send one to this process can run anything in it. So call
-        this only where every member of the group, and every holder of the token, may do that.
+        A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
+        this only if every member of the group, and every holder of the token, may run code here.
         """
         call = _ObjectCall(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
         recovery = _recovery_of_whole(options)
@@ -494,7 +503,7 @@ class Collectives(Closing):
     # ---- what they are made of
 
     def _many(self, parts: Sequence[Part], options: Any, called: str = "arrays") -> list[Any]:
-        """The results of all_reduce for each of them; the caller calls them so, in errors."""
+        """The results of an all_reduce of each part; `called` names the list of parts in errors."""
         name = "all_reduce_many"
         check(name, options, ManyOptions)
         in_flight = unsigned(options.pop("in_flight", many.IN_FLIGHT), "in_flight", 64)
@@ -556,7 +565,7 @@ class Collectives(Closing):
         return rank
 
     def _begin(self, call: Call) -> Outcome | Work:
-        """Runs a call whose arrays are there: with `async_op` its Work is returned."""
+        """Runs a call that has its arrays, and returns its result, or with `async_op` its Work."""
         is_message = call.kind in (Kind.SEND, Kind.RECV)
         if is_message:
             unsigned(call.tag, "the tag of a message", TAG_BITS)
@@ -581,7 +590,7 @@ class Collectives(Closing):
         send_counts: Counts,
         recv_counts: Counts,
     ) -> None:
-        """Adds an array of which each rank gives and gets another number of elements."""
+        """Adds the array of an all_to_all with counts."""
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
         call.counts = self._elements(send, send_counts, "send_counts", "array")
@@ -619,12 +628,12 @@ class Collectives(Closing):
             call.counts = rows.elements or ()
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
-        """Each element is a row of its own; this rank has so many, in what the caller names so."""
+        """The shards of a call, an element being a row; `name` is the array of `own` elements."""
         return Rows.of_part(self, (own,), counts, name, "element")
 
 
 def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
-    """As the native library checks one operation: of several, before the first of them begins."""
+    """Raises the error that the native library would raise, before a first operation has begun."""
     check_kind(array, asked.op)
     name, dtype = asked.op.name.lower(), array.dtype.name.lower()
     if asked.op.is_bitwise and array.dtype.is_float:
@@ -639,7 +648,7 @@ def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
 
 
 def listed(name: str, arrays: object, out: object) -> list[tuple[object, object | None]]:
-    """The arrays of several operations, each with its output."""
+    """The arrays of an all_reduce_many, each with its output; `name` is the argument, in errors."""
     if not isinstance(arrays, list | tuple):
         raise TypeError(f"{name} must be a list, not {type(arrays).__name__}")
     if not arrays:
@@ -654,7 +663,7 @@ def listed(name: str, arrays: object, out: object) -> list[tuple[object, object 
 
 
 def _check_apart(parts: Sequence[Part]) -> None:
-    """No operation writes where another one reads or writes: they are in flight together."""
+    """Raises InvalidArgument if a part writes memory that another part reads or writes."""
     spans = sorted(
         _Span(buffer.address, buffer.end, number, written)
         for number, part in enumerate(parts)
@@ -677,7 +686,7 @@ def _check_apart(parts: Sequence[Part]) -> None:
 
 
 class _Span(NamedTuple):
-    """Memory of one of several operations."""
+    """The memory of an array of part `number`."""
 
     begin: int
     end: int
@@ -686,7 +695,7 @@ class _Span(NamedTuple):
 
 
 def check_no_root(out: object) -> None:
-    """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
+    """Raises TypeError if `out` is a root, on every rank, so that no rank waits for another."""
     if isinstance(out, (int, PeerId)):
         raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
@@ -694,7 +703,7 @@ def check_no_root(out: object) -> None:
 def _apart(
     array: object, out: object, counts: object | None
 ) -> list[tuple[buffers.Buffer, buffers.Buffer]]:
-    """The buffers of a call that needs `out`, in pairs."""
+    """The buffers of `array` and of `out`, which the call needs, in pairs."""
     if out is None:
         raise InvalidArgument("this collective needs `out`")
     pairs = []
@@ -736,7 +745,7 @@ def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
 
 
 class _Pickled:
-    """An object as it goes to others, and its head, which goes before it."""
+    """The pickle of an object, and the head that is sent before it (_HEAD)."""
 
     def __init__(self, value: Any) -> None:
         self.data = b""
@@ -751,10 +760,10 @@ class _Pickled:
 
 
 def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
-    """The pickles that lie one behind the other."""
+    """The objects whose pickles lie in `memory` one behind the other; None for a lost member's."""
     view, objects, begin = memoryview(memory), [], 0
     for count in counts:
-        # A pickle begins with 0x80: what a lost member had is zeros, or was never announced.
+        # A pickle begins with 0x80; the bytes of a lost member are zeros, or none.
         there = count > 0 and view[begin] != 0
         objects.append(pickle.loads(view[begin : begin + count]) if there else None)
         begin += count
@@ -796,7 +805,7 @@ class _ObjectCall:
             raise
 
     def _second(self, content: Callable[[Any], Any]) -> Any:
-        if self._begun() == 2:  # it has failed: its error is raised again
+        if self._begun() == 2:  # the second has failed: its error is raised again
             return self._works[-1].wait()
         return content(self._options())
 
@@ -814,7 +823,7 @@ class _ObjectCall:
     def sizes(
         self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
     ) -> list[int]:
-        """The sizes that these peers have told; InvalidArgument on all if one has none to tell."""
+        """The sizes in the heads of `peers`. Raises InvalidArgument if an object has no pickle."""
         told = list(_HEAD.iter_unpack(heads))
         for peer, (size, reason) in zip(peers, told, strict=True):
             if size == _NO_SIZE:
@@ -826,7 +835,7 @@ class _ObjectCall:
         return [size for size, _ in told]
 
     def check(self, size: int, what: str) -> None:
-        """After the sizes are known to all, so that all raise, and nobody waits."""
+        """Raises InvalidArgument if `size` is too large: all members know it, so all raise."""
         if size > self._size_max:
             raise self._refusal(
                 f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "

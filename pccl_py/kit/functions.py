@@ -133,10 +133,10 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
-        `x`: any layout, a dtype in `pccl_py.DType`; the same shape and dtype on every peer. `out`:
-        of exactly that shape and dtype, any layout; it may be `x` or overlap it, as with NumPy's
-        own functions. A new array is C-contiguous and in native byte order. On any error `x` is as
-        it was.
+        `x`: any layout, a dtype in `pccl_py.DType`; all peers pass the same shape and dtype. `out`:
+        an array of the shape and dtype of `x`, in any layout; it may be `x` or overlap it, as with
+        NumPy's own functions. A new array is C-contiguous and in native byte order. On any error
+        `x` keeps its content.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -147,7 +147,7 @@ class Functions(Generic[Mode]):
     def all_reduce_(self, comm: Group, x: Any, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members in place, and returns the outcome.
 
-        Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
+        Shapes and dtypes are as for `all_reduce`. On any error `x` keeps its content.
         """
         self._frontend.check_comm(comm)
         form, targets = self._places(x, adds=_adds(options))
@@ -188,17 +188,17 @@ class Functions(Generic[Mode]):
         return_outcome: bool = False,
         **options: Unpack[ManyOptions],
     ) -> Any:
-        """The reductions of all `xs`, as a list of new arrays like these, or in those of `out`.
+        """The reduction of each of `xs`, as a list of new arrays, or in the arrays of `out`.
 
-        Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i.
-        They begin in their order, at most `in_flight` at once. Those that are aborted are made
-        again, up to `retry` times each: an abort is of all members, so all repeat the same. All
-        members pass as many, and the same `retry`. `deadline` is that of the whole. With
-        `return_outcome` the second list has an outcome for each.
+        Each array is an operation of its own, like an `all_reduce`; array i has the tag `tag` + i.
+        The operations begin in order, at most `in_flight` at once. An aborted operation is
+        repeated, up to `retry` times: an abort reaches all members, so all members repeat it. All
+        members pass equally many arrays and the same `retry`. `deadline` limits the whole call.
+        With `return_outcome` the second list has the outcome of each operation.
 
-        All are tried, whatever becomes of the others. Then the error of the first that failed is
-        raised, and `error.works` has the last operation of each. On any error all `xs` are as they
-        were.
+        The call tries all operations, also after one has failed. Then it raises the error of the
+        first operation that failed; `error.works` has the last operation of each array. On any
+        error all `xs` keep their content.
         """
         self._frontend.check_comm(comm)
         parts, given = _Parts(), listed("xs", xs, out)
@@ -219,7 +219,7 @@ class Functions(Generic[Mode]):
     ) -> list[Outcome]:
         """Reduces all `xs`, of any layout, over all members in place, and returns the outcomes.
 
-        On an error each of `xs` has its result, if its operation committed, or is as it was.
+        On an error each of `xs` has its result, if its operation committed, or keeps its content.
         Otherwise as `all_reduce_many`.
         """
         self._frontend.check_comm(comm)
@@ -239,8 +239,8 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
 
-        There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
-        and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
+        The root gets a new array, or `out`; other ranks get None, and ignore `out`. `x` and `out`
+        are as for `all_reduce`. If the root is lost, all members get Aborted.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -252,7 +252,7 @@ class Functions(Generic[Mode]):
     def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members into `x` of `root`, and returns the outcome.
 
-        Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
+        Other ranks only read `x`, which may be read-only. Otherwise as `reduce`.
         """
         self._frontend.check_comm(comm)
         is_root = _is_root(comm, root)
@@ -268,8 +268,8 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
 
-        `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; the same shape
-        and dtype on every peer. Its values matter on the root only.
+        `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; all peers pass
+        the same shape and dtype, and only the root's values matter.
         """
         self._frontend.check_comm(comm)
         form, frontend = self.form(x), self._frontend
@@ -281,9 +281,9 @@ class Functions(Generic[Mode]):
     def broadcast_(
         self, comm: Group, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]
     ) -> Any:
-        """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
+        """Overwrites `x`, of any layout, with the `x` of `root`; returns the outcome.
 
-        A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
+        A read-only `x` is a ValueError, except on the root, which only reads it. Otherwise as
         `broadcast`.
         """
         self._frontend.check_comm(comm)
@@ -308,9 +308,10 @@ class Functions(Generic[Mode]):
         """This rank's rows of the reduction of `x` over all members, as a new array or in `out`.
 
         `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with
-        `counts`, of sum(counts) rows, for one of counts[rank]. The same shape, dtype and `counts`
-        on every peer. `out` may be those rows of `x`, or overlap it. Otherwise as `all_reduce`;
-        ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
+        `counts`, sum(counts) rows, for a result of counts[rank] rows. All peers pass the same
+        shape, dtype and `counts`. `out` may be this rank's rows of `x`, or overlap `x`. Otherwise
+        as `all_reduce`; ValueError also if the rows do not divide among the ranks. The rows of a
+        lost rank go to no rank.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -325,7 +326,7 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """Overwrites this rank's rows of `x` with their reduction over all members.
 
-        The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
+        Other rows of `x` are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
         self._frontend.check_comm(comm)
         form, (whole,) = self._places(x, adds=_adds(options))
@@ -345,17 +346,18 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[MoveOptions],
     ) -> Any:
-        """`x` of all members, one behind the other along axis 0 in rank order, new or in `out`.
+        """`x` of all members, one behind the other along axis 0 in rank order; new, or in `out`.
 
         `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with
-        `counts`, of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one
-        element: n of them make the shape (n,). Equal shapes but for the rows, equal `counts` and
-        dtype on every peer; dtypes are those of `broadcast`. `out`: of exactly that shape and
-        dtype; `x` may be its rows of this rank, or overlap it. A member that is lost ends the call
-        with Aborted on all, and each such call until an `admit` closes the gap
-        (`Admission.changed`); with recovery "restart" or "resume" calls go on, and elements of a
-        lost member that no survivor got are zeros, on all alike; the outcome names no contributor
-        for them.
+        `counts`, counts[rank] rows, for a result of sum(counts) rows. An array of no dimension is a
+        row of one element: n of them make the shape (n,). All peers pass equal shapes except for
+        the rows, equal `counts` and dtypes; dtypes are those of `broadcast`. `out`: an array of the
+        shape and dtype of the result; `x` may be this rank's rows of `out`, or overlap it.
+
+        After a member was lost or has left, the call raises Aborted on all members, and so do later
+        calls until an `admit` begins an epoch without that member (`Admission.changed`). With
+        recovery "restart" or "resume" calls go on: elements of a lost member that no survivor
+        received are zeros on all members, and the outcome names no contributor for them.
         """
         self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
@@ -367,10 +369,11 @@ class Functions(Generic[Mode]):
     def all_gather_(
         self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]
     ) -> Any:
-        """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
+        """Fills `x`, which has this rank's rows, with the rows of all ranks; returns the outcome.
 
-        `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
-        rounded, so that all members have equal bytes. Otherwise as `all_gather`.
+        `x` has n * k rows in a world of n ranks, or with `counts` sum(counts) rows, on every peer.
+        With a codec all rows are rounded, so that all members have equal bytes. Otherwise as
+        `all_gather`.
         """
         self._frontend.check_comm(comm)
         form, (whole,) = self._places(x)
@@ -402,12 +405,12 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[MoveOptions],
     ) -> Any:
-        """This rank's rows of `x` of `root`: in a new array there, or in `out`; elsewhere in `out`.
+        """This rank's rows of the `x` of `root`: the root gets a new array or `out`, others `out`.
 
-        `x`: on the root, of n * k rows in a world of n ranks, or with `counts` of sum(counts);
-        `out` may be this rank's rows of it, or overlap it. Elsewhere `x` is not looked at, and
-        nobody there knows its shape: that of `out` says it. A lost root ends the operation with
-        Aborted on all. Dtypes are those of `broadcast`.
+        `x`: on the root, n * k rows in a world of n ranks, or with `counts` sum(counts) rows; `out`
+        may be the root's rows of `x`, or overlap it. Other ranks ignore `x`, and need `out`, whose
+        shape says what they receive. If the root is lost, all members get Aborted. Dtypes are those
+        of `broadcast`.
         """
         self._frontend.check_comm(comm)
         sends = None
@@ -439,9 +442,10 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[MoveOptions],
     ) -> Any:
-        """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
+        """`x` of all members on `root`, like the result of `all_gather`; other ranks get None.
 
-        A lost root ends the operation with Aborted on all, whatever the recovery.
+        Other ranks ignore `out`. If the root is lost, all members get Aborted, whatever the
+        recovery.
         """
         self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
@@ -462,13 +466,13 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """This rank's rows of `x` of each member, in rank order; a new array, or `out`.
 
-        `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on
-        every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many
-        come from each: every two must agree about those between them, else Mismatch, and the rows
-        have one shape everywhere. With counts bool and floats of eight bits go as u8, complex
-        numbers as two floats each: nobody compares such dtypes. `out`: of the result's shape and
-        dtype; it may be `x`, or overlap it. Dtypes are those of `broadcast`. A member that is lost
-        ends the call as it does an `all_gather`.
+        `x`: n * k rows in a world of n ranks, of which k go to each rank; all peers pass the same
+        shape and dtype. Or `send_counts` says how many rows go to each rank, and `recv_counts` how
+        many come from each rank: any two peers must agree about the rows between them, else
+        Mismatch, and all rows have the same shape. With counts, bool and floats of eight bits go as
+        u8 and a complex number as two floats, and members do not notice if these dtypes differ.
+        `out`: an array of the shape and dtype of the result; it may be `x`, or overlap it. Dtypes
+        are those of `broadcast`. After a loss the call ends as an `all_gather` does.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x)
@@ -487,9 +491,9 @@ class Functions(Generic[Mode]):
 
     @in_place(BroadcastOptions)
     def barrier(self, comm: Group, **options: Unpack[BroadcastOptions]) -> Any:
-        """Returns the outcome once every member that is there has called it.
+        """Returns the outcome once every member that is left has called `barrier`.
 
-        With recovery "complete" it fails instead if one is lost.
+        With recovery "complete" it raises Aborted if a member is lost.
         """
         self._frontend.check_comm(comm)
         return comm.barrier(**options)
@@ -498,9 +502,9 @@ class Functions(Generic[Mode]):
     def send(self, comm: Group, x: Any, dst: Root, **options: Unpack[MessageOptions]) -> Any:
         """Sends `x` to `dst`, another rank or the id of a member, which calls `recv` or `recv_`.
 
-        `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has all of
-        it: so two that both send first wait for each other, unless with `async_op`. Errors are
-        those of `pccl_py.Communicator.send`.
+        `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has the
+        whole message: two members that both send first would wait for each other, so pass
+        `async_op` there. Errors are those of `pccl_py.Communicator.send`.
         """
         self._frontend.check_comm(comm)
         source = self._frontend.packed(self._frontend.array(x, adds=False))
@@ -510,9 +514,10 @@ class Functions(Generic[Mode]):
     def recv_(self, comm: Group, x: Any, src: Root, **options: Unpack[MessageOptions]) -> Any:
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 
-        Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or
-        both get `Mismatch`. Bool and floats of eight bits go as u8, complex numbers as two floats
-        each: nobody compares such dtypes. On any other error `x` may hold anything.
+        `x` must have as many elements, of the same dtype, as the `x` that `src` sends; else both
+        sides get `Mismatch`. Bool and floats of eight bits go as u8 and a complex number as two
+        floats, and the sides do not notice if these dtypes differ. On any other error `x` may hold
+        anything.
         """
         self._frontend.check_comm(comm)
         targets = [self._frontend.target(x, adds=False)]
@@ -523,7 +528,7 @@ class Functions(Generic[Mode]):
     # ---- what they are made of
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
-        """Receives from `src` in the packed array that was made for it, which is returned."""
+        """Receives from `src` into `made`, a new packed array, and returns it."""
         self._frontend.check_comm(comm)
         form, given = one(made), (self._memory([made]), src)
         return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
@@ -535,7 +540,7 @@ class Functions(Generic[Mode]):
     def _places(
         self, x: Any, adds: bool = False, only_read: bool = False
     ) -> tuple[Form, list[Any]]:
-        """The arrays of a call in place: here they are written, unless they are only read."""
+        """The arrays of a call in place, which this rank writes unless `only_read`."""
         form = self.form(x)
         targets = form.each(lambda each: self._frontend.target(each, adds, only_read))
         if not only_read:
@@ -567,14 +572,14 @@ class Functions(Generic[Mode]):
         return form.each(rows, parts)
 
     def _wide(self, rows: Rows, x: Any) -> Rows:
-        """With the elements of each rank as the core counts them."""
+        """The rows, with the elements of each rank as the core counts them."""
         width = self._frontend.width(x)
         if width == 1 or rows.elements is None:
             return rows
         return replace(rows, elements=[count * width for count in rows.elements])
 
     def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
-        """This rank's rows of something; an array of no dimension is a row of one element."""
+        """The rows that this rank passes; an array of no dimension is a row of one element."""
         (form, parts), frontend = self._sources(x), self._frontend
         parts = [each if frontend.shape(each) else frontend.reshape(each, (1,)) for each in parts]
         return form, parts, self._rows_of(comm, form, parts, counts)
@@ -603,7 +608,7 @@ class Functions(Generic[Mode]):
     def _memory(self, arrays: list[Any] | None) -> Any:
         """Packed arrays as the core takes them.
 
-        One goes without a list: it may have counts, and an error about it has no number.
+        A single array goes without a list: it may have counts, and its errors have no number.
         """
         if arrays is None:
             return None
@@ -643,7 +648,7 @@ class Trees(Functions[Any]):
 
 
 class _Parts:
-    """The operations of an all_reduce_many, as they are prepared, and where their results go."""
+    """The prepared operations of an all_reduce_many, and the arrays that get their results."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -651,7 +656,7 @@ class _Parts:
         self._names: list[str] = []
 
     def all_reduce(self, array: Any, out: Any = None, **beside: Any) -> None:
-        """Keeps what is asked of the Group's method of this name."""
+        """Keeps an operation, in the place of the Group's `all_reduce`, which would run it."""
         self._parts.append(Part(array, array if out is None else out, beside))
 
     def receive(self, form: Form, targets: Sequence[Any]) -> None:
@@ -666,7 +671,7 @@ class _Parts:
 
 
 def _adds(options: Mapping[str, Any]) -> bool:
-    """Whether a reduction adds elements up: bits are combined of more dtypes."""
+    """Whether a reduction adds elements up, which fewer dtypes allow than combining bits."""
     return not parse_op(options.get("op", ReduceOp.SUM)).is_bitwise
 
 
