@@ -48,9 +48,9 @@ def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions])
     `x`: an array of a dtype in `pccl_py.DType`, or a pytree of them, inside of shard_map;
     `axis_name`: one axis of its mesh, or several. The mesh is of local devices, and all peers must
     have as many and make the same calls in the same order. The parts have the tags from `tag` on
-    (default 2**32), as many as the mesh has devices. Along an axis that is not named, each position
-    adds up by itself, also where all have the same. After a loss each part goes on by itself, so
-    that the contributors of parts may differ. It has no derivative.
+    (default 2**32), as many as the mesh has devices. Positions along an axis that is not named
+    reduce separately, even if their values are equal. After a loss each part goes on by itself, so
+    the contributors of parts may differ. It has no derivative.
     """
     result: T = _reduce("psum", comm, x, axis_name, options)
     return result
