@@ -5,7 +5,7 @@
  * in memory of its own (jax_memory.c): the first handler copies into it, and the second one out of
  * it. That has room for the operand and for the result, so that the library need not save the
  * operand. Nothing of XLA's waits for a transfer: the second handler leaves it to a thread.
- * frontends/pccl_jax/asynchronous.py has the two calls; errors.py tells about operations that
+ * frontends/pccl_jax/collectives.py has the two calls; errors.py tells about operations that
  * nobody has finished. */
 #include "jax_handlers.h"
 

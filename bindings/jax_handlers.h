@@ -1,6 +1,6 @@
 /* jax_handlers.h: what the handlers for JAX share: the words of a call, reading what XLA passes,
  * errors. The handlers are in jax_handlers.c, jax_async.c and jax_parts.c, errors in jax_errors.c,
- * calls that end later in jax_later.c; frontends/pccl_jax/calls.py writes the words. */
+ * calls that end later in jax_later.c; frontends/pccl_jax/call.py writes the words. */
 #pragma once
 
 #include <fenv.h>

@@ -8,11 +8,10 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership is in communicator.py, the collectives are in
-collectives.py with their options in options.py, operations in flight in work.py, codecs in
-codec.py, shared state in shared_state.py, the loop of a program that goes on after failures in
-elastic.py, what counts as an array in buffers.py, errors in errors.py, where a C compiler finds the
-library in paths.py, the command line in cli/. No array library is imported here, nor typer, nor
-rich.
+collectives.py with their options in call.py, operations in flight in work.py, codecs in codec.py,
+shared state in shared_state.py, the loop of a program that goes on after failures in elastic.py,
+what counts as an array in buffers.py, errors in errors.py, where a C compiler finds the library in
+paths.py, the command line in cli/. No array library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ except ImportError:
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Array, Buffer
 from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName
-from pccl_py.communicator import Communicator, Group, GroupInfo, connect
+from pccl_py.communicator import Communicator, Group, GroupInfo, Run, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
 from pccl_py.elastic import Step, steps
 from pccl_py.errors import (
@@ -56,7 +55,6 @@ from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, Roster, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
-from pccl_py.subgroups import Run
 from pccl_py.words import (
     Congestion,
     CongestionName,

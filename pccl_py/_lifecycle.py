@@ -1,8 +1,8 @@
 """How a process ends, is terminated or forks while communicators are open.
 
-Exit: everything open is closed, which ends operations in flight with `Cancelled`, and the
+Exit: all open handles are closed, which ends operations in flight with `Cancelled`, and the
 interpreter waits, with a bound, for threads inside the library to leave it. Fork: a child's copies
-of the parent's handles refuse to be used. Nothing here knows what the handles do.
+of the parent's handles refuse every use. This file does not know what a handle does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _exit_status: int | None = None
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Around the making of a native handle: its log is passed on meanwhile, and before its error.
+    """Encloses the making of a native handle: its log events come before its error.
 
     Raises SystemRefused.
     """

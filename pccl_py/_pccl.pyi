@@ -189,63 +189,28 @@ def rate_parse(text: str, name: str) -> int:
     The rate for all peers together; raises what pccl_rate_parse says of the text.
     """
 
-def coalesced(
+def call(
     work: Work,
     comm: Comm,
-    collective: int,
+    kind: int,
     arrays: Sequence[tuple[int, int, int, int]],
-    root: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
-    buffers: object | None,
-    block: bool,
-) -> bool: ...
-def uneven(
-    work: Work,
-    comm: Comm,
-    collective: int,
-    array: tuple[int, int, int, int],
     counts: Sequence[int],
-    root: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
-    buffers: object | None,
-    block: bool,
-) -> bool: ...
-def all_to_all_v(
-    work: Work,
-    comm: Comm,
-    array: tuple[int, int, int, int],
-    send_counts: Sequence[int],
     recv_counts: Sequence[int],
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
-    buffers: object | None,
-    block: bool,
-) -> bool: ...
-def send(
-    work: Work,
-    comm: Comm,
-    address: int,
-    count: int,
-    dtype: int,
-    dst: int,
+    root: int,
+    op: int,
     tag: int,
     deadline_ns: int,
+    recovery: int,
+    plan: int,
+    codec: int,
+    codec_block: int,
+    codec_rotate: int,
+    codec_rounding: int,
+    residual_in: int,
+    residual_out: int,
+    form: int,
     buffers: object | None,
     block: bool,
-) -> bool: ...
-def recv(
-    work: Work,
-    comm: Comm,
-    address: int,
-    count: int,
-    dtype: int,
-    src: int,
-    tag: int,
-    deadline_ns: int,
-    buffers: object | None,
-    block: bool,
-) -> bool: ...
-def barrier(
-    work: Work, comm: Comm, tag: int, deadline_ns: int, recovery: int, block: bool
 ) -> bool: ...
 
 FORM_BOOL: int = 1819242339

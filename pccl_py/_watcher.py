@@ -1,12 +1,12 @@
-"""Threads of the process that pass native log events on, and completions to whoever awaits them.
+"""Watcher: threads that pass on log events of the native library and completions of works.
 
-One of them leads: it sleeps in the native library, not in a poll of works, and a finished work puts
-its key into a queue there. Callbacks of the program may wait for other works. So a thread that is
-about to run one hands the lead to another first, and waits to lead again afterwards: two threads as
+One thread leads: it sleeps in the native library, where each finished work puts its key into a
+queue. A callback of the program may wait for other works. So a thread that is about to run a
+callback first hands the lead to another thread, and waits to lead again afterwards: two threads as
 a rule, and one more for each callback that waits (the pattern leader and followers: Schmidt et al.,
-Pattern-Oriented Software Architecture, volume 2). The first is started by the first coordinator or
-communicator of the process. The meaning of a completion is the caller's (work.py); how the process
-ends is _lifecycle.py's.
+Pattern-Oriented Software Architecture, volume 2). The first coordinator or communicator of the
+process starts the first thread. work.py says what a completion does, _lifecycle.py how the process
+ends.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Awaited(Protocol):
     """An object that is told of a finished work: a pccl_py Work."""
 
     def _on_finished(self) -> Callable[[], object] | None:
-        """Does what never waits, and returns what may: callbacks of the program."""
+        """Tells waiters, which never blocks, and returns a function that calls the callbacks."""
 
 
 class Watcher:
-    """The threads and what they know. Public methods may be called from any thread."""
+    """The threads and their state. Public methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Watcher:
         self._keys = itertools.count(1)
         # Weak: a task that awaits a work keeps it, not the completion that may never come.
         self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
-        # But works with callbacks are kept until those are called.
+        # A work with callbacks is kept until they are called.
         self._kept: dict[int, Awaited] = {}
         self._dropped: dict[int, NativeWork] = {}
 
@@ -81,9 +81,9 @@ class Watcher:
     def stop(self, at_end: Callable[[], None], timeout: float) -> bool:
         """Ends the threads for good; the leader calls `at_end` as its last act.
 
-        Waits for that at most `timeout` seconds; False if it was not enough. Without a thread,
-        nothing was ever opened, and `at_end` is not called. Callbacks under way are not waited for,
-        and no other is called.
+        It waits for that at most `timeout` seconds, and returns False if they were not enough. If
+        no thread was started, nothing was opened, and `at_end` is not called. It does not wait for
+        callbacks under way, and no other callback is called.
         """
         with self._lock:
             self._at_end = at_end
@@ -109,8 +109,7 @@ class Watcher:
         _pccl.work_notify(native, key)
 
     def keep(self, native: NativeWork) -> None:
-        """Holds a work that its user has dropped, and its buffers, until it is finished. An error
-        that nobody else would see goes to the log."""
+        """Holds a dropped work and its buffers until it is finished, and logs its error."""
         self.start()
         key = next(self._keys)
         self._dropped[key] = native
@@ -145,9 +144,9 @@ class Watcher:
             return self._leader is own
 
     def _hand_over(self) -> bool:
-        """Another thread leads from now on; False at the end.
+        """Makes another thread lead; False at the end of the process.
 
-        If there can be no other thread, this one goes on to lead, after the callback.
+        If no other thread can be started, this thread leads on after the callback.
         """
         with self._lock:
             if self._stopping:
@@ -195,7 +194,7 @@ class Watcher:
 
 
 def tell_of_dropped(error: Exception) -> None:
-    """To the log: an error of an operation that its user does not wait for."""
+    """Logs the error of an operation whose Work was dropped."""
     logger.warning("an operation whose Work was dropped has failed: %s", error)
 
 

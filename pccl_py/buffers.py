@@ -1,4 +1,4 @@
-"""Buffers: turns what a user calls an array into (address, count, dtype), without a copy.
+"""Buffers: turns an array of any library into (address, count, dtype), without a copy.
 
 Accepted: the buffer protocol, DLPack on CPU, `__array_interface__` (bfloat16 NumPy arrays offer
 only that), and Buffer itself, for memory known by its address. Elements of bool and of eight-bit
@@ -83,7 +83,7 @@ class Buffer:
 
     @property
     def has_own_kind(self) -> bool:
-        """Whether its kind is another one than that of its dtype."""
+        """Whether `kind` is not the name of `dtype`: bool, eight-bit floats, complex numbers."""
         return self.paired or self.opaque is not None
 
     @property
@@ -277,7 +277,7 @@ def _from_dlpack(array: Any) -> Buffer:
 def _checked(
     array: object, what: str, dtype: DType | None, contiguous: bool, foreign: bool = False
 ) -> DType:
-    """The dtype of an array that can be taken; `what` its elements are, `foreign` their order."""
+    """`dtype`, or an error; `what` describes the elements, `foreign` is another byte order."""
     if dtype is None:
         known = ", ".join(dtype.name.lower() for dtype in DType)
         named = getattr(array, "dtype", None)  # the library's name for it, which users know

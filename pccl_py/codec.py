@@ -1,7 +1,7 @@
 """How floats travel: the codecs and their options, and error feedback.
 
 docs/KERNELS.md says what a codec makes of an array; the native library checks arguments. Used by
-collectives.py and options.py.
+collectives.py and call.py.
 """
 
 from __future__ import annotations
@@ -121,16 +121,15 @@ def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
 
 
 class ErrorFeedback:
-    """The codec's losses from this peer's contributions under one tag, to be added to the next.
+    """Error feedback of a tag: what the codec lost here, which the next call adds again.
 
-    From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of that tag
-    with a codec adds the residual to this peer's contribution, and keeps the losses of this peer's
-    encodings: of its contribution, of the sums that it adds to in a ring, and of the results
-    that it owns for others too (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; both ways
-    as in Tang et al., arXiv 1905.05957). Other calls of that tag cannot have a codec. If all
-    members do it, nothing is lost for good. The residual changes only when an operation commits,
-    whatever the call said: also one that Ctrl-C ended, or that was in doubt. One operation at a
-    time uses it, as a tag is.
+    From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of the tag with
+    a codec adds the residual to this peer's contribution, and keeps what this peer's encodings
+    lose: of its contribution, of the sums that it adds to in a ring, and of the results that it
+    owns (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; results as in Tang et al., arXiv
+    1905.05957). Other calls of the tag cannot have a codec. If all members use error feedback, no
+    loss is for good. The residual changes only when an operation commits, also if Ctrl-C has ended
+    its call, or the operation was in doubt. One operation at a time uses it.
     """
 
     def __init__(self, tag: int) -> None:
@@ -148,7 +147,7 @@ class ErrorFeedback:
 
     @property
     def count(self) -> int:
-        """Elements; 0 before the first operation. It is that of all operations of the tag."""
+        """Elements of each operation of the tag; 0 before the first operation."""
         return self._count
 
     def save(self) -> bytes:
@@ -160,7 +159,7 @@ class ErrorFeedback:
         return bytes(self._residuals[0])
 
     def load(self, residual: buffers.Array) -> None:
-        """Goes on with a residual that was saved: bytes, or any f32 array.
+        """Sets the residual to one that `save` returned: bytes, or any f32 array.
 
         Raises TypeError for elements of another type, InvalidArgument if they are not `count` once
         that is known, or not contiguous; InvalidUsage while an operation that uses it is in flight
@@ -190,7 +189,7 @@ class ErrorFeedback:
         self._counts = []
 
     def close(self) -> None:
-        """Operations of the tag do without it from now on. Allowed at any time."""
+        """Ends the error feedback of the tag, for later operations. Allowed at any time."""
         self._closed = True
 
     @property
@@ -198,7 +197,7 @@ class ErrorFeedback:
         return self._closed
 
     def begin(self, counts: list[int]) -> tuple[tuple[int, int], object]:
-        """The addresses of the residual and of the next one, and what keeps them alive.
+        """The addresses of the residual and of the next residual, and the memory of both.
 
         `counts`: the elements of each array of the call.
         """
@@ -222,7 +221,7 @@ class ErrorFeedback:
         return (_address(now), _address(after)), (now, after)
 
     def begun(self, work: Work[Any], counts: list[int]) -> None:
-        """The operation under way, whose end decides; it was not refused, so it counts."""
+        """Notes the operation under way: the residual changes if it commits."""
         self._pending = work
         self._count = self._count or sum(counts)
         self._counts = self._counts or (counts if self._count else [])

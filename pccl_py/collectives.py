@@ -1,69 +1,83 @@
-"""The operations of a group's members together: reduce, gather, broadcast, wait for each other.
+"""The operations of a group's members: reduce, gather, broadcast, send, wait for each other.
 
 Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
-here are arguments; everything else is decided in the native library. Each method makes a Call,
-which `operation` runs (options.py). Buffers are in buffers.py, shards in rows.py, operations in
+here are arguments; everything else is decided in the native library. Each method makes a Call and
+runs it (call.py). Buffers are in buffers.py, shards in rows.py, operations in
 flight in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
+
+Objects are pickles. A call with an object is two operations: sizes first, which every member checks
+alike against `size_max`, then bytes. A peer whose object cannot be pickled sends the reason in
+place of the size, so that no member waits for its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import IntEnum
-from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+import pickle
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, Unpack
 
 from pccl_py import _pccl, buffers, many
-from pccl_py._in_turn import Turn
 from pccl_py.buffers import Array
-from pccl_py.closing import Closing
-from pccl_py.codec import ErrorFeedback
-from pccl_py.errors import InvalidArgument, InvalidUsage
-from pccl_py.options import (
-    Asked,
-    Broadcast,
+from pccl_py.call import (
+    ADDING,
     BroadcastOptions,
+    Call,
+    CallArray,
+    Kind,
     ManyOptions,
-    Move,
+    MessageOptions,
     MoveOptions,
-    Reduce,
+    Named,
     ReduceOptions,
     check,
+    check_kind,
     documented,
+    each_of,
     operation,
 )
-from pccl_py.outcome import Origin, Outcome, Rosters
-from pccl_py.rows import Counts, Rows, Shape
+from pccl_py.closing import Closing
+from pccl_py.codec import ErrorFeedback
+from pccl_py.errors import InvalidArgument, PcclError
+from pccl_py.outcome import Origin, Outcome, Roster, Rosters
+from pccl_py.rows import Counts, Rows
 from pccl_py.words import (
-    DIFFER_IN_FORM,
-    DType,
     PeerId,
-    ReduceOp,
+    Recovery,
+    at_least_one,
     counted,
-    first_of,
-    form_of,
-    form_of_shapes,
     index,
     nanoseconds,
-    told_shapes,
+    parse_recovery,
+    shown,
     unsigned,
 )
-from pccl_py.work import Call, Work
+from pccl_py.work import Work
 
 Root: TypeAlias = SupportsIndex | PeerId
 Arrays: TypeAlias = Array | Sequence[Array]
 Opt: TypeAlias = Arrays | None
-_Taken = TypeVar("_Taken")
 # As base/limits.zig has it: pair_tags_first.
 _TAGS_END = 0xFE << 56
-# An array may be refused by any of these: RuntimeError is that of some array libraries.
-REFUSALS = (TypeError, InvalidArgument, RuntimeError)
+
+
+TAG_BITS = 38
+"""Tags of messages are below 2**38: the native library packs tag and both ranks into 64 bits."""
+SIZE_MAX = 64 << 20
+
+# The size of a pickle; or _NO_SIZE, and in UTF-8 the reason why the object cannot be pickled.
+_HEAD = struct.Struct("<Q248s")
+_NO_SIZE = 2**64 - 1
+
+_OPTIONS: dict[str, type] = {
+    "broadcast_object": MessageOptions,
+    "all_gather_object": BroadcastOptions,
+}
 
 
 class Part(NamedTuple):
-    """One operation of an all_reduce_many: arrays as for all_reduce, and what frontends add."""
+    """One operation of an all_reduce_many: arrays as for all_reduce, and options of a frontend."""
 
     array: Arrays
     out: Arrays
@@ -71,15 +85,16 @@ class Part(NamedTuple):
 
 
 class Collectives(Closing):
-    """The operations of a Group. Any thread may call any of them, one at a time per tag."""
+    """The operations of a Group. Any thread may call any of them, one at a time per tag.
+
+    Messages are one at a time per rank and tag.
+    """
 
     def __init__(self, rosters: Rosters, deadline_ns: int) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
         self._rosters = rosters
-        self._deadline_ns = deadline_ns  # of operations that have none of their own
+        self._deadline_ns = deadline_ns  # of operations that are called without a deadline
         self._origins: dict[str, Origin] = {}
-        # Those whose second operation has not begun, so that their tags are in use.
-        self._turns: set[Turn] = set()
 
     @property
     def name(self) -> str:
@@ -103,33 +118,28 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, with those that have gone since it began."""
+        """All members of the epoch in rank order, also members that left or were lost since."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
         """The native communicator. Raises InvalidUsage where it cannot be used."""
         raise NotImplementedError
 
-    @overload
-    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def all_reduce(
-        self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
-    def all_reduce(self, array: Arrays, out: Opt = None, **options: Any) -> Call:
+    def all_reduce(
+        self, array: Arrays, out: Opt = None, **options: Unpack[ReduceOptions]
+    ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, or a list of such arrays, which go as one
-        operation, `out` being a list as well; the same shapes and dtypes on every peer. Memory
-        without a shape meets arrays of one dimension. `out`: as many elements in any shape, the
-        same dtype, no partial overlap. On any error `array` is as it was, in place too, and a
-        separate `out` may hold anything.
+        `array`: a C-contiguous array of a dtype in `DType`, or a list of arrays, which is one
+        operation and needs a list as `out`. All peers pass equal shapes and dtypes. A `Buffer`
+        without a shape counts as an array of one dimension. `out`: as many elements as `array` in
+        any shape, of the same dtype; it is `array` itself or does not overlap it. On any error
+        `array` keeps its content, in place too, and a separate `out` may hold anything.
         """
-        arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
-        return self._call(_Kind.ALL_REDUCE, arrays, options)
+        call = Call(Kind.ALL_REDUCE, options)
+        call.reduces(array, out)
+        return self._begin(call)
 
     @documented(ManyOptions)
     def all_reduce_many(
@@ -140,28 +150,33 @@ class Collectives(Closing):
     ) -> list[Outcome]:
         """Reduces each of `arrays` over all members, in place or into those of `out`.
 
-        Each is an operation of its own, of whatever `all_reduce` takes; number i has the tag
-        `tag` + i. They begin in their order, at most `in_flight` at once. Those that are aborted
-        are made again, up to `retry` times each: an abort is of all members, so all repeat the
-        same. All members pass as many arrays, and the same `retry`. `deadline` is of the whole.
+        Each array is an operation of its own, and may be whatever `all_reduce` takes; array i has
+        the tag `tag` + i. The operations begin in order, at most `in_flight` at once. An aborted
+        operation is repeated, up to `retry` times: an abort reaches all members, so all members
+        repeat it. All members pass equally many arrays and the same `retry`. `deadline` limits the
+        whole call.
 
-        All are tried, whatever becomes of the others. Then the error of the first that failed is
-        raised, and `error.works` has the last operation of each: their `exception()` and `outcome`
-        tell which committed. Those have their results; the arrays of the others are as they were,
-        so with `out` all of `arrays` are. For all or none of them, pass a list to `all_reduce`.
+        The call tries all operations, also after one has failed. Then it raises the error of the
+        first operation that failed; `error.works` has the last operation of each array, whose
+        `exception()` and `outcome` tell whether it committed. Arrays of committed operations have
+        their results, and all other arrays keep their content. To reduce all arrays or none, pass a
+        list to `all_reduce`.
         """
         parts = []
         for number, both in enumerate(listed("arrays", arrays, out)):
-            with numbered("arrays", number):
-                pairs = _taken(buffers.pair, _each(*both))
+            pairs = []
+            with Named(f"arrays[{number}]"):
+                for which, one, other in each_of(*both):
+                    with Named(which):
+                        pairs.append(buffers.pair(one, other))
             parts.append(Part([send for send, _ in pairs], [recv for _, recv in pairs], {}))
         return self._many(parts, dict(options))
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on, codec losses of this peer's contributions with `tag` go into its next call.
+        """Error feedback: each call of `tag` adds what its codec lost in the call before.
 
-        The same object for the same tag, until it is closed; a new one starts from zero. Members
-        need not agree about it.
+        Returns the same object for the same tag until it is closed; a new object starts from zero.
+        Some members may use error feedback and others not.
         """
         self._open()
         number = unsigned(tag, "tag", 64)
@@ -170,230 +185,148 @@ class Collectives(Closing):
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
-    @overload
-    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def broadcast(
-        self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Bool]
-    ) -> Outcome | Work: ...
     @operation(BroadcastOptions)
-    def broadcast(self, array: Arrays, root: Root = 0, **options: Any) -> Call:
+    def broadcast(
+        self, array: Arrays, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Outcome | Work:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
-        list of such arrays, which go as one operation; the same shapes and dtypes on every peer, as
-        for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; there `array`
-        is only read, and may be read-only. On any error `array` is as it was, on every member. A
-        lost root ends the operation with Aborted on all, unless the survivors together have all of
-        its data.
+        `array`: a C-contiguous array of a dtype in `DType`, of bool or of an eight-bit float of a
+        library, or a list of arrays, which is one operation; all peers pass equal shapes and
+        dtypes, as for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; on
+        the root `array` is only read, and may be read-only. On any error `array` keeps its content
+        on every member. If the root is lost, all members get Aborted, unless the survivors together
+        have all of its data.
         """
-        rank = self._rank_of(root)
-        take = buffers.readable if rank == self.rank else buffers.writable
-        arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
-        return self._call(_Kind.BROADCAST, arrays, options, root=rank)
+        call = Call(Kind.BROADCAST, options)
+        call.root = self._rank_of(root)
+        if call.root == self.rank:
+            call.shows(array)
+        else:
+            call.writes(array)
+        return self._begin(call)
 
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce(
-        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
-    def reduce(self, array: Arrays, out: Opt = None, root: Root = 0, **options: Any) -> Call:
+    def reduce(
+        self, array: Arrays, out: Opt = None, root: Root = 0, **options: Unpack[ReduceOptions]
+    ) -> Outcome | Work:
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
-        of a member. On the others nothing is written, and `out` is not looked at. With a codec the
-        sum, which the root alone has, is not encoded again. A lost root ends the operation with
-        Aborted on all.
+        of a member. Other ranks write nothing, and ignore `out`. With a codec contributions are
+        encoded, and the sum, which only the root has, is not. If the root is lost, all members get
+        Aborted.
         """
-        rank = self._rank_of(root)
+        call = Call(Kind.REDUCE, options)
+        call.root = self._rank_of(root)
         check_no_root(out)
-        if rank == self.rank:
-            arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
+        if call.root == self.rank:
+            call.reduces(array, out)
         else:
-            arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
-        return self._call(_Kind.REDUCE, arrays, options, root=rank)
+            call.reads(array)
+        return self._begin(call)
 
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
     @operation(ReduceOptions)
     def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any
-    ) -> Call:
-        """Reduces `array` over all members; `out` of each receives the shard of its rank.
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[ReduceOptions]
+    ) -> Outcome | Work:
+        """Reduces `array` over all members; `out` of each rank receives the rank's shard.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` counts[rank] elements for each, the same list on every peer. Its
-        shape is the same on every peer. `out`, in any shape, may be this rank's shard of `array`;
-        else they must not overlap. A member that is lost or has left ends the call as it does an
-        `all_gather`; with another recovery no peer receives the shard of a lost rank, and the
-        others arrive. With a codec the sums are not encoded again. Otherwise as `all_reduce`.
+        `out`, or with `counts` counts[rank] elements for each rank. All peers pass the same shape
+        of `array`, and the same `counts`. `out`, in any shape, is this rank's shard of `array` or
+        does not overlap `array`. After a member was lost or has left, the call ends as an
+        `all_gather` does; with recovery "restart" or "resume" all shards but those of lost ranks
+        arrive. With a codec contributions are encoded, and sums are not. Otherwise as `all_reduce`.
         """
-        arrays, listed = self._shared(array, out, counts, dealt=True)
-        return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
+        call = Call(Kind.REDUCE_SCATTER, options)
+        self._share(call, array, out, counts, dealt=True)
+        return self._begin(call)
 
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
-    def all_gather(self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any) -> Call:
+    def all_gather(
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[MoveOptions]
+    ) -> Outcome | Work:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
-        `array`: C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a library, or a
-        list of such arrays, which go as one operation, `out` being a list as well. Its lengths but
-        the first, which with `counts` may differ, are the same on every peer. `out`, in any shape,
-        has `world_size` times the elements of `array`, or with `counts` those of each rank,
-        the same list on every peer. `array` may be this rank's shard of `out`; else they must not
-        overlap. A member that is lost, or has left, ends the call with Aborted on all, and so each
-        such call until an `admit` closes the gap (`Admission.changed`). With recovery "restart" or
-        "resume" calls go on, and elements of a lost member that no survivor got are zeros in `out`,
-        equally on all, and the outcome names no contributor for them; with "restart" a shard comes
-        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
-        so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
-        """
-        arrays, listed = self._shared(array, out, counts)
-        return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
+        `array`: a C-contiguous array of a dtype in `DType`, of bool or of an eight-bit float of a
+        library, or a list of arrays, which is one operation and needs a list as `out`. All peers
+        pass equal shapes, except that with `counts` the first lengths may differ. `out`, in any
+        shape, has `world_size` times the elements of `array`, or with `counts` counts[rank]
+        elements of each rank; all peers pass the same `counts`. `array` is this rank's shard of
+        `out` or does not overlap `out`.
 
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
+        After a member was lost or has left, the call raises Aborted on all members, and so do
+        later calls until an `admit` begins an epoch without that member (`Admission.changed`).
+        With recovery "restart" or "resume" calls go on: elements of a lost member that no survivor
+        received are zeros in `out` on all members, and the outcome names no contributor for them;
+        with "restart" a shard arrives whole or is zeros. With a codec each shard is rounded once,
+        also this rank's own shard in `out`, so that all members have equal bytes. On any error
+        `array` keeps its content; in place, all of `out` does.
+        """
+        call = Call(Kind.ALL_GATHER, options)
+        self._share(call, array, out, counts)
+        return self._begin(call)
+
     @operation(MoveOptions)
     def scatter(
-        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **options: Any
-    ) -> Call:
-        """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
+        self,
+        array: Opt,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[MoveOptions],
+    ) -> Outcome | Work:
+        """Deals out the shards of `array` of `root`: `out` of each rank receives the rank's shard.
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
-        `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is ignored, and may be None. The lengths of `out` but the first
-        are the same on every peer. With a codec the data that moves is rounded, and the root's own
-        shard is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `counts` counts[rank] elements for each rank; all peers pass the same `counts`. The root's
+        `out` may be the root's shard of `array`. Other ranks ignore `array`, which may be None. The
+        lengths of `out` but the first are equal on all peers. With a codec the shards that travel
+        are rounded, and the root's own shard is not. If the root is lost, all members get Aborted.
+        Otherwise as `all_gather`.
         """
-        rank = self._rank_of(root)
-        if rank == self.rank:
+        call = Call(Kind.SCATTER, options)
+        call.root = self._rank_of(root)
+        if call.root == self.rank:
             if array is None:
                 raise InvalidArgument("the root of a scatter needs array, with the shards of all")
-            arrays, listed = self._shared(array, out, counts, dealt=True)
+            self._share(call, array, out, counts, dealt=True)
         else:
-            arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
-            listed = self._rows(arrays[0].count, counts, "out").elements
-        return self._call(_Kind.SCATTER, arrays, options, root=rank, counts=listed)
+            call.writes(out, counts)
+            call.counts = self._rows(call.arrays[0].count, counts, "out").elements or ()
+        return self._begin(call)
 
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> Outcome: ...
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work: ...
-    @overload
-    def gather(
-        self,
-        array: Arrays,
-        out: Opt = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Bool],
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
     def gather(
-        self, array: Arrays, out: Opt = None, root: Root = 0, counts: Counts = None, **options: Any
-    ) -> Call:
+        self,
+        array: Arrays,
+        out: Opt = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[MoveOptions],
+    ) -> Outcome | Work:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
-        On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
-        each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is ignored. With a codec the data that moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all, whatever the recovery. Otherwise
-        as `all_gather`; what may be zeros there is what the root has not got.
+        On the root `out` has `world_size` times the elements of `array`, or with `counts`
+        counts[rank] elements of each rank; all peers pass the same `counts`. The root's `array` may
+        be the root's shard of `out`. Other ranks ignore `out`. With a codec the shards that travel
+        are rounded, and the root's own shard is not. If the root is lost, all members get Aborted,
+        whatever the recovery. Otherwise as `all_gather`, where elements that the root has not
+        received may be zeros.
         """
-        rank = self._rank_of(root)
+        call = Call(Kind.GATHER, options)
+        call.root = self._rank_of(root)
         check_no_root(out)
-        if rank == self.rank:
+        if call.root == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
-            arrays, listed = self._shared(array, out, counts)
+            self._share(call, array, out, counts)
         else:
-            own = _taken(buffers.readable, _alone(array, counts))
-            arrays = [_Array(each, None) for each in own]
-            listed = self._rows(arrays[0].count, counts, "array").elements
-        return self._call(_Kind.GATHER, arrays, options, root=rank, counts=listed)
+            call.reads(array, counts)
+            call.counts = self._rows(call.arrays[0].count, counts, "array").elements or ()
+        return self._begin(call)
 
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> Outcome: ...
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work: ...
-    @overload
-    def all_to_all(
-        self,
-        array: Arrays,
-        out: Arrays,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Bool],
-    ) -> Outcome | Work: ...
     @operation(MoveOptions)
     def all_to_all(
         self,
@@ -401,58 +334,176 @@ class Collectives(Closing):
         out: Arrays,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Any,
-    ) -> Call:
+        **options: Unpack[MoveOptions],
+    ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and must not overlap. With
-        `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
-        must agree about theirs (else Mismatch), and need not know those of others; bool and floats
-        of eight bits count as u8 there, a complex number as two floats. There may then be at most
-        32 ranks, and data goes straight from each to each: a link that stays broken ends the call
-        with Aborted. With a codec the data that moves is rounded, and one's own shard is not.
-        Otherwise as `all_gather`; what may be zeros there is what has not come here.
+        Both arrays have `world_size` equal shards, of the same size on all peers, and do not
+        overlap. `send_counts` and `recv_counts` are the elements for each rank and from each rank:
+        any two peers must agree about the shards between them (else Mismatch), and need not know
+        other shards. With counts, bool and floats of eight bits go as u8 and a complex number as
+        two floats; at most 32 ranks take part; and shards go straight to their ranks, so a link
+        that stays broken ends the call with Aborted. With a codec the shards that travel are
+        rounded, and this rank's own shard is not. Otherwise as `all_gather`, where elements that
+        this rank has not received may be zeros.
         """
+        call = Call(Kind.ALL_TO_ALL, options)
         counts = recv_counts if send_counts is None else send_counts
-        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
+        pairs = _apart(array, out, counts)
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out must not overlap in an all_to_all")
         if counts is not None:
-            return self._exchange(*pairs[0], send_counts, recv_counts, options)
+            self._exchange(call, *pairs[0], send_counts, recv_counts)
+            return self._begin(call)
         world = self.world_size
         for send, recv in pairs:
-            if send.count == recv.count and send.count % world == 0:
-                continue
-            raise InvalidArgument(
-                f"array has {counted(send.count, 'element')} and out has {recv.count}: both need "
-                f"the same number, a multiple of world_size, which is {world}, or pass "
-                "send_counts and recv_counts"
-            )
-        arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
-        return self._call(_Kind.ALL_TO_ALL, arrays, options)
+            if send.count != recv.count or send.count % world:
+                raise InvalidArgument(
+                    f"array has {counted(send.count, 'element')} and out has {recv.count}: both "
+                    f"need the same number, a multiple of world_size, which is {world}, or pass "
+                    "send_counts and recv_counts"
+                )
+            call.arrays.append(CallArray(send, recv, send.count // world))
+        return self._begin(call)
 
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def barrier(self, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
     @operation(BroadcastOptions)
-    def barrier(self, **options: Any) -> Call:
-        """Returns once every member that is there has called it.
+    def barrier(self, **options: Unpack[BroadcastOptions]) -> Outcome | Work:
+        """Returns once every member that is left has called `barrier`.
 
-        With recovery "complete" it raises Aborted if one is lost. It votes as it is called, so
-        after its deadline it raises InDoubt.
+        With recovery "complete" it raises Aborted if a member is lost. This peer votes as it calls,
+        so a barrier whose deadline passes raises InDoubt.
         """
-        asked = Asked("barrier", options)
-        self._check_tag(asked.tag)
-        return Call(
-            self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
-        )
+        return self._begin(Call(Kind.BARRIER, options))
+
+    # ---- messages
+
+    @operation(MessageOptions)
+    def send(self, array: Array, dst: Root, **options: Unpack[MessageOptions]) -> Outcome | Work:
+        """Sends `array` to the member `dst`, which calls `recv` with as many elements of its dtype.
+
+        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
+        library; it is only read. `dst`: another rank of the current epoch, or the id of a member.
+        Returns when `dst` has the whole message: two members that both send first would wait for
+        each other until the deadline, so pass `async_op` there. Messages of one tag to one rank
+        arrive in the order of their calls, and a `recv` of the same tag from that rank may be in
+        flight beside them. Raises `Mismatch` if both sides differ in count, in dtype (bool and
+        floats of eight bits go as u8, a complex number as two floats) or in the safe points that
+        they have passed; `Aborted` if `dst` is lost, or the link to it is broken. The loss of a
+        third member does not end the message. `tag` is below 2**38.
+        """
+        call = Call(Kind.SEND, options)
+        call.root = self._rank_of(dst, "dst")
+        call.arrays.append(CallArray(buffers.readable(array), None))
+        return self._begin(call)
+
+    @operation(MessageOptions)
+    def recv(self, array: Array, src: Root, **options: Unpack[MessageOptions]) -> Outcome | Work:
+        """Receives into `array` the message that the member `src` sends with `send`.
+
+        `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as the
+        message; on any error it may hold anything. `src`: another rank of the current epoch, or the
+        id of a member. Otherwise as `send`.
+
+        No call receives from an arbitrary member, and None for `src` is a TypeError: after a loss
+        the two sides could not agree which message was meant. Let all members say in an
+        `all_gather` whether they send. Or, in a small group, begin a `recv` with `async_op` from
+        each member, into an array of its own and with a long deadline; take the `recv` that is done
+        first (`Work.add_done_callback`), begin another `recv` from that member, and leave the other
+        receives in flight for later messages. Do not cancel them: a cancelled `recv` ends with
+        `Aborted` at its sender. A group has 64 receives in flight at a peer, waiting ones included;
+        a further `recv` waits for its turn.
+        """
+        _check_source(src)
+        call = Call(Kind.RECV, options)
+        call.root = self._rank_of(src, "src")
+        call.arrays.append(CallArray(None, buffers.writable(array)))
+        return self._begin(call)
+
+    # ---- objects
+
+    @documented(MessageOptions)
+    def broadcast_object(
+        self,
+        value: Any = None,
+        root: Root = 0,
+        *,
+        size_max: int = SIZE_MAX,
+        **options: Unpack[MessageOptions],
+    ) -> Any:
+        """Returns the object that `root` passes, on every member; there it is `value` itself.
+
+        `value`: any object that pickle takes; other ranks ignore it. If pickle refuses it, all
+        members get InvalidArgument, which names the root and the reason. `root`: a rank of the
+        current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB by
+        default, the same on every peer; a larger pickle is InvalidArgument on all members.
+        `deadline` limits the whole call. After InDoubt, `error.work.resolve()` makes the rest of
+        the call with a new deadline, so call it before the next safe point.
+
+        A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
+        this only if every member of the group, and every holder of the token, may run code here.
+        """
+        call = _ObjectCall(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
+        rank = self._rank_of(root)
+        is_root = rank == self.rank
+        own = _Pickled(value) if is_root else None
+        heads = bytearray(_HEAD.size if own is None else own.head)
+        roots, roster = [self.members[rank]], self._rosters.of(self.epoch)
+
+        def sizes(how: Any) -> Any:
+            return self.broadcast(heads, root, **how)
+
+        def content(how: Any) -> Any:
+            (size,) = call.sizes(heads, roots, roster, own)
+            call.check(size, "the object has")
+            memory = bytearray(size) if own is None else own.data
+            how["_finish"] = lambda _: value if is_root else pickle.loads(memory)
+            return self.broadcast(memory, root, **how)
+
+        return call.run(sizes, content)
+
+    @documented(BroadcastOptions)
+    def all_gather_object(
+        self, value: Any, *, size_max: int = SIZE_MAX, **options: Unpack[BroadcastOptions]
+    ) -> list[Any]:
+        """The objects of all members, in rank order, on every member.
+
+        `value`: any object that pickle takes. After the loss of a member, before or during the
+        call, the default recovery "complete" raises `Aborted` on all members, also in later calls
+        until the next `admit`. With "restart" the list has None for each lost member, on all
+        members alike; with "raise" it has None for members that were lost before the call, and a
+        later loss raises `Aborted`. "resume" is InvalidArgument, as a part of an object could be
+        left. If pickle refuses an object, all members get InvalidArgument, which names the member
+        and the reason. `size_max`: bytes that all pickles together may have, 64 MiB by default, the
+        same on every peer; more bytes are InvalidArgument on all members. Otherwise as
+        `broadcast_object`.
+
+        A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
+        this only if every member of the group, and every holder of the token, may run code here.
+        """
+        call = _ObjectCall(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
+        recovery = _recovery_of_whole(options)
+        own = _Pickled(value)
+        members, roster = self.members, self._rosters.of(self.epoch)
+        heads = bytearray(_HEAD.size * len(members))
+
+        def sizes(how: Any) -> Any:
+            return self.all_gather(own.head, heads, recovery=recovery, **how)
+
+        def content(how: Any) -> Any:
+            counts = call.sizes(heads, members, roster, own)
+            call.check(sum(counts), "the objects have together")
+            memory = bytearray(sum(counts))
+            how["_finish"] = lambda _: _objects(memory, counts)
+            return self.all_gather(own.data, memory, counts, recovery=recovery, **how)
+
+        objects: list[Any] = call.run(sizes, content)
+        return objects
+
+    # ---- what they are made of
 
     def _many(self, parts: Sequence[Part], options: Any, called: str = "arrays") -> list[Any]:
-        """The results of all_reduce for each of them; the caller calls them so, in errors."""
+        """The results of an all_reduce of each part; `called` names the list of parts in errors."""
         name = "all_reduce_many"
         check(name, options, ManyOptions)
         in_flight = unsigned(options.pop("in_flight", many.IN_FLIGHT), "in_flight", 64)
@@ -461,7 +512,7 @@ class Collectives(Closing):
                 f"in_flight must be between 1 and {many.IN_FLIGHT_MAX}, not {in_flight}"
             )
         retry = unsigned(options.pop("retry", many.RETRY), "retry", 64)
-        asked = Asked("all_reduce", options)
+        asked = Call(Kind.ALL_REDUCE, options)
         last = asked.tag + len(parts) - 1
         if last >= _TAGS_END:
             raise InvalidArgument(
@@ -470,8 +521,10 @@ class Collectives(Closing):
             )
         deadline_ns = nanoseconds(options.pop("deadline", None), "deadline") or self._deadline_ns
         for number, part in enumerate(parts):
-            with numbered(called, number):
-                _taken(lambda one: _check_dtype(buffers.readable(one), asked), _alone(part.array))
+            with Named(f"{called}[{number}]"):
+                for which, one, _ in each_of(part.array):
+                    with Named(which):
+                        _check_dtype(buffers.readable(one), asked)
         _check_apart(parts)
 
         all_reduce: Any = self.all_reduce
@@ -498,15 +551,6 @@ class Collectives(Closing):
             self._origins[operation] = origin
         return origin
 
-    def _check_tag(self, tag: int) -> None:
-        """As the native library does, which sees one operation at a time of two in turn."""
-        for turn in tuple(self._turns):
-            if turn.tag == tag and not turn.is_in_order():
-                raise InvalidUsage(
-                    f"an operation with tag {tag} is in flight on this communicator: wait for it, "
-                    "or use another tag"
-                )
-
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
             members = self.members
@@ -520,89 +564,55 @@ class Collectives(Closing):
             )
         return rank
 
-    def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
-        """The options of a call, and the losses of its codec that it carries on, if it adds up."""
-        asked = Asked(kind.name.lower(), options)
-        self._check_tag(asked.tag)
-        feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
-        if feedback is None or feedback.closed:
-            return asked, None
-        if kind not in _ADDING:
-            raise InvalidArgument(
-                f"tag {asked.tag} has error feedback, which is for all_reduce, reduce and "
-                "reduce_scatter: here nothing is added up that could be given back later; use "
-                "another tag"
-            )
-        return asked, feedback
-
-    def _call(
-        self,
-        kind: _Kind,
-        arrays: list[_Array],
-        options: Any,
-        *,
-        root: int = 0,
-        counts: list[int] | None = None,
-    ) -> Call:
-        asked, feedback = self._asked(kind, options)
-        if kind in _ADDING:
-            for array in arrays:
-                _check_kind(array.any, asked.op)
-        shapes = tuple([array.shape(kind) for array in arrays])
-        upper = form_of_shapes(shapes)
-        asked.form = _form_of_kinds(asked.form, arrays) ^ upper
-        carried, residuals = None, (0, 0)
-        if feedback is not None:
-            given = [array.any.count for array in arrays]
-            residuals, kept = feedback.begin(given)
-            carried = _Carried(feedback, given, kept)
-        listed = [array.native() for array in arrays]
-        rest = root, asked.native(residuals), (arrays, carried)
-        begin: Callable[..., bool] = _pccl.coalesced
-        what: tuple[Any, ...] = kind, listed
-        if counts is not None:
-            begin, what = _pccl.uneven, (kind, listed[0], counts)
-        told = upper or _have_kinds(arrays)
-        reword = partial(_told, arrays, shapes) if told else None
-        origin = self._origin(kind.name.lower())
-        return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
+    def _begin(self, call: Call) -> Outcome | Work:
+        """Runs a call that has its arrays, and returns its result, or with `async_op` its Work."""
+        is_message = call.kind in (Kind.SEND, Kind.RECV)
+        if is_message:
+            unsigned(call.tag, "the tag of a message", TAG_BITS)
+        feedback = self._feedbacks.get(call.tag) if call.codec.encodes else None
+        if feedback is not None and not feedback.closed:
+            if call.kind not in ADDING:
+                raise InvalidArgument(
+                    f"tag {call.tag} has error feedback, which is for all_reduce, reduce and "
+                    "reduce_scatter: here nothing is added up that could be given back later; use "
+                    "another tag"
+                )
+            call.carry(feedback)
+        origin = self._origin(call.name, of_all=not is_message)
+        begun: Outcome | Work = call.run(self._open(), origin)
+        return begun
 
     def _exchange(
         self,
+        call: Call,
         send: buffers.Buffer,
         recv: buffers.Buffer,
         send_counts: Counts,
         recv_counts: Counts,
-        options: Any,
-    ) -> Call:
-        asked, _ = self._asked(_Kind.ALL_TO_ALL, options)
+    ) -> None:
+        """Adds the array of an all_to_all with counts."""
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
-        listed: list[list[int] | None] = []
-        for counts, name, buffer, of in (
-            (send_counts, "send_counts", send, "array"),
-            (recv_counts, "recv_counts", recv, "out"),
-        ):
-            rows = Rows.of_counts(self, (), counts, name)
-            if rows.whole != buffer.count:
-                raise InvalidArgument(
-                    f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
-                )
-            listed.append(rows.elements)
-        array = _Array(send, recv, 0)
-        arguments = self._open(), array.native(), *listed, asked.native(), array
-        return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
+        call.counts = self._elements(send, send_counts, "send_counts", "array")
+        call.recv_counts = self._elements(recv, recv_counts, "recv_counts", "out")
+        call.arrays.append(CallArray(send, recv, 0))
 
-    def _shared(
-        self, array: object, out: object, counts: Counts, *, dealt: bool = False
-    ) -> tuple[list[_Array], list[int] | None]:
-        """The arrays of a call that gathers shards in `out`, or deals out those in `array`.
+    def _elements(
+        self, buffer: buffers.Buffer, counts: Sequence[int], name: str, of: str
+    ) -> Sequence[int]:
+        rows = Rows.of_counts(self, (), counts, name)
+        if rows.whole != buffer.count:
+            raise InvalidArgument(
+                f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
+            )
+        return rows.elements or ()
 
-        Also the elements of each rank's shard; None if all have as many.
-        """
+    def _share(
+        self, call: Call, array: object, out: object, counts: Counts, *, dealt: bool = False
+    ) -> None:
+        """Adds arrays of a call that gathers shards in `out`, or deals out those in `array`."""
         all_of, one_of = ("array", "out") if dealt else ("out", "array")
-        arrays, elements = [], None
-        for send, recv in _taken(buffers.apart, _each_apart(array, out, counts)):
+        for send, recv in _apart(array, out, counts):
             whole, shard = (send, recv) if dealt else (recv, send)
             rows = self._rows(shard.count, counts, one_of)
             if counts is not None and rows.whole != whole.count:
@@ -614,47 +624,17 @@ class Collectives(Closing):
                     "counts"
                 )
             _check_place(whole, shard, rows.first, all_of, one_of)
-            arrays.append(_Array(send, recv, shard.count))
-            elements = rows.elements
-        return arrays, elements
+            call.arrays.append(CallArray(send, recv, shard.count))
+            call.counts = rows.elements or ()
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
-        """Each element is a row of its own; this rank has so many, in what the caller names so."""
+        """The shards of a call, an element being a row; `name` is the array of `own` elements."""
         return Rows.of_part(self, (own,), counts, name, "element")
 
 
-class _Kind(IntEnum):
-    """pccl_collective_t of pccl.h."""
-
-    ALL_REDUCE = 0
-    BROADCAST = 1
-    REDUCE = 4
-    REDUCE_SCATTER = 5
-    ALL_GATHER = 6
-    SCATTER = 7
-    GATHER = 8
-    ALL_TO_ALL = 9
-
-
-def _check_kind(array: buffers.Buffer, op: ReduceOp) -> None:
-    """Whether elements of its kind can be reduced so; the native library knows no kinds."""
-    if array.opaque not in (None, "bool"):
-        raise TypeError(f"{array.opaque} arrays cannot be reduced: convert them first")
-    if array.opaque is not None and not op.is_bitwise:
-        raise TypeError(
-            "bool arrays cannot be added up: use op 'band' (and), 'bor' (or) or 'bxor' "
-            "(exclusive or), or convert them first (to uint8)"
-        )
-    if array.paired and op not in (ReduceOp.SUM, ReduceOp.AVG):
-        raise InvalidArgument(
-            f"{array.kind} arrays have no {op.name.lower()} here: complex numbers are added up, by "
-            "sum and avg; reduce their real and imaginary parts, or their absolute values, for more"
-        )
-
-
-def _check_dtype(array: buffers.Buffer, asked: Asked) -> None:
-    """As the native library checks one operation: of several, before the first of them begins."""
-    _check_kind(array, asked.op)
+def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
+    """Raises the error that the native library would raise, before a first operation has begun."""
+    check_kind(array, asked.op)
     name, dtype = asked.op.name.lower(), array.dtype.name.lower()
     if asked.op.is_bitwise and array.dtype.is_float:
         raise InvalidArgument(
@@ -667,101 +647,8 @@ def _check_dtype(array: buffers.Buffer, asked: Asked) -> None:
         )
 
 
-_ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])
-
-
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """One array of a call: what this rank sends and receives of it, and the elements it counts."""
-
-    send: buffers.Buffer | None
-    recv: buffers.Buffer | None
-    counted: int | None = None
-
-    @property
-    def count(self) -> int:
-        return self.any.count if self.counted is None else self.counted
-
-    @property
-    def any(self) -> buffers.Buffer:
-        buffer = self.send or self.recv
-        assert buffer is not None
-        return buffer
-
-    def shape(self, kind: _Kind) -> Shape:
-        """The shape that all members share but for the number of rows: not the whole of a root."""
-        buffer = self.any if kind is not _Kind.SCATTER or self.recv is None else self.recv
-        shape = tuple(buffer.shape or ())
-        return shape[:-1] if buffer.paired else shape  # the last are the two parts of a number
-
-    def native(self) -> tuple[int, int, int, int]:
-        send = self.send.address if self.send else 0
-        recv = self.recv.address if self.recv else 0
-        return send, recv, self.count, self.any.dtype
-
-
-def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
-    """The form of a call whose arrays may be of bool, of complex numbers, of opaque bytes."""
-    if not any(array.any.has_own_kind for array in arrays):
-        return form
-    kinds = [array.any.kind for array in arrays]
-    if kinds == ["bool"] and form == 0:
-        return _pccl.FORM_BOOL  # which errors have a name for
-    return form_of(f"{form} {kinds}")
-
-
-def _have_kinds(arrays: list[_Array]) -> bool:
-    """Whether an array is of bytes or of complex numbers, which `form` tells apart."""
-    return any(array.any.dtype is DType.U8 or array.any.paired for array in arrays)
-
-
-def _told(arrays: list[_Array], shapes: tuple[Shape, ...], sentence: str) -> str:
-    """An error that the arrays of others differ from these in kind or in shape."""
-    if _have_kinds(arrays):
-        kinds = first_of([array.any.kind for array in arrays])
-        sentence = sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
-    return told_shapes(sentence, shapes)
-
-
-def _each(
-    array: object, out: object | None = None, counts: object | None = None
-) -> list[tuple[object, object | None]]:
-    """The arrays of a call, each with its output: one, or those of a list."""
-    if not isinstance(array, list | tuple):
-        if isinstance(out, list | tuple):
-            raise InvalidArgument("out is a list of arrays, and array is not")
-        return [(array, out)]
-    if not array:
-        raise InvalidArgument("the list of arrays is empty: a call has at least one")
-    if counts is not None:
-        raise InvalidArgument("lists of counts are for one array: call once for each array")
-    if out is None:
-        return [(one, None) for one in array]
-    if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"has {len(out)}" if isinstance(out, list | tuple) else "is not a list"
-        raise InvalidArgument(f"array is a list of {counted(len(array), 'array')}: out {what}")
-    return list(zip(array, out, strict=True))
-
-
-def _alone(array: object, counts: object | None = None) -> list[tuple[object]]:
-    return [(one,) for one, _ in _each(array, None, counts)]
-
-
-def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> list[_Taken]:
-    """The results of `take` for each array; an error says which of several it was."""
-    made = []
-    for number, arguments in enumerate(given):
-        try:
-            made.append(take(*arguments))
-        except (TypeError, InvalidArgument) as error:
-            if len(given) == 1:
-                raise
-            raise type(error)(f"array {number} of {len(given)}: {error}") from None
-    return made
-
-
 def listed(name: str, arrays: object, out: object) -> list[tuple[object, object | None]]:
-    """The arrays of several operations, each with its output."""
+    """The arrays of an all_reduce_many, each with its output; `name` is the argument, in errors."""
     if not isinstance(arrays, list | tuple):
         raise TypeError(f"{name} must be a list, not {type(arrays).__name__}")
     if not arrays:
@@ -775,22 +662,13 @@ def listed(name: str, arrays: object, out: object) -> list[tuple[object, object 
     return list(zip(arrays, out, strict=True))
 
 
-@contextmanager
-def numbered(name: str, number: int) -> Iterator[None]:
-    """An error about one of several says which it was."""
-    try:
-        yield
-    except REFUSALS as error:
-        raise type(error)(f"{name}[{number}]: {error}") from None
-
-
 def _check_apart(parts: Sequence[Part]) -> None:
-    """No operation writes where another one reads or writes: they are in flight together."""
+    """Raises InvalidArgument if a part writes memory that another part reads or writes."""
     spans = sorted(
         _Span(buffer.address, buffer.end, number, written)
         for number, part in enumerate(parts)
         for given, written in ((part.array, False), (part.out, True))
-        for (one,) in _alone(given)
+        for _, one, _ in each_of(given)
         for buffer in [buffers.readable(one)]
         if buffer.address < buffer.end
     )
@@ -808,7 +686,7 @@ def _check_apart(parts: Sequence[Part]) -> None:
 
 
 class _Span(NamedTuple):
-    """Memory of one of several operations."""
+    """The memory of an array of part `number`."""
 
     begin: int
     end: int
@@ -817,27 +695,22 @@ class _Span(NamedTuple):
 
 
 def check_no_root(out: object) -> None:
-    """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
+    """Raises TypeError if `out` is a root, on every rank, so that no rank waits for another."""
     if isinstance(out, (int, PeerId)):
         raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
 
-def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
+def _apart(
+    array: object, out: object, counts: object | None
+) -> list[tuple[buffers.Buffer, buffers.Buffer]]:
+    """The buffers of `array` and of `out`, which the call needs, in pairs."""
     if out is None:
         raise InvalidArgument("this collective needs `out`")
-    return [(one, other) for one, other in _each(array, out, counts)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """The codec's losses that a call carries on."""
-
-    feedback: ErrorFeedback
-    counts: list[int]
-    kept: object
-
-    def begun(self, work: Work[Any]) -> None:
-        self.feedback.begun(work, self.counts)
+    pairs = []
+    for which, one, other in each_of(array, out, counts):
+        with Named(which):
+            pairs.append(buffers.apart(one, other))
+    return pairs
 
 
 def _check_place(
@@ -849,3 +722,127 @@ def _check_place(
         raise InvalidArgument(
             f"array and out overlap: {one_of} must be this rank's shard of {all_of}, or lie apart"
         )
+
+
+def _check_source(src: object) -> None:
+    if src is None:
+        raise TypeError(
+            "src must be a rank or the id of a member, not None: nobody can receive from whoever "
+            "sends first. Let all say in an all_gather who sends; or, with fewer than 64 members, "
+            "call recv with async_op=True for each, take the first that is done "
+            "(Work.add_done_callback) and leave the others in flight for later messages"
+        )
+
+
+def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
+    recovery = parse_recovery(options.get("recovery"))
+    if recovery is Recovery.RESUME:
+        raise InvalidArgument(
+            "all_gather_object has no recovery 'resume', which could leave a part of an object: "
+            "use 'complete', 'restart' or 'raise'"
+        )
+    return recovery
+
+
+class _Pickled:
+    """The pickle of an object, and the head that is sent before it (_HEAD)."""
+
+    def __init__(self, value: Any) -> None:
+        self.data = b""
+        self.refusal: Exception | None = None
+        try:
+            self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            self.head = _HEAD.pack(len(self.data), b"")
+        except Exception as refusal:  # noqa: BLE001  of whatever the object's own code does
+            self.refusal = refusal
+            why = f"{type(refusal).__name__}: {refusal}"
+            self.head = _HEAD.pack(_NO_SIZE, why.encode("utf-8", "replace"))
+
+
+def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
+    """The objects whose pickles lie in `memory` one behind the other; None for a lost member's."""
+    view, objects, begin = memoryview(memory), [], 0
+    for count in counts:
+        # A pickle begins with 0x80; the bytes of a lost member are zeros, or none.
+        there = count > 0 and view[begin] != 0
+        objects.append(pickle.loads(view[begin : begin + count]) if there else None)
+        begin += count
+    return objects
+
+
+class _ObjectCall:
+    """A call with objects: its options, its two operations, and the deadline that they share."""
+
+    def __init__(
+        self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
+    ) -> None:
+        check(origin.operation, options, _OPTIONS[origin.operation])
+        self._origin = origin
+        self._tag = unsigned(options.get("tag", 0), "tag", 64)
+        self._size_max = at_least_one(size_max, "size_max", 63)
+        self._seconds = (nanoseconds(options.get("deadline"), "deadline") or deadline_ns) / 1e9
+        self._until = time.monotonic() + self._seconds
+        self._works: list[Work[Any]] = []
+
+    def run(self, sizes: Callable[[Any], Any], content: Callable[[Any], Any]) -> Any:
+        """Makes both operations, and returns the result of the second.
+
+        The second begins as the first commits, also where a doubt about that is resolved.
+        """
+        how = self._options()
+        how["_finish"] = lambda _: self._second(content)
+        try:
+            return sizes(how)
+        except PcclError:
+            self._until = float("inf")
+            raise
+        except BaseException as error:
+            # Between the operations: the second is withdrawn, as other members wait for its bytes.
+            if self._begun() == 1 and self._works[0].exception() is None:
+                work = content({**self._options(), "async_op": True})
+                work._native.withdraw()
+                error.__dict__["work"] = work
+            raise
+
+    def _second(self, content: Callable[[Any], Any]) -> Any:
+        if self._begun() == 2:  # the second has failed: its error is raised again
+            return self._works[-1].wait()
+        return content(self._options())
+
+    def _begun(self) -> int:
+        """How many of the operations have begun."""
+        self._works = [work for work in self._works if work._native.begun]
+        return len(self._works)
+
+    def _options(self) -> Any:
+        """The options of an operation that begins now."""
+        left = min(self._seconds, max(1e-3, self._until - time.monotonic()))
+        options = {"tag": self._tag, "deadline": left, "_made": self._works.append}
+        return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self._origin}
+
+    def sizes(
+        self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
+    ) -> list[int]:
+        """The sizes in the heads of `peers`. Raises InvalidArgument if an object has no pickle."""
+        told = list(_HEAD.iter_unpack(heads))
+        for peer, (size, reason) in zip(peers, told, strict=True):
+            if size == _NO_SIZE:
+                why = shown(reason.rstrip(b"\0").decode(errors="ignore"))
+                error = self._refusal(
+                    f"the object of {roster.named(peer)} cannot be pickled: {why}"
+                )
+                raise error from (None if own is None else own.refusal)
+        return [size for size, _ in told]
+
+    def check(self, size: int, what: str) -> None:
+        """Raises InvalidArgument if `size` is too large: all members know it, so all raise."""
+        if size > self._size_max:
+            raise self._refusal(
+                f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "
+                "pass a larger one on every peer, or send arrays"
+            )
+
+    def _refusal(self, sentence: str) -> InvalidArgument:
+        error = InvalidArgument(f"{self._origin.operation} (tag {self._tag}): {sentence}")
+        self._origin.mark(error)
+        return error

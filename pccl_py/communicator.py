@@ -1,19 +1,24 @@
 """Groups: entering and leaving them, and safe points.
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more,
-and `split` and `subgroup` make groups of members of one (subgroups.py).
+and `split` and `subgroup` make groups of members of one: here is which members these are, and what
+the group is called. A founder that is lost meanwhile is left out by the coordinator
+(docs/PROTOCOL.md, sub-groups).
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
-says how they wait for the world.
+together are in collectives.py and shared_state.py; docs/ARCHITECTURE.md says how they wait for the
+world.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
+import struct
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +27,11 @@ from typing import NoReturn, SupportsIndex
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
-from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError, class_name
+from pccl_py.collectives import Collectives
+from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError, class_name
 from pccl_py.network import Rates
-from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
-from pccl_py.subgroups import Run, Split, name_of, ranks_of, room_for, wish_of
 from pccl_py.words import (
     Congestion,
     CongestionName,
@@ -36,6 +40,7 @@ from pccl_py.words import (
     ProbeName,
     StateRules,
     at_least_one,
+    index,
     nanoseconds,
     text,
 )
@@ -43,10 +48,11 @@ from pccl_py.words import (
 # As engine/abi/comm.zig has it.
 DEADLINE_NS_DEFAULT = 600 * 10**9
 
-# Called before each safe point: frontends that trace programs refuse it there, or wait for theirs.
+# Called before each safe point: a frontend that traces programs refuses it in a trace, or waits for
+# its programs.
 before_admit: list[Callable[[], None]] = []
-# Called at each read of a property that an `admit` may change, with its name: what such frontends
-# trace depends on it.
+# Called with the name of a property that an `admit` may change, at each read: a traced program
+# depends on what it has read.
 at_read: list[Callable[[Group, str], None]] = []
 
 
@@ -54,13 +60,13 @@ at_read: list[Callable[[Group, str], None]] = []
 class GroupInfo:
     """This peer's knowledge of its group right now.
 
-    `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait for
-    this peer's next safe point (after a loss they enter at the one behind it).
-    `operations_in_flight` were called and are not decided. Before the first `admit` there is no
-    epoch: its number is 0, and so are rank, world_size and alive, which then say nothing. Bytes are
-    payload and headers since connect, over all groups. `lost` is None until this peer is no longer
-    a member: then it is the name of the error that calls in the group raise from now on, "Expelled"
-    for example, and the other numbers are the last that it knew.
+    `world_size` is the number of members of the epoch, of whom `alive` are left; `pending`
+    newcomers wait for this peer's next safe point (after a loss they enter at the safe point after
+    that). `operations_in_flight` have been called and are not decided. Before the first `admit`
+    epoch, rank, world_size and alive are 0. `bytes_sent` and `bytes_received` count payload and
+    headers since `connect`, over all groups. `lost` is None while this peer is a member. Afterwards
+    it is the name of the error that calls in the group raise, "Expelled" for example, and the
+    numbers are the last that this peer knew.
     """
 
     epoch: int
@@ -76,15 +82,16 @@ class GroupInfo:
     lost: str | None = None
 
 
-class Group(Objects):
+class Group(Collectives):
     """Membership of this peer in one group. Any thread may call any method.
 
-    Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
-    for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
-    members must call the same operations in the same order per tag, and `admit` equally often.
-    64 collectives of a group, 64 sends and 64 receives are in flight at once. Up to 1,024 calls
-    beyond wait for their turn, each of these three in the order of its calls; where there are so
-    many, all members must call in one order of all tags.
+    Tags: operations with different tags may be in flight together, one at a time per tag. A program
+    that takes a new tag for each operation must take the next number: an epoch holds 65,536 tags
+    that are not neighbours. All members must call the same operations in the same order per tag,
+    and `admit` equally often. 64 collectives of a group, 64 sends and 64 receives are in flight at
+    once. Up to 1,024 further calls wait; waiting collectives, sends and receives each begin in the
+    order of their calls. A program with that many calls must make them in one order of all tags on
+    all members.
     After `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage;
     the other properties keep their last values.
     """
@@ -108,7 +115,7 @@ class Group(Objects):
         self._closed = False
         self._forked = False
         super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
-        # A sub-group's is what was left of the time for its making.
+        # The native deadline of a sub-group is what was left of the time for its making.
         native.set_deadline(deadline_ns)
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
@@ -135,7 +142,7 @@ class Group(Objects):
     def world_size(self) -> int:
         """Number of members of the epoch. Changes only in `admit`.
 
-        Peers that are lost or leave still count until then; `info().alive` is without them.
+        Peers that were lost or have left count until then; `info().alive` does not count them.
         """
         self._tell_read("world_size")
         return self._admitted().world_size
@@ -147,9 +154,9 @@ class Group(Objects):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, with those that left or were lost since it began.
+        """All members of the epoch in rank order, also members that left or were lost since.
 
-        `info().alive` counts those that are still there; the next `admit().left` names the others.
+        `info().alive` counts the members that are left; the next `admit().left` names the others.
         """
         self._tell_read("members")
         return tuple(PeerId(peer) for peer in self._open().members())
@@ -157,8 +164,8 @@ class Group(Objects):
     def label(self, peer: PeerId) -> str:
         """The name of a peer for people, "host:pid" unless `connect` was given another.
 
-        It is known for members, and for peers that joined, left or are about to enter; for any
-        other peer this returns the beginning of its id.
+        The label of a member is known, and of a peer that joined, left or is about to enter; for
+        any other peer this returns the beginning of its id.
         """
         return _label_of(self._open(), peer)
 
@@ -169,9 +176,9 @@ class Group(Objects):
 
     @property
     def deadline(self) -> float:
-        """Seconds that a call may take which names no `deadline`; may be set, for later calls.
+        """Seconds that a call without `deadline` may take; it may be set, for later calls.
 
-        At first those of `connect` or `Communicator.group`; a sub-group has those of its parent.
+        `connect` or `Communicator.group` sets it first; a sub-group takes it from its parent.
         """
         return self._deadline_ns / 1e9
 
@@ -185,9 +192,9 @@ class Group(Objects):
     def handle(self) -> int:
         """A number that stands for this group in compiled programs, which outlive it.
 
-        It is below 2**63, and none is given twice in a process. Native code looks it up in each
-        call (bindings/handlers.h): a group that is gone is then refused, and one that is in use is
-        not freed.
+        It is below 2**63, and a process never gives a number twice. Native code looks it up in each
+        call (bindings/handlers.h): so a call of a closed group is refused, and a group that a call
+        uses is not freed.
         """
         return self._open().handle
 
@@ -212,30 +219,29 @@ class Group(Objects):
     def admit(self, deadline: float | None = None, *, together: bool = False) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
-        Every member must call it equally often. A new epoch begins if newcomers are ready, and
-        after peers were lost or left; all members enter it in the same call, each when it comes
-        there. So a newcomer returns before members that are at work, and the result's `not_entered`
-        names them; operations wait for them. With nothing pending it costs no network round trip.
-        A `broadcast_object` or `all_gather_object` of `async_op`, which all members begin before
-        it, must first have the sizes of all.
+        Every member must call `admit` equally often. A new epoch begins if newcomers are ready, or
+        after peers were lost or left. Each member enters the epoch as it makes this call, so a
+        newcomer may return while members are still at work: `Admission.not_entered` names these
+        members, and operations wait for them. With nothing pending the call costs no network round
+        trip.
 
-        `together`: returns when all members have called it, and all of them enter the same new
-        epoch or none does; a newcomer returns when all members from before have entered. All must
-        pass it at the same safe points. It costs an operation of all members, and its errors are
-        raised: this peer has not passed the safe point then, so call it again. No other has,
-        either, except perhaps after a deadline, and then the next call passes it, too. A member
-        that calls it without `together` does not wait for the others. A program in several groups
-        must pass those of its groups in the same order on all peers.
+        `together`: the call returns when all members have made it, and either all of them enter the
+        new epoch or none does; a newcomer returns when all earlier members have entered. All
+        members must pass `together` at the same safe points: a member that does not pass it does
+        not wait. The call costs an operation of all members and raises its errors; then this peer
+        has not passed the safe point, so call `admit` again. The other members have not passed it
+        either, except perhaps after a deadline, and then the next call passes it, too.
 
-        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); this peer
-        has not passed the safe point.
+        A program in several groups must call `admit` of its groups in the same order on all peers.
+        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); then this
+        peer has not passed the safe point.
         """
         for check in before_admit:
             check()
         native = self._open()
         deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         try:
-            answer = native.admit(self._put_in_order(deadline_ns), together)
+            answer = native.admit(deadline_ns, together)
         except PcclError as error:
             self._origin("admit").mark(error)
             raise
@@ -260,17 +266,18 @@ class Group(Objects):
     def pending_agreed(self, deadline: float | None = None) -> int:
         """How many newcomers wait for the next `admit(together=True)`, the same on all members.
 
-        They enter there; after a loss they enter at the one behind it, before which this says so
-        again. All members must ask; it passes no safe point. `info().pending` costs nothing and is
-        this peer's own knowledge. Raises the errors of an operation; then ask again.
+        The newcomers enter at that `admit`; after a loss they enter at the `admit` after that, and
+        a second call tells their number again. All members must make this call. It passes no safe
+        point, and costs an operation of all members; `info().pending` costs nothing and is this
+        peer's own knowledge. Raises the errors of an operation; then call it again.
         """
         return self._open().pending_agreed(nanoseconds(deadline, "deadline"))
 
     @property
     def not_entered(self) -> tuple[PeerId, ...]:
-        """Members of the epoch that have not come to the safe point at which it begins.
+        """Members that, as far as this peer knows, have not entered the epoch yet.
 
-        As far as this peer knows: they are in the epoch before, and operations wait for them.
+        They are still in the epoch before, and operations wait for them.
         """
         return tuple(PeerId(peer) for peer in self._open().not_entered())
 
@@ -284,21 +291,23 @@ class Group(Objects):
         tag: int = 0,
         deadline: float | None = None,
     ) -> Group | None:
-        """Makes one sub-group for each color, of the members that say it, and enters this peer's.
+        """Makes a sub-group of the members of each color, and enters the sub-group of this peer.
 
-        All members must call it, like any operation: `color` is an integer, or None for no group.
-        `key`: ranks in the sub-group follow it, and then the ranks here. Returns when all members
-        of the color are there. Members that are lost meanwhile are left out, so its `members` are
-        what counts; `run` says what all said. `tag`: of the operation that all take part in.
+        All members must call `split`, like any operation. `color`: an integer, or None for no
+        sub-group. `key`: orders the ranks in the sub-group; members with equal keys follow their
+        ranks here. `tag`: the tag of the operation in which members exchange their colors. Returns
+        when all members of the color have called it. Members that are lost meanwhile are left out:
+        the `members` of the sub-group are the ones that are there, and `run` has the colors that
+        all members passed.
 
         A sub-group is a Group of its own: collectives and losses in it concern its members alone,
-        whatever run's `min_world_size` is. Nobody enters it later, and a safe point here does not
-        change it: close it and split again after an `admit` that has `changed`, since a peer is in
-        at most 8 groups and a run has 64.
+        whatever the run's `min_world_size` is. No newcomer enters it, and a safe point of this
+        group does not change it: close it and split again after an `admit` that has `changed`. A
+        peer is in at most 8 groups, and a run has at most 64.
 
-        Raises the errors of an operation, on all members; and what keeps the members of this color
-        from meeting (DeadlineExceeded, Expelled), on those, though with one that gives up others
-        may just have entered, and lose it.
+        Raises the errors of an operation, on all members. If the members of a color do not meet,
+        they get DeadlineExceeded or Expelled; when one member gives up, other members may have
+        entered just before, and then lose it.
         """
         wish = wish_of(color, key, self._splits)
         epoch, members, rank = self.epoch, self.members, self.rank
@@ -316,7 +325,7 @@ class Group(Objects):
 
     @property
     def run(self) -> Run:
-        """The groups that the last `split` made, the same on all members."""
+        """The sub-groups that the last `split` made, the same on all members."""
         if self._run is None:
             raise InvalidUsage("the groups of the run are known after the first split(): call it")
         return self._run
@@ -330,10 +339,10 @@ class Group(Objects):
     ) -> Group:
         """Makes a sub-group of these ranks of the epoch, in this order, and enters it.
 
-        Only they call it, all with the same list and the same `name`; Mismatch tells all of them if
-        they do not. Two sub-groups of one epoch need two names as long as the first is open. Which
-        ranks there are must be known to all, so that members call it in the same order; `split`
-        asks them. Otherwise as `split`.
+        Only the members of these ranks call it, with the same list and the same `name`; else all of
+        them get Mismatch. Two sub-groups of one epoch need different names while the first is open.
+        Members that make several sub-groups must make them in the same order. Otherwise as `split`,
+        where members need not know each other's groups before.
         """
         numbers = ranks_of(ranks, self.world_size)
         until = time.monotonic() + (nanoseconds(deadline, "deadline") or self._deadline_ns) / 1e9
@@ -354,25 +363,6 @@ class Group(Objects):
             raise
         return group
 
-    def _put_in_order(self, deadline_ns: int) -> int:
-        """Waits until no second operation of two in turn has to begin before the safe point.
-
-        Returns the nanoseconds that are left.
-        """
-        if not self._turns:
-            return deadline_ns
-        until = time.monotonic() + deadline_ns / 1e9
-        for turn in tuple(self._turns):
-            try:
-                turn.put_in_order(until - time.monotonic())
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"admit of group {self._name!r} timed out: the deadline passed before the "
-                    f"sizes of the objects with tag {turn.tag} were there (probably another member "
-                    "has not made that call, or is stuck). No safe point was passed"
-                ) from None
-        return max(1, round((until - time.monotonic()) * 1e9))
-
     # ---- shared state ------------------------------------------------------------------------
 
     def shared_state(
@@ -387,16 +377,17 @@ class Group(Objects):
     ) -> SharedState:
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
-        `tensors`: writable C-contiguous arrays, 1 to 65,536, which are kept until the state is
-        closed; names, shapes and dtypes must be the same on every peer, their order may differ.
-        `name`: each state of a group has its own. `revision`: how many syncs the content has seen:
-        the `revision` of the state that was saved with a checkpoint. It decides among members that
-        start together; content of a newcomer never replaces that of members (`StateRule`).
-        `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
-        read the arrays at any time, while this peer trains, so that at their first sync only later
-        changes move; a newcomer that makes its state between `connect` and its first `admit`
-        fetches it from the members that set this, and then enters. `rules`: what all its syncs
-        keep, e.g. `rules=("successive", "refuse")`, the same on every peer; see `StateRule`.
+        `tensors`: 1 to 65,536 writable C-contiguous arrays by name, which are kept until the state
+        is closed. All peers pass the same names, shapes and dtypes; the order may differ. `name`:
+        the name of the state; each state of a group has a name of its own. `revision`: how many
+        syncs the content has seen; pass the `revision` that was saved with a checkpoint. The
+        highest revision wins among members that start together; a newcomer's content never replaces
+        that of members (`StateRule`). `may_differ`: names of tensors whose content stays each
+        peer's own. `prefetch`: newcomers may read the arrays at any time, while this peer trains,
+        so that their first sync moves only later changes. A newcomer that makes its state between
+        `connect` and its first `admit` fetches the content from members that set `prefetch`, and
+        then enters. `rules`: rules of all syncs, for example `rules=("successive", "refuse")`, the
+        same on every peer; see `StateRule`.
         """
         native, origin = self._open(), self._origin("sync")
         return SharedState(native, origin, tensors, name, revision, may_differ, prefetch, rules)
@@ -404,7 +395,7 @@ class Group(Objects):
     # ---- leaving -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leaves the group; the others go on without this peer. Idempotent.
+        """Leaves the group; the other members go on without this peer. Idempotent.
 
         Operations in flight here end with `Cancelled`.
         """
@@ -512,7 +503,7 @@ def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
 
 
 def _roster_now(native: _pccl.Comm) -> Roster | None:
-    """The members of the epoch in force; None if it changes meanwhile, or this peer has left."""
+    """The members of the epoch in force; None if the epoch changes meanwhile, or is left."""
     try:
         epoch = native.info()[0]
         members = tuple(PeerId(peer) for peer in native.members())
@@ -546,23 +537,24 @@ def connect(
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" or "host" to listen on for
     other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to
-    the coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
-    "host:port"; PCCL_ADVERTISE, or the local one, or if the coordinator does not find this peer
-    there, the host that it sees. Where a given one is not the host that the connection comes from,
-    the coordinator must reach it. `ports`: the range from which the port to listen on is taken
-    where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`: default of all
-    operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until
-    CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
-    PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
-    logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
-    `reconnect_timeout`: seconds that calls wait for a coordinator that is away, 0 for not at all:
-    then this peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt
-    after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines. `send_rate`: what this peer
-    sends to all others together at most, "200mbit", "25MB" or bytes per second, and to single peers
-    by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
-    (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: which congestion control its
-    lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
-    `probe`: whether its links are probed, "auto" or "off" (`Probe`); PCCL_PROBE, or "auto".
+    the coordinator (on all interfaces with `advertise`). `advertise`: the address that other peers
+    dial, "host" or "host:port"; PCCL_ADVERTISE, or the local address, or if the coordinator does
+    not reach this peer there, the host that the coordinator sees. An advertised host that is not
+    the host of this peer's connection must be within reach of the coordinator. `ports`: the range
+    from which the port to listen on is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or
+    any free port. `deadline`: default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes.
+    `connect_timeout`: seconds until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`:
+    32 hexadecimal digits; PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80
+    bytes, shown in errors, logs and the status, in which %h is the host and %p the process id;
+    PCCL_LABEL, or "%h:%p". `reconnect_timeout`: seconds that calls wait for a coordinator that is
+    away, 0 for not at all: then this peer is out of its groups, and all calls end with
+    CoordinatorUnreachable, or InDoubt after the vote; PCCL_RECONNECT_TIMEOUT, or until their
+    deadlines. `send_rate`: what this peer sends to all others together at most, "200mbit", "25MB"
+    or bytes per second, and to single peers by their labels, "200mbit,eu-1=20mbit" or {None:
+    "200mbit", "eu-1": "20mbit"} (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`:
+    which congestion control its lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`);
+    PCCL_CONGESTION, or "auto". `probe`: whether its links are probed, "auto" or "off" (`Probe`);
+    PCCL_PROBE, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -640,3 +632,135 @@ def _label(read: Arguments, value: str | None) -> str | None:
     """The label that was given, or else that of the environment; its places are filled in."""
     label = read.text(value, "PCCL_LABEL")
     return None if label is None else _log_output.filled_in(label)
+
+
+# ---- the members of sub-groups ------------------------------------------------------------------
+
+# As engine/base/limits.zig has it.
+NAME_BYTES_MAX = 256
+
+# Whether there is a wish at all, whether it has a color, color, key, and how many splits of the
+# epoch its peer has made. The shard of a lost peer is zeros.
+_WISH = struct.Struct("<??qqQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The groups that the last `split` of a communicator made, as all its members know them.
+
+    `epoch`: the epoch of the communicator that was split. `rank`: of this peer in it. `colors`: the
+    color of each rank; None for a rank that takes part in no group, or was lost. A peer that is
+    lost after it has said its color still counts.
+    """
+
+    epoch: int
+    rank: int
+    colors: tuple[int | None, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the epoch."""
+        return len(self.colors)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self._sizes())
+
+    @property
+    def largest_group(self) -> int:
+        """Number of members of the largest group; 0 if there is none."""
+        return max(self._sizes().values(), default=0)
+
+    def _sizes(self) -> Counter[int]:
+        return Counter(color for color in self.colors if color is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One member's word in a split. `splits`: how many it has made in this epoch."""
+
+    color: int | None
+    key: int
+    splits: int
+
+    def encode(self) -> bytes:
+        return _WISH.pack(True, self.color is not None, self.color or 0, self.key, self.splits)
+
+
+def wish_of(color: SupportsIndex | None, key: SupportsIndex, splits: int) -> Wish:
+    """Raises TypeError or InvalidArgument, before anybody is asked."""
+    return Wish(None if color is None else _signed(color, "color"), _signed(key, "key"), splits)
+
+
+def _signed(value: SupportsIndex, name: str) -> int:
+    number = index(value, name)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise InvalidArgument(f"{name} must be between -2**63 and 2**63 - 1, not {number}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The wishes of all members, the same on all."""
+
+    epoch: int
+    wishes: tuple[Wish | None, ...]
+
+    @classmethod
+    def decode(cls, epoch: int, memory: bytes | bytearray) -> Split:
+        wishes = (
+            Wish(color if has_color else None, key, splits) if there else None
+            for there, has_color, color, key, splits in _WISH.iter_unpack(memory)
+        )
+        return cls(epoch, tuple(wishes))
+
+    @property
+    def number(self) -> int:
+        """The number of this split in its epoch. Some may have counted one that failed."""
+        return max(wish.splits for wish in self.wishes if wish is not None)
+
+    def run(self, rank: int) -> Run:
+        colors = (None if wish is None else wish.color for wish in self.wishes)
+        return Run(self.epoch, rank, tuple(colors))
+
+    def ranks(self, color: int) -> list[int]:
+        """The ranks of this color, by their keys and then by themselves."""
+        found = [
+            (wish.key, rank)
+            for rank, wish in enumerate(self.wishes)
+            if wish is not None and wish.color == color
+        ]
+        return [rank for _, rank in sorted(found)]
+
+    def name(self, parent: str, color: int) -> str:
+        return _name(parent, f"@{self.epoch}.{self.number}:{color}")
+
+
+def room_for(world_size: int) -> bytearray:
+    """For the wishes of all."""
+    return bytearray(_WISH.size * world_size)
+
+
+def name_of(parent: str, epoch: int, name: str) -> str:
+    """The name of a sub-group that was made of ranks: those of two epochs are never the same."""
+    return _name(parent, f"@{epoch}:{name}")
+
+
+def _name(parent: str, rest: str) -> str:
+    """A name may be too long with its parent's in front; then a hash stands for that."""
+    name = parent + rest
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    return hashlib.blake2b(parent.encode(), digest_size=8).hexdigest() + rest
+
+
+def ranks_of(ranks: Sequence[SupportsIndex], world_size: int) -> list[int]:
+    """Ranks of an epoch, each once. Raises InvalidArgument or TypeError."""
+    numbers = [index(rank, "a rank") for rank in ranks]
+    for number in numbers:
+        if not 0 <= number < world_size:
+            raise InvalidArgument(f"rank {number} is not in a world of {world_size}")
+    if len(set(numbers)) != len(numbers):
+        raise InvalidArgument(f"ranks {numbers} name one rank twice")
+    return numbers

@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
+from pccl_py import buffers
 from pccl_py.buffers import Array
 from pccl_py.communicator import Communicator, connect
 from pccl_py.errors import (
@@ -214,18 +215,27 @@ class _Tensors:
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
-        self._copies: Kept | None = None
+        # Each tensor that can be written, with room for its copy.
+        self._pairs: list[tuple[buffers.Buffer, Any]] | None = None
 
     def take(self) -> None:
-        if self._copies is None:
-            from pccl_py._copies import Copies  # which needs ctypes
+        import ctypes  # slow to import: only a step needs it
 
-            self._copies = Copies(self._tensors.values())
-        self._copies.take()
+        if self._pairs is None:
+            taken = [buffers.readable(tensor) for tensor in self._tensors.values()]
+            self._pairs = [
+                (each, ctypes.create_string_buffer(each.end - each.address))
+                for each in taken
+                if not each.readonly
+            ]
+        for tensor, copy in self._pairs:
+            ctypes.memmove(copy, tensor.address, len(copy))
 
     def give_back(self) -> None:
-        if self._copies is not None:
-            self._copies.give_back()
+        import ctypes
+
+        for tensor, copy in self._pairs or ():
+            ctypes.memmove(tensor.address, copy, len(copy))
 
 
 class Run:

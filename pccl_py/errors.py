@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class PcclError(Exception):
     """Base of every error of PCCL.
 
-    `work` is the operation that has failed, if the call had begun one; `works` has the last one of
-    each array of an `all_reduce_many`, None for an array of which none was begun. `operation` and
-    `group` are the names of the call and of the group that it was in, "all_reduce" and "default"
+    `work` is the operation that has failed, if the call had begun it; `works` has the last
+    operation of each array of an `all_reduce_many`, None for an array whose operation never began.
+    `operation` and `group` are the names of the call and of its group, "all_reduce" and "default"
     for example; None where the error is not that of an operation, a sync or a safe point.
     """
 
@@ -43,8 +43,8 @@ class PcclError(Exception):
 class InvalidArgument(PcclError, ValueError):
     """A bad argument. Nothing was sent, and no sequence number was used.
 
-    If only this peer was wrong, the others wait for this very call: repeat it with valid arguments.
-    Do not go on to the next call, which the others would take for this one.
+    If only this peer was wrong, the other members wait for this call: repeat it with valid
+    arguments. If this peer went on to its next call, the others would take that for this one.
     """
 
 
@@ -56,7 +56,7 @@ class InvalidUsage(PcclError, RuntimeError):
 
 
 class OutOfMemory(PcclError, MemoryError):
-    """Memory for the operation could not be had. Nothing was sent."""
+    """The memory for the operation is not available. Nothing was sent."""
 
 
 class Mismatch(PcclError):
@@ -64,34 +64,35 @@ class Mismatch(PcclError):
 
     In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
     two peers insist on different contents.
-    A newcomer whose first call, or state, is not that of the members gets this alone: the others go
-    on without it. It is not a member then, and must correct its program before it connects again.
+    If the first call or state of a newcomer is not that of the members, only the newcomer gets
+    Mismatch, and the members go on. The newcomer is no member any more; its program must be
+    corrected before it connects again.
     """
 
 
 class Aborted(PcclError):
-    """The operation was aborted for all peers. The input is as it was."""
+    """The operation was aborted for all peers. The input keeps its content."""
 
 
 class Expelled(PcclError):
     """This peer is no longer a member of the group. Connect again to go on.
 
-    The coordinator has removed it, or it has withdrawn an operation in which others take part; the
-    message says why.
+    The coordinator has removed this peer, or this peer has withdrawn an operation of several
+    members; the message says which, and why.
     """
 
 
 class InDoubt(PcclError):
     """This call ended after this peer had voted, without an answer: neither success nor failure.
 
-    Its deadline passed, it was cancelled, or the coordinator was lost. The data sent is as it was.
-    `work` keeps the result. `work.resolve()` settles it once the coordinator answers: it returns
-    the result of the call, and raises CoordinatorUnreachable if no answer can come any more.
+    Its deadline passed, it was cancelled, or the coordinator was lost. The input keeps its content,
+    and `work` keeps the result. `work.resolve()` waits for the coordinator's answer and returns the
+    result of the call; it raises CoordinatorUnreachable if no answer can come any more.
     """
 
 
 class DeadlineExceeded(PcclError, TimeoutError):
-    """The deadline of the operation passed. The input is as it was."""
+    """The deadline of the operation passed. The input keeps its content."""
 
 
 class TooFewPeers(PcclError):
@@ -111,13 +112,13 @@ class VersionMismatch(PcclError):
 
 
 class StateUnavailable(PcclError):
-    """No member holds the shared state any more. The tensors of a sync are as they were."""
+    """No member holds the shared state any more. The tensors of the sync keep their content."""
 
 
 class Cancelled(PcclError):
-    """The caller withdrew the operation, or closed the communicator; the others go on without it.
+    """This peer withdrew the operation, or closed the communicator; the other members go on.
 
-    The input is as it was.
+    The input keeps its content.
     """
 
 

@@ -1,12 +1,14 @@
-"""Many: operations of one call, so many in flight at most, each repeated if it was aborted.
+"""Many: the operations of an all_reduce_many, which bounds how many are in flight.
 
-It owns the order in which they begin and begin again. Their arrays are those of collectives.py, and
-each has a tag of its own, so they depend on each other in nothing but their turn.
+This file owns the order in which the operations begin, and begin again after an abort. Each has a
+tag of its own, so operations depend on each other only in their order. collectives.py checks their
+arrays.
 
-Why members agree without asking: an abort is of all members that have called the operation, so all
-repeat the same. Nobody waits for ever: all begin in one order, and each waits for the first that is
-not over; before that one all are over everywhere, so all members have begun it, and one that was
-aborted begins again in its place. A member whose deadline has passed leaves the others to theirs.
+Members agree without asking: an abort reaches all members that have called the operation, so all
+repeat the same operations. No member waits for ever: all begin the operations in one order, and
+each waits for its first operation that is not over. All earlier operations are over on all members,
+so every member has begun this operation, and an aborted operation begins again in its place. A
+member whose deadline has passed stops, and the operations of the others end by their own deadlines.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from pccl_py._in_turn import Made
 from pccl_py.errors import Aborted, DeadlineExceeded, PcclError
 from pccl_py.outcome import Origin
-from pccl_py.work import Work
+from pccl_py.work import Made, Work
 
 IN_FLIGHT = 8
 # As base/limits.zig has it for a group: operations_in_flight_max.
@@ -27,17 +28,17 @@ IN_FLIGHT_MAX = 64
 RETRY = 3
 
 Begin: TypeAlias = Callable[[float, Made], object]
-"""Begins an operation that has so many seconds. Its Work goes to the Made first."""
+"""Begins an operation with a deadline in seconds. The Made gets its Work before it begins."""
 
 
 def run(
     begins: Sequence[Begin], origin: Origin, *, in_flight: int, retry: int, seconds: float
 ) -> list[Any]:
-    """Runs them all, and returns their results in their order.
+    """Runs all operations, and returns their results in order.
 
-    All are tried, whatever becomes of the others; then the error of the first that failed is
-    raised. A result that a frontend has to copy is copied when all are over: its array may share
-    memory with the input of another operation.
+    It tries all operations, also after one has failed, and then raises the error of the first that
+    failed. A result that a frontend has to copy is copied when all operations are over, because its
+    array may share memory with the input of another operation.
     """
     until = time.monotonic() + seconds
     parts = [_Part(begin, retry, until) for begin in begins]
@@ -65,7 +66,7 @@ def run(
 
 
 class _Part:
-    """One of them. Its `work` and its `error` are those of its last operation."""
+    """One array of the call, with the `work` and the `error` of its last operation."""
 
     def __init__(self, begin: Begin, retry: int, until: float) -> None:
         self.work: Work[Any] | None = None
@@ -77,7 +78,7 @@ class _Part:
         self._until = until
 
     def begin(self) -> None:
-        """Begins it, or begins it again, unless there is no time left."""
+        """Begins the operation, or begins it again, unless the deadline has passed."""
         left = self._until - time.monotonic()
         if left <= 0:
             return
@@ -87,17 +88,17 @@ class _Part:
         try:
             self._begin(left, self._keep)
             self._is_in_flight = True
-        except PcclError as error:  # it was refused
+        except PcclError as error:  # the operation was refused
             self.error = error
             self.work = None
 
     def wait(self) -> None:
-        """Returns once nothing of it is in flight."""
+        """Returns once the operation is not in flight."""
         if self._is_in_flight and self.work is not None:
             self.work.exception()
 
     def goes_on(self) -> bool:
-        """Whether it is in flight. Begins again what was aborted."""
+        """Whether the operation is in flight. Begins it again if it was aborted."""
         if self._is_in_flight and self.work is not None and self.work.done():
             self._is_in_flight = False
             self.error = self.work.exception(0)
@@ -106,11 +107,11 @@ class _Part:
         return self._is_in_flight
 
     def result(self) -> Any:
-        """The result of a committed operation, which a frontend makes now; else None."""
+        """The result of a committed operation, which a frontend makes now; None if it failed."""
         return self.work.wait() if self.work is not None and self.error is None else None
 
     def withdraw(self, error: BaseException) -> None:
-        """Cancels it because of `error`, which ends the call, and waits until it is done."""
+        """Cancels the operation because `error` ends the call, and waits until it is done."""
         if self.work is not None and self.work._native.begun:
             if "work" not in error.__dict__:
                 error.__dict__["work"] = self.work

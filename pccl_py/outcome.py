@@ -36,14 +36,14 @@ class Roster:
 
 
 NOBODY = Roster(0, (), ())
-# Epochs of a group of which an outcome that is asked for late still has names.
+# How many epochs of a group keep the names of their members, for outcomes that are read late.
 ROSTERS_KEPT = 16
 
 
 class Rosters:
-    """The last epochs of a group. Any thread may call any method.
+    """The members of the last epochs of a group. Any thread may call any method.
 
-    `now` tells the members of the epoch in force, or None if that cannot be told.
+    `now` returns the members of the epoch in force, or None if they are not known.
     """
 
     def __init__(self, now: Callable[[], Roster | None]) -> None:
@@ -62,9 +62,9 @@ class Rosters:
                 self._by_epoch = {one.epoch: one for one in (*kept, roster)}
 
     def of(self, epoch: int) -> Roster:
-        """The members of an epoch; nobody, if it is not known.
+        """The members of an epoch; NOBODY if they are not known.
 
-        Also while another thread is still in the `admit` that has entered it.
+        They are known even while another thread is still in the `admit` that enters the epoch.
         """
         if epoch not in self._by_epoch:
             self.learn()
@@ -75,7 +75,7 @@ class Rosters:
 class Origin:
     """The call and the group that an operation and its errors belong to.
 
-    `of_all`: all members of the group take part, and have the same answer; else two of them.
+    `of_all`: all members of the group take part, and get the same answer; else two members do.
     """
 
     operation: str
@@ -95,9 +95,9 @@ def _listed(roster: Roster, peers: Iterable[PeerId]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Elements [begin, end) of a result and who contributed to them, each exactly once.
+    """Elements [begin, end) of a result and their contributors, each of which counts exactly once.
 
-    str() names them with ranks and labels.
+    str() names the contributors with ranks and labels.
     """
 
     begin: int
@@ -127,24 +127,25 @@ def figure(ns: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A committed operation. Equal on every peer but for the bytes and the times, and the ranges
-    where each peer has a result of its own.
+    """A committed operation.
 
-    `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss,
-    and counts those that this peer took part in.
-    `digest` is the digest of the result, 32 hexadecimal digits, zeros where each peer has a result
-    of its own. `ranges` lists the contributors. A range ends where the contributors change:
-    without a loss there is one range, or one for each shard that has elements (all_gather, gather,
-    all_to_all), and none for an empty result. Elements lost with their only source have no
-    contributor; adjoining shards that were lost share a range, so find a rank's shard by its place
-    (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent
-    and received; `duration` is seconds from the call to the commit. `roster` has the members of the
-    epoch, from which `ranks`, `labels` and str() take the names of the contributors: as they were
-    in that epoch, whatever has become of the group since.
-    `plan` is the way that the data took: "ring", "direct" or "message". `predicted` is the seconds
-    that this was to take when the last attempt began, by the rates that members had found on their
-    links, and `bound` the least seconds that any plan needs at these rates; None where some of them
-    was not known (docs/PERFORMANCE.md).
+    An outcome is equal on every peer, except for bytes and times, and for the ranges of an
+    operation that gives each peer a result of its own.
+
+    `tag`, `sequence` and `epoch` name the operation in its group. `attempts` counts the attempts
+    that this peer took part in: 1 without a loss. `digest` is the digest of the result, 32
+    hexadecimal digits; zeros where each peer has a result of its own. `ranges` lists the
+    contributors; a range ends where the contributors change. Without a loss there is one range, or
+    one range for each shard that has elements (all_gather, gather, all_to_all), and no range for an
+    empty result. Elements that were lost with their only source have no contributor. Adjoining lost
+    shards share a range, so find a rank's shard by its place (`begin`, `end`) and not by the number
+    of its range. `bytes_sent` and `bytes_received` are payload of this peer; `duration` is seconds
+    from the call to the commit. `roster` has the members of the epoch, from which `ranks`, `labels`
+    and str() take the names of contributors: as they were in that epoch.
+    `plan` is the way that the data took: "ring", "direct" or "message". `predicted` is how many
+    seconds the operation was expected to take when its last attempt began, by the rates that
+    members had found on their links. `bound` is the least seconds that any plan needs at these
+    rates. Both are None where a rate was not known (docs/PERFORMANCE.md).
     """
 
     epoch: int
@@ -171,8 +172,8 @@ class Outcome:
     def ranks(self) -> tuple[int, ...]:
         """The ranks of `contributors`, in their order, as they were in the epoch.
 
-        Raises InvalidUsage if the epoch's members are not known, as of an outcome that was first
-        asked for many epochs later.
+        Raises InvalidUsage if the members of the epoch are not known any more, as for an outcome
+        that is read many epochs later.
         """
         return _ranks(self.epoch, self.roster, self.contributors)
 
@@ -185,9 +186,9 @@ class Outcome:
     def contributors(self) -> tuple[PeerId, ...]:
         """The contributors to any range, in the order in which the ranges name them.
 
-        For a reduction whose ranges all agree, as without a loss or with recovery "restart", this
-        is the contributor set of the whole result, in rank order. For a gather or an exchange it
-        has all peers whose shards are there.
+        For a reduction whose ranges all agree, as without a loss or with recovery "restart", these
+        are the contributors to the whole result, in rank order. For a gather or an exchange these
+        are the peers whose shards arrived.
         """
         return tuple(dict.fromkeys(peer for part in self.ranges for peer in part.contributors))
 
@@ -196,18 +197,17 @@ class Outcome:
 class SyncOutcome:
     """A committed sync of a shared state.
 
-    The revisions, `epoch`, `sequence`, `contributors` and `holders` are equal on every peer (with
-    one exception: `holders`, if the coordinator was started again in the middle).
-    `elected_revision` is that of the elected content, `revision` that of the state from now on;
-    `attempts` is 1 without a loss. `contributors` are the members that took part, in rank order:
-    the content is that of one of them. `holders` are those of them that held it when it was
-    elected. `ranks` and `labels` name the contributors, from `roster`, the members of the epoch.
-    From the `leaves` of the state (256 KiB each), `leaves_moved` came in here, from `sources`
-    members, and `leaves_early` more had differed and were fetched before the sync, in the
-    background. `bytes_sent` and `bytes_received` are bytes of tensors that this peer sent and
-    received in this sync, `hash_bytes_sent` and `hash_bytes_received` those of hashes. `duration`
-    is seconds from the call to the commit, `hash_duration` those of it that went into hashing this
-    peer's tensors.
+    The revisions, `epoch`, `sequence`, `contributors` and `holders` are equal on every peer (except
+    `holders`, if the coordinator was started again during the sync). `elected_revision` is the
+    revision of the elected content, `revision` the revision of the state from now on; `attempts` is
+    1 without a loss. `contributors` are the members that took part, in rank order; the elected
+    content is that of a contributor. `holders` are the contributors that held this content when it
+    was elected. `ranks` and `labels` name the contributors, from `roster`, the members of the
+    epoch. The state has `leaves` of 256 KiB: this peer received `leaves_moved` of them in this
+    sync, from `sources` members, and had fetched `leaves_early` more in the background before it.
+    `bytes_sent` and `bytes_received` are bytes of tensors that this peer sent and received in this
+    sync, `hash_bytes_sent` and `hash_bytes_received` bytes of hashes. `duration` is seconds from
+    the call to the commit, of which `hash_duration` went into hashing this peer's tensors.
     """
 
     revision: int
@@ -244,9 +244,9 @@ class SyncOutcome:
 class Admission:
     """The decision of a safe point; the same on every member but for `rank` and `not_entered`.
 
-    `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled,
-    and the labels of both, in the same order; and `not_entered`, the members of which this peer did
-    not know then that they have come to this safe point, too (now: `Group.not_entered`).
+    `changed` says whether this call entered a new epoch. Only then the other tuples are filled:
+    `joined` and `left`; the labels of both, in the same order; and `not_entered`, the members that
+    had not entered the epoch then as far as this peer knew (now: `Group.not_entered`).
     """
 
     epoch: int

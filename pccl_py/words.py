@@ -88,9 +88,9 @@ _LONG_NAMES = {
 class ReduceOp(IntEnum):
     """How contributions are combined. Functions also take the lower-case name.
 
-    BAND, BOR and BXOR are of the bits of integers, and of bool, whose bytes must be 0 and 1; floats
-    have none of these. There is no scaled sum (PREMUL_SUM): scale the array before the call, or use
-    AVG.
+    BAND, BOR and BXOR combine the bits of integers, and of bool, whose bytes must be 0 and 1;
+    floats do not have them. There is no scaled sum (PREMUL_SUM): scale the array before the call,
+    or use AVG.
     """
 
     SUM = 0
@@ -104,24 +104,24 @@ class ReduceOp(IntEnum):
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether it combines bits: BAND, BOR, BXOR."""
+        """True for BAND, BOR and BXOR, which combine bits."""
         return self >= ReduceOp.BAND
 
 
 class Recovery(IntEnum):
     """The effect of a peer's death on an operation. Functions also take the lower-case name.
 
-    DEFAULT: complete for what is scattered, gathered or exchanged by ranks (reduce_scatter,
-    all_gather, scatter, gather, all_to_all); else resume for avg, restart for the others. RESUME:
-    finished chunks are kept, so that contributors may differ per range. RESTART: one contributor
-    set for the whole result; in gathered or exchanged data each shard is whole or is zeros. RAISE:
-    `Aborted` on every survivor, unless all had voted when the loss was noticed. COMPLETE: every
-    member of the epoch contributes, or the call is `Aborted` for all; also if a member was lost or
-    had left before the call, so each such call fails until the `admit` at which an epoch without
-    it begins (`Admission.changed`).
+    DEFAULT: COMPLETE for collectives on shards (reduce_scatter, all_gather, scatter, gather,
+    all_to_all); else RESUME for the op avg and RESTART for other ops. RESUME: finished chunks are
+    kept, so contributors may differ per range. RESTART: the whole result has one set of
+    contributors; in gathered or exchanged data each shard is whole or is zeros. RAISE: every
+    survivor gets `Aborted`, unless all members had voted when the loss was noticed. COMPLETE: every
+    member of the epoch contributes, or all members get `Aborted`. This holds also for a member that
+    was lost or had left before the call: calls fail until an `admit` begins an epoch without that
+    member (`Admission.changed`).
 
-    Unless its recovery is COMPLETE, a call causes no error for a peer that was lost before it, or
-    has left: in that epoch it runs among the `info().alive` members that remain.
+    With any other recovery, a call after a loss raises nothing: it runs among the `info().alive`
+    members that are left in the epoch.
     """
 
     DEFAULT = 0
@@ -134,11 +134,11 @@ class Recovery(IntEnum):
 class Strategy(IntEnum):
     """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
-    POPULAR: the elected content wins: that of members that have committed a sync of a state of this
-    name, then that of other members of the epoch before, then that of newcomers; of equals that of
-    the highest revision, then that of most members, then that of the smallest peer id. Founders of
-    a sub-group have the standing that they have in its parent. SEND_ONLY: all members get the
-    content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
+    POPULAR: the members elect a content. Content of members that have committed a sync of a state
+    of this name comes first, then content of other members of the epoch before, then content of
+    newcomers; among these the highest revision, then the content of most members, then the content
+    of the smallest peer id. A founder of a sub-group ranks as it does in the parent. SEND_ONLY: all
+    members get the content of this peer. RECEIVE_ONLY: the content of this peer is never elected.
     """
 
     POPULAR = 0
@@ -149,16 +149,17 @@ class Strategy(IntEnum):
 class StateRule(IntEnum):
     """A rule that all syncs of a shared state keep. Functions also take the lower-case names.
 
-    The judges are the members of the epoch before, or all members where none of those is left.
-    SUCCESSIVE: only content of the expected revision is elected: one more than the last one that a
-    judge has committed with a state of this name; any before the first commit. A member with
-    another revision receives.
-    REFUSE: a member that does not fit is refused, and the others go on: one whose names, shapes or
-    dtypes are not those that most judges have, and with SUCCESSIVE one that would give content of a
-    higher revision than the expected one. Where no structure has most judges, all get `Mismatch`.
-    ONE_SENDER: beside a member that passes "send_only" all others must pass "receive_only".
-    HIGHEST_REVISION: content of the highest revision is elected, also that of a newcomer. Without
-    this rule a newcomer's content never replaces that of members.
+    The judges are the members of the epoch before, or all members if none of the former is left.
+    SUCCESSIVE: only content of the expected revision is elected: the last revision that a judge has
+    committed with a state of this name, plus one; any revision before the first commit. A member
+    with another revision receives the content.
+    REFUSE: a member that does not fit is refused, and the other members go on. A member does not
+    fit if its names, shapes or dtypes differ from those that most judges have, or, with SUCCESSIVE,
+    if it would send content of a higher revision than expected. If no structure is that of most
+    judges, all members get `Mismatch`.
+    ONE_SENDER: if a member passes "send_only", all other members must pass "receive_only".
+    HIGHEST_REVISION: content of the highest revision is elected, even if it is a newcomer's.
+    Without this rule a newcomer's content never replaces that of members.
     """
 
     SUCCESSIVE = 2
@@ -170,9 +171,9 @@ class StateRule(IntEnum):
 class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name.
 
-    AUTO: direct with a codec, and for scatter, gather and all_to_all; else the ring. RING: from
-    each member to the next. DIRECT: from all members to the owner of each part, and from there to
-    all. Broken links, and groups of more than 32 members, may leave no choice.
+    AUTO: DIRECT with a codec, and for scatter, gather and all_to_all; else RING. RING: each member
+    sends to the next. DIRECT: all members send each part to its owner, which sends the result to
+    all. With broken links or over 32 members the schedule may be another one than the plan.
     """
 
     AUTO = 0
@@ -183,10 +184,11 @@ class Plan(IntEnum):
 class Congestion(IntEnum):
     """Which congestion control the lanes of a peer have. Functions also take the lower-case name.
 
-    AUTO: the system's, and bbr for links that lose packets though no queue on the way is full, if
-    this process may use it; reno between peers of one machine, and in the place of cubic until a
-    lane has lost a packet or its link is full. SYSTEM: the system's, always. BBR, CUBIC: this one,
-    where the system lets this process use it; else a warning says what to do.
+    AUTO: the system's congestion control, and bbr for links that lose packets although no queue on
+    the way is full, if this process may use bbr. Lanes between peers of one machine have reno; so
+    have lanes of a system with cubic, until a lane loses a packet or its link is full. SYSTEM:
+    always the system's. BBR, CUBIC: bbr or cubic, if this process may use it; else a warning says
+    what to do.
     """
 
     AUTO = 0
@@ -196,11 +198,10 @@ class Congestion(IntEnum):
 
 
 class Probe(IntEnum):
-    """Whether links of which nobody knows what they carry are probed. Functions also take the
-    lower-case name.
+    """Whether links of unknown rate are probed. Functions also take the lower-case name.
 
-    AUTO: over more than 2 ms, while nothing else moves, for a second and 16 MiB at most. OFF:
-    never.
+    AUTO: links over 2 ms are probed while no operation uses them, each for at most a second and
+    16 MiB. OFF: never.
     """
 
     AUTO = 0
@@ -277,9 +278,9 @@ def parse_strategy(value: Strategy | str | int) -> Strategy:
 
 
 def parse_rules(value: object) -> int:
-    """Rules of a shared state, each itself or its name, as the flags of pccl.h.
+    """The flags of pccl.h for rules of a shared state, each a StateRule or its name.
 
-    Raises InvalidArgument for an unknown one, and TypeError for what is no collection.
+    Raises InvalidArgument for an unknown rule, and TypeError if `value` is not a collection.
     """
     rules = [value] if isinstance(value, (str, int)) else value
     if not isinstance(rules, Iterable):
@@ -332,7 +333,7 @@ def _by_name(words: type[WordType]) -> dict[str, WordType]:
 def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:
     """Seconds as nanoseconds; None is 0, which the native library reads as its default.
 
-    No seconds at all, where they may be, are one nanosecond. Raises InvalidArgument unless
+    Zero seconds, with `may_be_zero`, become one nanosecond. Raises InvalidArgument unless
     `seconds` is positive and finite, TypeError if it is not a number.
     """
     if seconds is None:
@@ -345,7 +346,7 @@ def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> 
 
 
 def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
-    """A timeout of a wait: None waits for ever, 0 and less only looks.
+    """The nanoseconds of a timeout: None is `forever_ns`, and 0 or less is 0.
 
     Raises InvalidArgument if it is NaN, TypeError if it is not a number.
     """
@@ -367,7 +368,7 @@ def _number(value: float, name: str) -> float:
 
 
 def index(value: SupportsIndex, name: str) -> int:
-    """An integer of any type that is one. Raises TypeError, which names the argument."""
+    """The int of a value of any integer type. Raises TypeError, which names the argument."""
     try:
         return operator.index(value)
     except TypeError:
@@ -416,11 +417,11 @@ def form_of(text: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def form_of_shapes(shapes: tuple[tuple[int, ...], ...]) -> int:
-    """The part of `form` of pccl.h that says the shapes of arrays: add it by exclusive or.
+    """The part of `form` of pccl.h for the shapes of arrays: combine it by exclusive or.
 
-    It is 0 if they have one dimension or none. The first length of each is left out: the count of
-    elements tells it, and where ranks have rows, each may have another number of them. One length
-    that is left stands for itself (pccl.h).
+    It is 0 for arrays of one dimension or none. It leaves out the first length of each shape, which
+    follows from the count of elements, and which may differ where ranks have rows. If one other
+    length is left, the form has that length itself (pccl.h).
     """
     upper = 0
     for shape in shapes:
@@ -434,13 +435,13 @@ def form_of_shapes(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def told_shapes(sentence: str, shapes: Iterable[Sequence[int]]) -> str:
-    """A sentence of the library that arrays differ in shape, with those of this peer."""
+    """The library's sentence that arrays differ in shape, with the shapes of this peer added."""
     here = first_of([str(tuple(shape)) for shape in shapes])
     return sentence.replace(DIFFER_IN_SHAPE, f"{DIFFER_IN_SHAPE} (here {here})")
 
 
 def not_added_up(dtype: str) -> TypeError:
-    """The error for a dtype whose elements only move, by its name in the frontend."""
+    """The error of a reduction for a dtype that only moves, with the frontend's name for it."""
     ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
     return TypeError(
         f"dtype {dtype} is not added up, and goes where nothing is: convert it first"
@@ -449,15 +450,16 @@ def not_added_up(dtype: str) -> TypeError:
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """A number of things: "1 rank", "3 ranks"; `several` where an s does not make the plural."""
+    """A number and a noun: "1 rank", "3 ranks"; `several` is a plural that is not made by an s."""
     return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 def shown(value: object) -> str:
-    """Text of a coordinator or a peer as a terminal may have it.
+    """Text of a coordinator or a peer, made safe for a terminal.
 
-    Characters that it would obey, that end a line or that turn the writing are escaped, as
-    engine/base/text.zig does. In tables of rich it must be a `Text` as well, as a str is markup.
+    It escapes control characters, line ends and characters that change the direction of writing,
+    as engine/base/text.zig does. A table of rich needs a `Text` of it, as rich reads a str as
+    markup.
     """
     return "".join(
         letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)
@@ -469,5 +471,5 @@ def _escaped(code: int) -> str:
 
 
 def first_of(words: Sequence[str], most: int = 8) -> str:
-    """Some words for an error: "a, b, ..."."""
+    """The first `most` words, for an error: "a, b, ..."."""
     return ", ".join(words[:most]) + ", ..." * (len(words) > most)

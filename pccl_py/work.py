@@ -1,7 +1,7 @@
 """Work: one operation in flight, to be waited for, awaited, withdrawn, or settled when in doubt.
 
-The operation itself runs in the native library; a Work holds its buffers until it is settled. Call
-is what begins one, and the only place that does. docs/PROMISE.md says what a failed operation
+The operation itself runs in the native library; a Work holds its buffers until it is settled. A
+Call begins it (call.py). docs/PROMISE.md says what a failed operation
 leaves behind. Completions reach asyncio through _watcher.py, without a thread per operation.
 """
 
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, cast, overload
 
 from pccl_py import _lifecycle, _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
@@ -37,15 +37,16 @@ _NOTHING = object()
 class Work(Generic[ResultType]):
     """An operation that was begun with async_op=True, or that an exception carries as `work`.
 
-    Its result is the outcome, or what a frontend returns: `Work` alone is `Work[Outcome]`. Any
-    thread may use it. Until it is done, neither its input nor its output may be read or written.
-    One that is dropped before it is done goes on, and its buffers are kept until then; if it fails,
-    the log says so (logger `pccl`).
+    The result is the outcome, or what a frontend returns; the type `Work` is `Work[Outcome]`. Any
+    thread may use a Work. The input may not be written, and the output neither read nor written,
+    until the operation is done. An operation whose Work is dropped goes on, and its buffers are
+    kept until it is done; if it fails, the log says so (logger `pccl`).
 
-    An InDoubt carries one, and so does every other exception that leaves a call after it began:
-    KeyboardInterrupt too, and any other exception of a signal handler. Such an exception withdraws
-    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` and
-    `error.work.outcome` tell how it ended. An exception without `work` came before the operation.
+    An exception that leaves a call after its operation began carries the Work as `error.work`: an
+    InDoubt, and also a KeyboardInterrupt or another exception of a signal handler. An exception of
+    a signal handler withdraws the operation, as `cancel` does, unless the operation was done by
+    then: `error.work.exception()` and `error.work.outcome` tell how it ended. An exception without
+    `work` came before the operation began.
     """
 
     __slots__ = (
@@ -73,13 +74,13 @@ class Work(Generic[ResultType]):
         self._native = _pccl.Work()
         self._origin = origin
         self._finish = finish
-        # Says what a sentence of the library says in the words of a frontend.
+        # Puts a sentence of the library into the words of a frontend.
         self._reword = reword
         self._outcome: Outcome | None = None
         self._pipe: int | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
-        # One thread makes the result, with code of the program: that may ask for the Work, too.
+        # One thread makes the result. Code of the program runs meanwhile, and may use the Work.
         self._result_lock = threading.RLock()
         self._finishing = False
         self._waiters: list[Callable[[], object]] = []
@@ -102,15 +103,15 @@ class Work(Generic[ResultType]):
     def fileno(self) -> int:
         """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
 
-        It is readable once `wait` would not block, and from then on; do not read from it. It is
-        closed with the Work: take it out of a selector first. Each Work has its own.
-        Raises SystemRefused if there are too many open files.
+        The descriptor is readable once `wait` would not block, and from then on; do not read from
+        it. It is closed with the Work: take it out of a selector first. Each Work has a descriptor
+        of its own. Raises SystemRefused if there are too many open files.
         """
         native = self._native.fileno()
         return self._readable() if native < 0 else native
 
     def _readable(self) -> int:
-        """The same for an operation of which the library keeps nothing: it has committed."""
+        """A readable descriptor, for an operation that has committed and left the library."""
         with self._lock:
             if self._pipe is None:
                 try:
@@ -124,11 +125,12 @@ class Work(Generic[ResultType]):
     def add_done_callback(self, callback: Callable[[Work[ResultType]], object]) -> None:
         """Calls `callback(work)` once the operation is done, also if it has failed or is in doubt.
 
-        It is called once: on a thread of the library, those of one Work one after the other; or
-        here and now, if the operation is done already. A callback may wait for other works, or take
-        long. It holds up the later callbacks of its own Work alone. Until then the Work is kept,
-        also if the program drops it. An exception goes to `threading.excepthook`, or to the caller
-        of this function. At the end of the process callbacks that are left are not called.
+        The callback is called once: at once by this function if the operation is done already, else
+        on a thread of the library, in the order in which the callbacks of a Work were added. A
+        callback may wait for other works, or take long: it delays only later callbacks of its own
+        Work. The Work is kept until then, also if the program drops it. An exception of a callback
+        goes to `threading.excepthook`, or to the caller of this function. Callbacks that are left
+        at the end of the process are not called.
         """
         if self.done():
             callback(self)
@@ -140,14 +142,15 @@ class Work(Generic[ResultType]):
             _watcher.watcher.notify(self._native, self, keep=True)
 
     def cancel(self) -> None:
-        """Withdraws the operation, and this peer from the group; does nothing if it is done.
+        """Withdraws the operation, and this peer from the group; does nothing after the operation.
 
-        To the others it is like the death of this peer: they go on without it, with this operation
-        too. Here it ends with `Cancelled`, the input is as it was, and later calls in the group
-        raise `Expelled`: connect again to go on. After this peer's vote the others no longer need
-        it for this operation: it ends with `InDoubt`, and the peer stays. A message, which concerns
-        two peers only, is withdrawn alone, and ends with `Aborted` on the other side. Returns at
-        once; `wait` tells how the operation ended.
+        The other members go on, with this operation too, as if this peer had died. Here the
+        operation ends with `Cancelled`, the input keeps its content, and later calls in the group
+        raise `Expelled`: connect again to go on. After this peer's vote the other members do not
+        need it for this operation any more: the operation ends with `InDoubt`, and this peer stays
+        a member. A message concerns two peers only: it is withdrawn without leaving the group, and
+        ends with `Aborted` on the other side. Returns at once; `wait` tells how the operation
+        ended.
         """
         self._native.cancel()
 
@@ -160,10 +163,10 @@ class Work(Generic[ResultType]):
     def resolve(self, timeout: float | None = None, *, copy: bool = True) -> ResultType | Outcome:
         """After `InDoubt`: waits for the coordinator's decision.
 
-        If the operation was committed, it fills the output and returns the result; with `copy`
-        false it leaves the output alone and returns the outcome. Raises `Aborted` if it was not
-        committed, and TimeoutError if that is still unknown after `timeout` seconds.
-        Without doubt it answers like `wait`.
+        If the operation was committed, `resolve` fills the output and returns the result; with
+        `copy` false it leaves the output alone and returns the outcome. Raises `Aborted` if the
+        operation was not committed, and TimeoutError if the decision is still unknown after
+        `timeout` seconds. If there was no doubt, `resolve` answers like `wait`.
         """
         try:
             self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
@@ -175,8 +178,8 @@ class Work(Generic[ResultType]):
     def exception(self, timeout: float | None = None) -> PcclError | None:
         """Waits like `wait`, and returns the error of the operation, or None if it committed.
 
-        Like `outcome`, it unpacks nothing: if a frontend has packed an array, only `wait`, `await`
-        and `resolve` fill the caller's.
+        If a frontend has packed an array, only `wait`, `await` and `resolve` copy the result into
+        the caller's array; `exception` and `outcome` do not.
         """
         try:
             self._wait(timeout)
@@ -198,8 +201,9 @@ class Work(Generic[ResultType]):
     def __await__(self) -> Generator[asyncio.Future[None], None, ResultType]:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
-        For `asyncio.gather`, `wait_for` and `ensure_future`; no coroutine, which a task is made of.
-        A task that is cancelled while it awaits does not withdraw the operation: `cancel` does.
+        A Work may be passed to `asyncio.gather`, `wait_for` and `ensure_future`. It is not a
+        coroutine, so `create_task` does not take it. Cancelling a task that awaits a Work does not
+        withdraw the operation: `cancel` does.
         """
         if not self.done():
             import asyncio  # heavy, and only awaiting needs it
@@ -219,7 +223,7 @@ class Work(Generic[ResultType]):
         return future
 
     def _when_done(self, call: Callable[[], object]) -> None:
-        """Calls it on the watcher's thread, where it must not wait. One notification serves all."""
+        """Calls `call`, which must not wait, on the watcher's thread once the operation is done."""
         with self._lock:
             first = not self._waiters and not self._callbacks
             self._waiters.append(call)
@@ -253,7 +257,7 @@ class Work(Generic[ResultType]):
 
     def _in_own_words(self, error: BaseException) -> None:
         if not isinstance(error, PcclError) or error._origin is self._origin:
-            return  # it is so already, by `wait`
+            return  # `wait` has done it
         self._origin.mark(error)
         if self._reword is not None:
             error.args = (self._reword(str(error)),)
@@ -274,7 +278,7 @@ class Work(Generic[ResultType]):
                     )
                 outcome, finish = self._read_outcome(), self._finish
                 self._finishing = True
-                # Where an exception ends it, the next call does it again.
+                # If `finish` raises, the next call of this method calls it again.
                 try:
                     self._result = outcome if finish is None else finish(outcome)
                 finally:
@@ -283,11 +287,11 @@ class Work(Generic[ResultType]):
             return cast(ResultType, self._result)
 
 
-class _Dropped(Work[ResultType]):
-    """A Work of `async_op`, which may be dropped before it is done.
+class Dropped(Work[ResultType]):
+    """A Work of `async_op`, which the program may drop before the operation is done.
 
-    Others are done when their call ends, and have no `__del__`: Python swallows an exception that a
-    signal handler raises in there, so that Ctrl-C would be lost.
+    The Work of a blocking call is done when the call ends, and has no `__del__`: Python swallows an
+    exception that a signal handler raises in `__del__`, so Ctrl-C would be lost.
     """
 
     __slots__ = ()
@@ -299,90 +303,8 @@ class _Dropped(Work[ResultType]):
             _watcher.watcher.keep(native)
 
 
-class Carried(Protocol):
-    """The losses of a codec that a call carries on (codec.py)."""
-
-    def begun(self, work: Work[Any]) -> None:
-        """The operation is under way. More than one call is as one."""
-
-
-class Call:
-    """A call whose arguments were checked, and of which nothing was sent."""
-
-    __slots__ = ("_arguments", "_begin", "_carried", "_origin", "_reword")
-
-    def __init__(
-        self,
-        origin: Origin,
-        begin: Callable[..., bool],
-        *arguments: object,
-        carried: Carried | None = None,
-        reword: Callable[[str], str] | None = None,
-    ) -> None:
-        self._origin = origin
-        self._begin = begin
-        self._arguments = arguments
-        self._carried = carried
-        self._reword = reword
-
-    @overload
-    def run(self, async_op: bool) -> Outcome | Work: ...
-    @overload
-    def run(
-        self,
-        async_op: bool,
-        finish: Callable[[Outcome], Any],
-        reword: Callable[[str], str],
-        made: Callable[[Work[Any]], object] | None = None,
-        origin: Origin | None = None,
-    ) -> Any: ...
-    def run(
-        self,
-        async_op: bool,
-        finish: Callable[[Outcome], Any] | None = None,
-        reword: Callable[[str], str] | None = None,
-        made: Callable[[Work[Any]], object] | None = None,
-        origin: Origin | None = None,
-    ) -> Any:
-        """Begins the operation, and returns its Work, or waits for it and returns its result.
-
-        `finish` makes the result of the outcome, once the operation is committed; by default it is
-        the outcome. `reword` puts a sentence of the library into a frontend's words. `made` gets
-        the Work before the operation begins, and keeps it until that is done. `origin` is that of
-        the call that this one is a part of. The Work is made first, and all happens inside of
-        `try`, so that no exception of a signal handler loses it.
-        """
-        kind = _Dropped if async_op and made is None else Work
-        work = kind(finish, self._words(reword), self._origin if origin is None else origin)
-        if made is not None:
-            made(work)
-        carried = self._carried
-        try:
-            # A Work that others know, by `made` or by the losses that it carries on, has begun
-            # before anybody waits for it.
-            block = not async_op and carried is None and made is None
-            if self._begin(work._native, *self._arguments, block):
-                return work._read_result()
-            if carried is not None:
-                carried.begun(work)
-            return work if async_op else work.wait()
-        except BaseException as error:
-            # Without a call, after which Python would look for signals, until the Work is safe.
-            if work._native.begun:
-                if "work" not in error.__dict__:
-                    error.__dict__["work"] = work
-                work._native.withdraw()
-                if carried is not None:
-                    carried.begun(work)
-            work._in_own_words(error)
-            raise
-
-    def _words(self, reword: Callable[[str], str] | None) -> Callable[[str], str] | None:
-        """The words of a frontend, and then this call's own."""
-        own = self._reword
-        if own is None or reword is None:
-            return own or reword
-        return lambda sentence: own(reword(sentence))
+Made: TypeAlias = Callable[[Work[Any]], object]
+"""Is given the Work of an operation before that begins."""
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

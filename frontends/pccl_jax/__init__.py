@@ -19,7 +19,7 @@ communicator is an argument of the function, like an array; `return_outcome=True
 branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
 JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
 
-collectives.py has the functions, calls.py the primitives, communicators.py the operands,
+collectives.py has the functions, primitive.py the primitives, communicators.py the operands,
 derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
 receive, steps.py the loop that goes on. docs/JAX.md is the page for users.
 """
@@ -32,10 +32,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pccl_jax import batching, derivatives
-from pccl_jax.asynchronous import Handle, all_reduce_done, all_reduce_start
 from pccl_jax.collectives import (
+    Handle,
     all_gather,
     all_reduce,
+    all_reduce_done,
+    all_reduce_many,
+    all_reduce_start,
     all_to_all,
     barrier,
     broadcast,
@@ -51,7 +54,6 @@ from pccl_jax.compiled import Jitted, jit
 from pccl_jax.devices import pmean, psum
 from pccl_jax.errors import errors
 from pccl_jax.library import EXPORT_CHECKS
-from pccl_jax.many import all_reduce_many
 from pccl_jax.outcomes import OutcomeArrays, decode
 from pccl_jax.shared_state import SharedState, shared_state
 from pccl_jax.steps import Step, steps

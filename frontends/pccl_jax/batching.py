@@ -17,11 +17,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pccl_jax.calls import Call, bind, primitive_of
+from pccl_jax.call import WHOLE, Call
 from pccl_jax.derivatives import TRANSPOSES
-from pccl_jax.kinds import WHOLE, Kind
+from pccl_jax.primitive import bind, primitive_of
 from pccl_jax.versions import primitive_batchers
 from pccl_py import InvalidArgument
+from pccl_py.call import Kind
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:

@@ -3,7 +3,7 @@
     mean = pj.all_reduce(comm, grads, op="avg")     # a pytree is one operation
 
 `comm` is a Communicator or a Group: an argument of the jitted function, so that one program serves
-all of them, or closed over. Each function makes one Call (calls.py) of its arguments. Outside of
+all of them, or closed over. Each function makes one Call (call.py) of its arguments. Outside of
 jit it waits for the result; in a program calls happen in its order. On an error
 every input is as it was. All members must make the same calls in the same order, on whatever
 frontend, eager or traced; in `cond` and `switch` all must take the same branch.
@@ -14,44 +14,70 @@ losses (derivatives.py), which Y_p below is differentiated to the result of rank
 operand; a call and its backward have the same tag, deadline, recovery and plan. Under vmap a whole
 batch is one operation (batching.py). A world that has changed since a program was
 traced is a Mismatch, where shapes depend on it, and pccl_jax.jit traces again.
+
+    w, b = pj.all_reduce_many(comm, [w, b], in_flight=4, recovery="raise")
+
+all_reduce_many is eager alone: a program cannot repeat what was aborted. Which operations are in
+flight, and why members agree about what they repeat, is in pccl_py/many.py.
+
+    handle = pj.all_reduce_start(comm, grads, op="avg", tag=1)
+    y = f(x)                                    # meanwhile
+    grads = pj.all_reduce_done(handle, after=y)
+
+This operation works in memory of its own, with a copy of `grads`: XLA may free or reuse the memory
+of a call once its handler has returned, and a program that fails never comes to its other half. So
+the two calls can lie anywhere: around a loop, in two steps of a scan, in branches. The handlers are
+in bindings/jax_async.c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pccl_jax.calls import Call, bind
-from pccl_jax.communicators import Comm, Operand, Place, World
-from pccl_jax.kinds import ADDING, Kind
-from pccl_jax.options import Broadcast, Message, Move, Reduce, asked_of, numbers_of
-from pccl_jax.outcomes import OutcomeArrays
-from pccl_jax.trees import Leaves, as_given, check_dtype, is_float, name_of_bytewise
-from pccl_py import InvalidArgument
-from pccl_py.collectives import Root
-from pccl_py.options import (
+from pccl_jax import eager, host, library
+from pccl_jax.call import Call
+from pccl_jax.communicators import Comm, Operand, Place, Traced, World
+from pccl_jax.eager import empty
+from pccl_jax.effects import ORDERED
+from pccl_jax.options import asked_of, everywhere, numbers_of
+from pccl_jax.outcomes import WORDS, OutcomeArrays, encode
+from pccl_jax.primitive import bind, lower, register
+from pccl_jax.trees import Leaves, as_given, check_dtype, is_float, name_of_bytewise, reworded
+from pccl_jax.versions import (
+    Primitive,
+    ShapedArray,
+    is_tracing,
+    primitive_batchers,
+    primitive_jvps,
+)
+from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
+from pccl_py.call import (
+    ADDING,
     BroadcastOptions,
+    Kind,
+    ManyOptions,
     MessageOptions,
     MoveOptions,
+    Named,
     ReduceOptions,
     documented,
 )
+from pccl_py.collectives import Part, Root, listed
 from pccl_py.rows import Counts, Rows
+from pccl_py.words import parse_op
 
 T = TypeVar("T")
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 
 
-@overload
-def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
-def all_reduce(comm: Comm, x: T, **_: Unpack[Reduce.Both]) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
-def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
+@everywhere(ReduceOptions)
+def all_reduce(comm: Comm, x: Any, **options: Unpack[ReduceOptions]) -> Any:
     """The reduction of `x` over all members, on all of them.
 
     `x`: an array of any shape, of a dtype in `pccl_py.DType`, or a pytree of such arrays, which is
@@ -64,14 +90,8 @@ def all_reduce(comm: Comm, x: Any, **options: Any) -> Any:
     return _call(Kind.ALL_REDUCE, comm, x, options)
 
 
-@overload
-def reduce(comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
-def reduce(
-    comm: Comm, x: T, root: Root = 0, **_: Unpack[Reduce.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
-def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+@everywhere(ReduceOptions)
+def reduce(comm: Comm, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
     """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
 
     A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`. Backward:
@@ -80,14 +100,8 @@ def reduce(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     return _call(Kind.REDUCE, comm, x, options, root=root)
 
 
-@overload
-def broadcast(comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Alone]) -> T: ...
-@overload
-def broadcast(
-    comm: Comm, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(BroadcastOptions, "return_outcome", beside=False)
-def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
+@everywhere(BroadcastOptions)
+def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Any:
     """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
 
     `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or an element of eight bits or
@@ -97,14 +111,10 @@ def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Any) -> Any:
     return _call(Kind.BROADCAST, comm, x, options, root=root)
 
 
-@overload
-def reduce_scatter(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Alone]) -> T: ...
-@overload
+@everywhere(ReduceOptions)
 def reduce_scatter(
-    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Reduce.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(ReduceOptions, "return_outcome", beside=False)
-def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+    comm: Comm, x: Any, counts: Counts = None, **options: Unpack[ReduceOptions]
+) -> Any:
     """This rank's rows of the reduction of `x` over all members.
 
     `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with `counts`,
@@ -115,14 +125,8 @@ def reduce_scatter(comm: Comm, x: Any, counts: Counts = None, **options: Any) ->
     return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)
 
 
-@overload
-def all_gather(comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Alone]) -> T: ...
-@overload
-def all_gather(
-    comm: Comm, x: T, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
-def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any:
+@everywhere(MoveOptions)
+def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]) -> Any:
     """`x` of all members, one behind the other along axis 0 in rank order.
 
     `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with `counts`,
@@ -134,22 +138,14 @@ def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Any) -> Any
     return _call(Kind.ALL_GATHER, comm, x, options, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def scatter(
     comm: Comm,
-    x: T,
+    x: Any,
     out: Any = None,
     root: Root = 0,
     counts: Counts = None,
-    **_: Unpack[Move.Alone],
-) -> T: ...
-@overload
-def scatter(
-    comm: Comm, x: T, out: Any = None, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
-def scatter(
-    comm: Comm, x: Any, out: Any = None, root: Root = 0, counts: Counts = None, **options: Any
+    **options: Unpack[MoveOptions],
 ) -> Any:
     """This rank's rows of `x` of `root`, a rank or a peer id.
 
@@ -164,16 +160,10 @@ def scatter(
     return _call(Kind.SCATTER, comm, x, options, root=root, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def gather(
-    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Alone]
-) -> T: ...
-@overload
-def gather(
-    comm: Comm, x: T, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Both]
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
-def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Any) -> Any:
+    comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Any:
     """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
 
     A lost root ends the operation with Aborted on all, whatever the recovery. Backward:
@@ -182,25 +172,13 @@ def gather(comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options:
     return _call(Kind.GATHER, comm, x, options, root=root, counts=counts)
 
 
-@overload
+@everywhere(MoveOptions)
 def all_to_all(
     comm: Comm,
-    x: T,
+    x: Any,
     send_counts: Counts = None,
     recv_counts: Counts = None,
-    **_: Unpack[Move.Alone],
-) -> T: ...
-@overload
-def all_to_all(
-    comm: Comm,
-    x: T,
-    send_counts: Counts = None,
-    recv_counts: Counts = None,
-    **_: Unpack[Move.Both],
-) -> tuple[T, OutcomeArrays]: ...
-@documented(MoveOptions, "return_outcome", beside=False)
-def all_to_all(
-    comm: Comm, x: Any, send_counts: Counts = None, recv_counts: Counts = None, **options: Any
+    **options: Unpack[MoveOptions],
 ) -> Any:
     """This rank's rows of `x` of each member, in rank order.
 
@@ -218,34 +196,44 @@ def all_to_all(
 
 
 @overload
-def barrier(comm: Comm, **_: Unpack[Broadcast.Alone]) -> None: ...
+def barrier(comm: Comm, **_: Unpack[BroadcastOptions]) -> None: ...
 @overload
-def barrier(comm: Comm, **_: Unpack[Broadcast.Both]) -> OutcomeArrays: ...
-@documented(BroadcastOptions, "return_outcome", beside=False)
+def barrier(
+    comm: Comm, *, return_outcome: Literal[True], **_: Unpack[BroadcastOptions]
+) -> OutcomeArrays: ...
+@documented(BroadcastOptions, "return_outcome")
 def barrier(comm: Comm, **options: Any) -> Any:
     """Is over once every member that is there has called it; with return_outcome, the outcome.
 
     With recovery "complete" it fails instead if one is lost.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("barrier", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.BARRIER, options)
     call = Call(Kind.BARRIER, numbers_of(asked, 0), tells_outcome=tells)
     outs = bind(operand.handle, [], call)
     return OutcomeArrays.of(outs[0]) if tells else None
 
 
 @overload
-def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Alone]) -> None: ...
-@overload
-def send(comm: Comm, x: Any, dst: Root, **_: Unpack[Message.Both]) -> OutcomeArrays: ...
+def send(comm: Comm, x: Any, dst: Root, **_: Unpack[MessageOptions]) -> None: ...
 @overload
 def send(
-    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Alone]
+    comm: Comm, x: Any, dst: Root, *, return_outcome: Literal[True], **_: Unpack[MessageOptions]
+) -> OutcomeArrays: ...
+@overload
+def send(
+    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[MessageOptions]
 ) -> jax.Array: ...
 @overload
 def send(
-    comm: Comm, x: Any, dst: Root, *, return_tie: Literal[True], **_: Unpack[Message.Both]
+    comm: Comm,
+    x: Any,
+    dst: Root,
+    *,
+    return_tie: Literal[True],
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[jax.Array, OutcomeArrays]: ...
-@documented(MessageOptions, "return_outcome", beside=False)
+@documented(MessageOptions, "return_outcome")
 def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: Any) -> Any:
     """Sends `x`, an array, to `dst`, another rank or the id of a member, which calls `recv`.
 
@@ -257,7 +245,7 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
     Backward: X_src = Y_dst, a recv, so `dst` must pass `tie` to its recv. Without return_tie the
     derivative of a send raises InvalidArgument while it is traced.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("send", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SEND, options)
     leaves = Leaves.of(x)
     if leaves.names:
         raise TypeError(f"a message must be one array, not a tree of {len(leaves.names)}")
@@ -279,15 +267,28 @@ def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: 
 
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Alone]
+    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[MessageOptions]
 ) -> jax.Array: ...
 @overload
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **_: Unpack[Message.Both]
+    comm: Comm,
+    shape: Shape,
+    dtype: Any,
+    src: Root,
+    *,
+    tie: Any = None,
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[jax.Array, OutcomeArrays]: ...
-@documented(MessageOptions, "return_outcome", beside=False)
+@documented(MessageOptions, "return_outcome")
 def recv(
-    comm: Comm, shape: Shape, dtype: Any, src: Root, *, tie: Any = None, **options: Any
+    comm: Comm,
+    shape: Shape,
+    dtype: Any,
+    src: Root,
+    *,
+    tie: Any = None,
+    **options: Any,
 ) -> Any:
     """The array that `src` sends, as a new array of this shape and dtype.
 
@@ -301,7 +302,7 @@ def recv(
     that waits for it waits until its deadline. Under vmap the whole batch is one message where the
     tie is batched.
     """
-    operand, (asked, tells) = Operand.of(comm), asked_of("recv", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.RECV, options)
     sizes = shape if isinstance(shape, Sequence) else (shape,)
     like = jax.eval_shape(lambda: jnp.zeros([int(size) for size in sizes], dtype))
     check_dtype(like.dtype.name, None)
@@ -320,6 +321,175 @@ def recv(
     return (received, OutcomeArrays.of(outs[1])) if tells else received
 
 
+# ---- several operations in one call -------------------------------------------------------------
+
+
+@overload
+def all_reduce_many(comm: Comm, xs: Sequence[T], **_: Unpack[ManyOptions]) -> list[T]: ...
+@overload
+def all_reduce_many(
+    comm: Comm, xs: Sequence[T], *, return_outcome: Literal[True], **_: Unpack[ManyOptions]
+) -> tuple[list[T], list[OutcomeArrays]]: ...
+@documented(ManyOptions, "return_outcome")
+def all_reduce_many(
+    comm: Comm, xs: Sequence[Any], *, return_outcome: bool = False, **options: Unpack[ManyOptions]
+) -> Any:
+    """The reductions of all `xs`, arrays or pytrees, as a list; outside of traced functions.
+
+    Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i. They
+    begin in their order, at most `in_flight` at once. Those that are aborted are made again, up to
+    `retry` times each: an abort is of all members, so all repeat the same. All members pass as
+    many, and the same `retry`. `deadline` is that of the whole. With `return_outcome` the second
+    list has an outcome for each.
+
+    All are tried, whatever becomes of the others. Then the error of the first that failed is
+    raised, and `error.works` has the last operation of each. On any error all `xs` are as they
+    were. Inside of a traced function it raises InvalidUsage.
+    """
+    group = Operand.of(comm).comm
+    if isinstance(group, Traced) or is_tracing():
+        raise InvalidUsage(
+            "all_reduce_many inside of a traced function: a program cannot repeat an operation "
+            "that was aborted. Call it outside of jit; or begin each array in the program by "
+            "all_reduce_start, with a tag of its own, and finish it by all_reduce_done"
+        )
+    op = parse_op(options.get("op", ReduceOp.SUM))
+    trees = []
+    for number, (x, _) in enumerate(listed("xs", xs, None)):
+        with Named(f"xs[{number}]"):
+            leaves = Leaves.of(x)
+            leaves.check(op)
+        trees.append(leaves)
+    made, parts = [], []
+    for leaves in trees:
+        given = eager.taken(Kind.ALL_REDUCE, leaves.arrays)
+        made.append([empty(each.shape, each.dtype) for each in given])
+        sends = eager.memory([np.ascontiguousarray(each) for each in given])
+        parts.append(Part(sends, eager.memory(made[-1]), _beside(leaves.form())))
+    outcomes = group._many(parts, options, "xs")
+    results = [
+        leaves.rebuild(eager.put(leaves.arrays, recvs))
+        for leaves, recvs in zip(trees, made, strict=True)
+    ]
+    if not return_outcome:
+        return results
+    return results, [OutcomeArrays.of(encode(each, group.handle)) for each in outcomes]
+
+
+def _beside(form: int) -> dict[str, Any]:
+    return {"_form": form, "_reword": lambda sentence: reworded(form, sentence)}
+
+
+# ---- a transfer beside what does not need its result ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Static:
+    """The rest of a handle: equal for operations that can take each other's place."""
+
+    call: Call
+    treedef: Any
+
+
+class Handle(Generic[T]):
+    """An operation that all_reduce_start has begun, for one all_reduce_done.
+
+    Inside of a traced function it is a pytree, which may be carried through loops and branches; its
+    two halves must be in one program. One that nobody finishes is named in the log (logger `pccl`)
+    when the program has ended, and the operation goes on for the other members.
+    """
+
+    def __init__(
+        self,
+        static: _Static,
+        arrays: tuple[Any, Any] | None,
+        finish: Callable[[], list[Any]] | None = None,
+    ) -> None:
+        self._static = static
+        self._arrays = arrays  # the communicator and the ticket, in a trace
+        self._finish = finish  # outside of one
+
+    def __repr__(self) -> str:
+        return f"<Handle of all_reduce_start, tag {self._static.call.tag}>"
+
+
+def _flatten(handle: Handle[Any]) -> tuple[tuple[Any, Any], _Static]:
+    if handle._arrays is None:
+        raise InvalidUsage(
+            f"{handle!r} was begun outside of this program: finish it outside, by all_reduce_done"
+        )
+    return handle._arrays, handle._static
+
+
+def _unflatten(static: _Static, arrays: Any) -> Handle[Any]:
+    return Handle(static, tuple(arrays))
+
+
+jax.tree_util.register_pytree_node(Handle, _flatten, _unflatten)
+
+
+@documented(ReduceOptions)
+def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Handle[T]:
+    """Begins an all_reduce of `x`, and returns without waiting for other peers.
+
+    `x` is as `all_reduce` has it, and is copied. Operations of one tag come one after the other: a
+    second one in flight needs another `tag`, and so does a blocking call before `all_reduce_done`.
+    It has no derivative and no batches (vmap): take those of `all_reduce`.
+    """
+    operand, (asked, _) = Operand.of(comm), asked_of(Kind.ALL_REDUCE, options)
+    leaves = Leaves.of(x)
+    leaves.check(asked.op)
+    call = Call(
+        Kind.ALL_REDUCE,
+        numbers_of(asked, leaves.form()),
+        results=tuple((each.shape, each.dtype.name) for each in leaves.arrays),
+    )
+    static = _Static(call, leaves.treedef)
+    if not is_tracing():
+        return Handle(static, None, eager.begin(call, operand.handle, leaves.arrays))
+    (ticket,) = _begin.bind(operand.handle, *leaves.arrays, call=call)
+    return Handle(static, (operand.handle, ticket))
+
+
+@overload
+def all_reduce_done(
+    handle: Handle[T], *, after: Any = None, return_outcome: Literal[False] = False
+) -> T: ...
+@overload
+def all_reduce_done(
+    handle: Handle[T], *, after: Any = None, return_outcome: Literal[True]
+) -> tuple[T, OutcomeArrays]: ...
+def all_reduce_done(handle: Handle[Any], *, after: Any = None, return_outcome: bool = False) -> Any:
+    """Waits for an operation that `all_reduce_start` has begun, and returns its result.
+
+    `after`: an array or a pytree that is computed first. Without it XLA may wait before it computes
+    what the program has in between: it puts steps that are independent in an order of its own.
+    With `return_outcome` the outcome, too. Raises what `all_reduce` raises, InvalidUsage for a
+    handle that has been finished before, and TypeError for anything else.
+    """
+    if not isinstance(handle, Handle):
+        raise TypeError(f"all_reduce_done takes what all_reduce_start returns, not {handle!r}")
+    static = handle._static
+    if handle._finish is not None:
+        if is_tracing():
+            _flatten(handle)
+        *outs, words = handle._finish()
+        handle._finish = _refuse_second
+    else:
+        call = static.call.replace(tells_outcome=True)
+        ahead = [] if after is None else Leaves.of(after).arrays
+        *outs, words = _finish.bind(*_flatten(handle)[0], *ahead, call=call)
+    result = jax.tree_util.tree_unflatten(static.treedef, outs)
+    return (result, OutcomeArrays.of(words)) if return_outcome else result
+
+
+def _refuse_second() -> list[Any]:
+    raise InvalidUsage(
+        "all_reduce_done: this handle has been finished before. Each all_reduce_start has one "
+        "all_reduce_done"
+    )
+
+
 # ---- what they are made of -----------------------------------------------------------------------
 
 
@@ -327,15 +497,15 @@ def _call(
     kind: Kind,
     comm: Comm,
     x: Any,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     root: Root = 0,
     counts: Counts = None,
     others: Counts = None,
 ) -> Any:
     """A collective of what `x` has; `others`: counts of what an all_to_all receives."""
-    name, operand = kind.name.lower(), Operand.of(comm)
-    asked, tells = asked_of(name, options)
+    operand = Operand.of(comm)
+    asked, tells = asked_of(kind, options)
     leaves = Leaves.of(x)
     leaves.check(asked.op if kind in ADDING else None)
     member = operand.rank_of(root, "root")
@@ -365,10 +535,10 @@ def _call(
 
 
 def _received_of_scatter(
-    comm: Comm, out: Any, root: Root, counts: Counts, options: dict[str, Any]
+    comm: Comm, out: Any, root: Root, counts: Counts, options: Mapping[str, Any]
 ) -> Any:
     """For a rank that passes no array: the root knows what is scattered, and `out` its shape."""
-    operand, (asked, tells) = Operand.of(comm), asked_of("scatter", options)
+    operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SCATTER, options)
     member = operand.rank_of(root, "root")
     if out is None:
         raise InvalidArgument(
@@ -425,3 +595,53 @@ def _check_rows(
                 Rows.of_whole(world, array.shape, counts, takes_counts=takes)
         except InvalidArgument as error:
             raise InvalidArgument(f"leaf {name}: {error}" if name else str(error)) from None
+
+
+# ---- the two primitives of a transfer ------------------------------------------------------------
+
+_TICKET = ShapedArray((2,), np.dtype(np.uint32))
+
+
+def _abstract_begin(_: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    return [_TICKET], {ORDERED}
+
+
+def _abstract_finish(_: Any, ticket: Any, *ahead: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    outs = [ShapedArray(shape, np.dtype(dtype)) for shape, dtype in call.results]
+    return [*outs, ShapedArray((WORDS,), np.dtype(np.uint32))], {ORDERED}
+
+
+def _lower_to(target: str) -> Callable[..., Any]:
+    def lowering(context: Any, *operands: Any, call: Call) -> Any:
+        return lower(context, target, ORDERED, operands, call.words(call.shapes), {})
+
+    return lowering
+
+
+def _primitive(
+    name: str, abstract: Any, target: str, function: Any, operands_max: int | None = None
+) -> Any:
+    made = Primitive(f"pccl_{name}")
+    made.multiple_results = True
+    made.def_effectful_abstract_eval(abstract)
+
+    def outside(*_: Any, call: Call) -> Any:
+        raise InvalidUsage(
+            f"{name} with tag {call.tag}: the two halves of an operation must be in one program"
+        )
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise InvalidUsage(
+            f"{name} has no derivative and no batches: use all_reduce there, or call it outside of "
+            "grad and vmap"
+        )
+
+    made.def_impl(outside)
+    primitive_jvps[made] = refused
+    primitive_batchers[made] = refused
+    register(made, _lower_to(target), function, operands_max=operands_max)
+    return made
+
+
+_begin = _primitive("all_reduce_start", _abstract_begin, library.TARGET_BEGIN, host.begin)
+_finish = _primitive("all_reduce_done", _abstract_finish, library.TARGET_FINISH, host.finish, 2)

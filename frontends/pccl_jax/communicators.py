@@ -23,7 +23,7 @@ import numpy as np
 
 from pccl_py import Communicator, Group, InvalidUsage, PeerId, communicator
 
-# The names of sub-groups have the epoch in them (pccl_py/subgroups.py).
+# The names of sub-groups have the epoch in them (pccl_py/communicator.py).
 _EPOCH = re.compile(r"@\d+(\.\d+)?:")
 
 _by_handle: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()

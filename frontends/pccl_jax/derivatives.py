@@ -1,4 +1,4 @@
-"""Derivatives of collectives: the rules by which JAX differentiates the calls of calls.py.
+"""Derivatives of collectives: the rules by which JAX differentiates the calls of primitive.py.
 
 The loss is the sum of all peers' losses, L = L_0 + ... + L_(n-1), each rank returning its own; what
 `grad` gives a peer is the derivative of L to the inputs of that peer. For the operand x_p and the
@@ -40,8 +40,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pccl_jax.calls import Call, bind, primitive_of
-from pccl_jax.kinds import ADDING, Kind
+from pccl_jax.call import Call
+from pccl_jax.primitive import bind, primitive_of
 from pccl_jax.trees import check_dtype, form_of_part, is_float
 from pccl_jax.versions import (
     Zero,
@@ -52,6 +52,7 @@ from pccl_jax.versions import (
     zero_tangent_of,
 )
 from pccl_py import CodecKind, InvalidArgument, Plan, ReduceOp
+from pccl_py.call import ADDING, Kind
 
 TRANSPOSES = {
     Kind.ALL_REDUCE: Kind.ALL_REDUCE,

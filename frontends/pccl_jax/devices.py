@@ -24,15 +24,15 @@ import numpy as np
 from jax import lax
 
 from pccl_jax import host, library
-from pccl_jax.calls import Call, lower, register
+from pccl_jax.call import Call
 from pccl_jax.communicators import Comm, Operand
 from pccl_jax.effects import ORDERED_ON_DEVICES
-from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
+from pccl_jax.primitive import lower, register
 from pccl_jax.trees import Leaves
 from pccl_jax.versions import Primitive, primitive_batchers, primitive_jvps
 from pccl_py import InvalidArgument, InvalidUsage, ReduceOp
-from pccl_py.options import MoveOptions, documented
+from pccl_py.call import Kind, MoveOptions, documented
 
 T = TypeVar("T")
 AxisNames: TypeAlias = Hashable | Sequence[Hashable]
@@ -41,22 +41,22 @@ AxisNames: TypeAlias = Hashable | Sequence[Hashable]
 TAG = 1 << 32
 
 
-@documented(MoveOptions, beside=False)
+@documented(MoveOptions)
 def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The sum of `x` over the local devices along `axis_name` and over all members, on all.
 
     `x`: an array of a dtype in `pccl_py.DType`, or a pytree of them, inside of shard_map;
     `axis_name`: one axis of its mesh, or several. The mesh is of local devices, and all peers must
     have as many and make the same calls in the same order. The parts have the tags from `tag` on
-    (default 2**32), as many as the mesh has devices. Along an axis that is not named, each position
-    adds up by itself, also where all have the same. After a loss each part goes on by itself, so
-    that the contributors of parts may differ. It has no derivative.
+    (default 2**32), as many as the mesh has devices. Positions along an axis that is not named
+    reduce separately, even if their values are equal. After a loss each part goes on by itself, so
+    the contributors of parts may differ. It has no derivative.
     """
     result: T = _reduce("psum", comm, x, axis_name, options)
     return result
 
 
-@documented(MoveOptions, beside=False)
+@documented(MoveOptions)
 def pmean(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The mean of `x` over the local devices along `axis_name` and over all members, on all.
 
@@ -70,7 +70,7 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
     operand, rest = Operand.of(comm), dict(options)
     first = rest.pop("tag", TAG)
     op = ReduceOp.AVG if name == "pmean" else ReduceOp.SUM
-    asked, _ = asked_of("all_reduce", {**rest, "op": op, "tag": first})
+    asked, _ = asked_of(Kind.ALL_REDUCE, {**rest, "op": op, "tag": first})
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.manual_axes)
     names = tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)

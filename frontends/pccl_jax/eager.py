@@ -6,16 +6,16 @@ have begun: one order holds for both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from pccl_jax.aligned import empty
+from pccl_jax.call import Call
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import errors
-from pccl_jax.kinds import ADDING, Kind
 from pccl_jax.outcomes import encode, pair
 from pccl_jax.trees import parse_kind, reworded
 from pccl_py import (
@@ -33,9 +33,30 @@ from pccl_py import (
     ReduceOp,
     Rounding,
 )
+from pccl_py.call import ADDING, Kind
 
-if TYPE_CHECKING:
-    from pccl_jax.calls import Call
+# XLA takes memory as it is from this alignment on.
+_ALIGNED = 64
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A NumPy array that nobody has written to."""
+    return _of(np.empty(_size(shape, dtype), np.uint8), shape, dtype)
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A NumPy array of zeros."""
+    return _of(np.zeros(_size(shape, dtype), np.uint8), shape, dtype)
+
+
+def _size(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * int(dtype.itemsize) + _ALIGNED
+
+
+def _of(memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    size = memory.size - _ALIGNED
+    first = -memory.__array_interface__["data"][0] % _ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -25,11 +25,11 @@ import jax
 from pccl_jax import library
 from pccl_jax.communicators import group_of
 from pccl_jax.effects import is_ours
-from pccl_jax.kinds import Kind
 from pccl_jax.trees import reworded
-from pccl_jax.versions import before_programs, runtime_tokens
-from pccl_py import PcclError, _pccl
+from pccl_jax.versions import before_programs, is_tracing, runtime_tokens
+from pccl_py import InvalidUsage, PcclError, _pccl, communicator
 from pccl_py._watcher import logger
+from pccl_py.call import Kind
 
 
 @contextmanager
@@ -261,3 +261,26 @@ def exception_of(error: BaseException) -> BaseException | None:
                 f"run, and its calls were not made: {made}",
             )
     return made
+
+
+# ---- safe points ---------------------------------------------------------------------------------
+#
+# A program does not pass safe points, where shapes would change. A trace that passed one would do
+# so once, while it compiles, and never again: it is refused, also of a communicator that the
+# function closes over. Outside of traced functions `comm.admit()` comes behind the programs of its
+# thread.
+
+
+def refuse_traces(what: str) -> None:
+    """Raises InvalidUsage while JAX traces a function on this thread, or transforms one."""
+    if is_tracing():
+        raise InvalidUsage(f"{what}() inside of a traced function: call it outside, between steps")
+
+
+def _before_admit() -> None:
+    refuse_traces("admit")
+    with withdrawing():
+        settle()
+
+
+communicator.before_admit.append(_before_admit)

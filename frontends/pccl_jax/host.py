@@ -13,19 +13,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pccl_jax import eager
+from pccl_jax.call import Call
 from pccl_jax.communicators import group_of
 from pccl_jax.errors import raised, unfinished
 from pccl_jax.versions import TokenSet, emit_callback, optimization_barrier
 from pccl_py import InvalidUsage, Mismatch
 from pccl_py._watcher import logger
-
-if TYPE_CHECKING:
-    from pccl_jax.calls import Call
 
 PLATFORMS = ("cuda", "rocm", "tpu")
 

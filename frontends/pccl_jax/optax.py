@@ -27,16 +27,16 @@ except ModuleNotFoundError as error:
         "pccl_jax.optax needs optax: pip install optax", name=error.name
     ) from error
 
-from pccl_jax.calls import Call, bind
+from pccl_jax.call import Call
 from pccl_jax.communicators import Comm, Operand
-from pccl_jax.kinds import Kind
 from pccl_jax.options import asked_of, numbers_of
 from pccl_jax.outcomes import WORDS, OutcomeArrays, decode
+from pccl_jax.primitive import bind
 from pccl_jax.shared_state import EachOwn
 from pccl_jax.trees import Leaves
 from pccl_py import Codec, CodecKind, CodecName, InvalidArgument, Outcome, Recovery, ReduceOp
+from pccl_py.call import Kind, ReduceOptions
 from pccl_py.codec import parse_codec
-from pccl_py.options import ReduceOptions
 from pccl_py.words import RecoveryName
 
 __all__ = ["AverageState", "average_gradients", "outcome"]
@@ -92,7 +92,7 @@ def average_gradients(
         options["deadline"] = deadline
     if recovery is not None:
         options["recovery"] = recovery
-    asked, _ = asked_of("all_reduce", options)
+    asked, _ = asked_of(Kind.ALL_REDUCE, options)
 
     def init(params: Any) -> AverageState:
         count = sum(leaf.size for leaf in Leaves.of(params).arrays) if feeds_back else 0

@@ -2,66 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from pccl_py.options import Asked, BroadcastOptions, MessageOptions, MoveOptions, ReduceOptions
+from pccl_jax.communicators import Comm
+from pccl_jax.outcomes import OutcomeArrays
+from pccl_py.call import Call, Kind, documented
 
-
-class _Alone(TypedDict, total=False):
-    return_outcome: Literal[False]
-
-
-class _Both(TypedDict):
-    return_outcome: Literal[True]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Message:
-    """The forms of MessageOptions: Alone returns the result, Both an outcome too."""
+class Function(Protocol[P]):
+    """A function whose result is of the type of `x`, with `return_outcome` beside its outcome.
 
-    class Alone(MessageOptions, _Alone, total=False): ...
+    A type checker knows the arguments of a call that does not ask for the outcome.
+    """
 
-    class Both(MessageOptions, _Both): ...
-
-
-class Broadcast:
-    """The forms of BroadcastOptions."""
-
-    class Alone(BroadcastOptions, _Alone, total=False): ...
-
-    class Both(BroadcastOptions, _Both): ...
+    @overload
+    def __call__(self, comm: Comm, x: T, /, *args: P.args, **options: P.kwargs) -> T: ...
+    @overload
+    def __call__(
+        self, comm: Comm, x: T, /, *args: Any, return_outcome: Literal[True], **options: Any
+    ) -> tuple[T, OutcomeArrays]: ...
 
 
-class Move:
-    """The forms of MoveOptions."""
-
-    class Alone(MoveOptions, _Alone, total=False): ...
-
-    class Both(MoveOptions, _Both): ...
-
-
-class Reduce:
-    """The forms of ReduceOptions."""
-
-    class Alone(ReduceOptions, _Alone, total=False): ...
-
-    class Both(ReduceOptions, _Both): ...
+def everywhere(
+    kind: type,
+) -> Callable[[Callable[Concatenate[Comm, Any, P], Any]], Function[P]]:
+    """For a function with the options of `kind` that returns arrays on every rank."""
+    typed: Any = documented(kind, "return_outcome")
+    return typed  # type: ignore[no-any-return]
 
 
-def asked_of(operation: str, options: Mapping[str, Any]) -> tuple[Asked, bool]:
+def asked_of(kind: Kind, options: Mapping[str, Any]) -> tuple[Call, bool]:
     """The options of a call, and whether it returns its outcome. Raises TypeError for others."""
     rest = dict(options)
     tells = bool(rest.pop("return_outcome", False))
     if "async_op" in rest:
         raise TypeError(
-            f"{operation}() has no option 'async_op' here: a program overlaps a call with all that "
-            "does not need its result"
+            f"{kind.name.lower()}() has no option 'async_op' here: a program overlaps a call with "
+            "all that does not need its result"
         )
-    return Asked(operation, rest), tells
+    return Call(kind, rest), tells
 
 
-def numbers_of(asked: Asked, form: int) -> tuple[int, ...]:
+def numbers_of(asked: Call, form: int) -> tuple[int, ...]:
     """As Call.options has them."""
-    op, tag, deadline_ns, recovery, plan, codec, _ = asked.native()
-    numbers = op, tag, deadline_ns, recovery, plan, *codec[:4], form
+    timed = asked.op, asked.tag, asked.deadline_ns, asked.recovery, asked.plan
+    numbers = *timed, *asked.codec.native(), form
     return tuple(int(number) for number in numbers)

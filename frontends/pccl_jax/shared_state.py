@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import pccl_numpy
 
-from pccl_jax.aligned import empty, zeros
-from pccl_jax.errors import errors
-from pccl_jax.safe_points import refuse_traces
+from pccl_jax.eager import empty, zeros
+from pccl_jax.errors import errors, refuse_traces
 from pccl_jax.trees import Leaves, check_dtype
 from pccl_py import Group, InvalidArgument, SyncOutcome
 from pccl_py.words import StateRules, Strategy, StrategyName

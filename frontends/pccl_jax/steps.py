@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar, Unpack
 import jax
 import jax.numpy as jnp
 
-from pccl_jax.errors import errors
-from pccl_jax.safe_points import refuse_traces
+from pccl_jax.errors import errors, refuse_traces
 from pccl_jax.shared_state import SharedState
 from pccl_py import Admission, Communicator, SyncOutcome, elastic
 from pccl_py.elastic import ConnectOptions, Run, rules_for_each

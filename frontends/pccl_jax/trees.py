@@ -1,7 +1,7 @@
 """Trees of arrays as calls take them: leaves with names and dtypes, and the `form` of all.
 
 A form is the same number for the same names and kinds of elements, whatever frontend a peer has
-(pccl_py/kit/trees.py, pccl_py/collectives.py).
+(pccl_py/kit/frontend.py, pccl_py/collectives.py).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _no_derivative(name: str, _primals: Any, _tangents: Any) -> Any:
 
 
 def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
-    """The form of some of the arrays of a call, in their order, of that of all."""
+    """The form of the arrays numbered `kept`, made of the form of all arrays of a call."""
     if len(kept) == len(arrays):
         return form
     named = _forms.get(form) if form else None
@@ -138,7 +138,7 @@ def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
 
 
 def form_with_shapes(form: int, shapes: Sequence[tuple[int, ...]]) -> int:
-    """The form of a call, as the core has it, whose arrays have these shapes."""
+    """The form that the core has for a call of this form with arrays of these shapes."""
     listed = tuple(map(tuple, shapes))
     # The first length is not in the form. Another one that is symbolic, as in programs of
     # jax.export, serves several shapes.

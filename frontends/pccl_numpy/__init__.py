@@ -29,7 +29,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pccl_numpy import tree
-from pccl_numpy.collectives import (
+from pccl_numpy.arrays import (
+    SharedState,
     all_gather,
     all_gather_,
     all_reduce,
@@ -49,8 +50,8 @@ from pccl_numpy.collectives import (
     reduce_scatter_,
     scatter,
     send,
+    shared_state,
 )
-from pccl_numpy.shared_state import SharedState, shared_state
 
 __all__ = [
     "SharedState",

@@ -1,20 +1,28 @@
-"""NumPy's arrays as the kit of frontends asks for them: what is an array, its layout, its dtype.
+"""NumPy's arrays: what is one, its layout, its dtype; and the functions that take it.
 
-The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
-collectives.py.
+Types, docstrings and all that the functions do are the kit's (pccl_py.kit). Where a collective only
+reads an array, it may be array_like. A packed array is a contiguous copy in native byte order; the
+result is copied back only when the operation has committed, by whoever waits for it. On an error
+every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
+anything. After an InDoubt `work.resolve()` returns the result of the call. A shared state has
+packed arrays as they are, and packed copies of others.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from pccl_py import InvalidArgument
+from pccl_py import Group, InvalidArgument, Outcome, Work
 from pccl_py.buffers import OPAQUE, check_array
-from pccl_py.kit import Frontend
-from pccl_py.words import not_added_up
+from pccl_py.call import MessageOptions, documented
+from pccl_py.collectives import Root
+from pccl_py.kit import Frontend, Functions, Single
+from pccl_py.kit import SharedState as KitState
+from pccl_py.words import StateRules, not_added_up
 
 Array = NDArray[Any]
 
@@ -102,4 +110,130 @@ def check_dtype(x: Array, *, adds: bool) -> None:
         f"dtype {name} is not supported; supported are float16, float32, float64, bfloat16 "
         "(ml_dtypes) and the integers of 8 to 64 bits; and where nothing is added up, bool and the "
         f"types of ml_dtypes of 8 bits or less{trees if name == 'object' else ''}"
+    )
+
+
+S = TypeVar("S", bound=np.generic)
+DTypeOf: TypeAlias = type[S] | np.dtype[S]
+Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+
+_arrays: Functions[Single] = Functions(NUMPY)
+all_reduce = _arrays.all_reduce
+all_reduce_ = _arrays.all_reduce_
+all_reduce_many = _arrays.all_reduce_many
+all_reduce_many_ = _arrays.all_reduce_many_
+reduce = _arrays.reduce
+reduce_ = _arrays.reduce_
+broadcast = _arrays.broadcast
+broadcast_ = _arrays.broadcast_
+reduce_scatter = _arrays.reduce_scatter
+reduce_scatter_ = _arrays.reduce_scatter_
+all_gather = _arrays.all_gather
+all_gather_ = _arrays.all_gather_
+scatter = _arrays.scatter
+gather = _arrays.gather
+all_to_all = _arrays.all_to_all
+barrier = _arrays.barrier
+send = _arrays.send
+recv_ = _arrays.recv_
+
+
+@overload
+def recv(
+    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[MessageOptions]
+) -> NDArray[S]: ...
+@overload
+def recv(
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeOf[S],
+    src: Root,
+    *,
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
+) -> tuple[NDArray[S], Outcome]: ...
+@overload
+def recv(
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeOf[S],
+    src: Root,
+    *,
+    async_op: Literal[True],
+    **_: Unpack[MessageOptions],
+) -> Work[NDArray[S]]: ...
+@overload
+def recv(
+    comm: Group,
+    shape: Shape,
+    dtype: DTypeLike,
+    src: Root,
+    *,
+    async_op: bool = ...,
+    return_outcome: bool = ...,
+    **_: Unpack[MessageOptions],
+) -> Any: ...
+@documented(MessageOptions, "async_op", "return_outcome")
+def recv(comm: Group, shape: Shape, dtype: DTypeLike, src: Root, **options: Any) -> Any:
+    """The array that `src` sends, as a new array of this shape and dtype.
+
+    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
+    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8: nobody
+    compares such dtypes.
+    """
+    made: NDArray[Any] = np.empty(shape, np.dtype(dtype).newbyteorder("="))
+    check_dtype(made, adds=False)
+    return _arrays.received(comm, made, src, options)
+
+
+class SharedState(KitState[Array]):
+    """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
+
+    Raises TypeError for anything but numpy.ndarray, or for a dtype that is not in `pccl_py.DType`,
+    ValueError for a read-only array that is not among `may_differ`, and the errors of
+    `Group.shared_state`. With `prefetch`, newcomers get a packed array as it was at the last sync.
+    """
+
+    def __init__(
+        self,
+        comm: Group,
+        arrays: Mapping[str, Array],
+        *,
+        name: str = "state",
+        revision: int = 0,
+        may_differ: Iterable[str] = (),
+        prefetch: bool = False,
+        rules: StateRules = (),
+    ) -> None:
+        super().__init__(
+            NUMPY,
+            comm,
+            arrays,
+            name=name,
+            revision=revision,
+            may_differ=may_differ,
+            prefetch=prefetch,
+            rules=rules,
+        )
+
+
+def shared_state(
+    comm: Group,
+    arrays: Mapping[str, Array],
+    *,
+    name: str = "state",
+    revision: int = 0,
+    may_differ: Iterable[str] = (),
+    prefetch: bool = False,
+    rules: StateRules = (),
+) -> SharedState:
+    """Named arrays, of any strides, that `SharedState.sync` makes equal on all members."""
+    return SharedState(
+        comm,
+        arrays,
+        name=name,
+        revision=revision,
+        may_differ=may_differ,
+        prefetch=prefetch,
+        rules=rules,
     )

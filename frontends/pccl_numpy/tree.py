@@ -7,17 +7,15 @@
 
 A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
 their keys. All of its arrays are one operation: either all of them have their result or none has.
-More about it in pccl_py.kit.trees.
+More about it in `flatten` of pccl_py.kit.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from pccl_numpy.arrays import NUMPY
-from pccl_py.kit import Functions, flatten
+from pccl_py.kit import Trees
 
-_trees: Functions[Any] = Functions(NUMPY, flatten)
+_trees = Trees(NUMPY)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
 all_reduce_many = _trees.all_reduce_many

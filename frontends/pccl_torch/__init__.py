@@ -31,7 +31,6 @@ except ModuleNotFoundError as error:
 from pccl_torch_entry import register
 
 from pccl_torch import nn, tree
-from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.ddp import AverageHook, average_hook
 from pccl_torch.elastic import ElasticState
@@ -60,6 +59,7 @@ from pccl_torch.functions import (
 from pccl_torch.mesh import Hsdp
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
+from pccl_torch.start import Admission, admit
 
 __all__ = [
     "Admission",

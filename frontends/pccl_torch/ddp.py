@@ -4,7 +4,7 @@
 
 The hook averages a bucket over the members that contribute, so a member that dies inside of
 `backward` costs no step. Without a hook DDP divides by the size of the group that it has read
-before a backward that has failed; admit.py calls `renew`, after which it reads it again. The state
+before a backward that has failed; start.py calls `renew`, after which it reads it again. The state
 that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 """
 

@@ -17,20 +17,20 @@ A tensor belongs to an operation until that is done. Do not resize it meanwhile 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, Unpack, overload
+from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from pccl_py import Group, Outcome, Work
+from pccl_py.call import MessageOptions, documented
 from pccl_py.collectives import Root
-from pccl_py.kit import Functions, Single, one
-from pccl_py.options import Message, MessageOptions, documented
+from pccl_py.kit import Functions, Single
 from pccl_torch.tensors import TORCH, check_dtype
 
 Shape: TypeAlias = Sequence[int]
 
-_tensors: Functions[Single] = Functions(TORCH, one)
+_tensors: Functions[Single] = Functions(TORCH)
 all_reduce = _tensors.all_reduce
 all_reduce_ = _tensors.all_reduce_
 all_reduce_many = _tensors.all_reduce_many
@@ -53,24 +53,41 @@ recv_ = _tensors.recv_
 
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Wait]
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[MessageOptions]
 ) -> Tensor: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Both]
+    comm: Group,
+    shape: Shape,
+    dtype: torch.dtype,
+    src: Root,
+    *,
+    return_outcome: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> tuple[Tensor, Outcome]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Work]
+    comm: Group,
+    shape: Shape,
+    dtype: torch.dtype,
+    src: Root,
+    *,
+    async_op: Literal[True],
+    **_: Unpack[MessageOptions],
 ) -> Work[Tensor]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Any]
+    comm: Group,
+    shape: Shape,
+    dtype: torch.dtype,
+    src: Root,
+    *,
+    async_op: bool = ...,
+    return_outcome: bool = ...,
+    **_: Unpack[MessageOptions],
 ) -> Any: ...
-@documented(MessageOptions, "return_outcome")
-def recv(
-    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **options: Unpack[Message.Any]
-) -> Any:
+@documented(MessageOptions, "async_op", "return_outcome")
+def recv(comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **options: Any) -> Any:
     """The tensor that `src` sends, as a new tensor of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both

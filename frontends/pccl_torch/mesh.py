@@ -28,13 +28,13 @@ from torch.distributed.tensor import DTensor
 
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, StateUnavailable
 from pccl_py.errors import InvalidArgument
-from pccl_torch import sharded, start
-from pccl_torch.admit import tell_torch
-from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch import start
+from pccl_torch.backend import ProcessGroupPccl, cut_off
 from pccl_torch.errors import PeerLost, torch_error
 from pccl_torch.options import Founded, Options
 from pccl_torch.shared_state import shared_state
 from pccl_torch.staging import stages_for
+from pccl_torch.start import tell_torch
 from pccl_torch.tensors import TORCH
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -358,7 +358,7 @@ class Hsdp:
                 "pccl_torch.admit(), and Hsdp.sync() when it has changed"
             )
             for group in self._groups or ():
-                sharded.cut_off(group, group.peers, group.rank(), why)
+                cut_off(group, group.peers, group.rank(), why)
                 group.bar(PeerLost(why))
 
     def _leave(self) -> None:
@@ -374,7 +374,7 @@ class Hsdp:
         self._leave()
         why = "this model is of an Hsdp that another has replaced: make it anew on the mesh of that"
         for group in self._groups or ():
-            sharded.cut_off(group, group.peers, group.rank(), why)
+            cut_off(group, group.peers, group.rank(), why)
             group.bar(PeerLost(why))
             self._run.leave(group)
 

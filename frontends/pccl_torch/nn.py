@@ -40,8 +40,8 @@ from pccl_py import (
     Mismatch,
     ReduceOp,
 )
+from pccl_py.call import BroadcastOptions, MoveOptions, ReduceOptions, check
 from pccl_py.collectives import Root
-from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions, check
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import parse_op
 from pccl_torch import functions

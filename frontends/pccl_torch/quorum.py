@@ -1,6 +1,6 @@
 """Enters a group whose members, and their order, somebody outside has chosen.
 
-torchft.py makes one for each quorum, reconfigure.py one for each reconfigure of torch.distributed.
+torchft.py makes one for each quorum, start.py one for each reconfigure of torch.distributed.
 Ranks of pccl_py follow the ids of peers, so a peer gets a new id for each group that it enters.
 """
 

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from pccl_py import Group
-from pccl_torch import profiling
 from pccl_torch.tensors import check_dtype, check_written
-from pccl_torch.work import PcclWork
+from pccl_torch.work import Event, PcclWork, profiler_is_on
 
 PIECE_BYTES = 16 << 20
 """Bytes of a piece of an all_reduce; at 25 GB/s to the CPU a piece is there in less than 1 ms."""
@@ -318,7 +317,7 @@ HOW: dict[str, tuple[str, ...]] = {
     "recv": ("w",),
     "barrier": (),
 }
-# How the names of methods begin, and the name of their events (profiling.py).
+# How the names of methods begin, and the name of their events (work.py).
 _EVENTS = {
     "allreduce": "all_reduce",
     "average": "all_reduce",
@@ -358,10 +357,10 @@ def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
         other = None if x is None else group._beside.of(x)
         if other is not None:
             return getattr(other, name)(*arguments, **options)
-        if not profiling.is_on():
+        if not profiler_is_on():
             return begin(group, x, arguments, options)
         read = [given for given, kind in zip(arguments, how, strict=False) if "r" in kind]
-        event = profiling.Event(f"pccl:{title}", list(_tensors(read or list(arguments[:1]))))
+        event = Event(f"pccl:{title}", list(_tensors(read or list(arguments[:1]))))
         try:
             work = begin(group, x, arguments, options)
         except BaseException:

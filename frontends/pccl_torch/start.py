@@ -5,7 +5,22 @@
 
 With a PCCL_TOKEN in the environment the run is that of the token. Otherwise rank 0 of the default
 group starts a coordinator, and its token goes through the store. PyTorch calls `create` for each
-group; backend.py is what it gets. The safe point of all groups is in admit.py.
+group; backend.py is what it gets.
+
+`admit` is the safe point of all groups of torch.distributed in this process. There newcomers enter
+and those that are lost go, and ranks and sizes change, nowhere else: `dist.get_rank()` and
+`dist.get_world_size()` follow. docs/TORCH.md says what a loss is before it.
+
+A ReconfigurableGroup is one whose members the program names:
+`init_process_group("pccl", enable_reconfigure=True)`. PyTorch has this since 2.14, for programs
+that find out by their own means who is there:
+
+    handle = dist._get_reconfigure_handle()    # exchanged with the others, by any means
+    dist._reconfigure(uuid, handles).wait()    # the same number and handles on all of them
+
+Until the first reconfigure the group has no members. Each enters a new group of pccl, which those
+are in whose handles were given (quorum.py), and leaves the one before. With `admit` nobody has to
+be named: the coordinator knows who is there.
 """
 
 from __future__ import annotations
@@ -15,32 +30,37 @@ import hashlib
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
+from torch.futures import Future
 
 import pccl_py as pccl
-from pccl_py import Admission, Communicator, Coordinator, Group, InvalidUsage, PeerId
+from pccl_py import Communicator, Coordinator, Group, InvalidUsage, PcclError, PeerId
 from pccl_py.errors import InvalidArgument
-from pccl_torch import ahead
-from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.errors import losses_told, torch_error
+from pccl_torch import ahead, ddp, quorum
+from pccl_torch.backend import ProcessGroupPccl, leave_behind
+from pccl_torch.beside import has_other_backends
+from pccl_torch.errors import PeerLost, losses_told, torch_error
 from pccl_torch.founding import found
-from pccl_torch.lone_store import LoneStore
 from pccl_torch.options import Founded, Options
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
+# Its types do not have all that there is.
+native: Any = _distributed_c10d
 
 log = logging.getLogger("pccl.torch")
 
@@ -57,7 +77,7 @@ _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 class Arrangement(Protocol):
     """A mesh that has a place for each process (mesh.py)."""
 
-    def pass_safe_point(self, deadline: float | None) -> tuple[Admission, bool]:
+    def pass_safe_point(self, deadline: float | None) -> tuple[pccl.Admission, bool]:
         """That of the default group, then its own; and whether its groups are others now."""
 
 
@@ -134,7 +154,7 @@ _lock = threading.RLock()
 _run: Run | None = None
 # Entered by the rendezvous "pccl://", and taken by the default group that is made next.
 _met: Communicator | None = None
-# The store of that group: lone_store.py says why it is kept.
+# The store of that group: LoneStore says why it is kept.
 _store: LoneStore | None = None
 
 
@@ -197,10 +217,8 @@ def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
 
 
 def _without_members(asked: Any, options: Options) -> ProcessGroupPccl:
-    """The run of a program that names the members of its default group (reconfigure.py)."""
+    """The run of a program that names the members of its default group (`ReconfigurableGroup`)."""
     global _run, _met
-    from pccl_torch.reconfigure import ReconfigurableGroup
-
     if _met is not None:
         comm, _met = _met, None
         comm.close()
@@ -390,3 +408,405 @@ def _at_exit() -> None:
     run = _run
     if run is not None and run.pid == os.getpid():
         run.close()
+
+
+class LoneStore(dist.Store):  # type: ignore[misc]  # of type Any
+    """The store of a process whose ranks come from its run, "pccl://": nobody shares it.
+
+    PyTorch asks for one. Other backends would wait in it for keys that nobody can set, so it is a
+    `HashStore` that raises InvalidUsage instead of waiting. Any thread may use it.
+
+    Somebody has to keep it for as long as PyTorch uses it, which keeps its half in C++ alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: Any = dist.HashStore()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Sets a key."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that this process has set."""
+        self.wait([key])
+        found: bytes = self._store.get(key)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, 0 at first; returns the sum."""
+        return int(self._store.add(key, amount))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Sets a key if it has the expected value; returns what it has then."""
+        found: bytes = self._store.compare_set(key, expected, desired)
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are set."""
+        return bool(self._store.check(keys))
+
+    def delete_key(self, key: str) -> bool:
+        """Whether it was there."""
+        return bool(self._store.delete_key(key))
+
+    def num_keys(self) -> int:
+        """How many are set."""
+        return int(self._store.num_keys())
+
+    # Names by which C++ calls them.
+    deleteKey = delete_key
+    getNumKeys = num_keys
+
+    def append(self, key: str, value: str) -> None:
+        """Adds to the end of a value."""
+        self._store.append(key, value)
+
+    def clone(self) -> LoneStore:
+        """The same store."""
+        return self
+
+    def has_extended_api(self) -> bool:
+        """False: several keys are asked for one after the other."""
+        return False
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Returns if all are set; nobody else could set one."""
+        for key in keys:
+            if not self._store.check([key]):
+                raise torch_error(
+                    InvalidUsage(
+                        f'the store of init_method="pccl://" has no key {key!r}, and is one of '
+                        "this process alone: groups of other backends than pccl, and programs that "
+                        'share data through the store, need init_method="env://", or a store of '
+                        "their own"
+                    ),
+                    None,
+                )
+
+
+_PREFIX = "pccl"
+_MEMBERLESS = (
+    "the process group has no members: exchange the handles of _get_reconfigure_handle(), and call "
+    "dist._reconfigure(uuid, handles) in each of the processes"
+)
+
+
+class Memberless:
+    """In the place of a group of pccl_py, before the first reconfigure."""
+
+    epoch = 0
+    _admission = None
+    deadline = 0.0
+    """That of the groups to come."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise InvalidUsage(_MEMBERLESS)
+
+
+class ReconfigurableGroup(ProcessGroupPccl):
+    """The default group of a program that names its members. Any thread may use it.
+
+    A handle has the address of a coordinator, and the right to join it. With PCCL_TOKEN in the
+    environment that is the coordinator of this token; otherwise each process starts one when it is
+    first asked for its handle, and the first process of a list serves the members of that list. So
+    the loss of any process is that of a member, at most, and the next reconfigure goes on without.
+    """
+
+    supports_reconfigure = True
+
+    def __init__(self, asked: Any, options: Options, found: Callable[[], Coordinator]) -> None:
+        """`asked`: what PyTorch asks for. `found` starts a coordinator where others reach it."""
+        if options.whole:
+            raise InvalidArgument(
+                "Options(whole=True) is for groups that never have other members, and "
+                "enable_reconfigure=True for those that do: leave one of them out"
+            )
+        nowhere: Any = Memberless()
+        peers = [peer_of(rank) for rank in range(asked.group_size)]
+        super().__init__(
+            nowhere,
+            peers,
+            asked.group_rank,
+            asked.group_id,
+            options,
+            asked.store,
+            lambda: self._run().leave(self),
+        )
+        self.set_timeout(options.timeout(asked.timeout))
+        self._found = found
+        self._nonce = secrets.token_hex(8)
+        self._token = ""
+        self._used: set[int] = set()
+        self._handles: list[str] = []
+        # One at a time; `_lock` is not held while others are waited for.
+        self._reconfiguring = threading.Lock()
+        self.bar(InvalidUsage(_MEMBERLESS))
+
+    def get_reconfigure_handle(self) -> str:
+        """The others need it to reach this process: opaque, the same at each call, and a secret.
+
+        Raises SystemRefused if no coordinator can be started, InvalidUsage after the end.
+        """
+        with self._lock:
+            run = self._run()
+            if not self._token:
+                self._token = os.environ.get("PCCL_TOKEN", "").strip()
+            if not self._token:
+                run.coordinator = self._found()
+                self._token = run.coordinator.token
+            return f"{_PREFIX}:{self._nonce}:{self._token}"
+
+    def reconfigure(self, opts: Any) -> Any:
+        """The members of the group are those with these handles, from now on; waits for them.
+
+        `opts` has `uuid`, a number that this group has not had; `handles`, a list in the order of
+        the ranks, or a set, and then the ranks are in an order of ours; and `timeout`, or None for
+        that of the group. All members give the same ones. `hints` are for other backends. The Work
+        that it returns is done.
+
+        Operations in flight end with Cancelled. Sub-groups raise InvalidUsage from now on, and
+        models of FSDP2 raise PeerLost unless the handles are those there were. Raises, and changes
+        nothing: InvalidArgument for handles that cannot be, InvalidUsage for a number that was
+        used. Other errors, DeadlineExceeded for one, leave the group without members.
+        """
+        handles = _ordered(opts.handles)
+        rank = self._rank_among(handles)
+        with self._reconfiguring:
+            run = self._run()
+            self._check_use(opts.uuid)
+            seconds = self.comm.deadline if opts.timeout is None else opts.timeout.total_seconds()
+            self._part(_MEMBERLESS)
+            name = f"torch/{opts.uuid}/{_digest(handles)}"
+            try:
+                comm = quorum.enter(
+                    handles[0].split(":", 2)[2],
+                    name,
+                    rank,
+                    len(handles),
+                    time.monotonic() + seconds,
+                    coordinator_stays=bool(os.environ.get("PCCL_TOKEN", "").strip()),
+                )
+            except PcclError as error:
+                self.bar(InvalidUsage(f"{_MEMBERLESS}. The last time it failed: {error}"))
+                raise torch_error(error, self.comm) from None
+            self._enter(run, comm, handles)
+        done: Any = Future()
+        done.set_result([])
+        return native._create_work_from_future(done)
+
+    def abort(self) -> None:
+        """Leaves the members until the next reconfigure. Operations in flight are Cancelled."""
+        self._part(f"the process group was aborted. {_MEMBERLESS}")
+
+    def _run(self) -> Run:
+        run = current()
+        if run.world is not self:
+            raise InvalidUsage("the process group is over: this process is in another run")
+        return run
+
+    def _rank_among(self, handles: Sequence[str]) -> int:
+        own = self.get_reconfigure_handle()
+        for number, handle in enumerate(handles):
+            if not isinstance(handle, str) or handle.split(":")[0] != _PREFIX:
+                raise InvalidArgument(f"handle {number} of reconfigure is none of pccl's")
+            if len(handle.split(":", 2)) != 3:
+                raise InvalidArgument(f"handle {number} of reconfigure is cut off")
+        if len(set(handles)) != len(handles):
+            raise InvalidArgument("the handles of reconfigure must differ: one for each member")
+        if own not in handles:
+            raise InvalidArgument(
+                f"the handle of this process is none of the {len(handles)} handles of reconfigure: "
+                "only members call it, each with the list of all"
+            )
+        return list(handles).index(own)
+
+    def _check_use(self, uuid: int) -> None:
+        if has_other_backends(self):
+            raise InvalidUsage(
+                "reconfigure is for groups of pccl alone: other backends in them cannot follow"
+            )
+        if uuid in self._used:
+            raise InvalidUsage(
+                f"uuid {uuid} was already used in this process group: each reconfigure needs one "
+                "of its own"
+            )
+        self._used.add(uuid)
+
+    def _part(self, why: str) -> None:
+        """Leaves the members, and all groups that were made of them."""
+        with self._lock:
+            self.bar(InvalidUsage(why))
+            run = self._run()
+            for group in run.groups[1:]:
+                group.bar(
+                    InvalidUsage(
+                        f"group {group.pg_name!r} was made of members that the default group had "
+                        "before it was reconfigured: make it anew"
+                    )
+                )
+                group.comm.close()
+            del run.groups[1:]
+            self.comm.close()
+
+    def _enter(self, run: Run, comm: Communicator, handles: list[str]) -> None:
+        """These are the members now."""
+        stay = handles == self._handles and len(handles) == self.size()
+        if not stay:
+            event = "the default group was reconfigured, with other members"
+            leave_behind(self, self.peers, self.rank(), event)
+        with self._lock:
+            joined = not set(handles) <= set(self._handles)
+            self._handles = handles
+            comm.deadline = self.comm.deadline
+            self.comm = run.comm = comm
+            run.token = handles[0].split(":", 2)[2]
+            self._is_listed = True
+            self._take_up(comm.members, leaves_behind=False)
+            self.bar(None)
+        ddp.renew({self: joined})
+        run.answered, run.has_changed = self.peers, False
+        run.joined.clear()
+        tell_torch(run.groups)
+
+
+def _ordered(handles: Any) -> list[str]:
+    """The handles by rank. All members put those of a set in the same order."""
+    listed = sorted(handles) if isinstance(handles, set | frozenset) else list(handles)
+    if not listed:
+        raise InvalidArgument("reconfigure needs a handle at least, that of this process")
+    return listed
+
+
+def _digest(handles: Sequence[str]) -> str:
+    """Processes with other handles, or in another order, must not meet."""
+    return hashlib.sha256("\n".join(handles).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer of a safe point.
+
+    `joined` has the ranks, in the default group, of those that are new in it; `left` the ranks that
+    those had who are there no more. `changed`: some group has other members now, also if this
+    process is itself new. `rank` and `world_size` are of the default group.
+    """
+
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    changed: bool
+    rank: int
+    world_size: int
+
+
+def admit(deadline: float | None = None) -> Admission:
+    """Passes the safe point of each group, in the order in which they were made.
+
+    All members must call it equally often, between the same collectives; nothing may be in flight
+    that others have not called. With nothing pending it costs no network round trip. The first call
+    of a process enters the groups that it has made, or, if its collectives have entered them,
+    answers for that, and tells of losses since then. If members have come or gone since, `joined`
+    has no founders. DistributedDataParallel over a group that has changed goes by its new members.
+
+    `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
+    InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
+    """
+    run = current()
+    world = run.world
+    if run.answered is None:
+        run.answered = world.peers
+    heard, run.losses_told = run.losses_told, losses_told()
+    told = run.losses_told > heard
+    try:
+        for group in list(run.groups):
+            if not group.of_mesh and not _is_past(run, group):
+                _pass_all(run, group, deadline, told)
+    finally:
+        if run.has_changed:
+            tell_torch(run.groups)
+    before = {peer: rank for rank, peer in enumerate(run.answered)}
+    ranks = {peer: rank for rank, peer in enumerate(world.peers)}
+    joined = ranks.keys() - before.keys()
+    # If members have come or gone since the founders entered, the answer names only these members.
+    if ranks.keys() == before.keys() or not run.joined >= before.keys():
+        joined |= ranks.keys() & run.joined
+    answer = Admission(
+        joined=tuple(sorted(ranks[peer] for peer in joined)),
+        left=tuple(sorted(before[peer] for peer in before if peer not in ranks)),
+        changed=run.has_changed,
+        rank=world.rank(),
+        world_size=world.size(),
+    )
+    run.answered, run.has_changed = world.peers, False
+    run.joined.clear()
+    return answer
+
+
+def _pass_all(run: Run, group: ProcessGroupPccl, deadline: float | None, told: bool) -> None:
+    """The safe points of one group that this call of the program stands for.
+
+    A newcomer has entered at one of them, for which the others have called `admit`; but if it was
+    `told` of a loss since then, all call `admit` for that. Founders have entered together without
+    a call of `admit`, so that all of them pass one more now.
+    """
+    entry = group.take_entry()
+    if entry is not None:
+        _note(run, group, entry)
+    if entry is None or group.is_founder or told:
+        _pass(run, group, deadline)
+    if group.is_founder:
+        _pass(run, group, deadline)
+
+
+def _note(run: Run, group: ProcessGroupPccl, admission: pccl.Admission) -> None:
+    run.has_changed |= admission.changed
+    if group is run.world:
+        run.joined.update(admission.joined)
+
+
+def _pass(run: Run, group: ProcessGroupPccl, deadline: float | None) -> None:
+    """The safe point of one group, and what follows from it, also if another one fails later."""
+    epoch, joined = group.comm.epoch, True
+    try:
+        if group is run.world and run.mesh is not None:
+            admission, changed = run.mesh.pass_safe_point(deadline)
+            run.has_changed |= changed
+        else:
+            admission = group.pass_safe_point(deadline)
+        _note(run, group, admission)
+        joined = bool(admission.joined)
+    finally:
+        run.has_changed |= group.comm.epoch != epoch
+        if epoch not in (0, group.comm.epoch):
+            ddp.renew({group: joined})
+
+
+def _is_past(run: Run, group: ProcessGroupPccl) -> bool:
+    """Whether it has not begun, and would wait for somebody who is lost."""
+    if group.comm.epoch != 0 or group is run.world:
+        return False
+    there, before = set(run.world.peers), run.answered or ()
+    if any(peer in before and peer not in there for peer in group.peers):
+        group.bar(
+            PeerLost(
+                f"group {group.pg_name!r} has not begun, and some of the {group.size()} members "
+                "that it was made for have left or were lost: make it anew"
+            )
+        )
+    return group.is_barred
+
+
+def tell_torch(groups: list[ProcessGroupPccl]) -> None:
+    """The tables that torch.distributed keeps of the ranks of each group."""
+    ranks = {peer: rank for rank, peer in enumerate(groups[0].peers)}
+    tables = c10d._world.pg_group_ranks
+    for group in groups:
+        if group not in tables:
+            continue
+        members = enumerate(group.peers)
+        tables[group] = {ranks[peer]: number for number, peer in members if peer in ranks}
+        if group is dist.group.WORLD:
+            c10d._update_default_pg(group)

@@ -8,17 +8,15 @@
 
 A tree is a dict, list, tuple or named tuple of trees, None, or a tensor; dicts go in the order of
 their keys. All of its tensors are one operation: either all of them have their result or none has.
-More about it in pccl_py.kit.trees.
+More about it in `flatten` of pccl_py.kit.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from pccl_py.kit import Functions, flatten
+from pccl_py.kit import Trees
 from pccl_torch.tensors import TORCH
 
-_trees: Functions[Any] = Functions(TORCH, flatten)
+_trees = Trees(TORCH)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
 all_reduce_many = _trees.all_reduce_many

@@ -6,6 +6,12 @@ collectives take, and errors in words and classes of PyTorch (errors.py). backen
 A Work that is written in Python has a half in C++, which can do nothing without it: where C++ keeps
 that half alone, its `wait` waits for ever. Where C++ itself calls a collective of ours, it keeps
 the whole Work. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ that has it.
+
+An Event is one of torch.profiler, as gloo's: "pccl:all_reduce", with the shapes of its tensors. It
+begins with the call of a collective, and ends when the operation is done, on another thread: by
+that the profiler knows that it is asynchronous. staging.py begins one for each call while a
+profiler is on. The Work waits for the end of its event, so that the event is whole for whoever has
+waited for the Work.
 """
 
 from __future__ import annotations
@@ -17,14 +23,59 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed
 from torch import Tensor
 from torch._C import _distributed_c10d
+from torch.autograd import profiler
 from torch.futures import Future
 
 from pccl_py import Group, Outcome, PcclError, Work
 from pccl_torch.errors import torch_error
-from pccl_torch.profiling import Event
+
+# Half of them have no types.
+_autograd: Any = torch.autograd
+_ops: Any = torch.ops
+
+
+def profiler_is_on() -> bool:
+    """Whether a profiler is on, in whatever thread of this process."""
+    return profiler._is_profiler_enabled
+
+
+class Event:
+    """An event that has begun in this thread, which the profiler of this thread shows."""
+
+    def __init__(self, name: str, tensors: Sequence[Tensor]) -> None:
+        self._thread = threading.get_ident()
+        self._over: Any = Future()
+        # No subclass of Tensor, such as a DTensor, sees the two calls.
+        with torch._C.DisableTorchFunctionSubclass():
+            record = _autograd._record_function_with_args_enter(name, *tensors)
+            # Ends the record where `_over` is set, with what the profiler keeps by threads.
+            self._ended: Any = _ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(
+                record, self._over
+            )
+
+    def end_with(self, work: PcclWork) -> None:
+        """Ends it when the operation is done."""
+        work._event = self
+        work._work.add_done_callback(lambda _: self._end())
+
+    def _end(self) -> None:
+        if threading.get_ident() == self._thread:
+            threading.Thread(target=self.end).start()
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Ends it in this thread, once."""
+        self._over.set_result(None)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._ended.wait()
+
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
@@ -57,7 +108,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         self._source = source
         self._lock = threading.Lock()
         self._future: Any = None
-        # That of a profiler (profiling.py).
+        # That of a profiler.
         self._event: Event | None = None
         self._failed = failed
         if failed is not None:

@@ -1,8 +1,8 @@
 """Frontend: the arrays of a library, as collectives need them.
 
-A Form has the arrays of a call and what makes its result of theirs: one array, or those of a tree.
-An array that is not packed (contiguous, in native byte order) is copied before the call, and its
-result is copied back when the operation has committed, by `Work.wait`. The collectives themselves
+A Form has the arrays of an argument, a single array or the leaves of a tree, and builds the result
+of a call. An array that is not packed (contiguous, in native byte order) is copied before the call,
+and `Work.wait` copies its result back when the operation has committed. The collectives themselves
 are in functions.py.
 """
 
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pccl_py.collectives import REFUSALS
+from pccl_py.call import REFUSALS
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
 
 class Form(NamedTuple):
-    """The arrays of a call, and what makes an answer of the same structure of others."""
+    """The arrays of an argument, and `rebuild`, which makes a like argument of other arrays."""
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
@@ -35,7 +35,7 @@ class Form(NamedTuple):
     names: Sequence[str] = ()
 
     def each(self, take: Callable[..., _Taken], *others: Sequence[Any]) -> list[_Taken]:
-        """The results of `take` for each array; an error names the leaf that it is about."""
+        """The results of `take` for each array; an error names the leaf."""
         made = []
         for number, arguments in enumerate(zip(self.arrays, *others, strict=True)):
             try:
@@ -47,7 +47,7 @@ class Form(NamedTuple):
         return made
 
     def reworded(self, sentence: str) -> str:
-        """A sentence of the library, which knows leaves by their numbers alone; or one of these."""
+        """A sentence of the library, with names of leaves in the place of their numbers."""
         if not self.names:
             return sentence
         told = f"{DIFFER_IN_FORM}; this peer's are {first_of(self.names)}. "
@@ -56,9 +56,9 @@ class Form(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A hash of the names, which all members must have alike; 0 for an array, or a plain list.
+        """A hash of the names, equal on all members; 0 for an array, or a plain list of arrays.
 
-        It leaves out where an object is in memory, which the repr of a key may tell.
+        It leaves out the memory address of an object, which the repr of a key may contain.
         """
         if all(name == f"[{index}]" for index, name in enumerate(self.names)):
             return 0
@@ -66,22 +66,22 @@ class Form(NamedTuple):
 
 
 def one(x: object) -> Form:
-    """The form of a single array, which is its own answer."""
+    """The form of a single array."""
     return Form([x], lambda made: made[0])
 
 
 class Frontend(ABC, Generic[ArrayType]):
-    """The abstract methods are what a frontend says of its arrays; the others follow from them.
+    """The arrays of a library: a frontend implements the abstract methods.
 
-    Between them are methods that a frontend may override: their defaults are for arrays that the
-    core takes as they are.
+    A frontend may override the methods behind these; their defaults are for arrays that the core
+    takes as they are. The other methods follow.
 
     `adds` says whether a collective adds elements up, or only moves them or combines their bits.
     """
 
     @abstractmethod
     def array(self, x: object, adds: bool) -> ArrayType:
-        """The array that `x` is, or is like. Raises TypeError for a dtype."""
+        """`x` as an array of the library. Raises TypeError for a dtype."""
 
     @abstractmethod
     def target(self, x: object, adds: bool, only_read: bool = False) -> ArrayType:
@@ -136,7 +136,7 @@ class Frontend(ABC, Generic[ArrayType]):
     # ---- what some libraries have otherwise
 
     def place(self, x: ArrayType) -> tuple[int, ...]:
-        """Numbers that change if `x` is given other memory, as a library may let it be."""
+        """Numbers that change if the library gives `x` other memory."""
         return self.bounds(x)
 
     def memory(self, x: ArrayType) -> Any:
@@ -148,14 +148,15 @@ class Frontend(ABC, Generic[ArrayType]):
         return 1
 
     def written(self, x: ArrayType) -> None:
-        """The core may write to the memory of `x` from now on, or has written to it.
+        """Called when the core may write to the memory of `x` from now on, or has written to it.
 
-        Called before an operation begins, and by the thread that makes its result.
+        The first call comes before an operation begins, the second from the thread that makes its
+        result.
         """
         return
 
     def remedy(self, comm: object) -> str:
-        """The argument to pass instead of something that is no Group."""
+        """The end of an error: what to pass in the place of `comm`, which is not a Group."""
         return "it comes first, as pccl_py.connect() returns it"
 
     def shared(self, x: object, may_differ: bool) -> ArrayType:
@@ -165,7 +166,7 @@ class Frontend(ABC, Generic[ArrayType]):
     # ---- what follows from them
 
     def check_comm(self, comm: object) -> None:
-        """Raises TypeError for what is no Group."""
+        """Raises TypeError if `comm` is not a Group."""
         if not isinstance(comm, Group):
             raise TypeError(
                 f"comm must be a Communicator or a Group, not {type(comm).__name__}: "
@@ -183,13 +184,13 @@ class Frontend(ABC, Generic[ArrayType]):
         ]
 
     def begins(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
-        """An operation is about to begin; its memory may be written even if nobody waits for it."""
+        """Called before an operation begins, which may write although no caller waits for it."""
         for target, recv in zip(targets, recvs, strict=True):
             if target is recv:
                 self.written(target)
 
     def write_back(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
-        """Copies to the targets, from the arrays that received in their place."""
+        """Copies to each target from the array that received in its place."""
         for target, recv in zip(targets, recvs, strict=True):
             if target is recv:
                 self.written(target)
@@ -208,11 +209,11 @@ class Frontend(ABC, Generic[ArrayType]):
     ) -> list[ArrayType]:
         """The arrays that are returned: new ones, or `out`.
 
-        They have the shapes of `sends`; or this rank's rows, which are `dealt` out; or all rows,
-        which are `gathered`; or the shape of what is `exchanged`, for one array. As with NumPy's
-        own functions, an `out` may overlap its input, which is copied then, in `sends`, unless they
-        are the same where a collective takes that: an exchange takes it never. InvalidArgument if
-        two of `out` share memory.
+        The arrays have the shapes of `sends`; or, if rows are `dealt` out, this rank's rows of
+        them; or, if rows are `gathered`, all rows; or the shape of what an all_to_all has
+        `exchanged`. As with NumPy's own functions, an `out` may overlap its input: then the input
+        is copied, in `sends`, unless both are the same memory and the collective takes that, which
+        an all_to_all does not. Raises InvalidArgument if two arrays of `out` share memory.
         """
         what, shapes = "x", [self.shape(send) for send in sends]
         if dealt is not None:
@@ -252,11 +253,11 @@ class Frontend(ABC, Generic[ArrayType]):
     def check_apart(
         self, arrays: list[ArrayType], names: Sequence[str], what: str = "leaf "
     ) -> None:
-        """Two that share memory would each be written with a result of its own."""
+        """Raises InvalidArgument if two arrays share memory: each receives a result of its own."""
         if len(arrays) == 1:
             return
         bounds = sorted((*self.bounds(array), number) for number, array in enumerate(arrays))
-        # Those that reach as far as the next one begins: columns of a matrix all do.
+        # Arrays that end behind the beginning of the next array, as columns of a matrix do.
         reaching: list[tuple[int, int]] = []
         for low, high, number in bounds:
             reaching = [(end, other) for end, other in reaching if end > low]
@@ -268,3 +269,62 @@ class Frontend(ABC, Generic[ArrayType]):
                         "receives a result: leave out one of them, or copy it"
                     )
             reaching.append((high, number))
+
+
+def flatten(tree: object) -> Form:
+    """The arrays of a tree, and what makes a tree of the same structure of others.
+
+    A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order
+    of their keys. All of its arrays are one operation: one tag, one outcome, and either all of them
+    have their result or none has. They need not have one dtype, and are not copied where they are
+    contiguous and in native byte order. Every member passes a tree of the same structure, shapes
+    and dtypes, and leaves of another name are a Mismatch, so that nobody adds a "bias" to a
+    "weight"; a tree that is a list of arrays goes with a plain list of them, too.
+
+    Ranges of an outcome count the elements of all arrays: for each rank's rows in turn, those of
+    one array after the other.
+    """
+    arrays: list[Any] = []
+    names: list[str] = []
+    build = _plan(tree, "", arrays, names)
+    if not arrays:
+        raise InvalidArgument("the tree has no arrays: an operation has at least one")
+    # A tree that is an array has no parts to be told from each other.
+    return Form(arrays, build, names if names != [""] else ())
+
+
+def _plan(
+    tree: object, name: str, arrays: list[Any], names: list[str]
+) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes such a tree of its arrays, which are added to `arrays`."""
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        try:
+            keys = sorted(tree)
+        except TypeError:
+            raise TypeError(
+                "the keys of a dict in a tree must be of one kind, to have an order"
+            ) from None
+        by_key = {key: _plan(tree[key], f"{name}[{key!r}]", arrays, names) for key in keys}
+        order = list(tree)
+        return lambda made: {key: by_key[key](made) for key in order}
+    if isinstance(tree, list | tuple):
+        fields: Sequence[str] | None = getattr(tree, "_fields", None)
+        parts = [f"[{index}]" for index in range(len(tree))]
+        if fields is not None:
+            parts = [f".{field}" for field in fields]
+        plans = [
+            _plan(child, name + part, arrays, names)
+            for child, part in zip(tree, parts, strict=True)
+        ]
+        if isinstance(tree, list):
+            return lambda made: [plan(made) for plan in plans]
+        kind: Any = type(tree)
+        if fields is not None:
+            return lambda made: kind(*[plan(made) for plan in plans])
+        return lambda made: kind([plan(made) for plan in plans])
+    number = len(arrays)
+    arrays.append(tree)
+    names.append(name)
+    return lambda made: made[number]

@@ -1,44 +1,54 @@
 """Functions: the collectives as users call them, with their types and docstrings, for frontends.
 
-Written once: Functions(frontend, one) has them for single arrays, Functions(frontend, flatten) for
-trees, and a frontend's modules name its methods. In `tree`, `x` and `out` are trees of arrays that
-go as one operation; shapes, dtypes and errors are then those of each array. Each method prepares
-the arrays (frontend.py), calls that of the Group and makes the result of its outcome. On an error
-every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
-anything.
+Written once: Functions(frontend) has them for single arrays, Trees(frontend) for trees, and a
+frontend's modules name their methods. In `tree`, `x` and `out` are trees of arrays that go as one
+operation; shapes, dtypes and errors are then those of each array. Each method prepares the arrays
+(frontend.py), calls that of the Group and makes the result of its outcome. On an error every input
+is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-from pccl_py.collectives import Part, Root, check_no_root, listed, numbered
-from pccl_py.communicator import Group
-from pccl_py.errors import InvalidArgument
-from pccl_py.kit.frontend import Form, Frontend, one
-from pccl_py.options import (
-    Broadcast,
+from pccl_py.call import (
     BroadcastOptions,
-    Many,
     ManyOptions,
-    Message,
     MessageOptions,
-    Move,
+    Method,
     MoveOptions,
-    Reduce,
+    Named,
     ReduceOptions,
     check,
     documented,
 )
+from pccl_py.collectives import Part, Root, check_no_root, listed
+from pccl_py.communicator import Group
+from pccl_py.errors import InvalidArgument
+from pccl_py.kit.frontend import Form, Frontend, flatten, one
 from pccl_py.outcome import Outcome
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import ReduceOp, parse_op
 from pccl_py.work import Work
 
 T = TypeVar("T")
-Mode = TypeVar("Mode")
+P = ParamSpec("P")
+Mode = TypeVar("Mode", covariant=True)
+Elsewhere = TypeVar("Elsewhere", covariant=True)
 # Like an array, and none: the result is not of their type.
 Like: TypeAlias = float | list[Any] | tuple[Any, ...]
 
@@ -47,57 +57,97 @@ class Single:
     """The mode of Functions for single arrays."""
 
 
-class Functions(Generic[Mode]):
-    """The collectives over a frontend's arrays, or over trees of them.
+class Function(Protocol[Mode, P, Elsewhere]):
+    """A function whose result is of the type of `x`; or `Elsewhere`, which ranks beside a root get.
 
-    `form` makes the arrays of a call of an argument.
+    A type checker knows the arguments of a call that asks for neither a Work nor the outcome, as of
+    `pccl_py.call.Operation`.
     """
 
-    def __init__(self, frontend: Frontend[Any], form: Callable[[Any], Form]) -> None:
-        self._frontend = frontend
-        self._form = form
-
     @overload
-    def all_reduce(
-        self: Functions[Single], comm: Group, x: Like, out: Any = None, **_: Unpack[Reduce.Any]
+    def __call__(
+        self: Function[Single, P, Elsewhere], comm: Group, x: Like, /, *args: Any, **options: Any
     ) -> Any: ...
     @overload
-    def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Wait]) -> T: ...
+    def __call__(
+        self, comm: Group, x: T, /, *args: P.args, **options: P.kwargs
+    ) -> T | Elsewhere: ...
     @overload
+    def __call__(
+        self, comm: Group, x: T, /, *args: Any, return_outcome: Literal[True], **options: Any
+    ) -> tuple[T | Elsewhere, Outcome]: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: T, /, *args: Any, async_op: Literal[True], **options: Any
+    ) -> Work[T | Elsewhere]: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: Any, /, *args: Any, async_op: bool, **options: Any
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, comm: Group, x: Any, /, *args: Any, return_outcome: bool, **options: Any
+    ) -> Any: ...
+
+
+class FunctionOf(Protocol[P, Elsewhere]):
+    """A Function as Functions has it."""
+
+    def __get__(self, owner: Functions[Mode], kind: Any = None) -> Function[Mode, P, Elsewhere]: ...
+
+
+_Written: TypeAlias = Callable[Concatenate[Any, Group, Any, P], Any]
+
+
+def everywhere(kind: type) -> Callable[[_Written[P]], FunctionOf[P, Never]]:
+    """For a method with the options of `kind` that returns an array on every rank."""
+    typed: Any = documented(kind, "async_op", "return_outcome")
+    return typed  # type: ignore[no-any-return]
+
+
+def at_root(kind: type) -> Callable[[_Written[P]], FunctionOf[P, None]]:
+    """For a method that returns an array on the root, and None elsewhere."""
+    typed: Any = documented(kind, "async_op", "return_outcome")
+    return typed  # type: ignore[no-any-return]
+
+
+def in_place(kind: type) -> Callable[[Callable[Concatenate[Any, P], Any]], Method[P]]:
+    """For a method that returns the outcome."""
+    typed: Any = documented(kind, "async_op")
+    return typed  # type: ignore[no-any-return]
+
+
+class Functions(Generic[Mode]):
+    """The collectives over a frontend's arrays; Trees has those over trees of them."""
+
+    def __init__(self, frontend: Frontend[Any]) -> None:
+        self._frontend = frontend
+
+    def form(self, x: object) -> Form:
+        """The arrays of an argument."""
+        return one(x)
+
+    @everywhere(ReduceOptions)
     def all_reduce(
-        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_reduce(
-        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Work]
-    ) -> Work[T]: ...
-    @overload
-    def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Any]) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
-    def all_reduce(self, comm: Group, x: Any, out: Any = None, **options: Any) -> Any:
+        self, comm: Group, x: Any, out: Any = None, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
-        `x`: any layout, a dtype in `pccl_py.DType`; the same shape and dtype on every peer. `out`:
-        of exactly that shape and dtype, any layout; it may be `x` or overlap it, as with NumPy's
-        own functions. A new array is C-contiguous and in native byte order. On any error `x` is as
-        it was.
+        `x`: any layout, a dtype in `pccl_py.DType`; all peers pass the same shape and dtype. `out`:
+        an array of the shape and dtype of `x`, in any layout; it may be `x` or overlap it, as with
+        NumPy's own functions. A new array is C-contiguous and in native byte order. On any error
+        `x` keeps its content.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
         targets = self._targets(sends, out, adds=_adds(options))
         return self._give(comm.all_reduce, sends, targets, (), options, form, out)
 
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Bool]) -> Outcome | Work: ...
-    @documented(ReduceOptions)
-    def all_reduce_(self, comm: Group, x: Any, **options: Any) -> Any:
+    @in_place(ReduceOptions)
+    def all_reduce_(self, comm: Group, x: Any, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members in place, and returns the outcome.
 
-        Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
+        Shapes and dtypes are as for `all_reduce`. On any error `x` keeps its content.
         """
         self._frontend.check_comm(comm)
         form, targets = self._places(x, adds=_adds(options))
@@ -110,41 +160,50 @@ class Functions(Generic[Mode]):
         comm: Group,
         xs: Sequence[Like],
         out: Any = None,
-        **_: Unpack[Many.Any],
+        *,
+        return_outcome: bool = ...,
+        **_: Unpack[ManyOptions],
     ) -> Any: ...
     @overload
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Wait]
+        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[ManyOptions]
     ) -> list[T]: ...
     @overload
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Both]
+        self,
+        comm: Group,
+        xs: Sequence[T],
+        out: Any = None,
+        *,
+        return_outcome: Literal[True],
+        **_: Unpack[ManyOptions],
     ) -> tuple[list[T], list[Outcome]]: ...
-    @overload
-    def all_reduce_many(
-        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Any]
-    ) -> Any: ...
     @documented(ManyOptions, "return_outcome")
     def all_reduce_many(
-        self, comm: Group, xs: Sequence[Any], out: Any = None, **options: Any
+        self,
+        comm: Group,
+        xs: Sequence[Any],
+        out: Any = None,
+        *,
+        return_outcome: bool = False,
+        **options: Unpack[ManyOptions],
     ) -> Any:
-        """The reductions of all `xs`, as a list of new arrays like these, or in those of `out`.
+        """The reduction of each of `xs`, as a list of new arrays, or in the arrays of `out`.
 
-        Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i.
-        They begin in their order, at most `in_flight` at once. Those that are aborted are made
-        again, up to `retry` times each: an abort is of all members, so all repeat the same. All
-        members pass as many, and the same `retry`. `deadline` is that of the whole. With
-        `return_outcome` the second list has an outcome for each.
+        Each array is an operation of its own, like an `all_reduce`; array i has the tag `tag` + i.
+        The operations begin in order, at most `in_flight` at once. An aborted operation is
+        repeated, up to `retry` times: an abort reaches all members, so all members repeat it. All
+        members pass equally many arrays and the same `retry`. `deadline` limits the whole call.
+        With `return_outcome` the second list has the outcome of each operation.
 
-        All are tried, whatever becomes of the others. Then the error of the first that failed is
-        raised, and `error.works` has the last operation of each. On any error all `xs` are as they
-        were.
+        The call tries all operations, also after one has failed. Then it raises the error of the
+        first operation that failed; `error.works` has the last operation of each array. On any
+        error all `xs` keep their content.
         """
         self._frontend.check_comm(comm)
-        told, parts = options.pop("return_outcome", False), _Parts()
-        given = listed("xs", xs, out)
+        parts, given = _Parts(), listed("xs", xs, out)
         for number, (x, into) in enumerate(given):
-            with numbered("xs", number):
+            with Named(f"xs[{number}]"):
                 form, sends = self._sources(x, adds=_adds(options))
                 targets = self._targets(sends, into, adds=_adds(options))
             asked = {"return_outcome": True}
@@ -152,7 +211,7 @@ class Functions(Generic[Mode]):
             parts.receive(form, targets)
         results = parts.run(self._frontend, comm, options)
         made = [result for result, _ in results]
-        return (made, [outcome for _, outcome in results]) if told else made
+        return (made, [outcome for _, outcome in results]) if return_outcome else made
 
     @documented(ManyOptions)
     def all_reduce_many_(
@@ -160,13 +219,13 @@ class Functions(Generic[Mode]):
     ) -> list[Outcome]:
         """Reduces all `xs`, of any layout, over all members in place, and returns the outcomes.
 
-        On an error each of `xs` has its result, if its operation committed, or is as it was.
+        On an error each of `xs` has its result, if its operation committed, or keeps its content.
         Otherwise as `all_reduce_many`.
         """
         self._frontend.check_comm(comm)
         parts = _Parts()
         for number, (x, _) in enumerate(listed("xs", xs, None)):
-            with numbered("xs", number):
+            with Named(f"xs[{number}]"):
                 form, targets = self._places(x, adds=_adds(options))
             used = [self._frontend.packed(target) for target in targets]
             self._run(parts.all_reduce, (self._memory(used),), {}, form, targets, used)
@@ -174,37 +233,14 @@ class Functions(Generic[Mode]):
         outcomes: list[Outcome] = parts.run(self._frontend, comm, dict(options))
         return outcomes
 
-    @overload
+    @at_root(ReduceOptions)
     def reduce(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        root: Root = 0,
-        **_: Unpack[Reduce.Any],
-    ) -> Any: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Wait]
-    ) -> T | None: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Both]
-    ) -> tuple[T | None, Outcome]: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Work]
-    ) -> Work[T | None]: ...
-    @overload
-    def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Any]
-    ) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
-    def reduce(self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Any) -> Any:
+        self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
 
-        There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
-        and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
+        The root gets a new array, or `out`; other ranks get None, and ignore `out`. `x` and `out`
+        are as for `all_reduce`. If the root is lost, all members get Aborted.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -212,19 +248,11 @@ class Functions(Generic[Mode]):
         targets = self._targets(sends, out, adds=_adds(options)) if _is_root(comm, root) else None
         return self._give(comm.reduce, sends, targets, (root,), options, form, out)
 
-    @overload
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Wait]) -> Outcome: ...
-    @overload
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Work]) -> Work: ...
-    @overload
-    def reduce_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
+    @in_place(ReduceOptions)
+    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
         """Reduces `x`, of any layout, over all members into `x` of `root`, and returns the outcome.
 
-        Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
+        Other ranks only read `x`, which may be read-only. Otherwise as `reduce`.
         """
         self._frontend.check_comm(comm)
         is_root = _is_root(comm, root)
@@ -234,52 +262,28 @@ class Functions(Generic[Mode]):
         written = (targets, used) if is_root else ()
         return self._run(comm.reduce, given, options, form, *written)
 
-    @overload
+    @everywhere(BroadcastOptions)
     def broadcast(
-        self: Functions[Single], comm: Group, x: Like, root: Root = 0, **_: Unpack[Broadcast.Any]
-    ) -> Any: ...
-    @overload
-    def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> T: ...
-    @overload
-    def broadcast(
-        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def broadcast(
-        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Work]
-    ) -> Work[T]: ...
-    @overload
-    def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Any]) -> Any: ...
-    @documented(BroadcastOptions, "return_outcome")
-    def broadcast(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
+        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Any:
         """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
 
-        `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; the same shape
-        and dtype on every peer. Its values matter on the root only.
+        `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; all peers pass
+        the same shape and dtype, and only the root's values matter.
         """
         self._frontend.check_comm(comm)
-        form, frontend = self._form(x), self._frontend
+        form, frontend = self.form(x), self._frontend
         made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
         given = self._memory(made), root
         return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
 
-    @overload
+    @in_place(BroadcastOptions)
     def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Wait]
-    ) -> Outcome: ...
-    @overload
-    def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Work]
-    ) -> Work: ...
-    @overload
-    def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Bool]
-    ) -> Outcome | Work: ...
-    @documented(BroadcastOptions)
-    def broadcast_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
-        """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
+        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]
+    ) -> Any:
+        """Overwrites `x`, of any layout, with the `x` of `root`; returns the outcome.
 
-        A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
+        A read-only `x` is a ValueError, except on the root, which only reads it. Otherwise as
         `broadcast`.
         """
         self._frontend.check_comm(comm)
@@ -292,41 +296,22 @@ class Functions(Generic[Mode]):
         given = self._memory(used), root
         return self._run(comm.broadcast, given, options, form, targets, used)
 
-    @overload
+    @everywhere(ReduceOptions)
     def reduce_scatter(
-        self: Functions[Single],
+        self,
         comm: Group,
-        x: Like,
+        x: Any,
         out: Any = None,
         counts: Counts = None,
-        **_: Unpack[Reduce.Any],
-    ) -> Any: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> T: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work[T]: ...
-    @overload
-    def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Any]
-    ) -> Any: ...
-    @documented(ReduceOptions, "return_outcome")
-    def reduce_scatter(
-        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
+        **options: Unpack[ReduceOptions],
     ) -> Any:
         """This rank's rows of the reduction of `x` over all members, as a new array or in `out`.
 
         `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with
-        `counts`, of sum(counts) rows, for one of counts[rank]. The same shape, dtype and `counts`
-        on every peer. `out` may be those rows of `x`, or overlap it. Otherwise as `all_reduce`;
-        ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
+        `counts`, sum(counts) rows, for a result of counts[rank] rows. All peers pass the same
+        shape, dtype and `counts`. `out` may be this rank's rows of `x`, or overlap `x`. Otherwise
+        as `all_reduce`; ValueError also if the rows do not divide among the ranks. The rows of a
+        lost rank go to no rank.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -335,23 +320,13 @@ class Functions(Generic[Mode]):
         rest = (rows[0].elements,)
         return self._give(comm.reduce_scatter, sends, targets, rest, options, form, out)
 
-    @overload
+    @in_place(ReduceOptions)
     def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Wait]
-    ) -> Outcome: ...
-    @overload
-    def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Work]
-    ) -> Work: ...
-    @overload
-    def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Bool]
-    ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
-    def reduce_scatter_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
+        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[ReduceOptions]
+    ) -> Any:
         """Overwrites this rank's rows of `x` with their reduction over all members.
 
-        The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
+        Other rows of `x` are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
         self._frontend.check_comm(comm)
         form, (whole,) = self._places(x, adds=_adds(options))
@@ -362,46 +337,27 @@ class Functions(Generic[Mode]):
         given = self._memory(sends), self._memory(recvs), rows.elements
         return self._run(comm.reduce_scatter, given, options, form, targets, recvs)
 
-    @overload
+    @everywhere(MoveOptions)
     def all_gather(
-        self: Functions[Single],
+        self,
         comm: Group,
-        x: Like,
+        x: Any,
         out: Any = None,
         counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> T: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Both]
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work[T]: ...
-    @overload
-    def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Any]
-    ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
-    def all_gather(
-        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
+        **options: Unpack[MoveOptions],
     ) -> Any:
-        """`x` of all members, one behind the other along axis 0 in rank order, new or in `out`.
+        """`x` of all members, one behind the other along axis 0 in rank order; new, or in `out`.
 
         `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with
-        `counts`, of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one
-        element: n of them make the shape (n,). Equal shapes but for the rows, equal `counts` and
-        dtype on every peer; dtypes are those of `broadcast`. `out`: of exactly that shape and
-        dtype; `x` may be its rows of this rank, or overlap it. A member that is lost ends the call
-        with Aborted on all, and each such call until an `admit` closes the gap
-        (`Admission.changed`); with recovery "restart" or "resume" calls go on, and elements of a
-        lost member that no survivor got are zeros, on all alike; the outcome names no contributor
-        for them.
+        `counts`, counts[rank] rows, for a result of sum(counts) rows. An array of no dimension is a
+        row of one element: n of them make the shape (n,). All peers pass equal shapes except for
+        the rows, equal `counts` and dtypes; dtypes are those of `broadcast`. `out`: an array of the
+        shape and dtype of the result; `x` may be this rank's rows of `out`, or overlap it.
+
+        After a member was lost or has left, the call raises Aborted on all members, and so do later
+        calls until an `admit` begins an epoch without that member (`Admission.changed`). With
+        recovery "restart" or "resume" calls go on: elements of a lost member that no survivor
+        received are zeros on all members, and the outcome names no contributor for them.
         """
         self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
@@ -409,24 +365,15 @@ class Functions(Generic[Mode]):
         rest = (rows[0].elements,)
         return self._give(comm.all_gather, sends, targets, rest, options, form, out)
 
-    @overload
+    @in_place(MoveOptions)
     def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Wait]
-    ) -> Outcome: ...
-    @overload
-    def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Work]
-    ) -> Work: ...
-    @overload
-    def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Bool]
-    ) -> Outcome | Work: ...
-    @documented(MoveOptions)
-    def all_gather_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
-        """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
+        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]
+    ) -> Any:
+        """Fills `x`, which has this rank's rows, with the rows of all ranks; returns the outcome.
 
-        `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
-        rounded, so that all members have equal bytes. Otherwise as `all_gather`.
+        `x` has n * k rows in a world of n ranks, or with `counts` sum(counts) rows, on every peer.
+        With a codec all rows are rounded, so that all members have equal bytes. Otherwise as
+        `all_gather`.
         """
         self._frontend.check_comm(comm)
         form, (whole,) = self._places(x)
@@ -444,9 +391,11 @@ class Functions(Generic[Mode]):
         out: T,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Wait],
+        **_: Unpack[MoveOptions],
     ) -> T: ...
     @overload
+    def scatter(self, comm: Group, x: Any, *args: Any, **_: Any) -> Any: ...
+    @documented(MoveOptions, "async_op", "return_outcome")
     def scatter(
         self,
         comm: Group,
@@ -454,24 +403,14 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
-    def scatter(
-        self,
-        comm: Group,
-        x: Any,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
-        """This rank's rows of `x` of `root`: in a new array there, or in `out`; elsewhere in `out`.
+        """This rank's rows of the `x` of `root`: the root gets a new array or `out`, others `out`.
 
-        `x`: on the root, of n * k rows in a world of n ranks, or with `counts` of sum(counts);
-        `out` may be this rank's rows of it, or overlap it. Elsewhere `x` is not looked at, and
-        nobody there knows its shape: that of `out` says it. A lost root ends the operation with
-        Aborted on all. Dtypes are those of `broadcast`.
+        `x`: on the root, n * k rows in a world of n ranks, or with `counts` sum(counts) rows; `out`
+        may be the root's rows of `x`, or overlap it. Other ranks ignore `x`, and need `out`, whose
+        shape says what they receive. If the root is lost, all members get Aborted. Dtypes are those
+        of `broadcast`.
         """
         self._frontend.check_comm(comm)
         sends = None
@@ -486,64 +425,14 @@ class Functions(Generic[Mode]):
                 raise InvalidArgument(
                     "out is needed except on the root: only the root knows the shape of x"
                 )
-            form = self._form(out)
+            form = self.form(out)
             targets = form.each(lambda each: self._frontend.target(each, adds=False))
             self._frontend.check_apart(targets, form.names)
             rows = self._rows_of(comm, form, targets, counts, "out")
         rest = (root, rows[0].elements)
         return self._give(comm.scatter, sends, targets, rest, options, form, out)
 
-    @overload
-    def gather(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> T | None: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Both],
-    ) -> tuple[T | None, Outcome]: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work[T | None]: ...
-    @overload
-    def gather(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @at_root(MoveOptions)
     def gather(
         self,
         comm: Group,
@@ -551,11 +440,12 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
-        """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
+        """`x` of all members on `root`, like the result of `all_gather`; other ranks get None.
 
-        A lost root ends the operation with Aborted on all, whatever the recovery.
+        Other ranks ignore `out`. If the root is lost, all members get Aborted, whatever the
+        recovery.
         """
         self._frontend.check_comm(comm)
         form, sends, rows = self._parts(comm, x, counts)
@@ -564,57 +454,7 @@ class Functions(Generic[Mode]):
         rest = (root, rows[0].elements)
         return self._give(comm.gather, sends, targets, rest, options, form, out)
 
-    @overload
-    def all_to_all(
-        self: Functions[Single],
-        comm: Group,
-        x: Like,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Wait],
-    ) -> T: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Both],
-    ) -> tuple[T, Outcome]: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Work],
-    ) -> Work[T]: ...
-    @overload
-    def all_to_all(
-        self,
-        comm: Group,
-        x: T,
-        out: Any = None,
-        send_counts: Counts = None,
-        recv_counts: Counts = None,
-        **_: Unpack[Move.Any],
-    ) -> Any: ...
-    @documented(MoveOptions, "return_outcome")
+    @everywhere(MoveOptions)
     def all_to_all(
         self,
         comm: Group,
@@ -622,17 +462,17 @@ class Functions(Generic[Mode]):
         out: Any = None,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Any,
+        **options: Unpack[MoveOptions],
     ) -> Any:
         """This rank's rows of `x` of each member, in rank order; a new array, or `out`.
 
-        `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on
-        every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many
-        come from each: every two must agree about those between them, else Mismatch, and the rows
-        have one shape everywhere. With counts bool and floats of eight bits go as u8, complex
-        numbers as two floats each: nobody compares such dtypes. `out`: of the result's shape and
-        dtype; it may be `x`, or overlap it. Dtypes are those of `broadcast`. A member that is lost
-        ends the call as it does an `all_gather`.
+        `x`: n * k rows in a world of n ranks, of which k go to each rank; all peers pass the same
+        shape and dtype. Or `send_counts` says how many rows go to each rank, and `recv_counts` how
+        many come from each rank: any two peers must agree about the rows between them, else
+        Mismatch, and all rows have the same shape. With counts, bool and floats of eight bits go as
+        u8 and a complex number as two floats, and members do not notice if these dtypes differ.
+        `out`: an array of the shape and dtype of the result; it may be `x`, or overlap it. Dtypes
+        are those of `broadcast`. After a loss the call ends as an `all_gather` does.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x)
@@ -649,54 +489,35 @@ class Functions(Generic[Mode]):
         targets = self._targets(sends, out, exchanged=shape)
         return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Work]) -> Work: ...
-    @overload
-    def barrier(self, comm: Group, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
-    @documented(BroadcastOptions)
-    def barrier(self, comm: Group, **options: Any) -> Any:
-        """Returns the outcome once every member that is there has called it.
+    @in_place(BroadcastOptions)
+    def barrier(self, comm: Group, **options: Unpack[BroadcastOptions]) -> Any:
+        """Returns the outcome once every member that is left has called `barrier`.
 
-        With recovery "complete" it fails instead if one is lost.
+        With recovery "complete" it raises Aborted if a member is lost.
         """
         self._frontend.check_comm(comm)
         return comm.barrier(**options)
 
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
-    @documented(MessageOptions)
-    def send(self, comm: Group, x: Any, dst: Root, **options: Any) -> Any:
+    @in_place(MessageOptions)
+    def send(self, comm: Group, x: Any, dst: Root, **options: Unpack[MessageOptions]) -> Any:
         """Sends `x` to `dst`, another rank or the id of a member, which calls `recv` or `recv_`.
 
-        `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has all of
-        it: so two that both send first wait for each other, unless with `async_op`. Errors are
-        those of `pccl_py.Communicator.send`.
+        `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has the
+        whole message: two members that both send first would wait for each other, so pass
+        `async_op` there. Errors are those of `pccl_py.Communicator.send`.
         """
         self._frontend.check_comm(comm)
         source = self._frontend.packed(self._frontend.array(x, adds=False))
         return self._run(comm.send, (self._memory([source]), dst), options, one(x))
 
-    @overload
-    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
-    @overload
-    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Work]) -> Work: ...
-    @overload
-    def recv_(
-        self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Bool]
-    ) -> Outcome | Work: ...
-    @documented(MessageOptions)
-    def recv_(self, comm: Group, x: Any, src: Root, **options: Any) -> Any:
+    @in_place(MessageOptions)
+    def recv_(self, comm: Group, x: Any, src: Root, **options: Unpack[MessageOptions]) -> Any:
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 
-        Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or
-        both get `Mismatch`. Bool and floats of eight bits go as u8, complex numbers as two floats
-        each: nobody compares such dtypes. On any other error `x` may hold anything.
+        `x` must have as many elements, of the same dtype, as the `x` that `src` sends; else both
+        sides get `Mismatch`. Bool and floats of eight bits go as u8 and a complex number as two
+        floats, and the sides do not notice if these dtypes differ. On any other error `x` may hold
+        anything.
         """
         self._frontend.check_comm(comm)
         targets = [self._frontend.target(x, adds=False)]
@@ -707,31 +528,31 @@ class Functions(Generic[Mode]):
     # ---- what they are made of
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
-        """Receives from `src` in the packed array that was made for it, which is returned."""
+        """Receives from `src` into `made`, a new packed array, and returns it."""
         self._frontend.check_comm(comm)
         form, given = one(made), (self._memory([made]), src)
         return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
 
     def _sources(self, x: Any, adds: bool = False) -> tuple[Form, list[Any]]:
-        form, frontend = self._form(x), self._frontend
+        form, frontend = self.form(x), self._frontend
         return form, form.each(lambda each: frontend.packed(frontend.array(each, adds)))
 
     def _places(
         self, x: Any, adds: bool = False, only_read: bool = False
     ) -> tuple[Form, list[Any]]:
-        """The arrays of a call in place: here they are written, unless they are only read."""
-        form = self._form(x)
+        """The arrays of a call in place, which this rank writes unless `only_read`."""
+        form = self.form(x)
         targets = form.each(lambda each: self._frontend.target(each, adds, only_read))
         if not only_read:
             self._frontend.check_apart(targets, form.names)
         return form, targets
 
     def _check_no_root(self, out: Any) -> None:
-        for each in () if out is None else self._form(out).arrays:
+        for each in () if out is None else self.form(out).arrays:
             check_no_root(each)
 
     def _targets(self, sends: list[Any], out: Any, **how: Any) -> list[Any]:
-        return self._frontend.targets(sends, None if out is None else self._form(out), **how)
+        return self._frontend.targets(sends, None if out is None else self.form(out), **how)
 
     def _wholes(
         self, comm: Group, form: Form, arrays: list[Any], counts: Counts, **how: Any
@@ -751,14 +572,14 @@ class Functions(Generic[Mode]):
         return form.each(rows, parts)
 
     def _wide(self, rows: Rows, x: Any) -> Rows:
-        """With the elements of each rank as the core counts them."""
+        """The rows, with the elements of each rank as the core counts them."""
         width = self._frontend.width(x)
         if width == 1 or rows.elements is None:
             return rows
         return replace(rows, elements=[count * width for count in rows.elements])
 
     def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
-        """This rank's rows of something; an array of no dimension is a row of one element."""
+        """The rows that this rank passes; an array of no dimension is a row of one element."""
         (form, parts), frontend = self._sources(x), self._frontend
         parts = [each if frontend.shape(each) else frontend.reshape(each, (1,)) for each in parts]
         return form, parts, self._rows_of(comm, form, parts, counts)
@@ -787,7 +608,7 @@ class Functions(Generic[Mode]):
     def _memory(self, arrays: list[Any] | None) -> Any:
         """Packed arrays as the core takes them.
 
-        One goes without a list: it may have counts, and an error about it has no number.
+        A single array goes without a list: it may have counts, and its errors have no number.
         """
         if arrays is None:
             return None
@@ -819,8 +640,15 @@ class Functions(Generic[Mode]):
         return collective(*given, **options)
 
 
+class Trees(Functions[Any]):
+    """The collectives over trees of a frontend's arrays: see `flatten`."""
+
+    def form(self, x: object) -> Form:
+        return flatten(x)
+
+
 class _Parts:
-    """The operations of an all_reduce_many, as they are prepared, and where their results go."""
+    """The prepared operations of an all_reduce_many, and the arrays that get their results."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -828,7 +656,7 @@ class _Parts:
         self._names: list[str] = []
 
     def all_reduce(self, array: Any, out: Any = None, **beside: Any) -> None:
-        """Keeps what is asked of the Group's method of this name."""
+        """Keeps an operation, in the place of the Group's `all_reduce`, which would run it."""
         self._parts.append(Part(array, array if out is None else out, beside))
 
     def receive(self, form: Form, targets: Sequence[Any]) -> None:
@@ -843,7 +671,7 @@ class _Parts:
 
 
 def _adds(options: Mapping[str, Any]) -> bool:
-    """Whether a reduction adds elements up: bits are combined of more dtypes."""
+    """Whether a reduction adds elements up, which fewer dtypes allow than combining bits."""
     return not parse_op(options.get("op", ReduceOp.SUM)).is_bitwise
 
 

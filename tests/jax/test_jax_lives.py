@@ -19,7 +19,7 @@ import pytest
 from jax import lax
 from jax._src import monitoring
 from jax.experimental.compilation_cache import compilation_cache
-from pccl_jax import calls
+from pccl_jax import call
 
 import pccl_py as pccl
 
@@ -129,7 +129,7 @@ def test_a_program_in_the_cache_of_jax_serves_other_communicators(cached: list[s
 
 def test_a_program_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a file never makes another call. Method: words of the same number, of version 0."""
-    monkeypatch.setattr(calls, "_WORDS_VERSION", 0)
+    monkeypatch.setattr(call, "_WORDS_VERSION", 0)
     step = pj.jit(lambda comm, x: pj.all_reduce(comm, x))
     with (
         pccl.LocalWorld(1, deadline=20) as world,

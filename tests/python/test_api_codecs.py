@@ -318,7 +318,7 @@ def test_a_residual_changes_though_ctrl_c_ends_the_call_as_it_commits(
     """The others have the sum: to add the former residual once more would count it twice."""
     inputs = normal()
     codec = pccl.Codec("int4", rotate=False)
-    wait, native = Work.wait, _pccl.coalesced
+    wait, native = Work.wait, _pccl.call
     raised = []
 
     def run(comm: pccl.Communicator, tag: int) -> bytes:
@@ -346,7 +346,7 @@ def test_a_residual_changes_though_ctrl_c_ends_the_call_as_it_commits(
         return work
 
     monkeypatch.setattr(Work, "wait", wait_and_be_interrupted)
-    monkeypatch.setattr(_pccl, "coalesced", reduce_and_be_interrupted)
+    monkeypatch.setattr(_pccl, "call", reduce_and_be_interrupted)
     assert world.run(lambda comm: run(comm, 16)) == undisturbed
     assert raised
 

@@ -18,7 +18,7 @@ import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
-from pccl_py import _pccl, objects
+from pccl_py import _pccl, collectives
 
 SIZE = 1000
 
@@ -32,14 +32,14 @@ def pair() -> Iterator[list[pccl.Communicator]]:
 @pytest.fixture
 def signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every native call of the main thread has a signal when it returns, before Python goes on."""
-    native = _pccl.coalesced
+    native = _pccl.call
 
     def call(*arguments: Any) -> None:
         native(*arguments)
         if threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(_pccl, "coalesced", call)
+    monkeypatch.setattr(_pccl, "call", call)
 
 
 def beside(program: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -153,18 +153,18 @@ def test_ctrl_c_between_the_two_operations_of_an_object_withdraws_both(
     pair: list[pccl.Communicator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sizes are known to all, and the others do not wait for the bytes of this peer."""
-    sizes = objects._Asked.sizes
+    sizes = collectives._ObjectCall.sizes
 
     def signal_once(*given: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(objects._Asked, "sizes", sizes)
+            monkeypatch.setattr(collectives._ObjectCall, "sizes", sizes)
             signal.raise_signal(signal.SIGINT)
         return sizes(*given)
 
     def gather() -> Any:
         return pair[1].all_gather_object(1, recovery="restart")
 
-    monkeypatch.setattr(objects._Asked, "sizes", signal_once)
+    monkeypatch.setattr(collectives._ObjectCall, "sizes", signal_once)
     other, theirs = beside(gather)
     with pytest.raises(KeyboardInterrupt) as caught:
         pair[0].all_gather_object(0, recovery="restart")

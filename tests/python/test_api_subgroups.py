@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
-from pccl_py.subgroups import Split, Wish, name_of
+from pccl_py.communicator import Split, Wish, name_of
 
 LOOPBACK = "127.0.0.1:0"
 

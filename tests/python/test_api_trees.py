@@ -14,7 +14,7 @@ import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
-from pccl_py.kit.trees import flatten
+from pccl_py.kit.frontend import flatten
 from pccl_py.words import DIFFER_IN_FORM
 
 

@@ -29,15 +29,14 @@ def test_async_op_says_what_is_returned(comm: pccl.Communicator) -> None:
     assert_type(comm.all_reduce(array), pccl.Outcome)
     assert_type(comm.all_reduce(array, async_op=False, op="max"), pccl.Outcome)
     assert_type(comm.all_reduce(array, async_op=True).wait(), pccl.Outcome)
+    assert_type(comm.all_reduce(array, array, op="max", async_op=True), pccl.Work).wait()
     either = comm.all_reduce(array, async_op=flag)
     assert_type(either, pccl.Outcome | pccl.Work)
     assert isinstance(either, pccl.Work) and either.wait()
 
 
-def test_objects_are_the_results_of_works(comm: pccl.Communicator) -> None:
+def test_objects_come_in_a_list(comm: pccl.Communicator) -> None:
     assert_type(comm.all_gather_object(1), list[Any])
-    assert_type(comm.all_gather_object(1, async_op=True).wait(), list[Any])
-    assert comm.broadcast_object(1, async_op=True).wait() == 1
 
 
 def test_dtypes_are_kept(comm: pccl.Communicator) -> None:
@@ -47,6 +46,12 @@ def test_dtypes_are_kept(comm: pccl.Communicator) -> None:
     assert isinstance(pnp.all_reduce(comm, [1.0, 2.0]), np.ndarray)
     assert_type(pnp.all_gather(comm, array), NDArray[np.float32])
     assert_type(pnp.gather(comm, array), NDArray[np.float32] | None)
+    assert_type(pnp.scatter(comm, array, array[:2]), NDArray[np.float32])
+    assert_type(
+        pnp.reduce(comm, array, async_op=True), pccl.Work[NDArray[np.float32] | None]
+    ).wait()
+    assert_type(pnp.all_gather(comm, array, async_op=True).wait(), NDArray[np.float32])
+    assert_type(pnp.barrier(comm, async_op=True), pccl.Work).wait()
     _, outcome = pnp.broadcast(comm, array, return_outcome=True)
     assert_type(outcome, pccl.Outcome)
     work = pnp.all_to_all(comm, array, async_op=True)
@@ -89,6 +94,10 @@ def test_words_that_do_not_exist_are_refused(comm: pccl.Communicator) -> None:
         comm.broadcast(array, codec="int8")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="not an array"):
         comm.all_reduce({"x": 1})  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="unknown op"):  # a type checker does not know it there
+        comm.all_reduce(array, op="total", async_op=True)
+    with pytest.raises(TypeError, match="no option"):
+        pnp.broadcast(comm, array, codec="int8")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_overloads, get_type_hints
+from typing import Any
 
 import c_reference
 import make_site
@@ -88,15 +88,9 @@ def right_column() -> list[str]:
 
 
 def keywords(function: Any) -> set[str]:
-    """Its parameters, and the keys of its options: a TypedDict, of its own or of each overload."""
-    found = set(inspect.signature(function).parameters)
-    unpacked = [get_type_hints(typed)["_"] for typed in get_overloads(function)]
-    if "options" in found:
-        unpacked.append(function.__annotations__["options"])
-    for typed in unpacked:
-        (options,) = get_args(typed)
-        found |= options.__required_keys__ | options.__optional_keys__
-    return found
+    """Its parameters, and the options that its docstring lists."""
+    named = re.findall(r"^  (\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    return set(inspect.signature(function).parameters) | set(named)
 
 
 def test_the_tables_of_other_libraries_name_what_is_there() -> None:

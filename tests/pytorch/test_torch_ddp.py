@@ -22,7 +22,7 @@ from pccl_torch import ddp as wrappers
 from pccl_torch import elastic
 from pccl_torch.ahead import entries_to_come
 from pccl_torch.errors import torch_error
-from pccl_torch.lone_store import LoneStore
+from pccl_torch.start import LoneStore
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard

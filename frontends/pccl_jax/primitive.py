@@ -1,29 +1,23 @@
-"""Calls: one primitive of JAX for each collective, its shapes, and the custom call that it becomes.
+"""Primitives: one of JAX for each kind of call, its shapes, and the custom call that it becomes.
 
     outs = primitive_of(Kind.ALL_REDUCE).bind(handle, *arrays, call=Call(Kind.ALL_REDUCE, ...))
 
 `handle` is the communicator (communicators.py); the results are those of the arrays, and behind
-them an outcome, if the call tells one. All that a rule for derivatives, for vmap or for another
-platform needs is in `Call`, which can be compared and hashed: such rules replace parts of it and
-bind again. Collectives as users call them: collectives.py.
+them an outcome, if the call tells one. Collectives as users call them: collectives.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from pccl_jax import eager, host, library
+from pccl_jax.call import WHOLE, Call
 from pccl_jax.effects import ORDERED
-from pccl_jax.kinds import ADDING, WHOLE, Kind
 from pccl_jax.outcomes import WORDS
-from pccl_jax.trees import form_with_shapes
 from pccl_jax.versions import (
     Primitive,
     ShapedArray,
@@ -34,109 +28,12 @@ from pccl_jax.versions import (
     optimization_barrier,
     register_lowering,
 )
-from pccl_py import InvalidArgument, PeerId, ReduceOp
+from pccl_py import InvalidArgument, ReduceOp
+from pccl_py.call import Kind
 
 Shape: TypeAlias = tuple[int, ...]
 # An origin is the handle and the epoch of a call: its derivatives take it for their handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
-# The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
-_WORDS_VERSION = 2
-
-
-class Outs(NamedTuple):
-    """The results of a bound call: those of its arrays, and what it tells beside them."""
-
-    results: list[Any]
-    contributors: list[Any]  # u16 of each element of each result, of an average
-    origin: list[Any]  # none, or one; the same of the outcome
-    outcome: list[Any]
-
-
-@dataclass(frozen=True)
-class Call:
-    """All of a call but its operands.
-
-    `options`: op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form, as
-    bindings/jax_handlers.h has them. `root`: a rank or a peer id, also of a message's other side.
-    `counts`: rows of each rank; of an all_to_all those to each, and then those from each.
-    `world_size` and `rank`: what it was traced for, 0 and -1 for any. `results`: shape and dtype of
-    each where no operand says them (recv, scatter without x, the tie of a send). `tells_origin`:
-    for derivatives.py, what they need of this call.
-    """
-
-    kind: Kind
-    options: tuple[int, ...]
-    root: int | PeerId = 0
-    counts: tuple[int, ...] = ()
-    world_size: int = 0
-    rank: int = -1
-    results: tuple[tuple[Shape, str], ...] = ()
-    tells_origin: bool = False
-    tells_outcome: bool = False
-    # The last array is the residual of error feedback, f32, and the last result the next one.
-    feeds_back: bool = False
-
-    @property
-    def tag(self) -> int:
-        """The tag of the operation."""
-        return self.options[1]
-
-    @property
-    def op(self) -> ReduceOp | None:
-        """How contributions are combined; None where nothing is."""
-        return ReduceOp(self.options[0]) if self.kind in ADDING else None
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """Shapes of the results whose shape no operand has."""
-        return [shape for shape, _ in self.results]
-
-    def replace(self, **changes: Any) -> Call:
-        """Another call, with some parts changed."""
-        return dataclasses.replace(self, **changes)
-
-    def shape_of_result(self, shape: Shape) -> Shape:
-        """The shape that comes of an array that this rank passes."""
-        if self.kind in WHOLE:
-            return shape
-        rows, tail = shape[0], shape[1:]
-        world = self.world_size
-        if self.kind in (Kind.ALL_GATHER, Kind.GATHER):
-            return (sum(self.counts) if self.counts else rows * world, *tail)
-        if self.kind in (Kind.REDUCE_SCATTER, Kind.SCATTER):
-            return (self.counts[self.rank] if self.counts else rows // world, *tail)
-        assert self.kind is Kind.ALL_TO_ALL
-        return (sum(self.counts[world:]) if self.counts else rows, *tail)
-
-    def split(self, outs: Sequence[Any]) -> Outs:
-        """The parts of its outs."""
-        rest = list(outs)
-        outcome = [rest.pop()] if self.tells_outcome else []
-        origin = [rest.pop()] if self.tells_origin else []
-        results = len(rest)
-        if self.tells_origin and self.op is ReduceOp.AVG:
-            results //= 2
-        return Outs(rest[:results], rest[results:], origin, outcome)
-
-    def words(self, shapes: Sequence[Shape]) -> Any:
-        """As the handler reads it (call_t), of arrays of these shapes; counts are of the first."""
-        each = math.prod(shapes[0][1:]) if shapes else 1
-        options = (*self.options[:-1], form_with_shapes(self.options[-1], shapes))
-        is_peer = isinstance(self.root, PeerId)
-        peer = np.frombuffer(self.root, np.int64) if isinstance(self.root, PeerId) else (0, 0)
-        words = [
-            *(_WORDS_VERSION, self.kind, *options),
-            *(0 if isinstance(self.root, PeerId) else self.root, int(is_peer), *peer),
-            *(self.world_size, self.rank, int(self.tells_origin), int(self.tells_outcome)),
-            *(int(self.feeds_back), len(self.counts)),
-            *(count * each for count in self.counts),
-        ]
-        return np.array([_signed(int(word)) for word in words], np.int64)
-
-
-def _signed(word: int) -> int:
-    """64 bits as a signed number."""
-    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
