@@ -159,6 +159,11 @@ pub fn pccl_last_error() callconv(.c) [*:0]const u8 {
     return &sentence;
 }
 
+pub fn pccl_set_last_error(text: ?[*:0]const u8) callconv(.c) void {
+    const given = if (text) |some| std.mem.span(some) else "";
+    fail(.invalid_usage, "{s}", .{given}) catch {};
+}
+
 test "names are those of the header" {
     try std.testing.expectEqualStrings("PCCL_OK", std.mem.span(pccl_status_name(0)));
     try std.testing.expectEqualStrings("PCCL_IN_DOUBT", std.mem.span(pccl_status_name(8)));
