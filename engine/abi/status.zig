@@ -97,11 +97,6 @@ pub fn Function(comptime code_of: anytype, comptime inner: anytype) type {
     for (params, &types) |param, *to| to.* = param.type.?;
     const T = types;
     return switch (T.len) {
-        0 => struct {
-            pub fn call() callconv(.c) R {
-                return code_of(inner());
-            }
-        },
         1 => struct {
             pub fn call(a: T[0]) callconv(.c) R {
                 return code_of(inner(a));
