@@ -665,6 +665,29 @@ def test_peer_groups_of_two_and_one(master: pccl.MasterNode, pool: ThreadPoolExe
     leave(*peers)
 
 
+def test_a_reduction_that_ended_before_its_peer_group_was_made_anew_can_be_awaited(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor
+) -> None:
+    """A third peer group is the reason; world sizes count the members of all."""
+    peers = joined(master, pool, [1, 7, 1])
+    handles, arrays = ffi.new("pcclAsyncReduceOp_t [2]"), [np.ones(SIZE), np.ones(SIZE)]
+
+    for number, peer in enumerate(peers[::2]):
+        at = pointer(arrays[number])
+        check(lib.pcclAllReduceAsync(at, at, describe(tag=4), peer, handles + number))
+        if number == 0:
+            refused(lib.pcclUpdateTopology(peer), lib.pcclPendingAsyncOps)
+    # So those with tag 4, which were earlier, are over.
+    together(pool, *[lambda peer=peer: reduce(peer, np.ones(SIZE)) for peer in peers[::2]])
+    peers += joined_to(master, pool, peers, 3)
+    assert [attributes(peer) for peer in peers] == [[4, n, 3, 2] for n in (2, 1, 2, 1)]
+    info = ffi.new("pcclReduceInfo_t *")
+    for number in (0, 1):
+        check(lib.pcclAwaitAsyncReduce(handles + number, info))
+        assert info.local_world_size == 2 and (arrays[number] == 2).all()
+    leave(*peers)
+
+
 def joined_to(
     master: pccl.MasterNode, pool: ThreadPoolExecutor, peers: list[Any], peer_group: int
 ) -> list[Any]:
