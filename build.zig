@@ -50,12 +50,13 @@ const layers = [_]struct { name: []const u8, root: []const u8, imports: []const 
     },
 };
 
-/// The headers of C programs, below include/: our interface, and that of PCCL 1.0.
-const headers = [_][]const u8{ "pccl.h", "compat/pccl.h", "compat/ccoip.h", "compat/ccoip_inet.h" };
-
-fn header_file(b: *std.Build, name: []const u8) std.Build.LazyPath {
-    return b.path(b.pathJoin(&.{ "include", name }));
-}
+/// The headers of C programs, and where they are installed: our interface, and that of PCCL 1.0.
+const headers = [_]struct { source: []const u8, installed: []const u8 }{
+    .{ .source = "include/pccl.h", .installed = "pccl.h" },
+    .{ .source = "compat/include/pccl.h", .installed = "compat/pccl.h" },
+    .{ .source = "compat/include/ccoip.h", .installed = "compat/ccoip.h" },
+    .{ .source = "compat/include/ccoip_inet.h", .installed = "compat/ccoip_inet.h" },
+};
 
 /// The CPU levels of each architecture, ascending, each containing the one before.
 /// kernels/dispatch.zig knows how to detect them.
@@ -95,7 +96,6 @@ pub fn build(b: *std.Build) void {
     const tsan = b.option(bool, "tsan", "ThreadSanitizer in library and tests") orelse false;
     const filters = b.option([]const []const u8, "test-filter", "only tests named like this") orelse
         &.{};
-
     const emulated = b.option(
         bool,
         "emulated",
@@ -127,7 +127,7 @@ pub fn build(b: *std.Build) void {
         .use_llvm = if (tsan) true else null,
     });
     if (is_without_compiler_rt(target, optimize, tsan)) library.bundle_compiler_rt = false;
-    for (headers) |name| library.installHeader(header_file(b, name), name);
+    for (headers) |header| library.installHeader(b.path(header.source), header.installed);
     b.installArtifact(library);
 
     const check_step = b.step("check", "Compile everything, link nothing");
@@ -146,7 +146,38 @@ pub fn build(b: *std.Build) void {
     add_kernel_programs(b, library_layers, filters);
     add_benches(b, library_layers, filters, test_step, check_step);
     add_machine(b);
+    add_compat(b, target, library, tsan, check_step);
     add_python(b, target, library, tsan);
+}
+
+/// The names of PCCL 1.0: plain C over pccl.h, in the same library.
+fn add_compat(
+    b: *std.Build,
+    target: std.Build.ResolvedTarget,
+    library: *std.Build.Step.Compile,
+    tsan: bool,
+    check_step: *std.Build.Step,
+) void {
+    const module = b.createModule(.{
+        .target = target,
+        .optimize = .ReleaseFast,
+        .link_libc = true,
+        .pic = true,
+        .strip = true,
+        .sanitize_c = .off,
+        .sanitize_thread = tsan,
+    });
+    for (source_files(b, "compat/c", ".c")) |file| module.addCSourceFile(.{
+        .file = b.path(b.pathJoin(&.{ "compat/c", file })),
+        .flags = &.{
+            "-std=c99",            "-pedantic-errors", "-D_POSIX_C_SOURCE=200809L",
+            "-fvisibility=hidden", "-Wall",            "-Wextra",
+            "-Werror",
+        },
+    });
+    const object = b.addObject(.{ .name = "compat", .root_module = module });
+    library.root_module.addObject(object);
+    check_step.dependOn(&object.step);
 }
 
 /// Native means this architecture's baseline CPU and, with glibc, version 2.17: what a plain
@@ -323,7 +354,6 @@ const Mutated = struct {
         "engine/session",
         "engine/net",
         "engine/abi",
-        "engine/abi/compat",
         "kernels",
     };
 
@@ -452,7 +482,7 @@ fn add_layer_tests(
 /// pccl.h in Zig, with which engine/abi/header_test.zig compares what is exported.
 fn add_translated_header(b: *std.Build, module: *std.Build.Module) void {
     const translated = b.addTranslateC(.{
-        .root_source_file = header_file(b, "pccl.h"),
+        .root_source_file = b.path("include/pccl.h"),
         .target = module.resolved_target.?,
         .optimize = module.optimize.?,
     });
@@ -901,9 +931,9 @@ fn install_python(
         b.addInstallFile(library.getEmittedBin(), b.pathJoin(&.{ folder, library.out_filename })),
         b.addInstallFile(jax.getEmittedBin(), b.pathJoin(&.{ folder, jax.out_filename })),
     }) |install| step.dependOn(&install.step);
-    for (headers) |name| {
-        const to = b.pathJoin(&.{ folder, "include", name });
-        step.dependOn(&b.addInstallFile(header_file(b, name), to).step);
+    for (headers) |header| {
+        const to = b.pathJoin(&.{ folder, "include", header.installed });
+        step.dependOn(&b.addInstallFile(b.path(header.source), to).step);
     }
 }
 

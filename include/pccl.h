@@ -68,6 +68,9 @@ PCCL_API const char *pccl_status_name(pccl_status_t status);
 
 /* One sentence about this thread's last failure; "" if there was none. Valid until this thread fails again. */
 PCCL_API const char *pccl_last_error(void);
+/* Keeps a copy of the sentence as this thread's last failure, for a library over this one whose callers ask
+ * pccl_last_error() about its failures too. A sentence of more than 1024 bytes is cut; NULL is "". */
+PCCL_API void pccl_set_last_error(const char *sentence);
 
 /* ---- Version --------------------------------------------------------------------------------------------- */
 

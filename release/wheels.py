@@ -104,7 +104,7 @@ def build_compat(out: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT / "frontends" / "compat",
+        cwd=ROOT / "compat",
         stdout=subprocess.DEVNULL,
         timeout=SECONDS_MAX,
         check=True,

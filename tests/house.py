@@ -26,6 +26,8 @@ def main() -> None:
     tests = [path for path in zig if path.stem.endswith("_test")]
     tests += [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".zig", ".py")]
     print(f"engine without tests: {lines(sources):,} lines in {len(sources)} files")
+    compat = [path for path in (ROOT / "compat").rglob("*") if path.suffix in (".c", ".h", ".py")]
+    print(f"names of PCCL 1.0: {lines(compat):,} lines in {len(compat)} files")
     print(f"files of protocol and session: {len(rooms)}")
     print(f"messages of the control protocol: {len(members('union', 'Message', control()))}")
     for name, path in STRUCTS.items():

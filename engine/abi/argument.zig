@@ -43,6 +43,16 @@ pub fn write(comptime T: type, comptime name: []const u8, to: *T, value: T) stat
     @memset(bytes[known..size], 0);
 }
 
+/// Refuses options whose reserved field is set: `kind` is their type, without pccl_ and _t.
+pub fn check_reserved(value: u32, comptime kind: []const u8) status.Error!void {
+    if (value == 0) return;
+    comptime var upper: [kind.len]u8 = undefined;
+    _ = comptime std.ascii.upperString(&upper, kind);
+    const init = comptime "PCCL_" ++ upper ++ "_INIT";
+    const format = "the reserved field of pccl_" ++ kind ++ "_t is {d}: begin with " ++ init;
+    return status.bad_argument(format, .{value});
+}
+
 /// Checks an output struct before the work whose result it is for.
 pub fn check_size(comptime T: type, comptime name: []const u8, to: *const T) status.Error!void {
     _ = try size_of(T, name, @ptrCast(to));
@@ -81,23 +91,15 @@ pub fn copy(text: []const u8, to: [*]u8, capacity: usize) bool {
     return true;
 }
 
-/// An address among options; null stands for the default.
-pub fn address(
-    text: ?[*:0]const u8,
-    comptime default: []const u8,
-    comptime name: []const u8,
-) status.Error![]const u8 {
-    return bounded(text orelse return default, limits.address_bytes_max) catch status.bad_argument(
-        name ++ " has more than {d} bytes; it must be host:port",
-        .{limits.address_bytes_max},
-    );
-}
-
+/// An address among options; null if it is left out.
 pub fn optional_address(
     text: ?[*:0]const u8,
     comptime name: []const u8,
 ) status.Error!?[]const u8 {
-    return if (text == null) null else try address(text, "", name);
+    return bounded(text orelse return null, limits.address_bytes_max) catch status.bad_argument(
+        name ++ " has more than {d} bytes; it must be host:port",
+        .{limits.address_bytes_max},
+    );
 }
 
 /// A directory or file among options. Ends with a zero, as the system wants it.
@@ -109,6 +111,12 @@ pub fn optional_path(
         return status.bad_argument(name ++ " has more than {d} bytes", .{limits.path_bytes_max});
     if (path.len == 0) return status.bad_argument(name ++ " is empty", .{});
     return path.ptr[0..path.len :0];
+}
+
+/// Refuses the value that a variable of the environment has.
+pub fn bad_variable(comptime name: [:0]const u8, comptime wanted: []const u8) status.Error {
+    const value = std.mem.span(std.c.getenv(name).?);
+    return status.bad_argument(name ++ " is \"{s}\"; it must be " ++ wanted, .{value});
 }
 
 // ---- numbers for words of the header
@@ -224,7 +232,7 @@ fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!v
     );
 }
 
-/// Bytes per second; null: it is none, or out of range.
+/// Bytes per second; null if the text is no rate, or a rate out of range.
 fn rate_of(given: []const u8) ?u64 {
     const end = std.mem.indexOfNone(u8, given, "0123456789.") orelse given.len;
     if (end == 0 or given[0] == '.' or given[end - 1] == '.') return null;

@@ -353,7 +353,7 @@ fn start(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!
 
 // ---- the checks
 
-/// Starts a call of which the shape has filled in what needs no check.
+/// Begins a call. Its shape has set the fields that need no check.
 fn begin(
     work: *Work,
     handle: ?*Comm,
@@ -369,8 +369,12 @@ fn begin(
     call.arrays = try arrays_of(call.kind, &given);
     defer gpa.free(call.arrays);
     switch (given.counts) {
-        .alike, .exchanged => {},
+        .alike => {},
         .each => |counts| call.counts = try counts_of(counts, given.ranks, "counts"),
+        .exchanged => |counts| call.exchanged = .{
+            .send = try counts_of(counts.send, given.ranks, "send_counts"),
+            .recv = try counts_of(counts.recv, given.ranks, "recv_counts"),
+        },
     }
     const dtype = if (call.arrays.len > 0) call.arrays[0].dtype else call.dtype;
     call.codec = try codec_of(&options, &call, dtype);
@@ -379,14 +383,9 @@ fn begin(
         _ = try codec_of(&options, &call, array.dtype);
         try check_op(&call, array.dtype);
     }
-    switch (given.counts) {
-        .alike, .each => {},
-        .exchanged => |counts| call.exchanged = .{
-            .send = try counts_of(counts.send, given.ranks, "send_counts"),
-            .recv = try counts_of(counts.recv, given.ranks, "recv_counts"),
-        },
-    }
-    call.recovery = try recovery(options.recovery);
+    const Recovery = wire.control.Recovery;
+    if (options.recovery != 0) call.recovery =
+        try argument.word(Recovery, options.recovery, "recovery", "pccl_recovery_t");
     call.plan = try argument.word(base.Plan, options.plan, "plan", "pccl_plan_t");
     call.residual = try residual_of(&options, &call);
     call.form = options.form;
@@ -448,18 +447,6 @@ fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Array {
     return arrays;
 }
 
-/// Null: the default.
-fn recovery(value: c_uint) status.Error!?wire.control.Recovery {
-    return switch (value) {
-        0 => null,
-        1 => .resume_chunks,
-        2 => .restart,
-        3 => .raise,
-        4 => .complete,
-        else => status.bad_argument("recovery {d} is unknown; see pccl_recovery_t", .{value}),
-    };
-}
-
 fn check_op(call: *const Call, dtype: base.DType) status.Error!void {
     const op = call.op;
     if (!call.kind.reduces() or op.takes(dtype)) return;
@@ -474,11 +461,7 @@ fn codec_of(
     call: *const Call,
     dtype: base.DType,
 ) status.Error!base.Codec {
-    if (options.reserved != 0) return status.bad_argument(
-        "the reserved field of pccl_collective_options_t is {d}: begin with " ++
-            "PCCL_COLLECTIVE_OPTIONS_INIT",
-        .{options.reserved},
-    );
+    try argument.check_reserved(options.reserved, "collective_options");
     const kind = try argument.word(base.codec.Kind, options.codec, "codec", "pccl_codec_t");
     var codec: base.Codec = .of(kind);
     if (options.codec_block != 0) codec.block =
@@ -522,7 +505,7 @@ fn codec_of(
     return codec;
 }
 
-/// Where it lies is checked by the session, which knows how many elements there are.
+/// The session checks where the buffers lie, as it knows how many elements there are.
 fn residual_of(
     options: *const CollectiveOptions,
     call: *const Call,

@@ -17,6 +17,7 @@ const PeerId = base.PeerId;
 const gpa = std.heap.c_allocator;
 const deadline_ns_default = 10 * std.time.ns_per_min;
 const connect_ns_default = 30 * std.time.ns_per_s;
+const workers = std.fmt.comptimePrint("{d}", .{net.Workers.threads_limit});
 
 pub const CommOptions = extern struct {
     size: usize,
@@ -107,7 +108,10 @@ noinline fn create(
     const bind = try argument.optional_address(given.bind, "bind");
     const advertise = try argument.optional_address(given.advertise, "advertise");
     const ports = try port_range(&given);
-    try environment();
+    library.choose_cpu_level() catch return status.bad_argument(
+        "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
+        .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
+    );
     const interrupt: net.lock.Interrupt = .{
         .function = given.interrupted,
         .context = given.interrupted_context,
@@ -141,10 +145,14 @@ noinline fn create(
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
-        // environment() has read them before.
-        .workers = net.Workers.count_from_environment() catch unreachable,
-        .fault = net.fault.Fault.from_environment() catch unreachable,
-        .system = net.tcp.System.from_environment() catch unreachable,
+        .workers = net.Workers.count_from_environment() catch
+            return argument.bad_variable("PCCL_WORKERS", "a number of threads, 0 to " ++ workers),
+        .fault = net.fault.Fault.from_environment() catch return argument.bad_variable(
+            "PCCL_FAULT_POINT",
+            "[stop=|panic=]<name>[:sequence[:fraction]], for example operation.settled:5:0.5",
+        ),
+        .system = net.tcp.System.from_environment() catch
+            return argument.bad_variable("PCCL_FAULT_TCP", "bare, or not set"),
     }) catch |err| return sentence.create(err, place);
     defer engine.unreference(); // the membership holds it from now on
     out.* = try join_engine(engine, &given, .{
@@ -152,27 +160,6 @@ noinline fn create(
         .interrupt = interrupt,
         .deadline_ns = if (given.deadline_ns == 0) deadline_ns_default else given.deadline_ns,
     });
-}
-
-/// Variables that change how the library works must not be mistyped in silence.
-fn environment() status.Error!void {
-    library.choose_cpu_level() catch return status.bad_argument(
-        "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
-        .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
-    );
-    _ = net.fault.Fault.from_environment() catch return status.bad_argument(
-        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
-            "for example operation.settled:5:0.5",
-        .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
-    );
-    _ = net.tcp.System.from_environment() catch return status.bad_argument(
-        "PCCL_FAULT_TCP is \"{s}\"; it must be bare, or not set",
-        .{std.mem.span(std.c.getenv("PCCL_FAULT_TCP").?)},
-    );
-    _ = net.Workers.count_from_environment() catch return status.bad_argument(
-        "PCCL_WORKERS is \"{s}\"; it must be a number of threads, 0 to {d}",
-        .{ std.mem.span(std.c.getenv("PCCL_WORKERS").?), net.Workers.threads_limit },
-    );
 }
 
 fn port_range(options: *const CommOptions) status.Error!?net.socket.PortRange {
@@ -345,20 +332,15 @@ pub fn pccl_comm_destroy(handle: ?*Comm) callconv(.c) void {
 
 // ---- safe points
 
-pub fn pccl_comm_admit(
-    handle: ?*Comm,
-    deadline_ns: u64,
-    admission: ?*Admission,
-) callconv(.c) Status {
-    return status.code(admit(handle, .alone, deadline_ns, admission));
-}
+pub const pccl_comm_admit = Admit(.alone).call;
+pub const pccl_comm_admit_together = Admit(.together).call;
 
-pub fn pccl_comm_admit_together(
-    handle: ?*Comm,
-    deadline_ns: u64,
-    admission: ?*Admission,
-) callconv(.c) Status {
-    return status.code(admit(handle, .together, deadline_ns, admission));
+fn Admit(comptime how: session.How) type {
+    return struct {
+        fn call(comm: ?*Comm, deadline_ns: u64, admission: ?*Admission) callconv(.c) Status {
+            return status.code(admit(comm, how, deadline_ns, admission));
+        }
+    };
 }
 
 fn admit(

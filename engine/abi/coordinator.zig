@@ -82,9 +82,9 @@ noinline fn create(
         .advertise = place.own.advertise,
         .journal = journal,
         .trouble = &place.trouble,
-        .disk = net.fault.Disk.from_environment() catch return status.bad_argument(
-            "PCCL_FAULT_DISK is \"{s}\"; it must be seconds[:writes], for example 2.5:3",
-            .{std.mem.span(std.c.getenv("PCCL_FAULT_DISK").?)},
+        .disk = net.fault.Disk.from_environment() catch return argument.bad_variable(
+            "PCCL_FAULT_DISK",
+            "seconds[:writes], for example 2.5:3",
         ),
         .protocol = try protocol_options(&given, run_id),
     }) catch |err| return sentence.start_coordinator(err, &place);
@@ -124,11 +124,7 @@ fn protocol_options(
         "memory_bytes is {d}; it must be at least {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
-    if (given.reserved != 0) return status.bad_argument(
-        "the reserved field of pccl_coordinator_options_t is {d}: begin with " ++
-            "PCCL_COORDINATOR_OPTIONS_INIT",
-        .{given.reserved},
-    );
+    try argument.check_reserved(given.reserved, "coordinator_options");
     const probe = try argument.word(argument.Probe, given.probe, "probe", "pccl_probe_t");
     options.probes = probe == .auto;
     try take_times(given, &options);

@@ -61,8 +61,7 @@ pub const KernelMode = struct {
 };
 
 pub fn pccl_dtype_size(number: c_int) callconv(.c) usize {
-    const small = std.math.cast(u8, number) orelse return 0;
-    const dtype = base.DType.from_int(small) orelse return 0;
+    const dtype = std.enums.fromInt(base.DType, number) orelse return 0;
     return dtype.size();
 }
 

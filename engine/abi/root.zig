@@ -36,10 +36,6 @@ pub const files = .{
     @import("work.zig"),
     @import("state.zig"),
     @import("training.zig"),
-    @import("compat/comm.zig"),
-    @import("compat/reduce.zig"),
-    @import("compat/state.zig"),
-    @import("compat/master.zig"),
 };
 
 comptime {
@@ -55,6 +51,4 @@ test {
     _ = @import("sentence.zig");
     _ = @import("header_test.zig");
     _ = @import("threads_test.zig");
-    _ = @import("compat/words.zig");
-    _ = @import("compat/environment.zig");
 }

@@ -39,12 +39,12 @@ fn unreached(template: []const u8) Row {
     return .{ .coordinator_unreachable, template };
 }
 
-/// Keeps the sentence, and returns its error.
+/// Keeps the sentence for pccl_last_error.
 fn say(comptime code: Status, comptime template: []const u8, facts: anytype) Error {
     return status.fail(code, "{f}", .{Filled(template, @TypeOf(facts)){ .facts = facts }});
 }
 
-/// The sentence of an error.
+/// Keeps the sentence that `row` has for an error.
 fn told(err: anytype, facts: anytype) Error {
     switch (err) {
         inline else => |known| {
@@ -85,7 +85,7 @@ fn put(facts: anytype, comptime name: []const u8, writer: *Writer) Writer.Error!
     return print(function(facts), writer);
 }
 
-/// A fact that may be null is set where a template names it.
+/// Unwraps a fact that may be null. A template names such a fact only where it is set.
 fn set(fact: anytype) Set(@TypeOf(fact)) {
     return if (@typeInfo(@TypeOf(fact)) == .optional) fact.? else fact;
 }
@@ -110,7 +110,8 @@ const Any = session.CallError || net.Membership.JoinError || net.Membership.Admi
     net.status_client.Error || net.CoordinatorEngine.Error || net.journal.JournalFile.OpenError ||
     protocol.journal.Error;
 
-/// The sentence of each error. One that means several things has further ones below.
+/// The sentence of each error. Functions below have further sentences for an error that means
+/// several things.
 fn row(err: Any) Row {
     return switch (err) {
         error.OutOfMemory => .{ .out_of_memory, status.no_memory },
@@ -266,7 +267,7 @@ fn row(err: Any) Row {
         error.BadRecord => system("the journal in {path} has a record at byte {offset} that " ++
             "makes no sense: " ++ another_directory),
 
-        // The functions below say more of these.
+        // Functions below have the sentences of these errors.
         error.DeadlineExceeded, error.Failed, error.JournalExposed, error.JournalRefused => //
         unreachable,
     };
@@ -319,7 +320,7 @@ pub fn join(
 
 const late = "group \"{name}\" timed out before it was ready";
 
-/// A group without members has not begun.
+/// The deadline of a newcomer passed before its group had enough peers to begin.
 pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Error {
     return say(.deadline_exceeded, "group \"{name}\" timed out before it began: {count.here} of " ++
         "{count.needed} peers are here, counting this one{emptied}. It begins when " ++
@@ -344,18 +345,18 @@ pub fn pending(err: session.CallError) Error {
     };
 }
 
-/// The reason follows, in the coordinator's words if it has removed this peer.
+/// The reason follows, in the coordinator's words if the coordinator removed this peer.
 const removed = "this peer is no longer a member of the group: ";
 const too_few = "fewer than min_world_size peers are left in the group";
 const admit_equally = "every member must call admit equally often. ";
 const connect_again = "Close this communicator and connect again";
-/// A coordinator with its state is the one that was there; any other begins another run.
+/// A coordinator goes on with the run of its state directory; without one it begins a new run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
     "--state DIR` goes on with the run) and call again; for another run, or once " ++
     "reconnect_timeout has passed, close this communicator and connect again";
 
-/// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator,
-/// if it has removed this peer.
+/// Why this peer is not a member any more, or did not pass a safe point. `said`: the reason in the
+/// coordinator's words, if the coordinator removed this peer.
 pub fn membership(why: session.Status, said: []const u8) Error {
     const facts = .{ .why = why, .said = said };
     return switch (why) {
@@ -447,7 +448,7 @@ const Asked = struct {
 
 // ---- shared states
 
-/// `name`: of the tensor that it is about, or of the state.
+/// `name`: that of the tensor that the error is about, else that of the state.
 pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) Error {
     return told(err, .{ .name = name, .count = count });
 }
@@ -464,7 +465,7 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 // ---- the way to a coordinator, and listening
 
 pub const Place = struct {
-    /// The coordinator's.
+    /// The address of the coordinator.
     at: []const u8,
     own: Own,
 
@@ -485,7 +486,7 @@ pub const Place = struct {
 pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8 = null,
-    /// A peer's; a coordinator has one port.
+    /// The ports that a peer may listen on. A coordinator has one port, that of `bind`.
     ports: ?net.socket.PortRange = null,
 };
 
@@ -517,7 +518,7 @@ pub const Start = struct {
     path: []const u8 = "",
     /// The settings of the run that it goes on with.
     settings: ?*const protocol.journal.Settings = null,
-    /// The journal's, if the error is about it.
+    /// The trouble with the journal, if the error is about the journal.
     trouble: Trouble = undefined,
 
     fn bound(start: Start) []const u8 {
@@ -567,7 +568,7 @@ fn refused(path: []const u8, trouble: *const Trouble) Error {
     return told(trouble.refused.why, .{ .path = path, .offset = offset });
 }
 
-/// Quotes the one that is not understood; null if both are.
+/// Quotes the address that is not understood; null if both are understood.
 fn bad_address(own: Own) ?Error {
     _ = Endpoint.parse_with_port(own.bind, 0) catch return say(.invalid_argument, "bind is " ++
         "\"{bind}\", which is not understood: it must be " ++ address_forms ++ ", or one of " ++
@@ -586,7 +587,7 @@ fn can_be_dialed(text: []const u8) bool {
 
 // ---- operations
 
-/// The status of a finished operation that is not ok.
+/// Keeps the sentence of a finished operation that has failed.
 pub fn operation(op: *const session.Operation) Error {
     const it: Ended = .{ .op = op };
     return switch (op.status) {
@@ -633,11 +634,11 @@ fn nobody_holds(it: Ended) Error {
 
 const tensors_kept = "The tensors are as they were";
 
-/// An operation that was aborted for all, by the reason of the coordinator's decision.
+/// Keeps the sentence of an operation that the coordinator aborted for all members.
 fn decided(it: Ended) Error {
     const reason = it.op.failure.reason orelse return if (it.op.status == .aborted)
         say(.aborted, "{name} was aborted. {kept}", it)
-    else // Decisions have a reason: this peer alone was told. The words say which call it was.
+    else // Without a reason, the coordinator refused this peer alone; its words name the call.
         say(.mismatch, "{word}: this peer was refused, and is no member any more; the members " ++
             "go on without it: {why}. {arrays}{kept}. Correct that, then connect again", it);
     return switch (reason) {
@@ -675,7 +676,7 @@ fn decided(it: Ended) Error {
         else
             because(it, "{peer} has left or was lost, and its recovery is \"raise\"; if you " ++
                 "call it again, it runs among the other members"),
-        // The reporter may be another member, which called it later.
+        // `peer` may be another member, which made the call after the root was lost.
         .root_lost => because(it, "its root, {root}, has left or was lost{data}: " ++ admit_then ++
             "name a root that is still there. Until then each call with that one fails"),
         .passed => because(it, "{peer} has passed the next safe point without it: call admit " ++
@@ -705,7 +706,7 @@ const Ended = struct {
         return it.op.named(&it.op.names);
     }
 
-    /// As the caller says it, without its numbers.
+    /// The operation as its caller names it, without tag and sequence.
     fn word(it: Ended) []const u8 {
         const kind = it.op.op.descriptor.kind;
         const object_name = if (it.op.form == wire.form_object) wire.object_name(kind) else null;
@@ -729,7 +730,7 @@ const Ended = struct {
         return if (is_broadcast) " and nobody else holds all of its data" else "";
     }
 
-    /// In the coordinator's words.
+    /// Why the coordinator removed this peer, in the coordinator's words.
     fn why(it: Ended) []const u8 {
         return it.op.group.why_removed();
     }
@@ -789,7 +790,7 @@ const Ended = struct {
         const failure = &op.failure;
         const names = &op.names;
         if (failure.reason != .deadline) return;
-        // Others cannot be blamed: what they have done, the coordinator alone would tell.
+        // No member is blamed: only the coordinator could tell what the members have done.
         if (failure.coordinator_away_ns != null or failure.coordinator_silent_ns > 0)
             return it.away(writer);
         if (op.ended_queued) return writer.print(
@@ -858,13 +859,13 @@ const Ended = struct {
         try describe(second, first, &it.op.names, writer);
     }
 
-    /// Which array of a list, or which shard, the two of a mismatch have called differently:
+    /// The array of a list, or the shard, in which the two calls of a mismatch differ:
     /// "arrays[1] has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (7f3a01c2). "
     fn arrays(it: Ended, writer: *Writer) Writer.Error!void {
         const op = it.op;
         const first = op.failure.descriptor orelse return;
         const second = op.failure.other_descriptor orelse return;
-        // Any other difference is seen in their descriptions.
+        // The descriptions of the calls show any other difference.
         const alike = first.kind == second.kind and first.arrays == second.arrays;
         if (!alike) return;
         if (first.uneven and second.uneven) {
@@ -873,7 +874,7 @@ const Ended = struct {
         }
         if (first.counts == second.counts or first.uneven) return;
         if (session.call.differ_in_form(&first, &second)) {
-            // Then the kind of their elements is all that differs, and stands there already.
+            // The calls differ in their element types, which the descriptions have already.
             if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
             const is_shape = session.call.differ_in_shape(&first, &second);
             return writer.writeAll(if (is_shape) differ_in_shape else differ_in_form);
@@ -898,7 +899,7 @@ const Ended = struct {
         });
     }
 
-    /// One direction of an uneven exchange.
+    /// The counts of one direction of an uneven exchange, if they differ.
     fn exchanged(
         from: session.Names.Who,
         sent: u64,
@@ -916,11 +917,11 @@ const Ended = struct {
     }
 };
 
-/// Frontends look for it, to say more (pccl_py/kit/frontend.py).
+/// Frontends look for this sentence, and add to it (pccl_py/kit/frontend.py).
 const differ_in_form =
     "The arrays of these two differ in name, in structure or in the kind of their elements. ";
 
-/// Frontends add the shapes of their own arrays to it (pccl_py/words.py).
+/// Frontends add the shapes of their own arrays to this sentence (pccl_py/words.py).
 const differ_in_shape =
     "The arrays of these two differ in shape: pass arrays of one shape, or flatten them. ";
 
@@ -944,7 +945,7 @@ fn describe(
 const expect = std.testing.expect;
 const second_ns = std.time.ns_per_s;
 
-/// The last sentence is of this error, and has all these parts.
+/// Expects that the last sentence has the status of the error, and all these parts.
 fn expect_says(code: Status, err: Error, parts: []const []const u8) !void {
     try std.testing.expectEqual(code, status.code(err));
     for (parts) |part| if (!is_said(part)) try std.testing.expectEqualStrings(part, last());
@@ -1069,12 +1070,12 @@ test "a call whose deadline passed names those it waited for, or says what is pr
         const parts = [_][]const u8{ case.wanted, " timed out: " };
         try expect_says(status.of(value), operation(&op), &parts);
     };
-    // The members it waited for waited in another call.
+    // The member that the call waited for was waiting in another call.
     fail_with(&op, called(.barrier), .{ .status = .deadline_exceeded, .reason = .deadline });
     name_all(&op, ids[0..3]);
     op.op.epoch = 4;
     op.failure.missing.set(1);
-    op.failure.elsewhere.count = 2; // of which one is not missing any more
+    op.failure.elsewhere.count = 2; // rank 2 has called it meanwhile
     for (op.failure.elsewhere.items[0..2], 1..) |*waits, rank| waits.* = .{
         .rank = @intCast(rank),
         .kind = .all_gather,
@@ -1176,7 +1177,7 @@ test "a mismatch names both peers and both calls" {
     op.op.id = .{ .tag = 5, .sequence = 7 };
     const parts = [_][]const u8{ "tag 5", "aabbccdd", "11223344", "6 f32", "999 f32" };
     try expect_says(.mismatch, operation(&op), &parts);
-    // They agree about the call, and not about its chunks.
+    // The peers agree about the call, but not about its chunks.
     op.failure.reason = .contradiction;
     const chunks = [_][]const u8{ "aabbccdd", "11223344", "chunks" };
     try expect_says(.mismatch, operation(&op), &chunks);
@@ -1193,7 +1194,7 @@ test "a mismatch of kinds and shapes says what each has, as far as the form tell
     }) |case| {
         var own = called(.all_reduce);
         own.counts = 3 << 32;
-        // Names may lie over a shape.
+        // Calls of the same shape do not show it.
         const shown = if (case.form >> 32 == 3) "(sum, 6 f32)" else "(sum, 6 f32, rows of 3)";
         try expect_mismatch(own, case.form, &.{ shown, case.other, case.more });
     }

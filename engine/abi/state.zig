@@ -23,7 +23,7 @@ pub const Tensor = extern struct {
     flags: u32,
     reserved: u32,
 
-    pub const may_differ: u32 = 1;
+    const may_differ: u32 = 1;
 };
 
 pub const StateOptions = extern struct {
@@ -38,7 +38,7 @@ pub const StateOptions = extern struct {
     const prefetch: u32 = 1;
     const successive: u32 = 2;
     const refuse: u32 = 4;
-    pub const one_sender: u32 = 8;
+    const one_sender: u32 = 8;
     const highest_revision: u32 = 16;
     const known = prefetch | successive | refuse | one_sender | highest_revision;
 };
@@ -53,7 +53,7 @@ pub const SyncOptions = extern struct {
     capacity: u32,
     flags: u32,
 
-    pub const at_revision: u32 = 1;
+    const at_revision: u32 = 1;
 };
 
 pub const SyncOutcome = extern struct {
@@ -144,11 +144,10 @@ fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
         "the name of tensor {d} has more than {d} bytes",
         .{ index, limit },
     );
-    const dtype = base.DType.from_int(std.math.cast(u8, given.dtype) orelse 255) orelse
-        return status.bad_argument(
-            "dtype {d} of tensor \"{s}\" is unknown; see pccl_dtype_t",
-            .{ given.dtype, bounded },
-        );
+    const dtype = std.enums.fromInt(base.DType, given.dtype) orelse return status.bad_argument(
+        "dtype {d} of tensor \"{s}\" is unknown; see pccl_dtype_t",
+        .{ given.dtype, bounded },
+    );
     if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.bad_argument(
         "tensor \"{s}\" has flags that this library does not know, or was not zeroed",
         .{bounded},

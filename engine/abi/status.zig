@@ -97,11 +97,6 @@ pub fn Function(comptime code_of: anytype, comptime inner: anytype) type {
     for (params, &types) |param, *to| to.* = param.type.?;
     const T = types;
     return switch (T.len) {
-        0 => struct {
-            pub fn call() callconv(.c) R {
-                return code_of(inner());
-            }
-        },
         1 => struct {
             pub fn call(a: T[0]) callconv(.c) R {
                 return code_of(inner(a));
@@ -157,6 +152,11 @@ pub fn pccl_status_name(number: c_int) callconv(.c) [*:0]const u8 {
 
 pub fn pccl_last_error() callconv(.c) [*:0]const u8 {
     return &sentence;
+}
+
+pub fn pccl_set_last_error(text: ?[*:0]const u8) callconv(.c) void {
+    const given = if (text) |some| std.mem.span(some) else "";
+    fail(.invalid_usage, "{s}", .{given}) catch {};
 }
 
 test "names are those of the header" {

@@ -147,10 +147,7 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
             .{ value, if (limit == 1) " and below 1" else " and finite" },
         );
     }
-    if (o.reserved != 0) return status.bad_argument(
-        "the reserved field of pccl_outer_options_t is {d}: begin with PCCL_OUTER_OPTIONS_INIT",
-        .{o.reserved},
-    );
+    try argument.check_reserved(o.reserved, "outer_options");
     if (rule != .adam) return .{
         .scale = o.scale,
         .learning_rate = o.learning_rate,
@@ -187,10 +184,7 @@ fn weight_of(beta: f32, step: u64) f32 {
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
     const o = try argument.sized(SparseOptions, "pccl_sparse_options_t", options orelse &default);
-    if (o.reserved != 0) return status.bad_argument(
-        "the reserved field of pccl_sparse_options_t is {d}: begin with PCCL_SPARSE_OPTIONS_INIT",
-        .{o.reserved},
-    );
+    try argument.check_reserved(o.reserved, "sparse_options");
     const Values = @FieldType(Sparse, "values");
     const chunk = if (o.chunk == 0) 4096 else o.chunk;
     const kept = if (o.kept == 0) @min(64, chunk) else o.kept;

@@ -20,7 +20,7 @@ import pccl_py
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "include" / "pccl.h"
-COMPAT = ROOT / "include" / "compat" / "pccl.h"
+COMPAT = ROOT / "compat" / "include" / "pccl.h"
 LIBRARY = Path(pccl_py.__file__).with_name(
     {"darwin": "libpccl.dylib", "win32": "pccl.dll"}.get(sys.platform, "libpccl.so")
 )

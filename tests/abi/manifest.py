@@ -1,6 +1,6 @@
 """The manifest of the ABI: what programs were compiled against, a line for each thing, in abi.txt.
 
-`python tests/abi/manifest.py` writes abi.txt anew from include/pccl.h, and include/compat/pccl.h
+`python tests/abi/manifest.py` writes abi.txt anew from include/pccl.h, and compat/include/pccl.h
 with the names of PCCL 1.0, and says what that changes for programs that were compiled before; the
 commit of a change to a header has it. Its tests: test_manifest.py.
 """
@@ -22,7 +22,7 @@ from header import COMPAT, HEADER, declarations
 GOLDEN = Path(__file__).with_name("abi.txt")
 
 HEAD = """\
-# The promises of include/pccl.h, and then of include/compat/pccl.h, to programs that are compiled
+# The promises of include/pccl.h, and then of compat/include/pccl.h, to programs that are compiled
 # already, where pointers have 64 bits.
 # Made by tests/abi/manifest.py, which says what a change means to them; read by test_manifest.py.
 """

@@ -692,6 +692,17 @@ def test_the_last_error_belongs_to_its_thread() -> None:
     assert text(lib.pccl_last_error()) == mine
 
 
+def test_a_library_over_this_one_keeps_its_own_sentence() -> None:
+    lib.pccl_set_last_error(b"call init first")
+    assert text(lib.pccl_last_error()) == "call init first"
+    lib.pccl_set_last_error(lib.pccl_last_error())
+    assert text(lib.pccl_last_error()) == "call init first"
+    lib.pccl_set_last_error(b"x" * 2000)
+    assert text(lib.pccl_last_error()) == "x" * 1024
+    lib.pccl_set_last_error(ffi.NULL)
+    assert text(lib.pccl_last_error()) == ""
+
+
 def test_a_coordinator_says_its_port_and_token() -> None:
     with coordinator() as running:
         info = options("token_info")

@@ -1,4 +1,4 @@
-"""The C names of PCCL 1.0, include/compat/pccl.h, called by cffi: results, attributes, reductions.
+"""The C names of PCCL 1.0, compat/include/pccl.h, called by cffi: results, attributes, reductions.
 
 Goal: what programs in C for PCCL 1.0 rely on, in tests of our own writing; every bad argument is a
 result and no crash. Method: peers in threads of this process, whose master is that of the Python
@@ -7,6 +7,7 @@ package, so both agree about runs. Compiled programs: test_compat_c_programs.py.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,9 @@ import pccl
 import pytest
 from header import COMPAT, functions, load
 from pccl import words
+
+import pccl_py
+from harness.child import held_port
 
 ffi, lib = load(COMPAT)
 
@@ -251,23 +255,77 @@ def test_numbers_are_those_of_the_python_package() -> None:
 
 
 def test_variables_that_make_no_sense_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = created(48148)
-    for variable, value in (
-        ("PCCL_DEADLINE", "soon"),
-        ("PCCL_RECONNECT_TIMEOUT", "-1"),
-        ("PCCL_INITIAL_WORLD_SIZE", "0"),
-        ("PCCL_SEND_RATE", "fast"),
-        ("PCCL_SEND_RATE", "100mbit,eu-1=fast"),
-        ("PCCL_CONGESTION", "reno"),
-        ("PCCL_PROBE", "on"),
-    ):
-        with monkeypatch.context() as changed:
-            changed.setenv(variable, value)
-            assert variable in refused(lib.pcclConnect(peer))
-    monkeypatch.setenv("PCCL_TOKEN", "nonsense")
-    params, made = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")
-    assert "token" in refused(lib.pcclCreateCommunicator(params, made))
+    peer, master = created(48148), ffi.new("pcclMasterInstance_t **")
+    check(lib.pcclCreateMaster(address_of(0), master))
+    times = ["soon", "-1", "0", "nan", "inf", "1e300", "5s", " "]
+    numbers = ["x", "-1", "0", "1.5", " ", str(2**64)]
+    of_peers = {
+        "PCCL_DEADLINE": times,
+        "PCCL_RECONNECT_TIMEOUT": [each for each in times if each != "0"],
+        "PCCL_INITIAL_WORLD_SIZE": [*numbers, str(2**32)],
+        "PCCL_SEND_RATE": ["fast", "100mbit,eu-1=fast"],
+        "PCCL_CONGESTION": ["reno"],
+        "PCCL_PROBE": ["on"],
+    }
+    of_masters = {
+        "RUN_ID": ["0" * 31, "0" * 33, "xy" * 16],
+        "LANES_PER_LINK": numbers,
+        "WINDOW_BYTES": numbers,
+        "SILENCE": times,
+        "PROBE": ["on"],
+    }
+    asked = [(lib.pcclConnect, peer, *each) for each in of_peers.items()]
+    for name, values in of_masters.items():
+        asked.append((lib.pcclRunMaster, master[0], f"PCCL_COORDINATOR_{name}", values))
+    for call, of, variable, values in asked:
+        for value in values:
+            with monkeypatch.context() as changed:
+                changed.setenv(variable, value)
+                assert variable in refused(call(of)), value
+    check(lib.pcclDestroyMaster(master[0]))
     leave(peer)
+
+
+def test_variables_of_a_peer_and_of_its_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master is one in C, whose run only a token names."""
+    run_id = bytes(range(0xF0, 0x100))
+    for name, value in (
+        ("RUN_ID", run_id.hex()),
+        ("LANES_PER_LINK", "auto"),
+        ("CHUNK_BYTES", "4096"),
+        ("SILENCE", "1e1"),
+        ("PROBE", "off"),
+    ):
+        monkeypatch.setenv(f"PCCL_COORDINATOR_{name}", value)
+    with held_port("127.0.0.1") as held:
+        port = held.getsockname()[1]
+        master = ffi.new("pcclMasterInstance_t **")
+        check(lib.pcclCreateMaster(address_of(port), master))
+        check(lib.pcclRunMaster(master[0]))
+    token = pccl_py.token_create(f"127.0.0.1:{port}", run_id)
+    monkeypatch.setenv("PCCL_TOKEN", f" {token}\n")
+    monkeypatch.setenv("PCCL_LABEL", "50%% %x %p #2%")
+    monkeypatch.setenv("PCCL_CONGESTION", "system")
+    peer = created(1)
+    check(lib.pcclConnect(peer))
+    (known,) = pccl_py.run_status(token)["groups"][0]["epochs"][0]["members"]
+    assert known["label"] == f"50% %x {os.getpid()} #2%"
+    leave(peer)
+    check(lib.pcclInterruptMaster(master[0]))
+    check(lib.pcclMasterAwaitTermination(master[0]))
+    check(lib.pcclDestroyMaster(master[0]))
+
+
+def test_a_run_that_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, made = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")
+    params.master_address = address_of(0)
+    assert "port" in refused(lib.pcclCreateCommunicator(params, made))
+    params.master_address.inet.protocol = 2
+    assert "ccoip_inet_protocol_t 2" in refused(lib.pcclCreateCommunicator(params, made))
+    master = ffi.new("pcclMasterInstance_t **")
+    assert "ccoip_inet" in refused(lib.pcclCreateMaster(params.master_address, master))
+    monkeypatch.setenv("PCCL_TOKEN", "nonsense")
+    assert "token" in refused(lib.pcclCreateCommunicator(params, made))
 
 
 def test_before_connect_and_without_a_master() -> None:
@@ -525,10 +583,14 @@ def test_who_leaves_withdraws_and_lets_go_of_what_is_in_flight(
     leave(other)
 
 
+@pytest.mark.parametrize("seconds", ["0", ""], ids=["at once", "after 5 s"])
 def test_a_master_that_ends_ends_the_calls_of_its_peers(
-    master: pccl.MasterNode, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    master: pccl.MasterNode,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: str,
 ) -> None:
-    monkeypatch.setenv("PCCL_RECONNECT_TIMEOUT", "0")
+    monkeypatch.setenv("PCCL_RECONNECT_TIMEOUT", seconds)
     one, other = joined(master, pool, [0, 0])
     array, handle = np.full(SIZE, 3.0), ffi.new("pcclAsyncReduceOp_t *")
     at, lost = pointer(array), lib.pcclMasterConnectionFailed
@@ -600,6 +662,29 @@ def test_peer_groups_of_two_and_one(master: pccl.MasterNode, pool: ThreadPoolExe
     while attribute(peers[0], GLOBAL) == 4:
         together(pool, *[lambda peer=peer: update(peer) for peer in peers])
     assert [attributes(peer) for peer in peers] == [[3, 2, 2, 2], [3, 1, 2, 2], [3, 2, 2, 2]]
+    leave(*peers)
+
+
+def test_a_reduction_that_ended_before_its_peer_group_was_made_anew_can_be_awaited(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor
+) -> None:
+    """A third peer group is the reason; world sizes count the members of all."""
+    peers = joined(master, pool, [1, 7, 1])
+    handles, arrays = ffi.new("pcclAsyncReduceOp_t [2]"), [np.ones(SIZE), np.ones(SIZE)]
+
+    for number, peer in enumerate(peers[::2]):
+        at = pointer(arrays[number])
+        check(lib.pcclAllReduceAsync(at, at, describe(tag=4), peer, handles + number))
+        if number == 0:
+            refused(lib.pcclUpdateTopology(peer), lib.pcclPendingAsyncOps)
+    # So those with tag 4, which were earlier, are over.
+    together(pool, *[lambda peer=peer: reduce(peer, np.ones(SIZE)) for peer in peers[::2]])
+    peers += joined_to(master, pool, peers, 3)
+    assert [attributes(peer) for peer in peers] == [[4, n, 3, 2] for n in (2, 1, 2, 1)]
+    info = ffi.new("pcclReduceInfo_t *")
+    for number in (0, 1):
+        check(lib.pcclAwaitAsyncReduce(handles + number, info))
+        assert info.local_world_size == 2 and (arrays[number] == 2).all()
     leave(*peers)
 
 

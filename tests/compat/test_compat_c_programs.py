@@ -1,4 +1,4 @@
-"""Programs in C for PCCL 1.0, compiled against include/compat/pccl.h and run as processes.
+"""Programs in C for PCCL 1.0, compiled against compat/include/pccl.h and run as processes.
 
 The example is built with the command of its head, and goes on after a kill and a join. A master's
 program is interrupted in its signal handler. The compiler is that of the ziglang package. The
@@ -81,6 +81,8 @@ int main(int argc, char **argv) {
 
   pcclCommCreateParams_t params = {address, 0, 1};
   pcclComm_t *peer;
+  check(pcclCreateCommunicator(&params, &peer), pcclNotInitialized);
+  check(pcclConnect(NULL), pcclNotInitialized);
   check(pcclInit(), pcclSuccess);
   check(pcclCreateCommunicator(&params, &peer), pcclSuccess);
   check(pcclConnect(peer), pcclSuccess);

@@ -23,7 +23,7 @@ import pytest
 import pccl_py
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = os.pathsep.join(str(ROOT / part) for part in ("", "frontends", "frontends/compat"))
+PATH = os.pathsep.join(str(ROOT / part) for part in ("", "frontends", "compat"))
 SECONDS_MAX = 60
 
 MASTER = """

@@ -23,7 +23,7 @@ import pytest
 import pccl_py
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPAT = ROOT / "frontends" / "compat"
+COMPAT = ROOT / "compat"
 
 NUMBERS: dict[type[Enum], str] = {
     pccl.Result: "SUCCESS NOT_INITIALIZED INTERNAL_ERROR INVALID_ARGUMENT INVALID_USAGE "

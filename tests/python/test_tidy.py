@@ -18,9 +18,11 @@ import sentences
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
-    *("kernels", "engine", "include", "bindings", "pccl_py", "frontends"),
+    *("kernels", "engine", "include", "compat", "bindings", "pccl_py", "frontends"),
     *("tests", "bench", "examples", "harness", "release", "docs", ".ci"),
 )
+# The folders of Python that users import.
+LIBRARY = ("pccl_py", "frontends", "compat")
 SUFFIXES = {".zig", ".zon", ".h", ".c", ".cpp", ".py", ".pyi", ".toml", ".md", ".sh", ".txt"}
 PLAIN_NAMES = {"Makefile", "run"}
 
@@ -103,7 +105,7 @@ def banned_call(path: Path, text: str) -> list[str]:
         banned.append((r"std\.debug\.print|std\.log\.", "a library does not print: engine/net/log"))
     if path.suffix == ".zig":
         banned.append((r"usingnamespace|@cImport", "gone from Zig"))
-    library = path.parts[0] in ("pccl_py", "frontends") and "cli" not in path.parts
+    library = path.parts[0] in LIBRARY and "cli" not in path.parts
     if path.suffix == ".py" and library:
         banned.append((r"(?<![\w.])print\(", "a library does not print: logging.getLogger('pccl')"))
     if path.suffix == ".py" and (library or is_test(path)):
@@ -136,7 +138,7 @@ def sentence_without_subject(path: Path, text: str) -> list[str]:
 
 
 def is_for_must(path: Path, text: str) -> list[str]:
-    library = path.parts[0] in ("pccl_py", "frontends")
+    library = path.parts[0] in LIBRARY
     return [
         f"{path}:{n}: {words!r}: an error says what it must be"
         for n, words in (sentences.is_for_must(path, text) if library else ())
@@ -145,7 +147,7 @@ def is_for_must(path: Path, text: str) -> list[str]:
 
 def swallowed_keyword(path: Path, text: str) -> list[str]:
     """A function of the library that takes `**names` uses them, or refuses every call."""
-    library = path.parts[0] in ("pccl_py", "frontends")
+    library = path.parts[0] in LIBRARY
     # Links of an optax.chain must take the arguments of the other links.
     is_link = path.name == "optax.py"
     if path.suffix != ".py" or not library or is_link or "**" not in text:

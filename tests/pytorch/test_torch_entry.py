@@ -32,7 +32,7 @@ def run(program: str, *folders: Path, **environment: str) -> str:
 
 def run_of(command: list[str], *folders: Path, **environment: str) -> str:
     """The output of a command with this tree on the path of Python."""
-    paths = [*folders, ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
+    paths = [*folders, ROOT, ROOT / "frontends", ROOT / "compat"]
     try:
         done = subprocess.run(
             command,

@@ -26,7 +26,7 @@ SECONDS_MAX = 180.0
 def test_workers_that_torchrun_starts_again_go_on_from_the_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += ["3", "--max-restarts", "1", str(PROGRAM), str(tmp_path / "checkpoint.pt")]
-    paths = [ROOT, ROOT / "frontends", ROOT / "frontends" / "compat"]
+    paths = [ROOT, ROOT / "frontends", ROOT / "compat"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -430,7 +430,7 @@ def test_diloco_averages_what_was_learned(lighthouse: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("recovery", ["complete", "resume"])
 def test_the_example_heals_a_replica_that_was_killed(recovery: str) -> None:
-    paths = [str(ROOT), str(ROOT / "frontends"), str(ROOT / "frontends" / "compat")]
+    paths = [str(ROOT), str(ROOT / "frontends"), str(ROOT / "compat")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),

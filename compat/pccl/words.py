@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -201,26 +202,20 @@ class QuantizationAlgorithm(Enum):
     ZERO_POINT_SCALE = 2
 
 
+@dataclass(eq=False)
 class ReduceOperandDescriptor:
     """The type of the elements of a reduction."""
 
-    def __init__(
-        self, datatype: DataType, distribution_hint: DistributionHint = DistributionHint.NONE
-    ) -> None:
-        self.datatype = datatype
-        self.distribution_hint = distribution_hint
+    datatype: DataType
+    distribution_hint: DistributionHint = DistributionHint.NONE
 
 
+@dataclass(eq=False)
 class QuantizationOptions:
     """How elements travel."""
 
-    def __init__(
-        self,
-        quantized_datatype: DataType = DataType.UINT8,
-        algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX,
-    ) -> None:
-        self.quantized_datatype = quantized_datatype
-        self.algorithm = algorithm
+    quantized_datatype: DataType = DataType.UINT8
+    algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
 
     @property
     def codec(self) -> str:
@@ -235,34 +230,25 @@ class QuantizationOptions:
         return self.algorithm.name.lower().removesuffix("_scale") + "_u8"
 
 
+@dataclass(eq=False)
 class ReduceDescriptor:
     """A reduction without its arrays."""
 
-    def __init__(
-        self,
-        count: int,
-        op: ReduceOp,
-        tag: int,
-        operand_descriptor: ReduceOperandDescriptor,
-        quantization_options: QuantizationOptions,
-    ) -> None:
-        self.count = count
-        self.op = op
-        self.tag = tag
-        self.operand_descriptor = operand_descriptor
-        self.quantization_options = quantization_options
+    count: int
+    op: ReduceOp
+    tag: int
+    operand_descriptor: ReduceOperandDescriptor
+    quantization_options: QuantizationOptions
 
 
+@dataclass(eq=False)
 class ReduceOpDescriptor:
     """A reduction with its arrays, which are kept."""
 
-    def __init__(
-        self, sendbuf_ptr: int, recvbuf_ptr: int, reduce_descriptor: ReduceDescriptor
-    ) -> None:
-        self.sendbuf_ptr = sendbuf_ptr
-        self.recvbuf_ptr = recvbuf_ptr
-        self.reduce_descriptor = reduce_descriptor
-        self._owners: tuple[object, ...] = ()
+    sendbuf_ptr: int
+    recvbuf_ptr: int
+    reduce_descriptor: ReduceDescriptor
+    _owners: tuple[object, ...] = field(default=(), init=False, repr=False)
 
     @classmethod
     def from_torch(

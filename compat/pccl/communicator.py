@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pccl_py
@@ -54,13 +54,13 @@ _log = logging.getLogger("pccl")
 _LEVELS = {"DEBUG": "debug", "INFO": "info", "WARN": "warning", "ERR": "error", "FATAL": "error"}
 
 
+@dataclass(eq=False)
 class ReduceInfo:
     """How many have contributed to a reduction, and its bytes at this peer."""
 
-    def __init__(self, local_world_size: int, tx_bytes: int, rx_bytes: int) -> None:
-        self.local_world_size = local_world_size
-        self.tx_bytes = tx_bytes
-        self.rx_bytes = rx_bytes
+    local_world_size: int
+    tx_bytes: int
+    rx_bytes: int
 
     @property
     def world_size(self) -> int:
@@ -68,12 +68,12 @@ class ReduceInfo:
         return self.local_world_size
 
 
+@dataclass(eq=False)
 class SharedStateSyncInfo:
     """Bytes of a sync at this peer."""
 
-    def __init__(self, tx_bytes: int, rx_bytes: int) -> None:
-        self.tx_bytes = tx_bytes
-        self.rx_bytes = rx_bytes
+    tx_bytes: int
+    rx_bytes: int
 
 
 class SharedState:
@@ -124,7 +124,6 @@ class Communicator:
         self._peer_group = peer_group
         self._run: pccl_py.Communicator | None = None
         self._group: pccl_py.Group | None = None
-        self._epoch = 0
         # Members of each peer group, as all members know them.
         self._sizes: Counter[int] = Counter()
 
