@@ -1,7 +1,8 @@
-//! driver: what the driver of a session does with it: it makes the session, tells it the time, gives
-//! back jobs, moves the bytes of its lanes and ends it. Free functions on Session. The bytes of the
-//! coordinator: control.zig; a connection as bytes: link.zig; how it becomes a lane: dial.zig; what
-//! the bytes of lanes mean, and which leave: frame.zig. A driver's duties: session.zig.
+//! driver: what the driver of a session does with it: it makes the session, tells it the time,
+//! gives back jobs, moves the bytes of its lanes and ends it. Free functions on Session. The bytes
+//! of the coordinator: control.zig; a connection as bytes: link.zig; how it becomes a lane:
+//! dial.zig; what the bytes of lanes mean, and which leave: frame.zig. A driver's duties:
+//! session.zig.
 
 const std = @import("std");
 const base = @import("base");

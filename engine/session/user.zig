@@ -1,8 +1,8 @@
-//! user: what the user asks of a session. The user joins groups, founds them, leaves them and passes
-//! safe points; begins operations and syncs, withdraws them and gives them back. Free functions on
-//! Session. The word of the coordinator on groups: membership.zig; when members enter:
-//! protocol/member.zig; a call and its checks: call.zig; calls beyond those in flight: session.zig;
-//! how an operation moves its data: frame.zig, sync.zig; how it ends: control.zig.
+//! user: what the user asks of a session. The user joins groups, founds them, leaves them and
+//! passes safe points; begins operations and syncs, withdraws them and gives them back. Free
+//! functions on Session. The word of the coordinator on groups: membership.zig; when members
+//! enter: protocol/member.zig; a call and its checks: call.zig; calls beyond those in flight:
+//! session.zig; how an operation moves its data: frame.zig, sync.zig; how it ends: control.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -192,8 +192,9 @@ pub fn listen(user: *User) bool {
     while (place < sub.heard_count) : (place += 1) switch (sub.heard[place]) {
         .ready => {
             sub.state = .admitting;
+            const s = user.node.session.?;
             const here = user.node.here();
-            session_user.admit(user.node.session.?, here, sub.group.?, sub.deadline) catch over(user);
+            session_user.admit(s, here, sub.group.?, sub.deadline) catch over(user);
         },
         .admitted => {
             sub.state = .inside;

@@ -163,7 +163,8 @@ pub fn join(user: *User) void {
     const world = user.world();
     const s = user.node.session.?;
     const size = world.config.initial_world_size;
-    const group = session_user.join(s, user.node.here(), group_names[user.index], size) catch |err| {
+    const name = group_names[user.index];
+    const group = session_user.join(s, user.node.here(), name, size) catch |err| {
         world.note("p{d} cannot join now: {t}", .{ user.node.index, err });
         return wake_after(user, 300 * ms);
     };
