@@ -27,46 +27,48 @@ const control = wire.control;
 
 pub const MemberState = struct {
     id: PeerId,
-    /// Null once lost.
+    /// Null: the member is lost.
     peer: ?*Peer,
-    /// The label of a lost one; of any other see `peer`.
+    /// The label of a lost member; a member that is not lost has it in `peer`.
     lost_label: base.Label = .{},
-    /// Which process it is.
+    /// The number that tells the member's process from others with the same id.
     instance: u64,
-    /// Its report of the connection under way names this epoch.
+    /// The member has named this epoch on the connection that it has now.
     named: bool = false,
+    /// The last decision that the member says it has seen.
     decisions_seen: u64 = 0,
-    /// Aborts that it has caused and some other has not seen yet.
+    /// Aborts that the member has caused alone, and that some other member has not seen.
     caused: u32 = 0,
-    /// The coordinator holds so many bytes of what its reports of this attempt say.
+    /// Bytes that the coordinator holds of the member's reports in this attempt.
     held_bytes: usize = 0,
     /// The number that `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_asked: Asked = .{},
-    /// Votes since it has been far behind (operation.zig).
+    /// Votes of the member since it has been far behind with decisions (operation.zig).
     votes_behind: u32 = 0,
-    /// Others have waited for it for long, and the log says so (debt.zig).
+    /// The log says that other members have waited for this member (debt.zig).
     waited_for: bool = false,
-    /// It has heard what its epoch was told of links (measurement.zig).
+    /// The member has heard the rates of links that its epoch was told (measurement.zig).
     knows_measured: bool = false,
-    /// The report that it owes after a view.
+    /// The report that the member owes after a view.
     report: ReportOwed = .{},
-    /// In the round under way (membership.zig): the answer that is wanted of it, and once it is
-    /// `stopping`, another one.
+    /// The answer that the round under way wants of the member: its lanes, then its safe points
+    /// (membership.zig).
     round_asked: Asked = .{},
+    /// How many safe points the member has passed, as it says.
     safe_points: u64 = 0,
 
-    /// Its name for people.
+    /// The member's name for people.
     pub fn label(member: *const MemberState) *const base.Label {
         return if (member.peer) |peer| &peer.label else &member.lost_label;
     }
 
-    /// As the log shows it: "7f3a01c2 (node7:4242, rank 3)".
+    /// The member as the log shows it: "7f3a01c2 (node7:4242, rank 3)".
     pub fn shown(member: *const MemberState, rank: usize) Shown {
         return .{ .member = member, .rank = rank };
     }
 
-    /// As an error shows it: "rank 3 (node7:4242, 7f3a01c2)".
+    /// The member as an error shows it: "rank 3 (node7:4242, 7f3a01c2)".
     pub fn ranked(member: *const MemberState, rank: usize) base.Ranked {
         return .{ .rank = rank, .id = member.id, .label = member.label().* };
     }
@@ -100,53 +102,56 @@ pub const Epoch = struct {
     /// The last attempt of the coordinators before this one, as their log says.
     logged_attempt: u32 = 0,
     min_world_size: u32,
-    /// The one of all queues.
+    /// The budget of all queues of the coordinator.
     budget: *wire.Budget,
     members: []MemberState,
-    /// By id, lost members included.
+    /// The rank of each id, lost members included.
     ranks: Ranks = .empty,
-    /// How it began, for members that have not been told.
+    /// How the epoch began, for members that have not been told.
     began: Began,
-    /// The last record that names it (log.zig).
+    /// The number of the last record of the journal that names the epoch (log.zig).
     recorded: u64 = 0,
     alive: Mask,
-    /// Have called an operation that was committed, or may have before a restart.
+    /// Ranks that have called a committed operation, or may have before a restart.
     fitted: Mask = .empty,
-    /// Have passed the safe point at which it begins.
+    /// Ranks that have passed the safe point at which the epoch begins.
     activated: Mask = .empty,
-    /// Have not, as members were told last (debt.zig); at first they take it that nobody has.
+    /// Ranks that have not, as members were told last (debt.zig). Members begin with all ranks.
     missing_told: Mask,
-    /// Newcomers outside, where this epoch only closes a gap; and as members were told last.
+    /// Newcomers that wait outside while this epoch only closes a gap, and the count that members
+    /// were told last.
     waiting: u16 = 0,
     waiting_told: u16 = 0,
-    /// Are in the next epoch, and have nothing in flight here.
+    /// Ranks that are in the next epoch and have nothing in flight here.
     closed: Mask = .empty,
-    /// Have reported in the current attempt.
+    /// Ranks that have reported in the current attempt.
     reported: Mask = .empty,
-    /// In the round under way (membership.zig): have their lanes, have told their safe points.
+    /// Ranks that have told the round under way how many safe points they have passed
+    /// (membership.zig).
     stopping: Mask = .empty,
     /// The paths in the current attempt (path.zig).
     paths: base.Paths,
-    /// The rates of links, as its members were told them.
+    /// The rates of links that members were told.
     measured: Told = .{},
-    /// Which links are found out, and when (measurement.zig).
+    /// The links that members are asked to probe, and when (measurement.zig).
     probes: Probes = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
-    /// Decisions that some member may not have seen yet, oldest first; those before `decided_first`
-    /// all have seen by now.
+    /// Decisions that some member may not have seen, oldest first. All members have seen the
+    /// decisions before index `decided_first`.
     decided: std.ArrayList(record_file.Decision) = .empty,
     decided_first: usize = 0,
-    /// On which operations they are.
+    /// The operations of the decisions from `decided_first` on.
     decided_ids: std.AutoHashMapUnmanaged(OpId, void) = .empty,
+    /// The number of the last decision.
     decisions: u64 = 0,
-    /// The fewest decisions that a member in it has seen, and how many have seen no more; with 0 of
-    /// them it is to be found anew.
+    /// The smallest `decisions_seen` of the members in the epoch, and how many of them have that.
+    /// With a count of 0 `seen_by_all` finds both anew.
     least_seen: u64 = 0,
     least_seen_by: usize = 0,
-    /// Operations of its users.
+    /// Committed operations of users.
     committed: u64 = 0,
-    /// The last safe point after which something was called that is committed.
+    /// The last safe point after which a committed operation was called.
     committed_at: u64 = 0,
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
@@ -324,7 +329,7 @@ pub const Epoch = struct {
         return epoch.decided.items[epoch.decided_first..];
     }
 
-    /// Takes a decision, which is kept until all members have seen it.
+    /// Keeps a decision until all members have seen it.
     pub fn keep(epoch: *Epoch, decision: record_file.Decision) Allocator.Error!void {
         try epoch.decided_ids.ensureUnusedCapacity(epoch.gpa, 1);
         try epoch.decided.append(epoch.gpa, decision);

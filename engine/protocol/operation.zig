@@ -35,8 +35,8 @@ const control = wire.control;
 const limits = base.limits;
 const testing = std.testing;
 
-/// The record of an operation, new if need be; null if the descriptors differ: then it is
-/// aborted, or one of two is a newcomer, whose word does not count.
+/// The record of an operation, made if there is none. Null: the descriptors differ, and the
+/// operation is aborted, or the call that differs is a newcomer's, which does not count.
 pub fn record_of(
     run: *Run,
     epoch: *Epoch,
@@ -91,9 +91,9 @@ pub fn commit(run: *Run, epoch: *Epoch, id: OpId, committed: Outcome.Committed) 
     epoch.committed_at = @max(epoch.committed_at, called);
 }
 
-/// Decides against an operation, once; nothing happens if it is decided already. A `maker` has
-/// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
-/// that member, and error.Unexpected when that is more than any honest one can have caused.
+/// Aborts an operation that is not decided. `maker`: the rank that alone causes the abort, perhaps
+/// of an operation that nobody will ever call. The abort counts against that member until all have
+/// seen it. error.Unexpected: the member has caused more than an honest member can.
 pub fn abort(run: *Run, epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
     if (epoch.is_decided(id)) return;
     if (maker) |rank| if (epoch.members[rank].caused >= base.limits.decisions_kept_max)
@@ -122,7 +122,7 @@ fn decide(run: *Run, epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) Pro
     epoch.record_free(index);
 }
 
-/// All members are back after a restart: they hear next what was decided meanwhile.
+/// All members are back after a restart: numbers and logs what was decided while they came back.
 pub fn number_decided(run: *Run, epoch: *Epoch) void {
     for (epoch.decided.items[epoch.decided_first..]) |*decision| {
         if (decision.number != Decision.unnumbered) continue;
@@ -132,8 +132,8 @@ pub fn number_decided(run: *Run, epoch: *Epoch) void {
     }
 }
 
-/// The maker when two members contradict each other: nobody, because either may be the
-/// honest one. Only beyond what honest members can reach (accomplices, then) is it the later.
+/// The maker of an abort when two members contradict each other: null, because either may be
+/// honest. Beyond the number that honest members can reach it is `rank`, which spoke later.
 pub fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
     return if (epoch.outstanding().len < base.limits.contradictions_kept_max) null else rank;
 }
@@ -159,7 +159,8 @@ pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
     epoch.decided_first = 0;
 }
 
-/// Members are asked one by one only when the last of those that had seen least goes on.
+/// The last decision that all members in the epoch have seen. Members are looked at one by one only
+/// when the last of the members that had seen least has seen more.
 fn seen_by_all(epoch: *Epoch) u64 {
     if (epoch.least_seen_by > 0) return epoch.least_seen;
     const inside_now = epoch.inside();
@@ -174,8 +175,8 @@ fn seen_by_all(epoch: *Epoch) u64 {
     return epoch.least_seen;
 }
 
-/// A member must say what it has seen within the silence limit: else what is kept for it grows,
-/// and would in the end be counted against those who cause aborts honestly.
+/// A member must say within the silence limit which decisions it has seen. Otherwise the decisions
+/// kept for it grow, and count against honest members that cause aborts.
 pub fn check_seen(
     run: *const Run,
     epoch: *Epoch,
@@ -197,7 +198,7 @@ pub fn check_seen(
     }
 }
 
-/// Tells what was decided while the member was away.
+/// Tells a member the decisions that it has not seen.
 pub fn tell_missed(run: *Run, epoch: *Epoch, rank: u16) void {
     const member = &epoch.members[rank];
     const peer = member.peer orelse return;
@@ -220,12 +221,12 @@ pub fn tell_missed(run: *Run, epoch: *Epoch, rank: u16) void {
 /// How long a vote waits until it is looked at again.
 pub const wait_ns = 10 * std.time.ns_per_ms;
 
-/// A vote of this member comes too early for some other.
+/// Whether a vote of this member has to wait, because another member is far behind.
 pub fn must_wait(epoch: *const Epoch, rank: u16) bool {
     return epoch.outstanding().len >= limits.decisions_unseen_max and !is_behind(epoch, rank);
 }
 
-/// The member votes, or offers, which counts as a vote.
+/// Counts a vote, or an offer, of a member that is far behind. error.Unexpected: too many of them.
 pub fn count_vote(epoch: *Epoch, rank: u16) ProtocolError!void {
     const member = &epoch.members[rank];
     if (!is_behind(epoch, rank)) {
@@ -304,7 +305,8 @@ test "a vote waits for a member that is far behind, and is taken when that has s
 // Members whose call, or vote, others wait for: how they are asked for it, and how the log and
 // errors name them.
 
-/// Whoever has called it answers at once, and another one as soon as it calls.
+/// Asks the missing members whether they have called the operation. Each answers at once if it has,
+/// otherwise as soon as it calls.
 pub fn ask_missing(run: *Run, epoch: *Epoch, known: *Record, missing: *const Mask) void {
     const asked = missing.without(&known.stall.asked);
     if (asked.is_empty()) return;
@@ -432,8 +434,7 @@ pub fn evaluate(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
     });
 }
 
-/// The votes of all others count for nothing if the root, which alone has a result, is lost
-/// without a vote.
+/// Whether the root has voted. The root alone has the result, so without its vote no other counts.
 fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
     for (epoch.members, 0..) |*member, rank| {
         if (member.id.eql(known.descriptor.root)) return known.done.has(rank);
@@ -441,7 +442,7 @@ fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
     return false;
 }
 
-/// After a loss: what all others have voted for is committed.
+/// After a loss, commits what all members that are left have voted for.
 pub fn commit_voted(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (epoch.alive.is_empty()) return;
     var index = epoch.records.items.len;
@@ -710,7 +711,7 @@ pub fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
     return rank >= epoch.members.len - epoch.began.joined;
 }
 
-/// Those who are alive and were there before the newcomers of this epoch.
+/// Ranks that are alive and were members before this epoch.
 fn elders(epoch: *const Epoch) Mask {
     const before: Mask = .full(epoch.members.len - epoch.began.joined);
     return epoch.alive.intersect(&before);
@@ -782,7 +783,7 @@ fn overrule(
     };
 }
 
-/// All say what they have called: at once, or as soon as they have.
+/// Marks an operation whose callers differ, and asks all members what they have called.
 pub fn open_misfit(run: *Run, epoch: *Epoch, known: *Record) void {
     known.misfits.is_open = true;
     if (epoch.running) ask_missing(run, epoch, known, &epoch.missing_of(known));
@@ -806,7 +807,7 @@ pub fn review_misfits(run: *Run, epoch: *Epoch) ProtocolError!void {
     }
 }
 
-/// Null: nobody has called anything else.
+/// The verdict that names the two calls; null if all calls are the same.
 pub fn contradiction(epoch: *const Epoch, known: *const Record) ?Verdict {
     const said = known.misfits.said.items;
     if (said.len == 0) return null;
@@ -828,8 +829,8 @@ fn forget_lost(epoch: *const Epoch, known: *Record) void {
     }
 }
 
-/// Whether anybody is left who has called what the record says. If not, those who are left and have
-/// called something else, and may have voted for it, say so in their reports.
+/// Whether a member in the epoch has made the call that the record describes. If none has, members
+/// that made another call say so in their reports, and may have voted for theirs.
 pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
     const inside = epoch.inside();
     var callers = inside.intersect(&known.stall.called);
@@ -837,8 +838,8 @@ pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
     return !callers.is_empty();
 }
 
-/// Whether this member is to start an operation from nothing in the next attempt, because what
-/// others keep is of another call.
+/// Whether a rank starts the operation from nothing in the next attempt, because the chunks that
+/// others keep are of another call.
 pub fn is_one(known: *const Record, rank: u16) bool {
     return known.misfits.of(rank) != null;
 }
@@ -920,7 +921,7 @@ fn take_stranded(
     }
 }
 
-/// The first call of a newcomer, which has waited in it for others as long as they for it.
+/// The first call of a newcomer, if it has waited there for the warning time.
 fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*const Record {
     if (epoch.fitted.has(rank)) return null;
     const before = elders(epoch);

@@ -22,29 +22,29 @@ const testing = std.testing;
 pub const Record = struct {
     id: OpId,
     descriptor: Descriptor,
-    /// Whose descriptor it is.
+    /// The rank whose call has this descriptor.
     from: u16,
-    /// Votes of the current attempt.
+    /// Ranks that have voted in the current attempt.
     done: Mask = .empty,
     digest: u128 = 0,
     digest_from: u16 = 0,
-    /// When those have called who have voted.
+    /// When the ranks in `done` called the operation.
     calls: CallTimes = .{},
-    /// The earliest attempt in which a member called it, as reports have said.
+    /// The earliest attempt in which a member called the operation, by the reports.
     begun_attempt: u32 = std.math.maxInt(u32),
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
     holdings: Holdings = .{},
     chunks: u32 = 0,
-    /// Whose count of chunks it is; null before the first report.
+    /// The rank whose report gave `chunks`; null before the first report.
     chunks_from: ?u16 = null,
-    /// The members that have called it, and since when the others are waited for.
+    /// The ranks that have called the operation, and since when the others are waited for.
     stall: Stall = .{},
     vote_owed: VoteOwed = .{},
-    /// Newcomers that have called something else.
+    /// Newcomers that have called another operation under this id.
     misfits: Misfits = .{},
-    /// For a sync, from the first offer on.
+    /// The offers of a sync; null before the first, and for other operations.
     election: ?*Election = null,
 
     /// The name of the state that a sync is of; empty for other operations, and before it is known.
@@ -52,7 +52,7 @@ pub const Record = struct {
         return if (record.election) |election| election.name.slice() else "";
     }
 
-    /// Why it ends if the root is lost.
+    /// The verdict on an operation whose root is lost.
     pub fn root_lost(record: *const Record) Verdict {
         return .{ .reason = .root_lost, .peer = record.descriptor.root };
     }
@@ -97,10 +97,10 @@ pub const Outcome = union(enum) {
 };
 
 pub const Decision = struct {
-    /// The first of an epoch has 1.
+    /// Decisions of an epoch are numbered from 1.
     number: u64,
     id: OpId,
-    /// The member that caused it alone; null if the coordinator did, or two members who
+    /// The rank that alone caused the decision; null if the coordinator did, or two members that
     /// contradict each other.
     maker: ?u16,
     outcome: Outcome,
@@ -109,7 +109,7 @@ pub const Decision = struct {
     /// started again: their reports may show that the log lacks some.
     pub const unnumbered = std.math.maxInt(u64);
 
-    /// The message that tells members of it.
+    /// The message that tells members of the decision.
     pub fn message(decision: *const Decision, group: u16, epoch: u64) control.Message {
         return switch (decision.outcome) {
             .commit => |committed| .{ .commit = .{
@@ -142,15 +142,15 @@ pub const Decision = struct {
 // (run.zig).
 
 pub const Holdings = struct {
-    /// In order, none empty. A chunk that is in none of them is held by nobody.
+    /// Ranges of chunks in ascending order, none empty. No member holds a chunk outside of them.
     ranges: []KeptRange = &.{},
 
     /// A member's report of ranges that are in order.
     pub const Report = struct {
         rank: u16,
-        /// It has voted for what it holds.
+        /// The member has voted for what it holds.
         done: bool,
-        /// All who have.
+        /// The ranks that have voted.
         voted: *const Mask,
         settled: wire.codec.List(SettledRange),
     };
@@ -165,14 +165,14 @@ pub const Holdings = struct {
         holdings.ranges = &.{};
     }
 
-    /// Whether somebody holds each of so many chunks.
+    /// Whether each of `chunks` chunks has a holder.
     pub fn has_all(holdings: *const Holdings, chunks: u32) bool {
         var held: u32 = 0;
         for (holdings.ranges) |*range| held += range.end - range.begin;
         return held == chunks;
     }
 
-    /// One pass over both, so that many ranges cost no more than they are.
+    /// Merges a report in one pass over its ranges and those held, linear in their number.
     pub fn add(
         holdings: *Holdings,
         gpa: Allocator,
@@ -222,15 +222,15 @@ pub const Holdings = struct {
     }
 };
 
-/// The ranges so far, and those of before that are still to come.
+/// A merge under way: the merged ranges, and the old ranges that are still to come.
 const Merged = struct {
     gpa: Allocator,
     list: std.ArrayList(KeptRange) = .empty,
     rest: []const KeptRange,
-    /// Where the first of the rest begins, if it was cut.
+    /// The first chunk of `rest[0]` that is not merged yet, if that range was cut.
     cut: u32 = 0,
 
-    /// The next one of before, as far as it lies before `end`.
+    /// The next old range, as far as it lies before `end`.
     fn next(merged: *Merged, end: u32) ?KeptRange {
         if (merged.rest.len == 0) return null;
         var range = merged.rest[0];
@@ -363,9 +363,9 @@ test "members that have settled the same chunks share their ranges" {
 
 pub const Misfits = struct {
     said: std.ArrayList(Said) = .empty,
-    /// Some member has seen another call than its own.
+    /// A member has seen that another one called something else.
     is_open: bool = false,
-    /// A newcomer and a member have other sizes for the shards that they exchange.
+    /// A newcomer and a member that name different sizes for the shards that they exchange.
     apart: ?Apart = null,
 
     pub const Said = struct { rank: u16, descriptor: Descriptor };
@@ -386,32 +386,32 @@ pub const Misfits = struct {
 // The debts of members that are not calls of their users: the report after a view, and the vote for
 // an operation that all others have voted for.
 
-/// The report of one member.
+/// The report that a member owes after a view.
 pub const ReportOwed = struct {
-    /// Since when it is waited for, whatever the attempt; `never` while it is not.
+    /// Since when the report is waited for, over all attempts; `never` while it is not.
     since: Instant = base.never,
-    /// When the last new part of it was there, as far as a tick has seen.
+    /// The tick that saw the last new part of the report.
     part_at: Instant = 0,
     parts: u32 = 0,
     parts_seen: u32 = 0,
-    /// The last attempt that it has reported in, or that it need not have.
+    /// The last attempt in which the member has reported, or needs no report.
     attempt: u32 = 0,
 
-    /// All of it is here, perhaps for an attempt that has passed meanwhile: then it is on its way,
-    /// because others came back or went.
+    /// A whole report is here. If others came or went meanwhile it may be of a passed attempt; then
+    /// the report of the newest attempt is on its way.
     pub fn ended(report: *ReportOwed, attempt: u32, newest: u32) void {
         if (attempt <= report.attempt or attempt > newest) return;
         report.attempt = attempt;
         report.since = base.never;
     }
 
-    /// It has another connection, on which it was asked nothing yet: its time goes on.
+    /// The member has a new connection, on which it was asked for nothing yet. `since` stays.
     pub fn asked_anew(report: *ReportOwed, newest: u32) void {
         report.attempt = @max(report.attempt, newest);
     }
 };
 
-/// The vote that alone is missing.
+/// The one vote that is missing for a commit.
 pub const VoteOwed = struct {
     rank: ?u16 = null,
     since: Instant = base.never,
@@ -423,28 +423,28 @@ pub const VoteOwed = struct {
 // the others.
 
 pub const Stall = struct {
-    /// They have said that they have called it, whatever the attempt.
+    /// Ranks that have said, in any attempt, that they have called the operation.
     called: Mask = .empty,
-    /// Since when it stands still; `never` while it does not.
+    /// Since when over half have called and some have not; `never` while that is not so.
     since: Instant = base.never,
-    /// Since when anybody is known to wait for the call of another one; `never` while nobody is.
+    /// Since when a member waits for the call of another member; `never` while none does.
     waits_since: Instant = base.never,
-    /// How many have called it, and when the last of them had.
+    /// How many members have called the operation, and when that number last grew.
     callers: u32 = 0,
     called_at: Instant = base.never,
-    /// The first deadline of those that are near; `never` while none is.
+    /// The earliest deadline of a call that is near its deadline; `never` while none is.
     until: Instant = base.never,
-    /// In the current attempt: those who were told that others wait for their call.
+    /// Ranks that were told in this attempt that others wait for their call.
     asked: Mask = .empty,
-    /// In the current attempt: whom the callers were told that they wait for.
+    /// The ranks that the callers were told in this attempt that they wait for.
     told: Mask = .empty,
-    /// They have waited for so long that their logs say it, too.
+    /// The callers have waited so long that their own logs say so.
     is_long: bool = false,
-    /// The operations that they were told those wait in themselves, and when.
+    /// The operations that the callers were told the missing ranks wait in, and when.
     told_elsewhere: Told = .{},
     told_at: Instant = 0,
-    /// The links that move nothing of it, in the current attempt, as members say, by their two
-    /// ends; and whether the log says so.
+    /// The links that move nothing of the operation in this attempt, by their two ranks, as members
+    /// say; and whether the log says so.
     stuck: Told = .{},
     stuck_said: bool = false,
 
@@ -464,7 +464,7 @@ pub const Stall = struct {
         stall.called_at = now;
     }
 
-    /// Somebody's call ends before those who wait are told as a rule.
+    /// Whether a call reaches its deadline before callers are usually told.
     pub fn is_urgent(stall: *const Stall, now: Instant) bool {
         return stall.until != base.never and now < stall.until;
     }
@@ -473,12 +473,12 @@ pub const Stall = struct {
         return stall.waits_since != base.never and now -| stall.waits_since >= for_ns;
     }
 
-    /// The same of each of those who have called it.
+    /// Whether the last caller, too, has waited for `for_ns`.
     pub fn all_have_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
         return stall.has_waited(now, for_ns) and now -| stall.called_at >= for_ns;
     }
 
-    /// All say anew what they have called, so they are told anew.
+    /// A new attempt: members say anew what they have called, and are told anew.
     pub fn begin_attempt(stall: *Stall) void {
         stall.asked = .empty;
         stall.told = .empty;
@@ -501,7 +501,7 @@ pub const Told = struct {
         told.count += 1;
     }
 
-    /// If the items are links: no item before this one has the same two ends.
+    /// Whether no earlier item is the same link, with its two ranks exchanged. Items are links.
     pub fn is_new(told: *const Told, index: usize) bool {
         const link = &told.items[index];
         for (told.items[0..index]) |*other| {
@@ -523,7 +523,7 @@ pub const Told = struct {
         return std.meta.eql(told.*, other.*);
     }
 
-    /// From a message to a member of an epoch of so many.
+    /// Reads a message, whose ranks must be below `world_size`.
     pub fn read(
         list: *const wire.codec.List(control.Elsewhere),
         world_size: usize,
@@ -546,14 +546,14 @@ pub const Told = struct {
 // on. That time is counted for the status, over all groups of a peer; no decision depends on it. A
 // member that lies about its call can hide, or blame itself.
 
-/// Less is the noise of networks and machines.
+/// A shorter delay is noise of networks and machines, and counts for nobody.
 pub const late_ns_min = std.time.ns_per_ms;
 
 /// The calls of one operation, in the current attempt.
 pub const CallTimes = struct {
     last: Instant = 0,
     second_last: Instant = 0,
-    /// Whose is the last.
+    /// The rank of the last call.
     rank: u16 = 0,
     count: u32 = 0,
 
@@ -570,12 +570,12 @@ pub const CallTimes = struct {
     }
 };
 
-/// The account of a peer.
+/// How late a peer's calls were.
 pub const Lateness = struct {
-    /// Operations that it has called, and in which it was the last by more than noise.
+    /// Operations that the peer has called, and those in which it was last by more than noise.
     calls: u64 = 0,
     last: u64 = 0,
-    /// The time that others have waited for it alone, in all of these.
+    /// Nanoseconds that others waited for the peer alone, over all its operations.
     ns: u64 = 0,
 };
 
