@@ -26,8 +26,8 @@ const control = wire.control;
 const limits = base.limits;
 const testing = std.testing;
 
-/// All members of an epoch stop, report, and go on around the links that are broken, with what the
-/// reports say.
+/// Begins an attempt: all members of the epoch stop and report, and then go on around broken links
+/// with what the reports say.
 pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     if (epoch.alive.is_empty() or epoch.recovering) return;
     if (epoch.attempt + 1 >= base.limits.attempts_max) return end_attempts(epoch);
@@ -69,13 +69,13 @@ fn begin_records(epoch: *Epoch) void {
     }
 }
 
-/// They are of a passed attempt, or what is kept by them is told.
+/// Frees the reports of an attempt that is over, or whose members have been told what is kept.
 fn forget_reports(epoch: *Epoch) void {
     for (epoch.records.items) |known| known.holdings.clear(epoch.gpa, epoch.budget);
     for (epoch.members) |*member| member.held_bytes = 0;
 }
 
-/// Reports of a passed attempt are not wanted, and none was asked for before all are back.
+/// Whether reports of this attempt are wanted. None is before all members are back from a restart.
 fn hears_reports_of(epoch: *const Epoch, attempt: u32) bool {
     return attempt == epoch.attempt and !epoch.running and !epoch.recovering;
 }
@@ -126,7 +126,7 @@ pub fn on_report_op(
     epoch.members[rank].held_bytes += known.holdings.bytes() -| before;
 }
 
-/// Whether a report makes sense by itself.
+/// Refuses a report that contradicts itself.
 fn check_settled(epoch: *const Epoch, message: *const control.ReportOp) ProtocolError!void {
     var it = message.settled.iterator();
     var after: u32 = 0; // in order, so that a report costs no more than its chunks
@@ -151,8 +151,7 @@ pub fn on_report_end(
     try check_reported(run, epoch);
 }
 
-/// The member has left this epoch for the next and has nothing in flight here: nobody waits for
-/// it.
+/// A member has left this epoch for the next and has nothing in flight here. It owes no report.
 pub fn on_closed(run: *Run, epoch: *Epoch, rank: u16) ProtocolError!void {
     epoch.closed.set(rank);
     epoch.least_seen_by = 0;
@@ -164,7 +163,7 @@ fn check_reported(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (epoch.reported.covers(&epoch.inside())) try go_on(run, epoch);
 }
 
-/// All have reported: say what is kept, and let everybody move again.
+/// All have reported: tells the members what is kept, and lets data move again.
 fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
     var index = epoch.records.items.len;
     while (index > 0) {
@@ -190,7 +189,7 @@ fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
     } });
 }
 
-/// Why an operation cannot go on; null if it can.
+/// The verdict on an operation that cannot go on; null if it can.
 fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
     if (epoch.is_starved(known.id)) return .{ .reason = .too_few_peers };
     if (Pair.of(known.id.tag)) |pair| return epoch.party_lost(pair);
@@ -206,7 +205,7 @@ fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
     return null;
 }
 
-/// A member of that attempt that is not alive any more.
+/// A member that was alive in that attempt and is lost.
 fn lost_since(epoch: *const Epoch, attempt: u32) ?PeerId {
     const then = epoch.history.members(attempt);
     for (epoch.members, 0..) |*member, rank| {
@@ -266,7 +265,7 @@ fn send_kept(run: *Run, epoch: *Epoch, known: *const Record) ProtocolError!void 
 // waits until all members are back or lost, and goes on with the next attempt. If its machine has
 // lost power, the end of the log may be missing, and members know more than it says.
 
-/// A member tells of this epoch.
+/// A member names this epoch on a new connection.
 pub fn hear_return(
     epoch: *Epoch,
     rank: u16,
@@ -315,12 +314,12 @@ pub fn settle_seen(epoch: *Epoch) bool {
     return is_settled;
 }
 
-/// Why a member is let go.
+/// The reason that a member is given that knows more than the coordinator.
 pub const knows_more = "it knows more than the coordinator, which has started again without its " ++
     "journal, or with one that had failed, or after its machine lost power";
 
-/// The last one has begun: a member could not tell of another. Its members may begin an epoch
-/// anew. Only if over half of them lie does it come to that.
+/// The epoch has had all attempts that the number can count, and lets its members go. They may
+/// begin another epoch.
 pub fn end_attempts(epoch: *Epoch) void {
     for (epoch.members) |*member| {
         if (member.peer) |peer| peer.doom("its epoch has had all attempts that there may be");
@@ -332,8 +331,8 @@ pub fn end_attempts(epoch: *Epoch) void {
 // Ways around the broken links of a group (path.zig), and the member that must leave because there
 // is none.
 
-/// Paths that use no broken link; else none that has been broken for long; else all, until
-/// somebody leaves.
+/// Paths without broken links; if there are none, paths without links that have been broken for
+/// long; if there are none, all paths, until a member leaves.
 fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
     const world_size = epoch.members.len;
     for ([_]bool{ false, true }) |lasting| {
@@ -343,14 +342,14 @@ fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
     return .all(&epoch.alive, world_size);
 }
 
-/// Members have come or gone.
+/// Members have come or gone: looks for other paths soon.
 pub fn look_soon(group: *Group, now: base.Instant) void {
     if (group.broken.claims.items.len > 0) group.look.ask(now, .none);
 }
 
-/// An epoch whose paths use a broken link gets a new attempt now, if there are others. True:
-/// there is one that would have gone on as it is. Only for a look that is due: others come
-/// later, because one member says too often that links are broken.
+/// Begins an attempt of each epoch whose paths use a broken link, if there are other paths. True:
+/// an epoch got one that would have gone on as it was. Called only for a look that is due, because
+/// a member may say too often that links are broken.
 pub fn go_around(group: *Group, now: base.Instant) bool {
     var any = false;
     if (group.broken.claims.items.len == 0) return any;
@@ -366,8 +365,8 @@ pub fn go_around(group: *Group, now: base.Instant) bool {
     return any;
 }
 
-/// The peer that must leave because no ring goes around the links that have been broken for
-/// long, and nobody reaches all others.
+/// The peer that must leave: no ring goes around the links that have been broken for long, and no
+/// member reaches all others.
 pub fn stranded(group: *const Group) ?*Peer {
     if (group.broken.claims.items.len == 0) return null;
     for (group.epochs.items) |epoch| {
@@ -380,10 +379,10 @@ pub fn stranded(group: *const Group) ?*Peer {
     return null;
 }
 
-/// How many other members could notice that their lanes to this one close: those who are there
-/// and whose links to it are well, or who say that they have noticed: what one says of its own
-/// link must not make its word weigh more. After a restart nobody is there at first, so all
-/// count.
+/// How many other members could notice that their lanes to this peer close: members that are
+/// connected and have a working link to it, and members that say they have noticed. A member's word
+/// on its own link must not make its report weigh more. After a restart all members count, because
+/// none is connected at first.
 pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
     var most: usize = 0;
     for (group.epochs.items) |epoch| {

@@ -29,16 +29,17 @@ const Mask = base.Mask;
 const control = wire.control;
 const limits = base.limits;
 
-/// The line is written again when the missing peers wait in something else than before, at most
-/// twice in a warning time: they may change that as often as they like.
+/// Callers are told again when the missing members wait in other operations than before. Members
+/// may change that at will, so callers are told at most twice in a warning time.
 const again_part = 2;
 
-/// Calls whose deadline is near are looked at after this part of the time that is left, together
-/// with those that come meanwhile; and no sooner than after this time.
+/// A call near its deadline is reviewed after an eighth of the time that is left, and after 10 ms
+/// at the earliest, together with calls that come meanwhile.
 const looks_per_rest = 8;
 const look_ns_min = 10 * std.time.ns_per_ms;
 
-/// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
+/// Whether over half of the members have called and some have not. If fewer than half wait, the
+/// call may be their mistake. One call of a message is enough.
 fn stands_still(needed: u32, missing: u32) bool {
     if (missing == 0) return false;
     return 2 * missing < needed or (needed == 2 and missing == 1);
@@ -69,7 +70,8 @@ pub fn on_called(
     epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
 }
 
-/// A member says with which others nothing of the operation moves; nobody: something does again.
+/// Notes with which ranks a member exchanges nothing of an operation. An empty mask: data moves
+/// again.
 fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask) !void {
     const told = &known.stall.stuck;
     told.forget(rank);
@@ -84,8 +86,8 @@ fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask
     });
 }
 
-/// At a tick: calls that a member has left behind unmade can come to nothing. An abort counts
-/// against the first that has called.
+/// At a tick: aborts operations that a member can call no more, because it has left the epoch. The
+/// abort counts against the first caller.
 pub fn end_passed(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (!epoch.running or epoch.closed.is_empty()) return;
     var index = epoch.records.items.len;
@@ -103,7 +105,8 @@ pub fn end_passed(run: *Run, epoch: *Epoch) ProtocolError!void {
     }
 }
 
-/// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
+/// At a tick: tells callers whom they wait for, and warns in the log. `late`: the coordinator was
+/// frozen, and waits are counted anew.
 pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = run.options.stall_warning_ns;
     const told_ns = base.limits.wait_told_ns(warning_ns);
@@ -149,7 +152,7 @@ pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late:
     }
 }
 
-/// Members that have called the operation learn which members are missing, and what these wait in.
+/// Tells the callers of an operation which members are missing, and which operations those wait in.
 fn tell_callers(
     run: *Run,
     epoch: *Epoch,
@@ -168,9 +171,9 @@ fn tell_callers(
     operation.send_stalled(run, epoch, known, &known.stall.called, missing, why.slice());
 }
 
-/// All have called it, and links move nothing of it: a line for each link, when it is news, and at
-/// most twice in a warning time: many operations may stand on one link, and members may say so as
-/// often as they like.
+/// Warns of links that move nothing of an operation that all have called: a line for each link that
+/// is news. Many operations may stand on one link, and members may report that at will, so there
+/// are at most two warnings in a warning time.
 fn warn_of_links(
     run: *Run,
     group: *const Group,
@@ -196,8 +199,8 @@ fn warn_of_links(
     );
 }
 
-/// A line for each member, not for each operation: who calls many must not push other lines out of
-/// the log.
+/// Warns of missing members: a line for each member and not for each operation, so that callers of
+/// many operations cannot push other lines out of the log.
 fn warn(
     run: *Run,
     group: *Group,
@@ -220,8 +223,9 @@ fn warn(
 }
 
 /// Finds the members without whose call an operation has stood still for `stall_ns`, if over half
-/// of all members have called it; a message, or a group of two, is one against one. One operation
-/// at a time: what others wait for may come once these are gone, so their time begins again.
+/// of all members have called it. A message, or a group of two, has no such half. It takes one
+/// operation at a time: once these members are gone the other operations may go on, so their waits
+/// are counted anew.
 pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *Overdue) bool {
     for (group.epochs.items) |epoch| {
         if (!epoch.running) continue; // some may be about to report that they have called
@@ -241,7 +245,8 @@ pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *
     return false;
 }
 
-/// A member that is away cannot say that it has called; that it is away has a limit of its own.
+/// Takes the missing members that are connected. A member that is away cannot say that it has
+/// called, and has the silence limit to come back.
 fn take_missing(
     epoch: *const Epoch,
     known: *const Record,
@@ -270,11 +275,11 @@ fn take_missing(
 // the member's neighbours may be to blame, by not sending the data that they have; so the debtor is
 // named, and nobody is let go for it.
 
-/// How long nothing of a report may come, in silence limits: the report of much that is in flight
-/// takes its time on a thin link, and so does what the member is told before it.
+/// How long no part of a report may come, in silence limits. A long report takes its time on a thin
+/// link, and so do the messages to the member before it.
 const silences_max = 12;
 
-/// At a tick. Adds to `waited_for` whom the others wait for.
+/// At a tick: warns of members that owe a report or a vote, and adds them to `waited_for`.
 pub fn review_debtors(
     run: *Run,
     group: *Group,
@@ -359,8 +364,8 @@ fn review_vote(
     });
 }
 
-/// Members of one epoch whose report has been waited for too long. `stall_ns`: 0 if the run lets
-/// nobody go for that; one that is away has the silence limit besides, because it may come back.
+/// Finds the members of one epoch whose report has been waited for too long. `stall_ns` 0: the run
+/// lets no member go for that. A member that is away has the silence limit besides.
 pub fn find_overdue(
     run: *const Run,
     group: *const Group,
@@ -393,7 +398,7 @@ pub fn find_overdue(
     return false;
 }
 
-/// All that it was told has gone to the socket.
+/// Whether all messages to the peer have gone to the socket.
 fn has_left_for(run: *const Run, peer: *const Peer) bool {
     const connection = peer.connection orelse return false;
     return connection.stream.send_slice().len == 0 and !run.holds_up(peer);
@@ -420,7 +425,7 @@ const Silent = struct {
 // has not entered the epoch waits in nothing there, and is told of as such. No decision depends on
 // it.
 
-/// A call counts once others have been waited for in it for such a part of the warning time.
+/// A member counts as waiting in a call after this part of the warning time.
 pub const counts_part = 10;
 
 /// For each member the operation in which it has waited for the longest time.
@@ -442,7 +447,7 @@ pub const Elsewhere = struct {
         return found;
     }
 
-    /// Null: it is not known to wait for anybody.
+    /// The operation that a rank waits in; null: it is not known to wait.
     pub fn get(elsewhere: *const Elsewhere, rank: usize) ?control.Elsewhere {
         const known = elsewhere.by_rank[rank] orelse return null;
         const missing = elsewhere.epoch.missing_of(known);
@@ -456,7 +461,7 @@ pub const Elsewhere = struct {
         };
     }
 
-    /// The operations that the first of those who are waited for wait in.
+    /// The operations that the first of the missing ranks wait in.
     pub fn told(elsewhere: *const Elsewhere, missing: *const Mask) Told {
         var list: Told = .{};
         for (0..missing.count()) |index| {
@@ -509,10 +514,10 @@ pub const Missing = struct {
 
     pub const Item = struct {
         peer: *const Peer,
-        /// Null: it is in no epoch.
+        /// Null: the peer is in no epoch.
         rank: ?u16 = null,
 
-        /// As a line of the log has it.
+        /// The peer as a line of the log has it.
         pub fn format(item: Item, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const peer = item.peer;
             const rank = item.rank orelse return writer.print("peer {f}", .{peer.named()});
@@ -548,7 +553,7 @@ pub const Missing = struct {
     }
 };
 
-/// Fills in for whom newcomers wait, if there are any.
+/// Finds the peers that newcomers wait for; none if there are no newcomers.
 pub fn find_awaited(run: *const Run, group: *const Group, missing: *Missing) void {
     missing.count = 0;
     if (group.newcomers.items.len == 0) return;
@@ -586,8 +591,8 @@ fn away(epoch: *const Epoch) base.Mask {
     return found;
 }
 
-/// A newcomer has said that it cannot dial a member, which is away: at once, since it would look
-/// for the reason in its network.
+/// Tells a newcomer that could not dial a member that this member is away. The newcomer is told at
+/// once, because its user would look for the reason in the network.
 pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
     var missing: Missing = .{};
     find_awaited(run, group, &missing);
@@ -596,7 +601,8 @@ pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
     run.send(newcomer, group.id, awaited_message(group, &missing, &entries));
 }
 
-/// At a tick. `late`: the coordinator was frozen, and nobody waited longer for that.
+/// At a tick: tells newcomers whom they wait for, and warns in the log. `late`: the coordinator was
+/// frozen, and the wait is counted anew.
 pub fn review_awaited(run: *Run, group: *Group, now: Instant, late: bool) void {
     const it = &group.awaited;
     var missing: Missing = .{};
@@ -633,7 +639,7 @@ fn what(why: Why) []const u8 {
     };
 }
 
-/// Newcomers that could enter, or wait for the next round.
+/// Tells the newcomers that could enter, or that wait for the next round.
 fn tell_newcomers(run: *Run, group: *Group, missing: *const Missing) void {
     var entries: Entries = undefined;
     for (group.newcomers.items) |*newcomer| {
@@ -671,11 +677,12 @@ fn awaited_message(
 pub const Attendance = struct {
     here: u32,
     needed: u32,
-    /// It has had members, and all of them are gone.
+    /// The group has had members, and all of them are gone.
     emptied: bool,
 };
 
-/// Null: enough have come, as they have where the group has members, who wait for nobody.
+/// How many peers are there and needed; null: enough are there. A group with members waits for no
+/// peer.
 pub fn attendance_of(run: *const Run, group: *const Group) ?Attendance {
     if (group.founding != null) return null; // it waits for these peers by name
     const needed = group.least();
@@ -688,14 +695,15 @@ pub fn attendance_of(run: *const Run, group: *const Group) ?Attendance {
     return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
-/// When the log says that they wait for long.
+/// When the log warns that the peers of a group have waited long.
 pub fn next_deadline(run: *const Run, group: *const Group) base.Instant {
     const said = &group.attendance_said;
     if (said.here == 0 or said.waits) return base.never;
     return said.since +| run.options.stall_warning_ns;
 }
 
-/// At a tick, so that those who come together are one line of the log.
+/// At a tick: tells newcomers how many peers are there. Peers that come together make one line of
+/// the log.
 pub fn review_attendance(run: *Run, group: *Group, now: base.Instant) void {
     const said = &group.attendance_said;
     const count = attendance_of(run, group) orelse {
@@ -743,7 +751,7 @@ pub fn review_attendance(run: *Run, group: *Group, now: base.Instant) void {
 // newcomers wait outside, too: a program that passes safe points only for newcomers must pass that
 // one. Nothing is decided by it.
 
-/// At a tick; so many newcomers are in no epoch.
+/// At a tick: tells members who has not entered the epoch. `outside`: newcomers in no epoch.
 pub fn review_entering(run: *Run, epoch: *Epoch, outside: usize) void {
     const missing = epoch.not_entered();
     const closes_a_gap = epoch.began.joined == 0 and !missing.is_empty();
@@ -758,7 +766,7 @@ fn tell_all(run: *Run, epoch: *Epoch, missing: base.Mask) void {
     run.broadcast(epoch, entered_message(epoch, missing));
 }
 
-/// A member has entered.
+/// A member has entered: tells all if it was the last, or the last of the members from before.
 pub fn entered(run: *Run, epoch: *Epoch, rank: u16) void {
     const missing = epoch.not_entered();
     const newcomers_begin = epoch.members.len - epoch.began.joined;
@@ -766,7 +774,7 @@ pub fn entered(run: *Run, epoch: *Epoch, rank: u16) void {
     if (is_last or missing.is_empty()) tell_all(run, epoch, missing);
 }
 
-/// A member is back, and may not have heard it.
+/// Tells a member that is back who has not entered.
 pub fn tell_entering(run: *Run, epoch: *Epoch, rank: u16) void {
     const peer = epoch.members[rank].peer orelse return;
     run.send(peer, epoch.group, entered_message(epoch, epoch.not_entered()));

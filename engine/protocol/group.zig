@@ -23,20 +23,21 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// Since when newcomers wait for somebody's `admit`, and what was said of it (debt.zig).
+/// The wait of newcomers for other peers, and what the coordinator has said of it (debt.zig).
 pub const Awaited = struct {
-    /// Since when somebody waits; `never` while nobody does.
+    /// Since when a newcomer waits; `never` while none does.
     since: base.Instant = base.never,
+    /// When newcomers were told last.
     told_at: base.Instant = 0,
     is_logged: bool = false,
 };
 
-/// The part of the log about how many are there (debt.zig).
+/// The last line of the log about a group that has too few peers to begin (debt.zig).
 pub const Said = struct {
-    /// So many are here; 0: nothing is to be said.
+    /// The number of peers that the log named last; 0: enough are there.
     here: u32 = 0,
     since: base.Instant = 0,
-    /// The log says that they wait for long, perhaps for somebody who has ended.
+    /// The log has warned that they have waited long.
     waits: bool = false,
 };
 
@@ -47,65 +48,68 @@ pub const Group = struct {
     initial_world_size: u32,
     min_world_size: u32,
     prepare_ns: u64,
-    /// Older epoch first; the last is the one that newcomers are added to.
+    /// At most two: the epoch that members leave, and the newest, which newcomers join.
     epochs: std.ArrayList(*Epoch) = .empty,
+    /// The largest number that an epoch of the group has had.
     last_epoch: u64 = 0,
-    /// The last record about it (log.zig).
+    /// The number of the last record of the journal about the group (log.zig).
     recorded: u64 = 0,
     newcomers: std.ArrayList(Newcomer) = .empty,
     phase: Phase = .idle,
-    /// Never used again, so that late answers are told apart.
+    /// The number of the last round. A round's number is never used again, so a late answer names
+    /// its own round.
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
     round_began: base.Instant = 0,
-    /// No other round begins earlier, unless a member was lost since the last one began.
+    /// The next round begins no earlier, unless `lost_member`: a member was lost since the last
+    /// round began.
     next_round_at: base.Instant = 0,
     lost_member: bool = false,
-    /// Rounds since the last that made an epoch: the more, the longer until the next.
+    /// Rounds since the last one that made an epoch. The pause between rounds grows with them.
     fruitless: u6 = 0,
-    /// Whom the round under way waits for; its deadline is theirs.
+    /// The thing that the round under way waits for until `round_deadline`.
     waits_for: WaitsFor = .lanes,
     roster: Roster = .{},
     patience: Patience = .{},
-    /// The next round is for the chosen newcomers only, so that those who come meanwhile hold
-    /// nobody up.
+    /// The next round takes only newcomers that are `chosen`, so that later ones hold nobody up.
     narrow: bool = false,
-    /// A step of the round waits for memory.
+    /// A step of the round failed for want of memory, and is tried again.
     out_of_memory: bool = false,
-    /// From a restart until all members are back or lost.
+    /// The coordinator has started again, and not all members are back or lost.
     recovering: bool = false,
-    /// Members that are back already, and are answered when all are.
+    /// Members that are back, and are answered when all are.
     returned: std.ArrayList(Returned) = .empty,
-    /// Links between its peers that do not work, and when ways around them are looked for.
+    /// Broken links between peers of the group, and when ways around them are looked for.
     broken: Broken = .{},
     look: Look = .{},
-    /// The round for which a way around them was found, and the state of both then.
+    /// The round for which a way around broken links was found, and the state of both then.
     found: Found = .{},
     removals: Removals = .{},
-    /// Dials among its peers that came to nothing.
+    /// Dials between peers of the group that failed.
     unreached: Unreached = .{},
-    /// Whose `admit` newcomers wait for.
+    /// The wait of newcomers for other peers.
     awaited: Awaited = .{},
-    /// The part of the log about how many are there.
+    /// The last line of the log about too few peers.
     attendance_said: Said = .{},
-    /// It has had an epoch.
+    /// The group has had an epoch.
     had_members: bool = false,
-    /// Those it is made of, where it does not take whoever comes.
+    /// The founders of a sub-group; null: any peer may join the group.
     founding: ?Founding = null,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     pub const WaitsFor = enum {
-        /// All lanes; nobody could enter without the others.
+        /// Lanes of all peers in the round: no newcomer could enter without the others.
         lanes,
-        /// Lanes of the rest: some newcomers could enter without them.
+        /// Lanes of the remaining peers: some newcomers could enter without them.
         rest,
-        /// Users: all lanes are open, and some wait to enter.
+        /// The `admit` of the other newcomers: all lanes are open, and some newcomers have called
+        /// it.
         users,
-        /// Any user: all lanes are open.
+        /// The first `admit` of a newcomer: all lanes are open.
         any_user,
     };
 
-    /// At least between two rounds.
+    /// The shortest pause between two rounds.
     pub const interval_ns: u64 = 100 * std.time.ns_per_ms;
 
     const Returned = struct { peer: *Peer, rounds: Rounds };
@@ -133,9 +137,9 @@ pub const Group = struct {
         initial_world_size: u32,
         min_world_size: u32,
         prepare_ns: u64,
-        /// No round before was later.
+        /// No round of an earlier group with this number had a larger number.
         round: u64,
-        /// The group's from then on.
+        /// The group owns it from then on.
         founding: ?Founding = null,
     };
 
@@ -239,21 +243,21 @@ pub const Group = struct {
 //
 // The founders of a group (a sub-group), as they have named each other.
 
-/// The founders of a group; nobody where it comes from the journal.
+/// The founders of a sub-group. A group from the journal has none, because it has begun.
 pub const Founding = struct {
-    /// The number of the parent, and its epoch.
+    /// The group that the founders are members of, and the epoch.
     parent: u16 = limits.groups_max,
     epoch: u64 = 0,
-    /// In rank order.
+    /// The founders in rank order.
     members: []PeerId = &.{},
     places: Ranks = .empty,
-    /// Those that have named the same founders.
+    /// Founders that have named the same list.
     asked: Mask = .empty,
-    /// The parent has lost them since: nobody waits for them.
+    /// Founders that the parent has lost since: the others do not wait for them.
     gone: Mask = .empty,
-    /// The founder that has named others. It is the end of the group.
+    /// A founder that has named another list, which ends the group.
     differs: PeerId = .none,
-    /// The last that has named others and is no founder: it is turned away alone.
+    /// The last peer that named another list and is no founder. It alone is turned away.
     outsider: PeerId = .none,
 
     pub fn deinit(founding: *Founding, gpa: Allocator) void {
@@ -274,7 +278,7 @@ pub const Founding = struct {
         return Mask.full(founding.members.len).without(&here);
     }
 
-    /// Newcomers that the first epoch needs: those who are there, and all others that may come.
+    /// How many newcomers the first epoch needs: those that are there, and the awaited founders.
     pub fn least(founding: *const Founding, newcomers: []const Newcomer) u32 {
         const rest = founding.awaited(newcomers).count();
         return @max(1, @as(u32, @intCast(newcomers.len)) + rest);
@@ -318,18 +322,20 @@ pub fn free_founders(gpa: Allocator, founders: *const control.Founders) void {
 pub const Newcomer = struct {
     peer: *Peer,
     in_round: bool = false,
-    /// It has its lanes.
+    /// The newcomer has all lanes of the round.
     prepared: bool = false,
-    /// Its user waits to enter.
+    /// The newcomer's user has called `admit` in this round.
     entering: bool = false,
-    /// The same over all rounds, and that it had its lanes in one of them (debt.zig).
+    /// The user has called `admit` in some round, and the newcomer had its lanes in some round
+    /// (debt.zig).
     wants: bool = false,
     was_ready: bool = false,
-    /// Others would not wait for it any more: it is left out until its user comes, or it is alone.
+    /// The newcomer kept a round waiting for its user. It is left out of rounds until the user
+    /// calls `admit`, or it is alone.
     dawdles: bool = false,
-    /// The next round is for those who could go on when this one ended.
+    /// The newcomer could have entered when the last round ended, so the next round is for it.
     chosen: bool = false,
-    /// How many it was told are there (debt.zig); 0: it was not.
+    /// The number of peers that the newcomer was told are there (debt.zig); 0: it was not told.
     here_told: u32 = 0,
 };
 
@@ -344,19 +350,19 @@ pub const Roster = struct {
     places: std.ArrayList(Place) = .empty,
     members: usize = 0,
     ranks: Ranks = .empty,
-    /// How many have not answered, of the members and of all.
+    /// How many members, and how many peers, have not answered.
     silent_members: usize = 0,
     silent: usize = 0,
-    /// All links between members are kept in the epoch that they are in.
+    /// The members keep links to all members in their present epoch.
     members_meet: bool = true,
-    /// Newcomers that have gone since.
+    /// Places of newcomers that have gone since the round began.
     gone: Mask = .empty,
 
     pub const Place = struct {
         id: PeerId,
-        /// It has answered.
+        /// The peer has answered.
         spoke: bool = false,
-        /// Places of those to which it has no lanes yet.
+        /// Places of peers to which this peer has no lanes yet.
         missing: Mask = .empty,
 
         fn is_complete(place: *const Place) bool {
