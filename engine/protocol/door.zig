@@ -37,7 +37,8 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
+/// Takes a connection that came in. Null: no memory, or no place that could be made; the driver
+/// closes it.
 pub fn accept(run: *Run, now: Instant, source: base.Source) ?*Connection {
     if (!make_place(run, now, source)) {
         run.strangers_refused += 1;
@@ -55,8 +56,8 @@ pub fn accept(run: *Run, now: Instant, source: base.Source) ?*Connection {
     return connection;
 }
 
-/// Strangers have few places, and each member that is away has one besides: that of a member is
-/// never a stranger's (base/places.zig).
+/// Strangers have few places. Each member that is away has a place besides, which no stranger gets
+/// (base/places.zig).
 fn make_place(run: *Run, now: Instant, source: base.Source) bool {
     run.shared.door_at = now;
     run.due_at = @min(run.due_at, now +| limits.stranger_ns_max);
@@ -83,7 +84,7 @@ fn make_place(run: *Run, now: Instant, source: base.Source) bool {
     return true;
 }
 
-/// The answer to a question is worth a place for a moment.
+/// A connection that was answered keeps its place for a moment, to read the answer.
 fn ask_places(run: *Run, now: Instant, connection: *Connection) void {
     var taken: usize = 0;
     for (run.connections.items) |item| taken += @intFromBool(item.asker() != null);
@@ -183,7 +184,7 @@ fn peer_add(
     run.log(.info, "peer {s} is connected", .{hello.from.short()});
 }
 
-/// A peer has a new connection; it knows that the old one is dead, if we do not.
+/// A peer has a new connection, so its old one is dead, whether or not its end was seen.
 fn comes_back(
     run: *Run,
     now: Instant,
@@ -207,7 +208,7 @@ fn comes_back(
     run.log(.info, "peer {f} is connected again", .{peer.named()});
 }
 
-/// A member that a journal names.
+/// The peer of a member that the journal names, which is away until it connects.
 pub fn away_peer(
     run: *Run,
     now: Instant,
@@ -311,7 +312,7 @@ fn telling_of(group: ?*const Group, told: *const Told) Peer.Telling {
     };
 }
 
-/// Null: there are too many.
+/// Makes a group. Null: there are 64 groups.
 fn make_group(
     run: *Run,
     name: []const u8,
@@ -367,7 +368,8 @@ pub fn on_epoch_report(
     try attempt.hear_return(epoch, rank, body);
 }
 
-/// While it tells, it is the group that it tells of, whose number it may not know yet.
+/// A peer gives an operation up. While it tells its epochs, the group is the one that it tells of,
+/// whose number it may not know yet.
 pub fn on_gave_up(run: *Run, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
     if (peer.refused) return;
     const group = if (peer.telling) |*telling|
@@ -379,7 +381,7 @@ pub fn on_gave_up(run: *Run, peer: *Peer, body: *const control.GaveUp) ProtocolE
     try operation.on_gave_up(run, epoch, rank, body);
 }
 
-/// Everything is told: the peer is a newcomer, a member that came back, or was let go.
+/// A peer has told all its epochs: it is a newcomer, a member that came back, or was let go.
 pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     if (peer.refused) {
         peer.refused = false;
@@ -408,8 +410,8 @@ pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     } });
 }
 
-/// The last that the peer says of the group, after an `expelled` as well; whatever it says of
-/// the number from now on is of another group.
+/// A peer leaves a group, perhaps after an `expelled`. Later messages with this number are about
+/// another group.
 pub fn on_leave(run: *Run, now: Instant, peer: *Peer, id: u16) void {
     // It may say so twice of a group whose number it did not know yet.
     if (!peer.is_present(id)) return;
@@ -419,8 +421,8 @@ pub fn on_leave(run: *Run, now: Instant, peer: *Peer, id: u16) void {
     run.due_at = @min(run.due_at, now +| limits.idle_ns_max);
 }
 
-/// At a tick: lets those in whose time has come. A peer that is telling something is asked the next
-/// time.
+/// At a tick: lets joins in whose time has come. A peer that is telling its epochs waits for a
+/// later tick.
 pub fn let_in(run: *Run, now: Instant) void {
     var index: usize = 0;
     while (index < run.lobby.waiting.items.len) {
@@ -486,8 +488,8 @@ pub fn founders_of(
 }
 
 /// Why a peer may not ask for this group as one of its founders; null if it may, and if it names
-/// none. Whether others may have this group is seen when they have told everything: one of them may
-/// be a member that is back.
+/// none. Whether other peers may have this group is decided when they have told their epochs: a
+/// peer may be a member that is back.
 pub noinline fn objection(
     run: *Run,
     name: []const u8,
@@ -540,8 +542,8 @@ fn problem(
     return if (named.has(own)) null else "this peer is not one of the founders that it names";
 }
 
-/// A newcomer may not enter, and hears why. True of all that are not founders of a group that has
-/// some, and of founders that do not agree.
+/// Refuses a newcomer that may not enter a sub-group, and tells it why: peers that are not
+/// founders, and founders that do not agree.
 pub fn turns_away(run: *Run, now: Instant, group: *Group, peer: *Peer) bool {
     const founding = if (group.founding) |*it| it else return false;
     if (group.had_members) return refuse_founder(run, group, peer, has_begun);
@@ -567,8 +569,8 @@ fn refuse_founder(run: *Run, group: *const Group, peer: *Peer, why: []const u8) 
     return true;
 }
 
-/// Founders that do not agree have called differently: a Mismatch, of which each hears who differs
-/// from whom.
+/// Tells founders that do not agree that they have called differently (Mismatch), and which founder
+/// differs from which.
 fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: PeerId) void {
     const founding = &group.founding.?;
     const first = founding.members[founding.asked.at(0)];
@@ -601,12 +603,14 @@ fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: P
 //
 // A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
 
-/// Between two questions that take time: whoever is named for many newcomers is not flooded.
+/// The pause between two searches that take time, so that a host named by many newcomers is not
+/// flooded.
 const pace_ns = std.time.ns_per_s / 20;
-/// A member that was not found is looked for again.
+/// How often a member that was not found is looked for again.
 const again_ns = 10 * std.time.ns_per_s;
 
-/// A peer says where it is dialed. Its former address holds until this is found, too.
+/// A peer tells where it is dialed. Its former address holds until the peer is found at the new
+/// one.
 pub fn claim_told(
     run: *Run,
     peer: *Peer,
@@ -630,7 +634,7 @@ pub fn claim_told(
     claim.failed = is_other and run.is_member(peer) and peer.address.len == 0;
 }
 
-/// A peer that was found where its connection came from may come from elsewhere by now.
+/// A peer was found at the host that its connection came from, and may connect from another by now.
 fn is_still_seen(peer: *const Peer) bool {
     if (peer.claim.advertised) return true;
     const connection = peer.connection orelse return true;
@@ -641,7 +645,7 @@ fn is_still_seen(peer: *const Peer) bool {
     return std.mem.eql(u8, &source, &own) or std.mem.eql(u8, &source, &connection.source);
 }
 
-/// The peer has told everything: it is looked for, unless that is known.
+/// A peer has told its epochs: looks for it at its address, unless it was found there.
 pub fn settle(run: *Run, now: Instant, peer: *Peer) Allocator.Error!void {
     const claim = &peer.claim;
     if (claim.state != .unknown) return;
@@ -657,7 +661,7 @@ pub fn settle(run: *Run, now: Instant, peer: *Peer) Allocator.Error!void {
     try ask_question(run, now);
 }
 
-/// A newcomer enters the group, now or when it is found.
+/// A newcomer enters the group now, or when it is found at its address.
 pub fn admit(
     run: *Run,
     now: Instant,
@@ -687,7 +691,7 @@ fn enter_found(run: *Run, now: Instant, peer: *Peer) void {
     }
 }
 
-/// A newcomer that may be told to others.
+/// Makes a peer a newcomer, whose address is told to others.
 fn add_question(
     run: *Run,
     now: Instant,
@@ -717,7 +721,8 @@ fn queue_question(run: *Run, peer: *Peer, not_before: Instant) void {
     peer.claim.not_before = not_before;
 }
 
-/// Asks about those who wait, members first: newcomers wait for them, too. Networks take turns.
+/// Looks for the peers that wait to be found: members first, because newcomers wait for them too.
+/// Networks take turns.
 fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
     if (!run.questions.any) return;
     // In order once, however many of them there is no room for.
@@ -746,7 +751,8 @@ fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
     } else false;
 }
 
-/// An address that the user has named is meant so. The loopback interface is no way for others.
+/// Whether an address can be dialed by others. An address that the user has named is meant so; the
+/// loopback interface is no way for others.
 fn seen_at(peer: *const Peer, room: *Room) []const u8 {
     const source = peer.connection.?.source;
     if (peer.claim.advertised or base.source.is_unknown(source)) return "";
@@ -765,7 +771,7 @@ const Turn = struct {
     }
 };
 
-/// The peers whose addresses may be looked for now, in their order.
+/// The peers that may be looked for now, in the order in which they are.
 fn turns(
     run: *const Run,
     now: Instant,
@@ -788,8 +794,8 @@ fn turns(
     return buffer[0..count];
 }
 
-/// Among those who wait alike, a network of which nobody is being looked for comes before one of
-/// which somebody is, and those from which somebody was not found lately come last.
+/// Orders peers that wait alike: networks without a search under way first, and networks from which
+/// a peer was not found lately last.
 fn take_turns(run: *const Run, now: Instant, waiting: []Turn) void {
     var candidates: [base.limits.peers_max]NewcomerTurn = undefined;
     var before: [base.limits.peers_max]Turn = undefined;
@@ -811,7 +817,7 @@ fn take_turns(run: *const Run, now: Instant, waiting: []Turn) void {
     for (waiting, candidates[0..waiting.len]) |*turn, *candidate| turn.* = before[candidate.index];
 }
 
-/// The driver has an answer. It may be late: nobody need wait.
+/// The driver has the result of a search, perhaps after the peer has gone.
 pub fn answered(run: *Run, now: Instant, number: u64, answer: Answer) void {
     take_answer(run, now, number, answer) catch |err| not_asked(run, err);
 }
@@ -821,12 +827,12 @@ pub fn ask_now(run: *Run, now: Instant) void {
     ask_question(run, now) catch |err| not_asked(run, err);
 }
 
-/// Those who wait are asked about again at the next tick.
+/// Looks again at the next tick for the peers that wait.
 fn not_asked(run: *Run, err: Allocator.Error) void {
     run.log(.err, "{t} while peers were looked for where they say they are", .{err});
 }
 
-/// One to who is gone, or has said something else since, is for nobody.
+/// Drops a result about a peer that is gone, or that has told another address since.
 fn take_answer(run: *Run, now: Instant, number: u64, answer: Answer) Allocator.Error!void {
     const peer = for (run.peers.items) |peer| {
         if (peer.claim.state == .asked and peer.claim.number == number) break peer;
@@ -871,8 +877,8 @@ fn take(run: *Run, now: Instant, peer: *Peer, answer: Answer) Allocator.Error!vo
         membership.advance_round(run, group, now);
 }
 
-/// Its user has named no address, and the one that it has found leads nowhere, as behind NAT: it
-/// enters all the same, and dials the others.
+/// A peer was not found at the address that it found by itself, as behind NAT. It enters without an
+/// address, and dials the others.
 fn do_without(run: *Run, now: Instant, peer: *Peer, why: wire.Dialed) void {
     peer.claim.state = .nowhere;
     const is_news = peer.claim.waiting.items.len > 0;
@@ -892,7 +898,8 @@ fn do_without(run: *Run, now: Instant, peer: *Peer, why: wire.Dialed) void {
     } });
 }
 
-/// It is told what to do, and loses nothing else.
+/// Refuses the groups of a peer that was not found where its user says it is, and tells it what to
+/// do. Its other groups stay.
 fn refuse_address(run: *Run, peer: *Peer, dialed: wire.Dialed) void {
     var waiting = peer.claim.waiting;
     peer.claim.waiting = .empty;
@@ -929,7 +936,7 @@ pub fn next_question_deadline(run: *const Run, now: Instant) Instant {
 // which they came. Members that come back and name their epochs do not wait here. Founders of a
 // group are members of another: they wait for themselves alone.
 
-/// Takes a join that must wait; false if it need not.
+/// Takes a join that must wait. False: the join need not wait.
 pub fn set_aside(
     run: *Run,
     now: Instant,
@@ -961,7 +968,7 @@ pub fn aim_of(run: *const Run, name: []const u8, founders: *const control.Founde
     return if (run.group_named(name) == null) .begins_group else .enters_group;
 }
 
-/// Others from there, who want the like, were first.
+/// Whether earlier joins from the same network wait for the same thing.
 fn is_behind(run: *const Run, peer: *const Peer, aim: ?Aim) bool {
     for (run.lobby.waiting.items) |*item| {
         if (aim == null and item.peer != peer) continue;
@@ -971,7 +978,7 @@ fn is_behind(run: *const Run, peer: *const Peer, aim: ?Aim) bool {
     return false;
 }
 
-/// How long the join has to wait; 0: it is paid for.
+/// How long the join has to wait for its rate; 0: it may enter.
 pub fn pay(run: *Run, now: Instant, peer: *Peer, aim: ?Aim) u64 {
     const own = &peer.rates.joins;
     const own_ns = own.wait_ns(now, join_price);
@@ -993,7 +1000,7 @@ pub fn look_again(run: *Run, now: Instant, wait_ns: u64) void {
     run.due_at = @min(run.due_at, now +| soon);
 }
 
-/// The peer has told everything of the join that was set aside last.
+/// A peer has told its epochs for the join that was set aside last.
 pub fn is_whole(run: *Run, peer: *const Peer, newest: u64) void {
     for (run.lobby.waiting.items) |*item| if (item.peer == peer and !item.is_whole) {
         item.told.newest = newest;
@@ -1001,8 +1008,8 @@ pub fn is_whole(run: *Run, peer: *const Peer, newest: u64) void {
     };
 }
 
-/// While a join of its waits, a peer may speak of a group by its number from before this
-/// connection: the answer to the join makes that void.
+/// Whether a message is void: while a join waits, the peer may name a group by its number from
+/// before this connection.
 pub fn is_void(peer: *const Peer, message: *const control.Message) bool {
     if (peer.joins_waiting == 0 or peer.telling != null) return false;
     switch (message.*) {

@@ -63,8 +63,8 @@ pub fn add_newcomer(
     advance_round(run, group, now);
 }
 
-/// Starts a round if one is due, and moves it on. Each step first has all its memory: without
-/// it nothing has changed, and the next tick tries again.
+/// Starts a round if one is due, and moves the round on. Each step takes all its memory before it
+/// changes anything, so that the next tick can repeat a step that found none.
 pub fn advance_round(run: *Run, group: *Group, now: base.Instant) void {
     step_round(run, group, now) catch {
         group.out_of_memory = true; // the coordinator says so at its tick
@@ -76,7 +76,7 @@ fn step_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void 
     try evaluate_round(run, group, now);
 }
 
-/// Starts a round if nothing is under way and somebody waits, or a rank is empty.
+/// Starts a round if none is under way, and a newcomer waits or a rank is empty.
 fn start_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
     if (group.phase != .idle or group.epochs.items.len > 1 or group.recovering) return;
     if (awaits_address(group)) return;
@@ -114,8 +114,8 @@ fn start_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void
     group.fruitless +|= 1;
 }
 
-/// Members hear who is new, newcomers who all are, and each the addresses of those to which it
-/// is to have lanes.
+/// Sends `prepare`: the new peers to members, all peers to newcomers, and to each peer the
+/// addresses of the peers to which it is to have lanes.
 fn send_prepare(run: *Run, group: *Group, peers: []const *Peer) void {
     var places: [base.limits.full_mesh_max]usize = undefined;
     var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
@@ -186,7 +186,7 @@ pub fn on_activated(run: *Run, group: *Group, now: base.Instant, peer: *Peer, nu
     advance_round(run, group, now);
 }
 
-/// Moves the round on if everybody it waits for has answered.
+/// Moves the round on if all peers that it waits for have answered.
 fn evaluate_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
     if (group.phase == .prepare) {
         if (group.roster.waits()) return hurry(group, now);
@@ -221,8 +221,8 @@ fn evaluate_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!v
     }
 }
 
-/// Lanes are missing. Once some newcomers could enter without the others, or members go on by
-/// themselves, the rest has little time.
+/// Shortens the time for missing lanes once some newcomers could enter without the others, or
+/// members could go on by themselves.
 fn hurry(group: *Group, now: base.Instant) void {
     if (group.roster.silent_members > 0) return;
     const found = fit(group);
@@ -253,8 +253,8 @@ fn fit(group: *const Group) Roster.Fit {
     return group.roster.fit(buffer[0..count]);
 }
 
-/// The round begins again with those who are ready. By their lanes alone, or by their users as
-/// well: those whose lanes are not open wait before they are tried again.
+/// Begins the round again with the newcomers that are ready: by their lanes alone, or by their
+/// users as well. Newcomers whose lanes are not open wait before a round takes them again.
 fn begin_again(
     run: *Run,
     group: *Group,
@@ -277,16 +277,17 @@ fn begin_again(
     try start_round(run, group, now);
 }
 
-/// The time of a preparation is over. If nobody can be left out, it goes on: members have to
-/// find out what has become of their own links.
+/// The time of a preparation is over. If no newcomer can be left out the preparation goes on:
+/// members have to find out what has become of their own links.
 pub fn end_preparation(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
     if (group.waits_for == .users) return begin_again(run, group, now, .users);
     if (fit(group).count < group.roster.newcomers()) return begin_again(run, group, now, .lanes);
     group.round_deadline = now +| group.prepare_ns;
 }
 
-/// With all newcomers of the round there would be no way around broken links: the one that
-/// reaches fewest is not let in now. Null: it is too early to look, and the round waits.
+/// Leaves out the newcomer that reaches fewest peers, if there would be no way around broken links
+/// with all newcomers of the round. True: it did. Null: it is too early to look, and the round
+/// waits.
 fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.Error!?bool {
     if (group.broken.claims.items.len == 0) return false;
     const found: Group.Found = .{
@@ -318,7 +319,7 @@ fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.
     return true;
 }
 
-/// Ends a preparation.
+/// Ends a preparation: tells members and newcomers that the round is over.
 pub fn release_round(run: *Run, group: *Group) void {
     if (group.phase != .prepare and group.phase != .ask) return;
     const message: control.Message = .{ .release = .{
@@ -335,12 +336,12 @@ pub fn release_round(run: *Run, group: *Group) void {
     group.round_deadline = base.never;
 }
 
-/// How long those who can enter wait for those who can not yet.
+/// How long newcomers that can enter wait for newcomers that cannot yet.
 fn patience_ns(group: *const Group) u64 {
     return group.prepare_ns / 5;
 }
 
-/// Newcomers could not dial some member yet.
+/// Whether the address of a member is still looked for: newcomers could not dial it.
 fn awaits_address(group: *const Group) bool {
     const epoch = group.current() orelse return false;
     for (epoch.members) |*member| if (member.peer) |peer| {
@@ -364,8 +365,9 @@ fn ask_members(group: *Group, now: base.Instant) void {
     }
 }
 
-/// Lanes that are there or missing, and safe points, are told at once, whatever the user does:
-/// while they are not, newcomers wait, and in the end all others stop.
+/// Lets members go that do not answer the round. An engine tells its lanes and its safe points at
+/// once, whatever its user does; without the answer newcomers wait, and in the end all members
+/// stop.
 pub fn let_go_mute(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late: bool) void {
     const epoch = group.current() orelse return;
     const prepares = group.phase == .prepare;
@@ -450,7 +452,8 @@ pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Al
     attempt.look_soon(group, now);
 }
 
-/// Tells all that the epoch has begun. Members of the one `before` hear what differs; 0: none.
+/// Tells all members that the epoch has begun. `before`: the number of the epoch whose members are
+/// told the difference alone; 0: all are told all members.
 fn announce_to_all(run: *Run, epoch: *Epoch, ids: []const PeerId, before: u64) void {
     const message = epoch.activation(ids);
     const first = ids.len - message.joined;
@@ -472,7 +475,7 @@ pub fn announce(run: *Run, epoch: *Epoch, rank: u16) void {
     run.send(peer, epoch.group, .{ .activate = epoch.activation(epoch.member_ids(&buffer)) });
 }
 
-/// Some peers in a line of the log.
+/// A list of peers in a line of the log.
 const Listed = struct {
     run: *const Run,
     group: *const Group,
@@ -510,10 +513,10 @@ test "a long list of peers is cut in a line of the log" {
 // was dialed hear of it, at most once in a while for each pair. No decision depends on it: lanes
 // decide who is let in (group.zig), and links the way of data (path.zig).
 
-/// The others and the log hear of so many pairs of one peer in that time (group.zig).
+/// The number of failed dials of one peer that are told and logged in a period (group.zig).
 const tells_max = base.limits.full_mesh_max;
 
-/// A peer has said which lanes it lacks; the roster has heard it.
+/// Tells and logs which lanes a peer says it lacks. The roster knows them already.
 pub fn prepared(
     run: *Run,
     group: *Group,
@@ -537,7 +540,7 @@ pub fn prepared(
     if (lacks_away and group.newcomer_of(from) != null) debt.tell_of_away(run, group, from);
 }
 
-/// A peer has said how a link of its is; both are of the group.
+/// Notes how a peer's link to another peer of the group is, as it says.
 pub fn link_told(
     run: *Run,
     group: *Group,
@@ -555,8 +558,8 @@ pub fn link_told(
     if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
 }
 
-/// A peer that is away may be dead: if nobody can dial it, its ports need not be at fault.
-/// Newcomers hear that they wait for it (debt.zig); nobody else hears anything.
+/// A peer could not dial a member that is away. The member may be dead, so its ports need not be at
+/// fault: only newcomers are told, namely that they wait for it (debt.zig).
 fn say_unreached(
     run: *Run,
     group: *Group,
@@ -608,8 +611,8 @@ fn say_unreached(
 // The names of peers for people go to the members with a round of the group. A peer says its own in
 // `join`; the coordinator keeps it as long as the peer, so no label is in the journal.
 
-/// The peers of a round: first the members, who hear the names of those who are new, then these,
-/// who hear all. Comes behind `prepare`.
+/// Sends the labels of a round's peers behind `prepare`: those of newcomers to members, all to
+/// newcomers.
 pub fn tell_labels(run: *Run, group: u16, peers: []const *Peer, members: usize) void {
     var buffer: [base.limits.peers_max]control.LabelEntry = undefined;
     tell_some_labels(run, group, peers[members..], label_entries(peers, &buffer));
@@ -628,7 +631,7 @@ fn tell_some_labels(
     for (peers) |peer| circular.send(run, group, peer);
 }
 
-/// An entry for each of them that has a name.
+/// An entry for each peer that has a label.
 fn label_entries(
     peers: []const *Peer,
     buffer: *[base.limits.peers_max]control.LabelEntry,
@@ -647,7 +650,7 @@ fn label_entries(
 // missed, and its epoch begins another attempt. After a restart that is so when all members of the
 // group are back. A member that has left an epoch behind is here, too.
 
-/// A peer begins to tell what it is a member of.
+/// A peer begins to tell which epochs it is in.
 pub fn begin_report(group: *Group, peer: *const Peer) void {
     group.broken.forget_from(peer.id);
     for (group.epochs.items) |epoch| {
@@ -655,8 +658,8 @@ pub fn begin_report(group: *Group, peer: *const Peer) void {
     }
 }
 
-/// A member has told everything. A coordinator that has started again answers when all have,
-/// because what one knows may change the answer to another.
+/// A member has told all its epochs. A coordinator that has started again answers when all members
+/// have, so that one new attempt is enough.
 pub fn come_back(
     run: *Run,
     group: *Group,
@@ -679,7 +682,7 @@ pub fn come_back(
     advance_round(run, group, now);
 }
 
-/// Tells a member what it does not know.
+/// Answers a member that is back: epochs, the end of rounds, decisions, and who has not entered.
 fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) ProtocolError!void {
     var told = false;
     var newer_named = false;
@@ -714,7 +717,7 @@ fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) Prot
     }
 }
 
-/// After a restart: goes on when every member is back or lost.
+/// After a restart: the group goes on when every member is back or lost.
 pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolError!void {
     if (!group.recovering) return;
     for (group.epochs.items) |epoch| for (epoch.members) |*member| {
@@ -771,7 +774,7 @@ pub fn peer_away(
     remove_newcomer(run, group, now, peer, why);
 }
 
-/// It waits no more to become a member.
+/// Removes a peer from the newcomers of a group.
 fn remove_newcomer(
     run: *Run,
     group: *Group,
@@ -798,17 +801,17 @@ fn remove_newcomer(
     advance_round(run, group, now);
 }
 
-/// A newcomer has gone from the round under way. Whoever comes and goes must not have the
-/// others begin anew each time: they go on, if enough are left, and none has stopped for an
-/// epoch in which it would have other neighbours.
+/// Whether the round goes on after a newcomer has gone: enough peers are left, and no member has
+/// stopped for an epoch in which it would have other neighbours. Peers that come and go must not
+/// have the others begin anew each time.
 fn can_go_on(group: *const Group) bool {
     const places = group.roster.places.items.len;
     if (group.phase == .ask and places > base.limits.full_mesh_max) return false;
     return group.roster.newcomers() >= group.least() or group.has_gaps();
 }
 
-/// The peer is gone from this group: lost, or it left. `why`, for the log, and for the peer if
-/// it comes back.
+/// Removes a peer from a group that it left, or in which it is lost. `why` is for the log, and for
+/// the peer if it comes back.
 pub fn remove_member(
     run: *Run,
     group: *Group,
@@ -866,7 +869,7 @@ pub fn remove_member(
     advance_round(run, group, now);
 }
 
-/// A peer is not a member of the parent any more: groups that wait for it begin without it.
+/// A peer has left a parent: sub-groups that wait for it begin without it.
 fn lose_founder(run: *Run, now: Instant, parent: *const Group, id: PeerId) void {
     for (run.groups.items) |group| {
         const founding = if (group.founding) |*it| it else continue;
@@ -881,7 +884,7 @@ fn lose_founder(run: *Run, now: Instant, parent: *const Group, id: PeerId) void 
 // Peers go, because their connections end or because they must. A member that is away may come back
 // within the silence limit (coordinator.zig), unless other members have seen its lanes close.
 
-/// The word of a second member on a machine that is busy.
+/// How long the report of a second member may take on a busy machine.
 pub const second_witness_ns = 100 * std.time.ns_per_ms;
 
 /// The connection ended; it is invalid afterwards.
@@ -898,7 +901,7 @@ fn forget_connection(run: *Run, connection: *Connection) void {
     connection.destroy(run.gpa);
 }
 
-/// Closes what has been doomed, until nothing more follows from it.
+/// Closes doomed connections, until no further connection is doomed by that.
 pub fn sweep(run: *Run, now: Instant) void {
     if (!run.shared.any_doomed) return;
     var index: usize = 0;
@@ -919,8 +922,8 @@ pub fn sweep(run: *Run, now: Instant) void {
     run.shared.any_doomed = false;
 }
 
-/// The coordinator ends, and no journal goes on with the run: who was never a member has nothing to
-/// wait for. Members hear nothing, because their calls may be in doubt: these have deadlines.
+/// The coordinator ends without a journal: tells newcomers that the run is over. Members are told
+/// nothing, because their calls may be in doubt, and have deadlines.
 pub fn end_newcomers(run: *Run, now: Instant) void {
     if (run.journal_state != .off) return;
     for (run.connections.items) |connection| {
@@ -948,7 +951,7 @@ pub fn disconnect(run: *Run, peer: *Peer) void {
     peer.claim.disconnected();
 }
 
-/// Its connection ended. A member may come back; who only waited to become one asks again.
+/// A peer's connection ended. A member may come back; a newcomer asks again.
 fn member_away(run: *Run, now: Instant, peer: *Peer) void {
     const why = "its connection to the coordinator closed";
     if (peer.connection.?.has_answered) peer.away_since = now;
@@ -971,8 +974,8 @@ pub fn hear_witnesses(run: *Run, now: Instant, peer: *Peer) void {
     lose_abandoned(run, now);
 }
 
-/// Members that are away, and whose lanes are closed as well: their processes are dead. One
-/// that is away cannot object, so where two others could have noticed, two must say so.
+/// Loses members that are away and whose lanes are closed as well: their processes are dead. A
+/// member that is away cannot object, so where two others could have noticed, two must say so.
 fn lose_abandoned(run: *Run, now: Instant) void {
     var index: usize = 0;
     while (index < run.peers.items.len) {
@@ -1013,7 +1016,7 @@ fn forget_peer(run: *Run, peer: *Peer) void {
     peer.destroy(run.gpa);
 }
 
-/// Those who are away and members of nothing.
+/// Forgets peers that are away and in no group.
 pub fn forget_idle(run: *Run) void {
     var index = run.peers.items.len;
     while (index > 0) {
@@ -1023,8 +1026,8 @@ pub fn forget_idle(run: *Run) void {
     }
 }
 
-/// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
-/// there nor a member anywhere is forgotten.
+/// Removes a peer from one group, and tells the peer once the journal has the removal. A peer that
+/// is away and in no other group is forgotten.
 pub fn expel(run: *Run, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
     expel_as(run, now, group, peer, .{ .group = group.id, .why = .of(why) });
 }
@@ -1068,7 +1071,7 @@ pub fn take_out(
 //
 // The end of groups that nobody is in, and the welcome to one. They are made in door.zig.
 
-/// Groups that nobody is in, waits for or speaks of any more are over.
+/// Ends groups that have no member, no newcomer, and no peer that asks for them.
 pub fn end_groups(run: *Run) void {
     var index = run.groups.items.len;
     while (index > 0) {
@@ -1111,12 +1114,11 @@ pub fn welcome_to(run: *Run, group: *const Group, peer: *Peer) void {
 // begins another attempt, or shows that a member is dead; the ring goes around one that stays
 // broken (attempt.zig).
 
-/// Lanes that broke may mean that a peer died; its closed control connection tells within this
-/// time.
+/// Lanes may have broken because a peer died. Its control connection closes within this time.
 const replan_ns = 20 * std.time.ns_per_ms;
 
-/// Lanes between two members broke: a new attempt with the same members, unless one of the two
-/// turns out to be dead.
+/// A member says that lanes to another member broke: begins an attempt with the same members,
+/// unless one of the two turns out to be dead.
 pub fn on_link_lost(
     run: *Run,
     now: Instant,
@@ -1143,7 +1145,7 @@ pub fn on_link_lost(
     hear_witnesses(run, now, other);
 }
 
-/// It had lanes to a member, for the round that lets it in.
+/// A newcomer says that the lanes of a member closed, which it had for the round that lets it in.
 fn on_link_lost_to_newcomer(
     run: *Run,
     now: Instant,
@@ -1157,8 +1159,8 @@ fn on_link_lost_to_newcomer(
     hear_witnesses(run, now, other);
 }
 
-/// How a link of this peer is: the ring goes around those that are broken, and who is left with
-/// too few of them for any ring leaves the group.
+/// A peer tells the health of a link: rings go around broken links, and a member with too few links
+/// for any ring leaves the group.
 pub fn on_link_told(
     run: *Run,
     now: Instant,
@@ -1182,7 +1184,7 @@ pub fn on_link_told(
     group.look.ask(now + replan_ns + peer.rates.attempt_wait_ns(now), peer.id);
 }
 
-/// Rounds tell only what is new in them: whoever needs another address asks.
+/// Answers a peer that needs an address which its round did not tell.
 pub fn on_ask_address(run: *Run, peer: *Peer, body: control.AskAddress) ProtocolError!void {
     const group = try run.group_of(peer, body.group);
     const other = run.peer_of(body.peer) orelse return;
