@@ -28,7 +28,7 @@ const Descriptor = control.Descriptor;
 const KeptRange = control.KeptRange;
 const assert = std.debug.assert;
 
-/// Operations of all members that a coordinator may name in one attempt.
+/// The most operations, of all members, that an honest coordinator names in one attempt.
 const told_max = base.limits.operations_in_flight_total_max * base.limits.peers_max;
 
 pub const Status = enum {
@@ -44,25 +44,25 @@ pub const Status = enum {
     state_unavailable,
 };
 
-/// Why a call failed, with what a sentence about it needs.
+/// Why a call failed, with all that a sentence about it names.
 pub const Failure = struct {
     status: Status,
     reason: ?control.AbortReason = null,
-    /// The peer that gave up, was lost or differs.
+    /// The peer that gave up, was lost, or called something else.
     peer: PeerId = .none,
     other: PeerId = .none,
-    /// For a mismatch: what `peer` and `other` called.
+    /// The calls of `peer` and `other` in a mismatch; null for other reasons.
     descriptor: ?Descriptor = null,
     other_descriptor: ?Descriptor = null,
-    /// Ranks whose calls it waited for, as far as the coordinator has said so.
+    /// Ranks whose calls the failed call waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
     /// Ranks among `missing` that had not entered the operation's epoch, and so could not call it.
     outside: Mask = .empty,
-    /// The operations that those waited in themselves.
+    /// The operations that the missing ranks waited in.
     elsewhere: Told = .{},
-    /// How long the coordinator had been silent, if for longer than it ever is; else 0.
+    /// How long the coordinator had been silent, if longer than a heartbeat allows; else 0.
     coordinator_silent_ns: u64 = 0,
-    /// How long there had been no connection to it; null while there was one.
+    /// How long there had been no connection to the coordinator; null: there was one.
     coordinator_away_ns: ?u64 = null,
 };
 
@@ -73,39 +73,41 @@ pub const Op = struct {
     descriptor: Descriptor,
     chunks: u32,
     state: State = .new,
-    /// All chunks are settled, with this digest.
+    /// All chunks are settled in the current attempt; `digest` is then that of the result.
     complete: bool = false,
     digest: u128 = 0,
     /// The attempt in which `done` was last sent; 0 before the vote.
     voted_attempt: u32 = 0,
-    /// The attempt of the call.
+    /// The attempt in which the operation was called.
     begun_attempt: u32 = 0,
     attempts: u32 = 0,
-    /// A sync that was given up after its vote: why the coordinator was asked to abort it.
+    /// Why the coordinator was asked to abort an operation that was given up after its vote; null:
+    /// it was not asked.
     abort_asked: ?control.AbortReason = null,
-    /// How long ago it was called, as of its vote.
+    /// Nanoseconds from the call to the vote.
     age_ns: u64 = 0,
-    /// The coordinator was told of the call, because it takes long.
+    /// The coordinator was told that the call takes long.
     is_told: bool = false,
-    /// So was that its deadline is near.
+    /// The coordinator was told that the deadline of the call is near.
     is_left_told: bool = false,
-    /// Ranks that have not called it, as the coordinator says, and what they wait in.
+    /// Ranks that have not called the operation, as the coordinator says, and the operations that
+    /// they wait in.
     missing: Mask = .empty,
     elsewhere: Told = .{},
-    /// The ranks with which nothing of it moves, as the coordinator was told.
+    /// Ranks with which nothing of the operation moves, as the coordinator was told last.
     stuck: Mask = .empty,
 
     pub const State = enum {
         new,
-        /// Called while too many were in flight: nobody is told of it before it has its turn.
+        /// Called while too many operations were in flight. No peer is told of it before its turn.
         queued,
-        /// Called; not voted.
+        /// Called, and not voted for.
         running,
-        /// `done` is sent.
+        /// The member has voted: `done` is sent.
         voted,
         /// Voted, and the call has returned InDoubt; the outcome is still wanted.
         in_doubt,
-        /// Decided or given up; the member has forgotten it.
+        /// Decided or given up: no list of the member has it.
         finished,
     };
 };
@@ -127,10 +129,9 @@ pub const Actions = struct {
         start: *const fn (ctx: *anyopaque, op: *Op, kept: []const KeptRange) void,
         /// The call returns. On in_doubt the operation goes on.
         finished: *const fn (ctx: *anyopaque, op: *Op, failure: ?Failure) void,
-        /// An operation that was in doubt is decided.
-        /// Null: this peer will never be told.
+        /// An operation in doubt is decided. Null: this peer will never be told.
         resolved: *const fn (ctx: *anyopaque, op: *Op, committed: ?bool) void,
-        /// The pending admit() is over: null, or why it failed.
+        /// The pending admit() is over. Null: it has passed the safe point.
         admitted: *const fn (ctx: *anyopaque, failure: ?Status) void,
         /// An epoch is over; its frames are not wanted any more.
         closed: *const fn (ctx: *anyopaque, epoch: u64) void,
@@ -150,17 +151,18 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
-    /// Members that have not passed the safe point at which it begins, as far as is known here.
+    /// Members that have not passed the safe point at which the epoch begins, as far as this member
+    /// knows.
     missing: Mask,
-    /// Newcomers that are kept outside until all members have passed it.
+    /// Newcomers that wait outside until all members have passed that safe point.
     waiting: u32 = 0,
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
-    /// Called while there was no room in `ops`, in the order of the calls.
+    /// Operations that were called while `ops` had no room, in the order of the calls.
     queued: std.ArrayList(*Op) = .empty,
     sequences: Sequences = .{},
-    /// Some call has failed here, and nobody was told (fail_alone).
+    /// A call has failed at this member alone, and no peer was told (fail_alone).
     has_failed_alone: bool = false,
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
@@ -168,16 +170,18 @@ pub const Epoch = struct {
     resumes: std.ArrayList(StoredResume) = .empty,
     /// Operations that others have called, and that the coordinator has asked for in this attempt.
     asked: std.AutoHashMapUnmanaged(OpId, void) = .empty,
+    /// The last decision that this member has taken in.
     decisions_seen: u64 = 0,
-    /// The last of them that the coordinator knows.
+    /// The value of `decisions_seen` that the coordinator was told last.
     decisions_told: u64 = 0,
 
-    /// Sequences [first, end) of a tag: who gives up again and again costs one entry.
+    /// The abort of sequences [first, end) of a tag: a member that gives up a row of calls costs
+    /// one entry.
     const Stored = struct {
         tag: u64,
         first: u64,
         end: u64,
-        /// The rank that caused them, as far as it is known.
+        /// The rank that caused the aborts, if it is known.
         maker: u16,
         failure: Failure,
 
@@ -192,13 +196,13 @@ pub const Epoch = struct {
         return @intCast(epoch.ids.len);
     }
 
-    /// Whether an operation with this tag is this member's, too.
+    /// Whether this member takes part in operations with this tag.
     fn has_part_in(epoch: *const Epoch, tag: u64) bool {
         const pair = Pair.of(tag) orelse return true;
         return pair.has(epoch.rank);
     }
 
-    /// With whom this member exchanges a message; null if it is an operation of all.
+    /// The rank with which this member exchanges a message; null for an operation of all.
     fn partner(epoch: *const Epoch, tag: u64) ?u16 {
         const pair = Pair.of(tag) orelse return null;
         return pair.other(epoch.rank);
@@ -209,7 +213,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// Members that are there and have not entered, as far as is known here.
+    /// Members that are alive and have not entered, as far as this member knows.
     pub fn not_entered(epoch: *const Epoch) Mask {
         return epoch.alive.intersect(&epoch.missing);
     }
@@ -256,7 +260,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// The same, of calls that wait for their turn as well.
+    /// Finds a call in flight, or one that waits for its turn.
     fn find_called(epoch: *const Epoch, id: OpId) ?*Op {
         if (epoch.find(id)) |op| return op;
         for (epoch.queued.items) |op| if (op.id.eql(id)) return op;
@@ -268,14 +272,14 @@ pub const Epoch = struct {
         return false;
     }
 
-    /// Counts what is in flight, by what takes turns.
+    /// Counts operations in flight by kind of turn: collectives, sends, receives.
     fn in_flight(epoch: *const Epoch) std.EnumArray(Turns, usize) {
         var found: std.EnumArray(Turns, usize) = .initFill(0);
         for (epoch.ops.items) |op| found.getPtr(.of(op.id.tag, epoch.rank)).* += 1;
         return found;
     }
 
-    /// Whether a call waits with which one of this tag would take turns.
+    /// Whether a call of this kind of turn waits.
     fn has_queued(epoch: *const Epoch, turns: Turns) bool {
         for (epoch.queued.items) |op| if (Turns.of(op.id.tag, epoch.rank) == turns) return true;
         return false;
@@ -287,9 +291,9 @@ pub const Epoch = struct {
         return false;
     }
 
-    /// Keeps an abort for the call that will want to know. Members may name operations that nobody
-    /// ever calls: the oldest of whoever caused most makes room, and a call that finds its abort
-    /// forgotten waits for its deadline.
+    /// Keeps an abort until this member makes the call. Members may have operations aborted that
+    /// nobody ever calls: the oldest abort of the member that caused most makes room. A call whose
+    /// abort was dropped ends at its deadline.
     fn store(epoch: *Epoch, gpa: Allocator, id: OpId, failure: Failure) Allocator.Error!void {
         for (epoch.aborts.items) |*stored| {
             if (stored.has(id)) return;
@@ -345,7 +349,7 @@ pub const Member = struct {
     group: u16,
     self: PeerId,
     actions: Actions,
-    /// Operations of one epoch in flight, of those that take turns; fewer in tests.
+    /// The most operations of one epoch in flight for each kind of turn; fewer in tests.
     in_flight_max: u32 = base.limits.operations_in_flight_max,
     state: State = .joining,
     safe_points: u64 = 0,
@@ -357,33 +361,33 @@ pub const Member = struct {
     how: How = .alone,
     /// Whether a new epoch begins at the safe point under way, where all members have agreed on it.
     agreed: ?bool = null,
-    /// At most two are alive: the one that is left, and the one that is entered.
+    /// At most two: the epoch that this member leaves, and the epoch that it enters.
     epochs: [2]?*Epoch = .{ null, null },
     current: ?*Epoch = null,
-    /// Newcomers of the round under way, for information.
+    /// How many newcomers the round under way has, for the user.
     pending: u32 = 0,
     /// The round for which `prepared` was said; 0 if none.
     linked_round: u64 = 0,
-    /// The last round that a coordinator has neither ended nor begun an epoch with, for those that
-    /// start after it: it may have let this member in.
+    /// The last round that was neither released nor ended in an epoch. The next coordinator is
+    /// told, because the round may have let this member in.
     unanswered_round: u64 = 0,
-    /// Whether the coordinator is there, and knows of this group.
+    /// The coordinator is connected, and has answered for this group.
     connected: bool = false,
-    /// Operations that this peer gave up, or that failed here alone, and that are not aborted yet;
-    /// room for all in flight.
+    /// Operations that this peer gave up, or that failed here alone, until the coordinator aborts
+    /// them. Room is reserved for all in flight.
     withdrawn: std.ArrayList(Withdrawn) = .empty,
 
     const Withdrawn = struct {
         epoch: u64,
         id: OpId,
         reason: control.AbortReason,
-        /// Not of one that has just failed here alone (say_failed_alone).
+        /// The coordinator was told. False until `say_failed_alone` for a call that failed alone.
         is_said: bool = true,
     };
 
     pub const ActionsTable = Actions.VTable;
     pub const State = enum { joining, ready, active, gone };
-    /// A newcomer that enters together with the members waits until those from before have entered.
+    /// `together`: a newcomer waits until the members from before have entered.
     pub const How = enum { alone, together };
 
     pub fn init(gpa: Allocator, group: u16, self: PeerId, actions: Actions) Member {
@@ -428,9 +432,9 @@ pub const Member = struct {
         m.connected = false;
     }
 
-    /// A connection is there, and the group was named on it: what this peer is a member of, what it
-    /// knows, and what it has given up: an epoch that it does not name it is through with, and
-    /// nobody may take that for a vote.
+    /// Tells the coordinator on a new connection the epochs of this member, and the operations that
+    /// it has given up. The member has finished with an epoch that it does not name, and the
+    /// operations that it gave up there must not pass for votes.
     pub fn present(m: *Member) void {
         for (m.epochs) |slot| if (slot) |epoch| m.send(.{ .epoch_report = .{
             .epoch = epoch.number,
@@ -445,13 +449,13 @@ pub const Member = struct {
         m.send(.{ .join_end = .{} });
     }
 
-    /// The coordinator answers, and says which number it has for the group.
+    /// The coordinator answers with the number of the group.
     pub fn welcomed(m: *Member, group: u16) void {
         m.group = group;
         m.connected = true;
     }
 
-    /// A call has failed here alone, and others wait in it: theirs is not quite the same.
+    /// Gives up a call that failed here alone, because others wait in a call that differs from it.
     fn say_gave_up(m: *Member, epoch: *const Epoch, id: OpId) void {
         m.send_gave_up(&.{ .epoch = epoch.number, .id = id, .reason = .cancelled });
     }
@@ -483,12 +487,12 @@ pub const Member = struct {
         m.send_prepared();
     }
 
-    /// Not all lanes of the round are open after a while: the others need not wait for these.
+    /// Some lanes of the round are still missing: the others need not wait for them.
     pub fn links_missing(m: *Member, missing: []const control.Missing) void {
         m.say_prepared(m.round, missing);
     }
 
-    /// A newcomer says it again when its user comes to enter: until then the others need not wait.
+    /// A newcomer sends it again when its user calls `admit`. Until then the others need not wait.
     fn send_prepared(m: *Member) void {
         m.say_prepared(m.linked_round, &.{});
     }
@@ -503,8 +507,8 @@ pub const Member = struct {
         } });
     }
 
-    /// A newcomer has another connection: the round it was in went on without it, or is over. A
-    /// coordinator that has started again may yet find that the round let it in.
+    /// A newcomer has a new connection: its round went on without it, or is over. Only
+    /// `unanswered_round` stays, because the round may have let the newcomer in.
     pub fn forget_round(m: *Member) void {
         m.round = 0;
         m.linked_round = 0;
@@ -521,7 +525,8 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// Answered at once, from the engine; from now on this member stops at its next safe point.
+    /// Tells the round how many safe points this member has passed, without waiting for the user.
+    /// The member stops at its next safe point from now on.
     pub fn on_ask(m: *Member, round: u64) void {
         m.stop_round = round;
         m.send(.{ .safe_points = .{ .group = m.group, .round = round, .count = m.safe_points } });
@@ -571,8 +576,8 @@ pub const Member = struct {
         return epoch;
     }
 
-    /// A new epoch begins when everybody has closed the one before the last: what is known of it
-    /// interests nobody any more.
+    /// Drops what was given up in the epoch before the last. All members have closed that epoch
+    /// when a new one begins.
     fn forget_older(m: *Member) void {
         var kept: usize = 0;
         for (m.withdrawn.items) |given_up| if (m.epoch_of(given_up.epoch) != null) {
@@ -619,12 +624,12 @@ pub const Member = struct {
         return if (m.activation()) |epoch| epoch.newcomers() else m.pending;
     }
 
-    /// The same for a safe point that all members pass together.
+    /// Newcomers that wait for a safe point that all members pass together.
     pub fn newcomers_waiting_together(m: *const Member) u32 {
         return if (m.epoch_to_enter()) |epoch| epoch.newcomers() else 0;
     }
 
-    /// The user's admit(). Answers through `admitted`, at once if nothing is pending.
+    /// The user calls admit(). `admitted` follows, at once if nothing is pending.
     pub fn admit(m: *Member) void {
         assert(!m.admitting);
         m.admitting = true;
@@ -632,9 +637,9 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// The same for a member, at a safe point for which all have agreed whether `epoch_to_enter`
-    /// begins there. If it does not, none stops there for the round under way: all are at the same
-    /// place afterwards, and enter at a later one.
+    /// Passes a safe point that all members have agreed on. `enters`: the epoch of `epoch_to_enter`
+    /// begins there. Otherwise no member stops there for the round under way, so that all are at
+    /// the same place afterwards.
     pub fn admit_agreed(m: *Member, enters: bool) void {
         assert(!m.admitting and m.current != null);
         assert(!enters or m.epoch_to_enter() != null);
@@ -643,7 +648,7 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// The user's admit() has run out of time. The safe point was not passed.
+    /// The deadline of the user's admit() has passed. The safe point was not.
     pub fn admit_give_up(m: *Member) void {
         m.admitting = false;
         m.agreed = null;
@@ -678,7 +683,7 @@ pub const Member = struct {
         m.actions.vtable.admitted(m.actions.ctx, failure);
     }
 
-    /// The epoch that is activated and not yet entered.
+    /// The epoch that has begun and that this member has not entered; null if there is none.
     fn activation(m: *const Member) ?*Epoch {
         for (m.epochs) |slot| if (slot) |epoch| if (!epoch.entered) return epoch;
         return null;
@@ -695,7 +700,7 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// The epoch that a member is in after its next safe point, if that is another one.
+    /// The epoch that this member enters at its next safe point; null if it enters none.
     pub fn epoch_to_enter(m: *const Member) ?*const Epoch {
         if (m.current == null) return null;
         const epoch = m.activation() orelse return null;
@@ -714,7 +719,7 @@ pub const Member = struct {
         m.admit_end(null);
     }
 
-    /// Epochs that are left and have nothing in flight are over.
+    /// Closes epochs that this member has left and that have nothing in flight.
     fn close_drained(m: *Member) void {
         for (&m.epochs) |*slot| {
             const epoch = slot.* orelse continue;
@@ -733,9 +738,9 @@ pub const Member = struct {
     pub const StartError = error{
         OutOfMemory,
         TagInUse,
-        /// So many wait for their turn already.
+        /// Too many calls wait for their turn.
         TooManyOperations,
-        /// Many were given up, and the coordinator has not answered.
+        /// Too many operations were given up that the coordinator has not aborted yet.
         TooManyGivenUp,
         TooManyTags,
         NotAdmitted,
@@ -766,7 +771,7 @@ pub const Member = struct {
         return epoch.has_queued(turns) or epoch.in_flight().get(turns) >= m.in_flight_max;
     }
 
-    /// All that was called and is not decided.
+    /// How many operations were called and are not decided, over all epochs.
     pub fn in_flight(m: *const Member) usize {
         var count = m.queued_count();
         for (m.epochs) |slot| if (slot) |epoch| {
@@ -788,8 +793,8 @@ pub const Member = struct {
         return .{ .tag = tag, .sequence = m.current.?.sequences.next(tag) };
     }
 
-    /// Starts a checked call: gives it its sequence number and joins what is known of it already.
-    /// If it is full, the call waits in the queue.
+    /// Starts a checked call: gives it its sequence number, and ends it if its abort is known. The
+    /// call waits in the queue if too many are in flight.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
         const waits = m.is_full(tag);
@@ -824,7 +829,7 @@ pub const Member = struct {
         if (epoch.running) m.begin(epoch, op);
     }
 
-    /// The call whose turn it is, if one waits and there is room for it.
+    /// The waiting call whose turn it is; null if none waits or there is no room.
     pub fn next_queued(m: *const Member) ?*Op {
         for (m.epochs) |slot| if (slot) |epoch| {
             if (epoch.queued.items.len == 0) continue;
@@ -837,7 +842,7 @@ pub const Member = struct {
         return null;
     }
 
-    /// `next_queued` has given it.
+    /// Starts the call that `next_queued` has given.
     pub fn start_queued(m: *Member, op: *Op) void {
         const epoch = m.epoch_of(op.epoch).?;
         const index = std.mem.findScalar(*Op, epoch.queued.items, op).?;
@@ -874,12 +879,11 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// It was called after one was lost without whom it cannot be. Nobody waits for the other end
-    /// of a message, which is that one. Where all members are needed, all know the loss before they
-    /// go on, and what was called before it has been decided by then; all fail alike, and nobody
-    /// has to be told. But others may have called the same with another recovery, and must not
-    /// succeed if this member is lost later: so it is told before anything that shows that this
-    /// member has gone on. Those who ask, or know that it waited for its turn, are told at once.
+    /// Fails a call that needs a member which was lost before the call. In a message no other
+    /// member waits. Where all members are needed, all know the loss before they go on, so all fail
+    /// alike and need not be told. But a member may have called the same operation with another
+    /// recovery, and must not succeed after this member has gone on: so the coordinator is told
+    /// before anything shows that it has. If the coordinator knows of the call it is told at once.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         epoch.has_failed_alone = true;
         if (op.is_told)
@@ -894,8 +898,8 @@ pub const Member = struct {
         return .{ .status = .aborted, .reason = .peer_lost, .peer = lost };
     }
 
-    /// A program may repeat such a call as fast as it can, so there is a bound. The first ones are
-    /// kept: others that have called them with another recovery wait there.
+    /// Notes a call that failed alone, to be given up later. A program may repeat such calls as
+    /// fast as it can, so only the first are kept: others may wait in them with another recovery.
     fn take_back_later(m: *Member, op: *const Op) void {
         if (m.withdrawn.items.len >= base.limits.failed_alone_max) return;
         m.withdrawn.appendAssumeCapacity(.{
@@ -906,8 +910,8 @@ pub const Member = struct {
         });
     }
 
-    /// Called before each vote and report, and before this member enters or closes an epoch: from
-    /// then on others may know that it has gone on after a call that failed (P2).
+    /// Gives up the calls that failed alone. Called before each vote and report, and before this
+    /// member enters or closes an epoch, because those show others that it has gone on (P2).
     fn say_failed_alone(m: *Member) void {
         if (!m.connected) return; // the next connection begins with them
         for (m.withdrawn.items) |*given_up| {
@@ -917,7 +921,7 @@ pub const Member = struct {
         }
     }
 
-    /// It was called after its root was lost, and nobody holds anything of it.
+    /// Whether the operation was called after its root was lost, so that no member holds any of it.
     fn root_lost(epoch: *const Epoch, op: *const Op) bool {
         if (!op.descriptor.kind.has_root() or op.chunks == 0) return false;
         const root = epoch.rank_of(op.descriptor.root) orelse return true;
@@ -955,7 +959,8 @@ pub const Member = struct {
         m.actions.vtable.finished(m.actions.ctx, op, failure);
     }
 
-    /// Tells the coordinator, again after each loss of the connection, until it has answered.
+    /// Gives an operation up. The coordinator is told again on each new connection, until it
+    /// aborts.
     fn take_back(m: *Member, op: *const Op, reason: control.AbortReason) void {
         m.withdrawn.appendAssumeCapacity(.{ .epoch = op.epoch, .id = op.id, .reason = reason });
         m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
@@ -963,16 +968,17 @@ pub const Member = struct {
 
     // ---- calls that others wait for
 
-    /// A call takes long, perhaps because others have not made it: the coordinator is told, once. A
-    /// vote says it, too, and so does the report after a view.
-    /// `left_ns`: until its deadline, if that is near; a vote does not say that.
+    /// Tells the coordinator, once, that a call takes long, perhaps because others have not made
+    /// it. A vote and a report say so, too. `left_ns`: the time until a deadline that is near,
+    /// which they do not say.
     pub fn takes_long(m: *Member, op: *Op, left_ns: ?u64) void {
         if (!m.may_say_called(op, left_ns != null)) return;
         if (left_ns != null) op.is_left_told = true;
         m.say_called(m.epoch_of(op.epoch).?, op, left_ns orelse far);
     }
 
-    /// The members with which nothing of the operation moves, whenever they are others than before.
+    /// Tells the coordinator the members with which nothing of the operation moves, when they
+    /// change.
     pub fn say_stuck(m: *Member, op: *Op, stuck: *const Mask) void {
         if (op.state != .running or !m.connected or op.stuck.eql(stuck)) return;
         const epoch = m.epoch_of(op.epoch) orelse return;
@@ -1004,7 +1010,8 @@ pub const Member = struct {
         } });
     }
 
-    /// Most have called an operation, and some have not; or all have, and links move nothing.
+    /// The coordinator says that most members have called an operation and some have not, or that
+    /// all have and links move nothing of it.
     pub fn on_stalled(m: *Member, message: *const control.Stalled) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or !epoch.running) return;
@@ -1028,7 +1035,7 @@ pub const Member = struct {
         try epoch.asked.put(m.gpa, message.op, {});
     }
 
-    /// Writes into `failure` which ranks the failed call has waited for in the end, and why.
+    /// Writes into `failure` the ranks that the failed call waited for at its end, and why.
     fn note_missing(m: *const Member, op: *const Op, failure: *Failure) void {
         failure.outside = m.outside_of(op);
         failure.elsewhere = op.elsewhere;
@@ -1066,8 +1073,8 @@ pub const Member = struct {
         epoch.decisions_told = epoch.decisions_seen;
     }
 
-    /// The deadline passed, or the user cancelled. Before the vote the operation is withdrawn for
-    /// all; after it the call returns in doubt.
+    /// Gives up a call whose deadline passed, or that the user cancelled. Before the vote the
+    /// operation is withdrawn for all members; after the vote the call returns in doubt.
     pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
         switch (op.state) {
             .queued, .running => {
@@ -1088,7 +1095,7 @@ pub const Member = struct {
 
     // ---- syncs
 
-    /// The offer of a sync in an attempt; the member knows the rest.
+    /// The part of a sync's offer that the member does not know.
     pub const Offer = struct {
         digest: u128,
         revision: u64,
@@ -1101,8 +1108,9 @@ pub const Member = struct {
         name: base.Label,
     };
 
-    /// The offer of a sync in the current attempt. If all members offer the same it is a vote, so
-    /// from now on it counts as one, until the coordinator says that something else was elected.
+    /// Offers the content of a sync in the current attempt. The offer counts as a vote, because
+    /// equal offers of all members are one, until the coordinator says that another content was
+    /// elected.
     pub fn offer(m: *Member, op: *Op, what: Offer) void {
         const epoch = m.epoch_of(op.epoch) orelse return;
         if (!epoch.running) return;
@@ -1141,7 +1149,7 @@ pub const Member = struct {
         m.ask_to_abort(op);
     }
 
-    /// The offers differ, so none of them was a vote. Null: it is not of a call under way here.
+    /// The offers of a sync differ, so none was a vote. Null: the sync is not under way here.
     pub fn on_elected(m: *Member, message: *const control.StateElected) EpochError!?*Op {
         const epoch = m.epoch_of(message.epoch) orelse return null;
         if (message.attempt != epoch.attempt or !epoch.running) return null;
@@ -1154,7 +1162,7 @@ pub const Member = struct {
         return op;
     }
 
-    /// A message about a sync that this peer has called.
+    /// The sync that a message is about; null: this peer has not called it.
     pub fn find_sync(m: *Member, number: u64, id: OpId) ?*Op {
         const epoch = m.epoch_of(number) orelse return null;
         const op = epoch.find(id) orelse return null;
@@ -1180,9 +1188,8 @@ pub const Member = struct {
         } });
     }
 
-    /// The result of a vote changes nobody's buffers before the commit, so a deadline need not end
-    /// in doubt while the coordinator answers: it is asked to abort, and whatever it decides
-    /// counts.
+    /// Asks the coordinator to abort a sync after the vote. No buffer changes before the commit, so
+    /// a deadline need not end in doubt while the coordinator answers; its decision counts.
     fn give_up_sync(m: *Member, op: *Op, reason: control.AbortReason) void {
         const again = op.abort_asked != null;
         op.abort_asked = reason;
@@ -1190,7 +1197,7 @@ pub const Member = struct {
         if (reason != .deadline or again) m.doubt(op, reason);
     }
 
-    /// Also in the attempts that follow: nobody shall wait for one that has given up.
+    /// Repeats in each later attempt that this member has given up, so that no member waits for it.
     pub fn ask_to_abort(m: *Member, op: *const Op) void {
         m.send(.{ .gave_up = .{
             .group = m.group,
@@ -1207,7 +1214,7 @@ pub const Member = struct {
         m.actions.vtable.finished(m.actions.ctx, op, failure);
     }
 
-    /// A neighbour called the same operation differently.
+    /// Tells the coordinator that a neighbour called the operation differently.
     pub fn mismatch(
         m: *Member,
         op: *Op,
@@ -1285,7 +1292,8 @@ pub const Member = struct {
         }
     }
 
-    /// Votes and reports say what was seen; without one, it is said now and then.
+    /// Notes a decision as seen. Votes and reports tell the coordinator; after 64 decisions without
+    /// either, a message of its own does.
     fn saw(m: *Member, epoch: *Epoch, decision: u64) void {
         epoch.decisions_seen = @max(epoch.decisions_seen, decision);
         if (epoch.decisions_seen - epoch.decisions_told < base.limits.decisions_untold_max) return;
@@ -1318,7 +1326,7 @@ pub const Member = struct {
 
     // ---- views
 
-    /// A new attempt: stop, report what is settled, wait for the resume.
+    /// A new attempt begins: stops data, reports what is settled, and waits for the resume.
     pub fn on_view(m: *Member, message: *const control.View) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt <= epoch.attempt) return;
@@ -1359,7 +1367,7 @@ pub const Member = struct {
         };
     }
 
-    /// The order of a view: everybody who is alive, once.
+    /// The order of a ring: each rank that is alive, once.
     fn order_of(message: *const control.View) error{Unexpected}!base.Order {
         if (message.order.count == 0) return .of(&message.alive);
         if (message.order.count != message.alive.count()) return error.Unexpected;
@@ -1437,18 +1445,19 @@ pub const Member = struct {
 
     // ---- the end
 
-    /// No coordinator will come any more: what is not voted fails, what is voted is in doubt.
+    /// The coordinator is given up: calls fail, and calls that have voted are in doubt.
     pub fn coordinator_lost(m: *Member) void {
         m.end(.coordinator_unreachable, .in_doubt);
     }
 
-    /// `refused`: what this peer has called does not fit, so that is what its calls say.
+    /// The coordinator has removed this peer. `refused`: its calls do not fit, and end as
+    /// mismatches.
     pub fn on_expelled(m: *Member, refused: bool) void {
         const status: Status = if (refused) .mismatch else .expelled;
         m.end(status, status);
     }
 
-    /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
+    /// Whether the others go on with an operation if this peer, which has not voted, is lost.
     pub fn others_take_part(m: *Member, op: *const Op) bool {
         if (op.state != .running and op.state != .queued) return false;
         const epoch = m.epoch_of(op.epoch) orelse return false;

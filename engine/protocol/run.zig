@@ -32,17 +32,17 @@ pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 
 /// The records given to the journal, by number (log.zig).
 pub const Progress = struct {
-    /// Given to it.
+    /// The last record given to the journal.
     given: u64 = 0,
-    /// On the disk, with all before.
+    /// The last record on the disk; all before are there, too.
     settled: u64 = 0,
-    /// The last that was all of it.
+    /// The last record that replaced the whole journal.
     replaced: u64 = 0,
-    /// The last that is known to have failed.
+    /// The last record that is known to have failed.
     failed: u64 = 0,
     /// The size of the journal when it was last written as a whole.
     whole_bytes: usize = 0,
-    /// Since when, at a tick, something has been waited for, and whether that was said.
+    /// Since which tick a record is waited for, and whether the log says so.
     waits_since: ?Instant = null,
     said: bool = false,
 };
@@ -59,7 +59,8 @@ pub const Run = struct {
     groups: std.ArrayList(*Group) = .empty,
     /// The largest numbers of groups that have ended: none of them is used again.
     ended: struct { epoch: u64 = 0, round: u64 = 0 } = .{},
-    /// Where the search for a free number of a group begins: those freed last come last.
+    /// The number at which the search for a free group number begins, so that numbers freed last
+    /// are taken last.
     next_group: u16 = 0,
     arrivals: Arrivals = .{},
     lobby: Lobby = .{},
@@ -69,13 +70,13 @@ pub const Run = struct {
     due_at: Instant = base.never,
     started_at: Instant = 0,
     last_tick: Instant = 0,
-    /// It hears nobody, so its own network may be gone.
+    /// The coordinator hears no peer, so its own network may be gone.
     deaf: bool = false,
     /// The budget of all connections.
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
-    /// So often has somebody told what its links carry (measurement.zig).
+    /// How often members have told the rates of their links (measurement.zig).
     measurements: u64 = 0,
     /// The peer that members were last asked to dial.
     dial_back: DialBack = .{},
@@ -103,8 +104,8 @@ pub const Run = struct {
     pub const JournalState = enum {
         off,
         ok,
-        /// It could not be written: the run goes on, and would not survive this coordinator until
-        /// a later try succeeds.
+        /// The journal or the log could not be written. The run goes on, and does not survive this
+        /// coordinator before a later try succeeds.
         failed,
     };
 
@@ -112,9 +113,9 @@ pub const Run = struct {
         run_id: base.RunId,
         min_world_size: u32 = 1,
         initial_world_size: u32 = 1,
-        /// So many has each link; 0: as many as bring something (session/flow.zig).
+        /// Lanes of each link; 0: each link has as many as bring something (session/flow.zig).
         lanes: u8 = 0,
-        /// Members may probe links of which nothing is known (measurement.zig).
+        /// Members are asked to probe links whose rate is not known (measurement.zig).
         probes: bool = true,
         chunk_bytes: u32 = 256 * limits.KiB,
         /// Room for partial sums of one operation at each peer, and of all operations of a peer
@@ -126,20 +127,21 @@ pub const Run = struct {
         prepare_ns: u64 = 10 * std.time.ns_per_s,
         /// How long others may have waited for a member's call before it is named.
         stall_warning_ns: u64 = 10 * std.time.ns_per_s,
-        /// And before it is let go; 0: it never is.
+        /// How long before it is let go; 0: it never is.
         stall_ns: u64 = 0,
         /// Where it listens and what it advertises, for the journal; where it is reached, for the
         /// status, too.
         bind: []const u8 = "",
         advertise: []const u8 = "",
         address: []const u8 = "",
-        /// The bytes that all its queues may hold. Beyond, the longest goes.
+        /// Bytes that all queues may hold together. Beyond, the peer with the longest queue is let
+        /// go.
         memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
-        /// How long a journal that could not be written is left alone.
+        /// How long after a failure the journal is written again.
         journal_retry_ns: u64 = std.time.ns_per_min,
-        /// Where the coordinator itself lies, which knows run id and key; null: like the rest.
+        /// The allocator of the coordinator itself, which has the run id; null: that of the rest.
         secrets: ?Allocator = null,
     };
 
@@ -154,7 +156,7 @@ pub const Run = struct {
             /// The stream has bytes to send, which stay where they are until the call into the
             /// coordinator returns.
             wake: *const fn (ctx: *anyopaque, connection: *Connection) void,
-            /// Whether the peer is where it says. It may block nobody.
+            /// Looks for the peer where it says it is. Does not block.
             find: *const fn (
                 ctx: *anyopaque,
                 question: *const addresses.Question,
@@ -213,7 +215,7 @@ pub const Run = struct {
         return null;
     }
 
-    /// A peer of a group, perhaps one that is gone, in a line of the log.
+    /// The name of a peer of a group, perhaps a lost one, for a line of the log.
     pub fn named(run: *const Run, group: *const Group, id: PeerId) base.Named {
         if (run.peer_of(id)) |peer| return peer.named();
         for (group.epochs.items) |epoch| if (epoch.ranks.get(id)) |rank|
@@ -223,20 +225,19 @@ pub const Run = struct {
 
     // ---- the journal
 
-    /// No coordinator before this one has used this number or a later one, even if it could not
-    /// write its journal any more.
+    /// The first epoch number that no earlier coordinator can have used, even without its journal.
     pub fn first_epoch(run: *const Run) u64 {
         return @as(u64, run.incarnation - 1) * epochs_per_start + 1;
     }
 
-    /// The same for rounds: this one no group has had, and those from here on.
+    /// The first round number that no earlier coordinator can have used.
     pub fn first_round(run: *const Run) u64 {
         return @as(u64, run.incarnation) << 32;
     }
 
     const epochs_per_start = 1 << 20;
 
-    /// The last record of a group, or of those that name one of its epochs.
+    /// The last record about a group, or that names one of its epochs.
     pub fn recorded_of(run: *const Run, id: u16, number: ?u64) u64 {
         const group = run.group_at(id) orelse return run.journal_progress.given; // of all groups
         const epoch = group.epoch_of(number orelse return group.recorded) orelse
@@ -244,14 +245,14 @@ pub const Run = struct {
         return epoch.recorded;
     }
 
-    /// Whether a peer may not hear yet of what relies on this record. With a journal that has
-    /// failed nothing waits.
+    /// Whether messages that rely on this record have to wait. With a journal that has failed none
+    /// do.
     pub fn waits(run: *const Run, number: u64) bool {
         return run.journal_state == .ok and number > run.journal_progress.settled;
     }
 
-    /// The disk has held up for a while what the peer is told (peer.zig). Members can have
-    /// something written all the time, and must not keep others from being judged by that.
+    /// Whether the disk has held up messages to the peer for a while (peer.zig). A shorter wait is
+    /// no excuse: members can have records written all the time.
     pub fn holds_up(run: *const Run, peer: *const Peer) bool {
         const connection = peer.connection orelse return false;
         const since = connection.hold.waits_since() orelse return false;
@@ -260,12 +261,12 @@ pub const Run = struct {
 
     // ---- telling peers
 
-    /// Sends what is about a group, if the peer has named that on its connection.
+    /// Sends a message about a group, if the peer has named the group on its connection.
     pub fn send(run: *Run, peer: *const Peer, group: u16, message: control.Message) void {
         if (peer.is_present(group)) run.say(peer, message);
     }
 
-    /// Sends what is not about a group that the peer has named.
+    /// Sends a message that is not about a group which the peer has named.
     pub fn say(run: *Run, peer: *const Peer, message: control.Message) void {
         if (peer.connection) |connection| run.send_on(connection, message);
     }
@@ -275,7 +276,7 @@ pub const Run = struct {
         once.send_on(run, connection);
     }
 
-    /// All members of an epoch.
+    /// Sends a message to all members of an epoch.
     pub fn broadcast(run: *Run, epoch: *const Epoch, message: control.Message) void {
         var circular: Circular = .{ .message = &message };
         for (epoch.members) |*member| {
@@ -283,7 +284,7 @@ pub const Run = struct {
         }
     }
 
-    /// Messages that waited for this record, or an earlier one, may be heard.
+    /// Sends the messages that waited for this record or an earlier one.
     pub fn release(run: *Run, connection: *Connection, settled: u64) void {
         const any = connection.hold.release(settled, &connection.stream) catch
             return connection.doom(no_room);
@@ -295,7 +296,7 @@ pub const Run = struct {
 pub const Circular = struct {
     message: *const control.Message,
     load: wire.Stream.Load = .usual,
-    /// In the stream, or the hold, of the first, which is told nothing else meanwhile.
+    /// The message in the stream or the hold of the first peer; null before that.
     encoded: ?wire.Queue.Encoded = null,
 
     pub fn send(circular: *Circular, run: *Run, group: u16, peer: *const Peer) void {
@@ -355,8 +356,8 @@ fn held_until(
 // (wire/stream.zig), and many that read nothing still add up; then the longest queue goes, never
 // the peer that asked last.
 
-/// Closes connections before the call under way returns, until what the others hold fits. Their
-/// memory is free at once, but for what they have said.
+/// Dooms the connection with the longest queue, until the queues of the others fit into the budget.
+/// Its queue is freed at once, its reports when it closes.
 pub fn keep_budget(run: *Run) void {
     while (run.memory.is_over()) {
         var leaving: usize = 0;
@@ -384,7 +385,7 @@ pub fn keep_budget(run: *Run) void {
     }
 }
 
-/// The bytes that are held of the reports of its peer, which come back when that is gone.
+/// Bytes held of the reports of the connection's peer, which are freed with the peer.
 fn held_for(run: *const Run, connection: *const Connection) usize {
     const peer = connection.peer orelse return 0;
     if (peer.present == 0) return 0;
@@ -410,27 +411,27 @@ const Who = struct {
 // The peer that members were asked to dial last, and what they have said of it.
 
 pub const DialBack = struct {
-    /// None: nobody has asked yet.
+    /// The peer that members were asked to dial; none: no peer has asked yet.
     peer: PeerId = .none,
     nonce: hello.Nonce = @splat(0),
     began_at: Instant = 0,
     entries: [members_max]Entry = undefined,
     count: usize = 0,
-    /// Members that were not asked, because there are so many.
+    /// Members that were not asked, because there are too many.
     left_out: usize = 0,
 
     /// Half of a peer's places for strangers: none of them is turned away.
     pub const members_max = base.limits.strangers_max / 2;
-    /// Between two peers, if all have answered.
+    /// The pause between two peers, if all members have answered.
     const pace_ns = std.time.ns_per_s;
-    /// Longer than a dial may take; nobody waits for an answer after that.
+    /// How long an answer is waited for, which is longer than a dial may take.
     const answer_ns = 8 * std.time.ns_per_s;
-    /// The answers hold for so long, and a peer that has them is not dialed again.
+    /// How long answers are shown. The peer is not dialed again before.
     const keep_ns = std.time.ns_per_min;
 
     pub const Entry = struct {
         id: PeerId,
-        /// Null: it has not said yet; `pending`: it has found the peer.
+        /// Null: the member has not answered; `pending`: it has found the peer.
         answer: ?wire.Dialed = null,
     };
 
@@ -438,7 +439,7 @@ pub const DialBack = struct {
         return asked.entries[0..asked.count];
     }
 
-    /// Nobody is waited for any more.
+    /// Whether no answer is waited for.
     pub fn is_over(asked: *const DialBack, now: Instant) bool {
         if (now -| asked.began_at >= answer_ns) return true;
         for (asked.slice()) |*entry| if (entry.answer == null) return false;
@@ -465,17 +466,17 @@ pub const DialBack = struct {
 pub const StatusRates = struct {
     hosts: [hosts_max]Host = @splat(.{}),
 
-    /// When there are more, the rest share one.
+    /// How many hosts have an account of their own. Further hosts share one.
     const hosts_max = 256;
     const ahead_ns = 8 * std.time.ns_per_s;
     const cost_ns_max = std.time.ns_per_s;
     const cost_ns_min = 2 * std.time.ns_per_ms;
-    /// An answer of this length, and of any above, costs a second.
+    /// An answer of this many bytes or more costs a second.
     const large_bytes = 256 * base.limits.KiB;
 
     const Host = struct {
         source: base.Source = @splat(0),
-        /// By then all that it has had is paid for.
+        /// When all answers that the host has had are paid for.
         paid_at: Instant = 0,
     };
 
@@ -502,7 +503,7 @@ pub const StatusRates = struct {
         return host;
     }
 
-    /// One host of IPv6 has 2^64 addresses.
+    /// The key of a host. A host of IPv6 has 2^64 addresses, so its key is the upper half.
     fn network_of(source: base.Source) base.Source {
         const mapped = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
         if (std.mem.startsWith(u8, &source, &mapped)) return source;
@@ -562,17 +563,17 @@ test "many hosts share what is left, and addresses of one network are one host" 
 // Joins of newcomers that wait because there were too many.
 
 pub const Lobby = struct {
-    /// In the order in which they came. Each peer has as many as it may have groups.
+    /// Joins in the order in which they came. A peer has at most as many as it may have groups.
     waiting: std.ArrayList(Waiting) = .empty,
 
     pub const Waiting = struct {
         peer: *Peer,
         name: []u8,
-        /// When it came; null for one of a founder, who is a member elsewhere: it keeps to its own
-        /// rate alone.
+        /// The rate that the join waits for; null for the join of a founder, which waits for the
+        /// peer's own rate alone.
         aim: ?Aim,
         told: Told,
-        /// The peer has told everything.
+        /// The peer has told all its epochs.
         is_whole: bool = false,
     };
 
@@ -593,7 +594,7 @@ pub const Lobby = struct {
         return false;
     }
 
-    /// Its connection is gone: it asks anew.
+    /// Drops the joins of a peer whose connection is gone. The peer asks again.
     pub fn disconnected(lobby: *Lobby, gpa: Allocator, peer: *const Peer) void {
         if (peer.joins_waiting == 0) return;
         var index = lobby.waiting.items.len;
@@ -616,7 +617,7 @@ pub const Lobby = struct {
 pub const Told = struct {
     rounds: Rounds,
     initial_world_size: u32,
-    /// In the bytes of the message, or in the lobby's.
+    /// Refers to the bytes of the message, or to a copy that the lobby owns.
     founders: control.Founders,
     newest: u64 = 0,
 
