@@ -23,7 +23,7 @@ const assert = std.debug.assert;
 
 /// Broken links between ranks.
 pub const Edges = struct {
-    /// By rank: whom it cannot reach.
+    /// For each rank, the ranks that it cannot reach.
     of: [base.limits.peers_max]Mask = @splat(.empty),
 
     pub fn add(edges: *Edges, a: usize, b: usize) void {
@@ -37,7 +37,7 @@ pub const Edges = struct {
     }
 
     /// The candidate that has lost most links to members; on a tie the highest rank.
-    /// Null if none has lost any.
+    /// Null: no candidate has lost a link.
     pub fn worst(edges: *const Edges, members: *const Mask, candidates: *const Mask) ?u16 {
         var found: ?u16 = null;
         var most: u32 = 1;
@@ -62,7 +62,7 @@ pub fn paths_of(alive: *const Mask, world_size: usize, edges: *const Edges) ?Pat
     return .{ .order = .of(alive), .has_ring = false, .hubs = hubs };
 }
 
-/// Those that reach all others. Nobody, in a group so large that no member has links to all.
+/// The ranks that reach all others; none in a group so large that no member has links to all.
 fn hubs_of(alive: *const Mask, world_size: usize, edges: *const Edges) Mask {
     var hubs = Paths.all(alive, world_size).hubs;
     for (0..world_size) |rank| {
@@ -91,7 +91,7 @@ pub fn crosses(order: *const Order, edges: *const Edges) bool {
     return false;
 }
 
-/// A ring without broken links, rank order if that is one; null if there is none.
+/// A ring without broken links: rank order if that has none; null if no ring has none.
 pub fn search(alive: *const Mask, edges: *const Edges) ?Order {
     const ranks: Order = .of(alive);
     if (!crosses(&ranks, edges)) return ranks;
@@ -103,13 +103,13 @@ pub fn search(alive: *const Mask, edges: *const Edges) ?Order {
 
 const exact_max = 12;
 
-/// Depth first, with a note of what has led nowhere: the first order that is found is the one with
-/// the lowest ranks first.
+/// A search for a ring, depth first and with a note of dead ends. It finds the order with the
+/// lowest ranks first.
 const Exact = struct {
     ranks: Order,
     edges: *const Edges,
     found: Order = .{},
-    /// By set of positions that are used: those last ones from which there is no way home.
+    /// For each set of used positions, the last positions from which there is no way home.
     dead: [1 << exact_max]u16 = @splat(0),
 
     fn extend(x: *Exact, used: u16, last: u4) bool {
@@ -151,8 +151,8 @@ fn mend(start: Order, edges: *const Edges) ?Order {
 
 const Turn = struct { first: usize, length: usize };
 
-/// A part of the ring that begins behind a broken edge, and whose turn puts two good ones in place
-/// of that and of the edge at its end. The shortest one, of the first such edge from a position on.
+/// The shortest part of the ring that begins behind a broken edge and whose turn replaces that
+/// edge, and the edge at its end, by two good edges. It looks at broken edges from a position on.
 fn find_turn(order: *const Order, edges: *const Edges, from: usize) ?Turn {
     const n: usize = order.count;
     for (from..from + n) |before| {
@@ -171,7 +171,7 @@ fn find_turn(order: *const Order, edges: *const Edges, from: usize) ?Turn {
 
 // ---- tests
 
-/// Whether there is a ring, by trying all.
+/// Whether there is a ring, found by trying all orders.
 fn test_any(order: *Order, fixed: usize, edges: *const Edges) bool {
     if (fixed == order.count) return !crosses(order, edges);
     for (fixed..order.count) |index| {
@@ -200,7 +200,7 @@ fn test_search(alive: *const Mask, edges: *const Edges) !void {
     try test_found(&found, alive, edges);
 }
 
-/// Among `count` members, the pairs whose bit is set are broken.
+/// The links among `count` members: pairs whose bit is set are broken.
 fn test_edges(alive: *const Mask, count: usize, pairs: u64) Edges {
     var edges: Edges = .{};
     var bit: u6 = 0;
@@ -319,7 +319,7 @@ test "a member of a large world that reaches only two others is between them" {
 
 pub const Broken = struct {
     claims: std.ArrayList(Claim) = .empty,
-    /// Grows whenever they are others than before.
+    /// Grows with each change of the claims.
     changes: u64 = 0,
 
     pub const Claim = struct {
@@ -333,8 +333,8 @@ pub const Broken = struct {
         broken.claims.deinit(gpa);
     }
 
-    /// `from` says how its link to `to` is. False: it said so before. Where it says so of more
-    /// links than any honest member has, one that it said earlier does not count.
+    /// `from` says how its link to `to` is. False: it has said so before. If it has claimed more
+    /// links than an honest member has, an earlier claim is dropped.
     pub fn tell(
         broken: *Broken,
         gpa: Allocator,
@@ -364,7 +364,7 @@ pub const Broken = struct {
         return true;
     }
 
-    /// Whether `from` says so.
+    /// Whether `from` says that its link to `to` is broken.
     pub fn has(broken: *const Broken, from: PeerId, to: PeerId) bool {
         for (broken.claims.items) |*claim| {
             if (claim.from.eql(from) and claim.to.eql(to)) return true;
@@ -372,12 +372,12 @@ pub const Broken = struct {
         return false;
     }
 
-    /// The claims of this member so far do not count: it repeats those that still hold.
+    /// Drops the claims of a member, which repeats those that still hold.
     pub fn forget_from(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, false);
     }
 
-    /// The peer is gone, and all its links with it.
+    /// Drops all claims about the links of a peer that is gone.
     pub fn forget(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, true);
     }
@@ -406,7 +406,7 @@ pub const Broken = struct {
         return found;
     }
 
-    /// The ranks to which the links of this one are broken.
+    /// The ranks to which the links of a peer are broken.
     pub fn edges_of(broken: *const Broken, ranks: *const Ranks, id: PeerId) base.Mask {
         var found: base.Mask = .empty;
         for (broken.claims.items) |*claim| {
@@ -494,15 +494,14 @@ test "a member that repeats itself changes nothing, and of very many words its l
 // the next one only after a pause.
 
 pub const Look = struct {
-    /// When it is due; `never` while nothing has changed.
+    /// When the look is due; `never` while nothing has changed.
     at: Instant = base.never,
-    /// The attempt that may follow is at the expense of this member, which has said what hastened
-    /// it.
+    /// The member whose report hastened the look, and that is charged for the attempt.
     by: PeerId = .none,
-    /// No look before that.
+    /// The earliest time of the next look.
     not_before: Instant = 0,
 
-    /// For each member that there is. A look at 256 members takes a few milliseconds.
+    /// The pause between looks for each member. A look at 256 members takes a few milliseconds.
     const pause_ns = 2 * std.time.ns_per_ms;
 
     pub fn ask(look: *Look, at: Instant, by: PeerId) void {
@@ -512,7 +511,7 @@ pub const Look = struct {
         look.by = by;
     }
 
-    /// Null: it is not due. Else it is done now, at the expense of this member.
+    /// Takes a look that is due: the member that is charged. Null: no look is due.
     pub fn take(look: *Look, now: Instant, members: usize) ?PeerId {
         if (now < look.at) return null;
         look.at = base.never;
@@ -520,12 +519,12 @@ pub const Look = struct {
         return look.by;
     }
 
-    /// Somebody has looked.
+    /// Sets the pause after a look.
     pub fn pause(look: *Look, now: Instant, members: usize) void {
         look.not_before = now +| pause_ns *| members;
     }
 
-    /// The next look, or the end of the pause, when a round that waits for it goes on.
+    /// The time of the next look, or the end of the pause, when a round that waits for it goes on.
     pub fn next_deadline(look: *const Look, now: Instant) Instant {
         return if (look.not_before > now) @min(look.at, look.not_before) else look.at;
     }

@@ -27,7 +27,7 @@ pub const ProtocolError = error{ OutOfMemory, Unexpected };
 
 const Fault = wire.control.Error || ProtocolError;
 
-/// Why its connection is closed then.
+/// The reason for closing the connection of a peer that sent such a message.
 pub fn fault_of(err: Fault) []const u8 {
     return switch (err) {
         error.OutOfMemory => "the coordinator has no memory for its messages",
@@ -37,42 +37,44 @@ pub fn fault_of(err: Fault) []const u8 {
 
 /// The state that all connections of a coordinator share.
 pub const Shared = struct {
-    /// Some of them is doomed.
+    /// A connection is doomed.
     any_doomed: bool = false,
-    /// When the last one came in.
+    /// When the last connection came in.
     door_at: Instant = 0,
 };
 
 /// One TCP connection to the coordinator. The driver owns the socket and moves bytes of `stream`.
 pub const Connection = struct {
     stream: wire.Stream,
-    /// The messages that wait for the disk to have what they rely on; lost if it ends before.
+    /// Messages that wait until the records that they rely on are on the disk. They are lost if the
+    /// connection ends before.
     hold: Hold = .{},
-    /// The driver's to use.
+    /// A number for the driver.
     driver: usize = 0,
     state: State = .stranger,
-    /// When it came in, or said that it asks for the status.
+    /// When the connection came in, or asked for the status.
     since: Instant,
-    /// Where it comes from.
+    /// The host that the connection comes from.
     source: base.Source,
-    /// The host at which it has reached the coordinator, as it seems here; unknown: zeros.
+    /// The address at which the connection reached the coordinator, as seen here; zeros: unknown.
     here: base.Source = @splat(0),
     peer: ?*Peer = null,
-    /// It said something after the answer to its hello, so it hears us.
+    /// The peer said something after the answer to its hello, so it hears the coordinator.
     has_answered: bool = false,
-    /// The driver reads nothing from it before that: it has said too much.
+    /// The driver reads nothing from the connection before this time, because the peer has said too
+    /// much.
     paused_until: Instant = 0,
-    /// When its peer may come back, with all that it is in; and that it has.
+    /// When the peer may come back to its groups, and whether it has.
     returns_at: ?Instant = null,
     has_returned: bool = false,
-    /// Something went wrong with it inside a call; it is closed before that call returns, and its
-    /// peer is out.
+    /// Why the connection is closed before the call under way returns, and its peer let go; null:
+    /// it is not.
     doomed: ?[]const u8 = null,
     shared: *Shared,
 
     pub const State = enum { stranger, peer, status, answered, refused };
 
-    /// Whether it has a place at the door.
+    /// Whether the connection has a stranger's place (door.zig).
     pub fn stranger(connection: *const Connection) ?base.places.Guest {
         if (connection.state != .stranger or connection.doomed != null) return null;
         return .{
@@ -92,12 +94,12 @@ pub const Connection = struct {
         return connection.paused_until > now;
     }
 
-    /// Bytes of its queues, which are free again once it is gone.
+    /// Bytes of the connection's queues, which are freed with it.
     pub fn memory(connection: *const Connection) usize {
         return connection.stream.memory() + connection.hold.memory();
     }
 
-    /// It is closed before the call under way returns, and its peer is out.
+    /// Closes the connection before the call under way returns, and lets its peer go.
     pub fn doom(connection: *Connection, why: []const u8) void {
         connection.doomed = why;
         connection.shared.any_doomed = true;
@@ -116,46 +118,46 @@ pub const Rounds = struct { preparing: u64, stopping: u64 };
 /// A process in the run: while it is connected, and as long as it is a member of anything.
 pub const Peer = struct {
     id: PeerId,
-    /// Null while it is away.
+    /// Null: the peer is away.
     connection: ?*Connection,
-    /// Which process has the id.
+    /// The number that tells the peer's process from others with the same id.
     instance: u64,
-    /// Where other peers dial it, in numbers; empty while that is not known.
+    /// The address at which other peers dial this peer, in numbers; empty while it is not known.
     address: []u8 = &.{},
-    /// Where it says that they do.
+    /// The address that the peer claims, and the search for the peer there.
     claim: Claim = .{},
     last_heard: Instant,
-    /// Where it was connected from last.
+    /// The host of the peer's last connection.
     source: base.Source = @splat(0),
-    /// When its last connection ended on which it had answered, or will have, as far as the peer
-    /// knows. Another one on which it answers nothing is no return: it may not hear us.
+    /// Since when the peer is away: the end of its last connection on which it had answered. A
+    /// connection on which it answers nothing is no return, because the peer may not hear.
     away_since: Instant = 0,
-    /// Other members that have said that their lanes to this one are closed, the last two.
+    /// The last two members that have said that their lanes to this peer are closed.
     witnesses: [2]Witness = @splat(.{}),
-    /// The last newcomer that has said so.
+    /// The last newcomer that has said that its lanes to this peer are closed.
     bystander: Witness = .{},
-    /// Groups in which it has told, on this connection, what it is a member of; a bit each.
+    /// A bit for each group in which the peer has told its epochs on this connection.
     present: u64 = 0,
-    /// Its account of the group that it is telling about.
+    /// The group whose epochs the peer is telling, and what it has told; null: none.
     telling: ?Telling = null,
-    /// The group that it asks for was refused: what it still tells of that one is passed over.
+    /// The group that the peer asks for was refused: the rest of its account is passed over.
     refused: bool = false,
-    /// Its joins that were too many (door.zig).
+    /// The peer's joins that wait (door.zig).
     joins_waiting: u32 = 0,
-    /// Since when it is connected, or has left the last group that it left.
+    /// Since when the peer is connected, or since it left a group for the last time.
     idle_since: Instant = 0,
-    /// Until when a message of its, and what is behind it, was left where it is.
+    /// Until when a message of the peer was left unread, with all behind it.
     unread_until: Instant = 0,
     rates: Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
-    /// Its name for people.
+    /// The peer's name for people.
     label: base.Label = .{},
     /// For the status.
     traffic: Traffic = .{},
-    /// Its own account of its links.
+    /// The rates of links that the peer has told.
     row: Row = .{},
-    /// It has a moment for a probe, as its last heartbeat says; and until when it is in one.
+    /// The last heartbeat says that the peer may probe a link; and until when it is probing.
     may_probe: bool = false,
     probes_until: Instant = 0,
     late: Late = .{},
@@ -163,14 +165,14 @@ pub const Peer = struct {
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
 
     pub const Telling = struct {
-        /// The number of the group; null: its join waits.
+        /// The number of the group; null: the join waits.
         group: ?u16,
         rounds: Rounds,
         initial_world_size: u32,
-        /// It names an epoch, so it is, or was, a member.
+        /// The peer names an epoch, so it is or was a member.
         named: bool = false,
         newest: u64 = 0,
-        /// It has seen what the journal has lost: it belongs to another history.
+        /// The peer knows an epoch or a removal that the journal has lost.
         beyond: bool = false,
     };
 
@@ -219,19 +221,21 @@ pub const Peer = struct {
         return @as(u64, 1) << @intCast(group);
     }
 
-    /// It is out of the run before the call under way returns.
+    /// Lets the peer go before the call under way returns.
     pub fn doom(peer: *Peer, why: []const u8) void {
         if (peer.connection) |connection| connection.doom(why);
     }
 
-    /// A member whose address is being looked for since a restart: newcomers could not dial it yet.
+    /// Whether the address of a member is looked for since a restart: newcomers could not dial it
+    /// yet.
     pub fn is_address_awaited(peer: *const Peer) bool {
         return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
     }
 
-    /// Where `listener` dials `other`; nothing if that is not known. A peer of the coordinator's
-    /// own machine that has come over its loopback interface is, for those of other machines, where
-    /// they have reached the coordinator: its loopback address would lead them to themselves.
+    /// The address at which this peer dials `other`; empty if it is not known. A peer that came
+    /// over the loopback interface of the coordinator's machine is told to peers of other machines
+    /// at the address at which those reached the coordinator: a loopback address would lead them to
+    /// themselves.
     pub fn told_to(listener: *const Peer, other: *const Peer, room: *Room) []const u8 {
         const connection = listener.connection orelse return other.address;
         const endpoint = base.Endpoint.parse(other.address) catch return other.address;
@@ -243,7 +247,7 @@ pub const Peer = struct {
         return base.source.write(here, endpoint.port, room);
     }
 
-    /// As the log shows it: "7f3a01c2 (node7:4242)".
+    /// The peer as the log shows it: "7f3a01c2 (node7:4242)".
     pub fn named(peer: *const Peer) base.Named {
         return .{ .id = peer.id, .label = peer.label };
     }
@@ -274,16 +278,16 @@ comptime {
 // and nothing else waits: other groups, epochs that the record does not name, signs of life. Which
 // records there are, and when they are on the disk: log.zig. run.zig sends the messages.
 
-/// The subject of a message.
+/// The records that a message relies on.
 pub const Subject = union(enum) {
-    /// It relies on no record: signs of life, settings, the status.
+    /// No record: signs of life, settings, the status.
     nothing,
-    /// An answer that must not overtake any other, because it names no group by number.
+    /// No record, but the answer must not overtake others, because it names no group by number.
     order,
-    /// All of a group: it relies on every record of it.
+    /// Every record of a group.
     group: u16,
-    /// It relies on the records that name this epoch, and on those of what was said of its group as
-    /// a whole before.
+    /// The records that name this epoch, and those that earlier messages about its group as a whole
+    /// rely on.
     epoch: struct { group: u16, number: u64 },
 
     pub fn of(message: *const control.Message) Subject {
@@ -301,7 +305,7 @@ pub const Subject = union(enum) {
 
 pub const Hold = struct {
     entries: std.ArrayList(Entry) = .empty,
-    /// The size of all messages here, and of those among them that are bulk (wire/stream.zig).
+    /// Bytes of all messages that wait, and of the bulk among them (wire/stream.zig).
     bytes: usize = 0,
     bulk: usize = 0,
 
@@ -315,7 +319,7 @@ pub const Hold = struct {
     /// One message, in a queue of its own, which others that are told the same may share.
     const Entry = struct {
         until: u64,
-        /// When it came here.
+        /// When the message began to wait.
         since: base.Instant,
         load: wire.Stream.Load,
         queue: wire.Queue,
@@ -326,26 +330,26 @@ pub const Hold = struct {
         hold.entries.deinit(gpa);
     }
 
-    /// Memory that would come back without it.
+    /// Bytes that are freed with the hold.
     pub fn memory(hold: *const Hold) usize {
         var bytes = hold.entries.capacity * @sizeOf(Entry);
         for (hold.entries.items) |*entry| bytes += entry.queue.memory();
         return bytes;
     }
 
-    /// Since when the message has waited that has waited longest; null: nothing waits.
+    /// Since when the oldest message waits; null: none waits.
     pub fn waits_since(hold: *const Hold) ?base.Instant {
         return if (hold.entries.items.len > 0) hold.entries.items[0].since else null;
     }
 
-    /// Whether more than may wait for a side that reads nothing waits here and in its stream.
+    /// Whether hold and stream together have all that may wait for a peer that reads nothing.
     pub fn is_full(hold: *const Hold, stream: *const wire.Stream, load: wire.Stream.Load) bool {
         return stream.is_full_with(load, hold.bytes, hold.bulk);
     }
 
-    /// The record that what is said next of this subject has to wait for, because it must not
-    /// overtake what waits already. A message about a group as a whole waits for all of its records
-    /// anyway, and one about an epoch for no fewer than before.
+    /// The record that the next message of this subject has to wait for, so that it does not
+    /// overtake a message that waits. A message about a group as a whole waits for all records of
+    /// the group anyway, and a message about an epoch for no fewer than the one before it.
     pub fn behind(hold: *const Hold, subject: Subject) u64 {
         return switch (subject) {
             .nothing => 0,
@@ -392,8 +396,8 @@ pub const Hold = struct {
         return queue.only();
     }
 
-    /// Moves what waits for nothing beyond `settled` to the stream; true if that was anything.
-    /// After an error nothing here is of use any more.
+    /// Moves the messages whose records are settled to the stream. True: there were some. After an
+    /// error the hold is of no use any more.
     pub fn release(hold: *Hold, settled: u64, stream: *wire.Stream) Allocator.Error!bool {
         var kept: usize = 0;
         var index: usize = 0;
@@ -492,7 +496,7 @@ test "what leaves in bulk is bulk in the stream, and not in the hold any more" {
 // is not let go for it.
 
 pub const Bucket = struct {
-    /// When all that was taken is paid for.
+    /// When all that was taken is paid for; earlier than now: something may be taken ahead.
     paid_at: Instant = 0,
 
     /// The cost of one thing, and how much may be taken ahead of time.
@@ -510,7 +514,7 @@ pub const Bucket = struct {
         bucket.paid_at = @max(bucket.paid_at, now) +| price.cost_ns *| count;
     }
 
-    /// How long it is until something may be taken; 0: it may be now.
+    /// Nanoseconds until something may be taken; 0: now.
     pub fn wait_ns(bucket: *const Bucket, now: Instant, price: Price) u64 {
         return bucket.paid_at -| (now +| price.burst_ns);
     }
@@ -534,14 +538,14 @@ pub const attempt_price: Bucket.Price = .per_second(
     limits.peer_attempts_burst,
 );
 
-/// One peer's.
+/// The rates of one peer.
 pub const Rates = struct {
     messages: Bucket = .{},
     bytes: Bucket = .{},
     joins: Bucket = .{},
     attempts: Bucket = .{},
 
-    /// It has said this, in so many bytes. How long nothing is read from it.
+    /// Charges a message of so many bytes, and returns how long nothing is read from the peer.
     pub fn heard(
         rates: *Rates,
         now: Instant,
@@ -559,7 +563,8 @@ pub const Rates = struct {
         return std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
     }
 
-    /// These are as many as the calls of the program, which have no limit: their bytes have one.
+    /// Whether a message comes with calls of the program, which have no limit: only its bytes are
+    /// charged.
     fn is_of_operation(message: *const wire.control.Message) bool {
         return switch (message.*) {
             .done,
@@ -574,22 +579,22 @@ pub const Rates = struct {
         };
     }
 
-    /// An attempt begins because of it.
+    /// Charges an attempt that begins because of the peer.
     pub fn cost_attempt(rates: *Rates, now: Instant) void {
         rates.attempts.take(now, attempt_price, 1);
     }
 
-    /// How much later than it asks for the next one begins.
+    /// How long after its cause the peer's next attempt may begin.
     pub fn attempt_wait_ns(rates: *const Rates, now: Instant) u64 {
         return @min(rates.attempts.wait_ns(now, attempt_price), limits.pause_ns_max);
     }
 };
 
-/// Joins of newcomers, by the network they come from. Those that begin a group are counted apart:
-/// whoever makes groups without end keeps nobody behind the same address out of one that works.
+/// The rates of joins by network. Joins that begin a group are counted apart, so that a peer which
+/// makes groups without end keeps no other peer behind its address out of a group that works.
 pub const Arrivals = struct {
     origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
-    /// For all without a place in the table.
+    /// The rate shared by networks without a place in the table.
     others: Bucket = .{},
 
     pub const Aim = enum { begins_group, enters_group };
@@ -599,7 +604,7 @@ pub const Arrivals = struct {
         arrivals.origins.deinit(gpa);
     }
 
-    /// The bucket of those who come from there for this; valid until the next call.
+    /// The rate of joins of this kind from a network; valid until the next call.
     pub fn of(
         arrivals: *Arrivals,
         gpa: std.mem.Allocator,
@@ -742,15 +747,15 @@ test "sources beyond the table share one bucket, and those that have paid make r
 const asked_silences_max = 12;
 
 pub const Asked = struct {
-    /// When it was asked, or the first of several of which none has left.
+    /// When the question was asked; of several that have not left, the first.
     at: Instant = 0,
-    /// When it had not left yet.
+    /// The last time at which the question had not left for the peer.
     since: Instant = 0,
-    /// It has left when so many bytes of the connection have.
+    /// The question has left when the connection has sent so many bytes.
     mark: u64 = 0,
     has_left: bool = true,
 
-    /// Whoever asks anew before the last question has left gives no more time for reading.
+    /// Asks. A new question before the last has left gives the peer no more time.
     pub fn ask(asked: *Asked, peer: *const Peer, now: Instant) void {
         asked.look(peer, now);
         if (asked.has_left) asked.at = now;
