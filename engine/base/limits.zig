@@ -61,9 +61,11 @@ pub const sequences_max = 1 << 62;
 pub const frame_index_max = 1 << 62;
 /// Attempts of an epoch that a member tells of: only a liar tells of more.
 pub const attempts_max = (1 << 31) - 1;
-/// So many attempts may be missing at the end of a coordinator's log: a member that tells of more
-/// after a restart lies. Enforced by the coordinator (protocol/attempt.zig).
+/// Attempts and decisions of an epoch that may be missing at the end of a coordinator's log: a
+/// member that tells of more after a restart lies. Enforced by the coordinator
+/// (protocol/attempt.zig).
 pub const attempts_unlogged_max = 1 << 16;
+pub const decisions_unlogged_max = 1 << 32;
 /// Decisions of an epoch: only a liar has seen more.
 pub const decisions_max = 1 << 62;
 /// Epochs of a group and starts of a coordinator, in a journal.

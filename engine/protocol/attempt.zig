@@ -276,47 +276,63 @@ pub fn hear_return(
     if (report.members.count != epoch.members.len) return error.Unexpected;
     var it = report.members.iterator();
     for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
-    if (report.attempt >= limits.attempts_max) return error.Unexpected; // nobody was there
+    if (report.attempt > epoch.attempt) return error.Unexpected;
     if (epoch.recovering) {
-        if (report.attempt > epoch.logged_attempt +| limits.attempts_unlogged_max)
+        if (report.decisions_seen > epoch.decisions +| limits.decisions_unlogged_max)
             return error.Unexpected;
-        epoch.attempt = @max(epoch.attempt, report.attempt);
         // The callers of the operations of these decisions are forgotten: all may have called.
         if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
         member.decisions_seen = report.decisions_seen; // settle_seen judges it
-    } else {
-        if (report.attempt > epoch.attempt) return error.Unexpected;
-        try operation.acknowledge(epoch, rank, report.decisions_seen);
     }
+    try operation.acknowledge(epoch, rank, report.decisions_seen);
     member.report.asked_anew(epoch.attempt);
     member.named = true;
     if (report.entered) epoch.activated.set(rank);
 }
 
-/// All members are back or lost after a restart. Decisions that the log lacks and that all members
-/// have seen are over. A member that has seen more than that is let go: the others do not know
-/// what was decided, and go on without it. False: some must go first.
-pub fn settle_seen(epoch: *Epoch) bool {
-    const inside = epoch.inside();
-    var seen_by_all: u64 = limits.decisions_max;
-    for (epoch.members, 0..) |*member, rank| {
-        if (inside.has(rank)) seen_by_all = @min(seen_by_all, member.decisions_seen);
+/// All members are back or lost after a restart. Members that have seen decisions which the log
+/// lacks know more than the coordinator, and perhaps more than each other. The largest number of
+/// members that know the same stays: what they know is over, or is in the log and is told to the
+/// rest of them. The others are let go. False: some must go first.
+pub fn settle_seen(group: *const Group, epoch: *Epoch) bool {
+    var most: usize = 0;
+    var kept = epoch.decisions;
+    for (epoch.members, 0..) |_, rank| {
+        const known = known_by(group, epoch, rank) orelse continue;
+        var count: usize = 0;
+        for (epoch.members, 0..) |_, other|
+            count += @intFromBool(known_by(group, epoch, other) == known);
+        if (count < most or (count == most and known >= kept)) continue;
+        most = count;
+        kept = known;
     }
-    if (!inside.is_empty()) epoch.decisions = @max(epoch.decisions, seen_by_all);
-    epoch.least_seen_by = 0;
     var is_settled = true;
-    for (epoch.members) |*member| {
-        const peer = member.peer orelse continue;
-        if (member.decisions_seen <= epoch.decisions) continue;
-        peer.doom(knows_more);
+    for (epoch.members, 0..) |*member, rank| {
+        const known = known_by(group, epoch, rank) orelse continue;
+        if (known == kept) continue;
+        member.peer.?.doom(knows_more);
         is_settled = false;
     }
+    if (is_settled) epoch.decisions = kept;
     return is_settled;
 }
 
-/// The reason that a member is given that knows more than the coordinator.
-pub const knows_more = "it knows more than the coordinator, which has started again without its " ++
-    "journal, or with one that had failed, or after its machine lost power";
+/// The last decision that a member can be told by this coordinator, or has seen beyond. Null: the
+/// member is lost, or has left the epoch for a later one.
+fn known_by(group: *const Group, epoch: *const Epoch, rank: usize) ?u64 {
+    const member = &epoch.members[rank];
+    const peer = member.peer orelse return null;
+    if (!member.named) for (group.epochs.items) |later| {
+        if (later.number <= epoch.number) continue;
+        const place = later.rank_of(peer) orelse continue;
+        if (later.members[place].named) return null;
+    };
+    return @max(epoch.decisions, member.decisions_seen);
+}
+
+/// The reason that is given to a member that knows of epochs, removals or decisions that are lost.
+pub const knows_more = "it knows other things than the coordinator, which has started again " ++
+    "without its journal, or with one that had failed, or after its machine lost power";
 
 /// The epoch has had all attempts that the number can count, and lets its members go. They may
 /// begin another epoch.

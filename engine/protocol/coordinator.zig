@@ -675,7 +675,7 @@ pub fn restore_run(
         .activation => |*body| try restore_epoch(run, now, body),
         .removal => |*body| {
             const group = run.group_at(body.group) orelse return error.BadRecord;
-            try restore_removal(run, group, body);
+            try group.restore_removal(body);
         },
         .attempt, .commit, .abort => unreachable, // of a log
     };
@@ -758,27 +758,6 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
     group.last_epoch = @max(group.last_epoch, body.epoch);
 }
 
-fn restore_removal(run: *Run, group: *Group, body: *const journal.Removal) Error!void {
-    if (body.why.data.len > 0) group.removals.note(body.peer, body.why.data);
-    if (body.epochs.count == 0) return;
-    const peer = run.peer_of(body.peer) orelse return error.BadRecord;
-    var it = body.epochs.iterator();
-    while (it.next()) |from| {
-        // A removal from an epoch that is over interests nobody any more.
-        const epoch = group.epoch_of(from.epoch) orelse continue;
-        const rank = epoch.rank_of(peer) orelse return error.BadRecord;
-        if (from.attempt <= 1) return error.BadRecord;
-        epoch.detach(rank, from.attempt);
-    }
-    // It is out of every epoch that was alive: one that it still is in was over by then.
-    var index = group.epochs.items.len;
-    while (index > 0) {
-        index -= 1;
-        if (group.epochs.items[index].rank_of(peer) == null) continue;
-        group.epochs.orderedRemove(index).destroy();
-    }
-}
-
 /// It was made from a journal: whoever is a member has to come back first.
 fn group_restored(run: *Run, group: *Group) void {
     group.round = run.first_round();
@@ -791,6 +770,7 @@ fn group_restored(run: *Run, group: *Group) void {
 fn epoch_restored(epoch: *Epoch) void {
     epoch.recovering = true;
     epoch.running = false;
-    epoch.attempt = @max(epoch.attempt, epoch.history.entries.getLast().attempt);
-    epoch.logged_attempt = epoch.attempt;
+    const logged = @max(epoch.attempt, epoch.history.entries.getLast().attempt);
+    // The end of the log may have had further attempts.
+    epoch.attempt = @min(logged +| limits.attempts_unlogged_max, limits.attempts_max - 2);
 }

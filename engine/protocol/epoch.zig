@@ -99,8 +99,6 @@ pub const Epoch = struct {
     running: bool = true,
     /// From a restart until the members are back: they are told nothing.
     recovering: bool = false,
-    /// The last attempt of the coordinators before this one, as their log says.
-    logged_attempt: u32 = 0,
     min_world_size: u32,
     /// The budget of all queues of the coordinator.
     budget: *wire.Budget,

@@ -193,6 +193,29 @@ pub const Group = struct {
         };
     }
 
+    /// Reads a removal back, perhaps a second time: the journal and the log have it.
+    pub fn restore_removal(group: *Group, body: *const journal.Removal) error{BadRecord}!void {
+        if (body.why.data.len > 0) group.removals.note(body.peer, body.why.data);
+        var last: u64 = 0;
+        var it = body.epochs.iterator();
+        while (it.next()) |from| {
+            last = @max(last, from.epoch);
+            const epoch = group.epoch_of(from.epoch) orelse continue; // it is over
+            const rank = epoch.ranks.get(body.peer) orelse return error.BadRecord;
+            if (from.attempt <= 1) return error.BadRecord;
+            if (epoch.alive.has(rank)) epoch.detach(rank, from.attempt);
+        }
+        // The peer was out of each epoch that was not over: an earlier one that it is in was over.
+        var index = group.epochs.items.len;
+        while (index > 0) {
+            index -= 1;
+            const epoch = group.epochs.items[index];
+            const rank = epoch.ranks.get(body.peer) orelse continue;
+            if (epoch.number >= last or !epoch.alive.has(rank)) continue;
+            group.epochs.orderedRemove(index).destroy();
+        }
+    }
+
     /// When the next round may begin, if there is one to begin. A loss begins one at once: members
     /// whose operation went on without the lost one find the new epoch at their next safe point.
     pub fn round_due(group: *const Group) base.Instant {

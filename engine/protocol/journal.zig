@@ -133,7 +133,7 @@ pub const Attempt = struct {
         .group = limits.groups_max - 1,
         .epoch = .any,
         .attempt = limits.attempts_max,
-        .decision = limits.decisions_max,
+        .decision = .any,
     };
 };
 
@@ -148,10 +148,13 @@ pub const Record = union(enum(u16)) {
     commit: wire.control.Commit,
     abort: wire.control.Abort,
 
-    fn is_of_log(record: *const Record) bool {
+    const Files = struct { journal: bool, log: bool };
+
+    fn files(record: *const Record) Files {
         return switch (record.*) {
-            .settings, .start, .group, .activation, .removal => false,
-            .attempt, .commit, .abort => true,
+            .settings, .start, .group, .activation => .{ .journal = true, .log = false },
+            .removal => .{ .journal = true, .log = true },
+            .attempt, .commit, .abort => .{ .journal = false, .log = true },
         };
     }
 };
@@ -241,6 +244,9 @@ const tail_bytes = 5;
 const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
     4 + limits.peers_max * @sizeOf(u64);
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
+/// A removal, or an abort with the two calls of a mismatch.
+pub const log_record_bytes_max = head_bytes + tail_bytes + 128 +
+    @max(limits.removal_why_bytes_max, 2 * wire.control.descriptor_bytes);
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
 /// with a name are shorter, an address has no zero, no two members have one id, and no process is
 /// 0.
@@ -362,7 +368,7 @@ pub const Replay = struct {
                 const record = try decode(framed.number, framed.body);
                 // Settings come first, and once.
                 if ((replay.records == 0) != (record == .settings)) return error.BadRecord;
-                if (record.is_of_log()) return error.BadRecord;
+                if (!record.files().journal) return error.BadRecord;
                 replay.records += 1;
                 replay.good_bytes += framed.bytes;
                 return record;
@@ -418,7 +424,7 @@ pub const LogReplay = struct {
         switch (frame(replay.rest)) {
             .whole => |framed| {
                 const record = decode(framed.number, framed.body) catch return null;
-                if (!record.is_of_log()) return null;
+                if (!record.files().log) return null;
                 replay.rest = replay.rest[framed.bytes..];
                 return record;
             },

@@ -3,9 +3,10 @@
 //! Epochs and removals go into the journal, and messages that rely on a record wait until it is on
 //! the disk (run.zig). Attempts and decisions go into the log, and are told at once after that: a
 //! coordinator that is killed and started again knows all that it has told anybody, and asks no
-//! member. Only a machine that loses power can lose the end of the log; then the members show what
-//! is missing (attempt.zig: settle_seen). How a run begins again: coordinator.zig; the format:
-//! journal.zig.
+//! member. A removal goes into both, because the log must have it before the decisions that rely on
+//! it. The log may hold decisions that nobody has heard. Its end is missing if the machine lost
+//! power, or if it could not be written; then members show what is missing (attempt.zig:
+//! settle_seen). How a run begins again: coordinator.zig; the format: journal.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -122,7 +123,7 @@ fn replace(run: *Run) !void {
     var image: journal.Image = .{};
     defer image.deinit(gpa);
     try write_all(run, gpa, &image);
-    try log_anew(run);
+    if (run.journal_state == .failed) try log_anew(run); // it may lack what could not be written
     try run.options.journal.?.replace(progress.given, image.bytes());
     progress.replaced = progress.given;
     progress.whole_bytes = image.bytes().len;
@@ -229,7 +230,8 @@ pub fn attempted(run: *Run, epoch: *const Epoch) void {
     add(run, epoch.attempt_record());
 }
 
-fn add(run: *Run, entry: journal.Record) void {
+/// Logs a record of the log, or a removal.
+pub fn add(run: *Run, entry: journal.Record) void {
     if (!takes_more(run)) return;
     log_one(run, entry) catch {
         run.journal_progress.failed = run.journal_progress.given;
@@ -238,15 +240,15 @@ fn add(run: *Run, entry: journal.Record) void {
 }
 
 fn log_one(run: *Run, entry: journal.Record) !void {
-    var bytes: [record_bytes_max]u8 = undefined;
+    var bytes: [journal.log_record_bytes_max]u8 = undefined;
     const encoded = try journal.encode(entry, &bytes);
     try run.options.journal.?.log(encoded);
     run.log_bytes += encoded.len;
-    if (run.log_bytes >= @max(compact_bytes, run.log_whole_bytes)) try log_anew(run);
+    // The journal must have the removals without which a decision might still be told.
+    const is_journaled = run.journal_progress.given == run.journal_progress.settled;
+    if (run.log_bytes >= @max(compact_bytes, run.log_whole_bytes) and is_journaled)
+        try log_anew(run);
 }
-
-/// A record of the log is never larger.
-const record_bytes_max = 512;
 
 /// The log as a whole: of each epoch the attempt, and the decisions that some member may not have
 /// heard of.
@@ -279,7 +281,13 @@ fn record_of(message: *const control.Message) journal.Record {
 /// Reads a log back into the epochs that the journal has. Other epochs are over.
 pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
     var replay: journal.LogReplay = .init(bytes);
+    defer if (replay.rest.len > 0) run.log(.warning, "the last {d} bytes of the log of " ++
+        "decisions are not whole, and are ignored", .{replay.rest.len});
     while (replay.next()) |entry| switch (entry) {
+        .removal => |*body| {
+            const group = run.group_at(body.group) orelse continue;
+            group.restore_removal(body) catch continue; // of an earlier group of this number
+        },
         inline .attempt, .commit, .abort => |body, tag| {
             const group = run.group_at(body.group) orelse continue;
             const epoch = group.epoch_of(body.epoch) orelse continue;
@@ -296,6 +304,6 @@ pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
                     .{ .abort = .of(&body) },
             });
         },
-        .settings, .start, .group, .activation, .removal => unreachable, // not of a log
+        .settings, .start, .group, .activation => unreachable, // not of a log
     };
 }

@@ -725,7 +725,7 @@ pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolErro
         if (!peer.is_present(group.id)) return;
     };
     var is_settled = true;
-    for (group.epochs.items) |epoch| is_settled = attempt.settle_seen(epoch) and is_settled;
+    for (group.epochs.items) |epoch| is_settled = attempt.settle_seen(group, epoch) and is_settled;
     if (!is_settled) return;
     group.recovering = false;
     for (group.epochs.items) |epoch| {
@@ -836,12 +836,14 @@ pub fn remove_member(
     group.broken.forget(peer.id);
     group.unreached.forget(peer.id);
     lose_founder(run, now, group, peer.id);
-    const recorded = log.note(run, group, .{ .removal = .{
+    const entry: journal.Record = .{ .removal = .{
         .group = group.id,
         .peer = peer.id,
         .epochs = .of(from[0..lost_count]),
         .why = .of(group.removals.why_of(peer.id).?),
-    } });
+    } };
+    const recorded = log.note(run, group, entry);
+    log.add(run, entry); // before the decisions that rely on it
     for (lost[0..lost_count]) |item| item.recorded = recorded;
     const epoch = lost[lost_count - 1];
     const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";

@@ -138,9 +138,15 @@ pub fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
     return if (epoch.outstanding().len < base.limits.contradictions_kept_max) null else rank;
 }
 
+/// A member says which decision it has seen last. After a restart this may be one that the log
+/// lacks, so nothing is concluded before all are back (attempt.zig: settle_seen).
 pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
-    if (seen > epoch.decisions) return error.Unexpected;
     const member = &epoch.members[rank];
+    if (epoch.recovering) {
+        member.decisions_seen = @max(member.decisions_seen, seen);
+        return;
+    }
+    if (seen > epoch.decisions) return error.Unexpected;
     if (seen > member.decisions_seen) {
         if (member.decisions_seen == epoch.least_seen and !epoch.closed.has(rank))
             epoch.least_seen_by -|= 1;
@@ -184,6 +190,7 @@ pub fn check_seen(
     silence_ns: u64,
     late: bool,
 ) void {
+    if (epoch.recovering) return; // they are told when all are back
     for (epoch.members, 0..) |*member, rank| {
         const peer = member.peer orelse continue;
         if (epoch.closed.has(rank)) continue;

@@ -102,6 +102,7 @@ pub const Disk = struct {
 
     fn give(disk: *Disk, number: u64, bytes: []const u8, replaces: bool) void {
         const gpa = disk.world.gpa;
+        if (disk.world.nodes[world_file.coordinator_index].dies) return; // it has ended
         disk.given.append(gpa, .{
             .number = number,
             .bytes = gpa.dupe(u8, bytes) catch @panic("out of memory"),

@@ -103,7 +103,8 @@ pub const Facts = struct {
             ) catch @panic("out of memory"),
             inline .commit, .abort => |body| facts.decisions.put(gpa, of(&body), {}) catch
                 @panic("out of memory"),
-            else => unreachable, // of the journal
+            .removal => {}, // told when the journal has it
+            .settings, .start, .group, .activation => unreachable, // of the journal
         };
     }
 
