@@ -137,8 +137,8 @@ pub const Flow = struct {
     base_ns: u64 = 0,
     /// The other peer is on this machine.
     is_within: bool = false,
-    /// Which open lanes begin their congestion control anew in this interval: none, the lane in
-    /// place `turn`, or all.
+    /// `renewed`: the open lanes that begin their congestion control anew in this interval: none,
+    /// the lane in place `turn`, or all.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,
     /// The link was idle, so all lanes are to begin anew.
@@ -551,7 +551,7 @@ pub const Spread = struct {
         if (!is_kept and spread.is_lossy and !spread.down and !spread.is_forgiven) {
             spread.is_forgiven = true;
             if (!was_full and spread.lanes < base.limits.lanes_per_link_max) return spread.double();
-            spread.trial = null; // they are enough, for now
+            spread.trial = null; // the lanes are enough, for now
             return;
         }
         spread.trial = null;

@@ -94,14 +94,14 @@ pub const Group = struct {
     entry_said: u64 = 0,
     /// The peers that this newcomer waits for, as the coordinator said last.
     awaited: Awaited = .{},
-    /// When the log last said which peers a call waits for.
+    /// When the log last said which members a call waits for, or with which members nothing moves.
     wait_said_at: base.Instant = 0,
     /// The user has called admit(), which begins when fetches in the background are over
     /// (sync.zig).
     admit_waits: bool = false,
     /// The agreement of all members on the next safe point.
     vote: Vote = .{},
-    /// The coordinator's reason for removing this peer; see `why_removed`.
+    /// The reason why this peer is not a member any more; see `why_removed`.
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
     /// The call that a member from before has made, if this newcomer was refused because of its own
@@ -194,8 +194,8 @@ pub const Group = struct {
         };
     }
 
-    /// Keeps the coordinator's reason for removing this peer, in a form that can be shown. Called
-    /// once, before anything tells the user that the membership is over.
+    /// Keeps the reason why this peer is not a member any more, in a form that can be shown. Called
+    /// once, before the user is told that the membership is over.
     pub fn removed(group: *Group, why: []const u8) void {
         group.removed_length = base.text.show(why, &group.removed_storage).len;
     }
@@ -204,7 +204,7 @@ pub const Group = struct {
         return group.removed_storage[0..group.removed_length];
     }
 
-    /// Forgets which peers the coordinator called away. It names them anew in the next round.
+    /// Forgets which peers are away, when a round begins or ends: the coordinator names them anew.
     pub fn forget_away(group: *Group) void {
         if (group.awaited.why == .away) group.awaited = .{};
     }
@@ -356,7 +356,7 @@ pub const Awaited = struct {
     pub fn is_away(awaited: *const Awaited, id: base.PeerId) bool {
         if (awaited.why != .away) return false;
         for (awaited.named[0..awaited.named_count]) |*peer| if (peer.id.eql(id)) return true;
-        return awaited.count > awaited.named_count; // it may be one that is not named
+        return awaited.count > awaited.named_count; // `id` may be a peer that is not named
     }
 
     pub fn eql(a: *const Awaited, b: *const Awaited) bool {

@@ -51,7 +51,8 @@ pub const Link = struct {
     dialed: wire.Dialed = .pending,
     /// The address of this machine that the last dial came from; zeros before the first dial.
     dialed_from: base.Source = @splat(0),
-    /// No dial before this time, and how many dials have failed in a row.
+    /// No dial before this time. `retries`: lanes that were lost, or did not open, since a lane
+    /// last opened.
     retry_at: base.Instant = 0,
     retries: u6 = 0,
     /// When the coordinator was last asked for the address of the peer; null: never.
@@ -66,7 +67,7 @@ pub const Link = struct {
     received: u64 = 0,
     sent_told: u64 = 0,
     received_told: u64 = 0,
-    /// The operation that has the next turn, among all operations and among large ones.
+    /// The indexes of the operations with the next turn, among all operations and among large ones.
     /// `overtaken`: bytes that small operations have sent since a large one had its turn
     /// (frame.zig).
     turn: usize = 0,
@@ -610,7 +611,7 @@ pub const Early = struct {
     /// The frames that are kept for this operation in this attempt; null: there are none. Frames of
     /// an earlier attempt are forgotten.
     fn find(early: *Early, key: Key, attempt: u32) ?*Kept {
-        if (early.count() == 0) return null; // most often: no hash of the key is needed
+        if (early.count() == 0) return null; // most often: the key need not be hashed
         const index = early.kept.getIndex(key) orelse return null;
         const kept = &early.kept.values()[index];
         if (kept.attempt == attempt) return kept;
@@ -905,7 +906,7 @@ test "frames are acknowledged in their order, and no more than were sent" {
     unacked.is_leaving = false;
     try std.testing.expectEqual(2, try unacked.acknowledged(0));
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(2));
-    // One that is older than what was said before says something absurd.
+    // An acknowledgement of fewer frames than were acknowledged before makes no sense.
     const before = std.math.maxInt(Count) - 2;
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(before));
     unacked.forget(&operations[1]);
@@ -1057,7 +1058,7 @@ test "a request that waits already is one, and one whose answer was lost goes fi
     for (0..3) |_| for (0..Requests.most) |index|
         try requests.push(gpa, .{ .class = class_leaf, .index = @intCast(index) });
     try requests.put_back(gpa, .{ .class = class_hashes, .index = 0, .again = 2 });
-    // It was asked for again before its lane broke here as well.
+    // The leaf was asked for again before its lane broke here as well.
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0, .again = 1 });
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expectEqual(Requests.most + 1, requests.waiting.len);
@@ -1081,7 +1082,7 @@ test "the rest of an answer goes first, and each answer has its number" {
     try std.testing.expectEqual(first.answer, second.answer);
     try std.testing.expectEqual(Fragment{ .before = 13 }, requests.first().?.part);
     try std.testing.expectEqual(0, requests.first().?.index);
-    // It is asked for again: all of it goes, as another answer.
+    // The leaf is asked for again: all of it goes, as another answer.
     try requests.push(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expect(requests.first().?.part.is_whole());
     const anew = requests.take(gpa, .whole);

@@ -292,7 +292,7 @@ pub const Operation = struct {
     /// Whether a call with these uses would write memory that this operation uses, or use memory
     /// that it writes.
     pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
-        if (operation.finished) return false; // the caller has it all back
+        if (operation.finished) return false; // the caller has all of its memory back
         if (operation.sync()) |it| if (it.transfer.state == null) return false;
         return operation.uses.clash(uses);
     }
@@ -310,7 +310,8 @@ pub const Operation = struct {
         failure.other_descriptor = operation.op.descriptor;
     }
 
-    /// "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1 (tag 0, sequence 3 of epoch 2)"
+    /// The operation in sentences: "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1
+    /// (tag 0, sequence 3 of epoch 2)".
     pub fn named(operation: *const Operation, names: *const Names) Named {
         return .{ .operation = operation, .names = names };
     }

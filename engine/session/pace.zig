@@ -512,7 +512,7 @@ pub fn is_slower(moved: u64, even: u64) bool {
 // An interval is what the lanes of a link have done in a tenth of a second. measure.zig fills it
 // in; this file and flow.zig judge by it.
 
-/// Bytes per second.
+/// Bytes per second, where `bytes` move in `ns`.
 pub fn per_second(bytes: u64, ns: u64) u64 {
     return bytes *| s / @max(1, ns);
 }

@@ -375,7 +375,8 @@ pub const Host = struct {
     cores: u32 = 1,
 
     pub const VTable = struct {
-        /// Starts connecting. The driver answers later with driver.opened or driver.failed.
+        /// Starts connecting. The driver answers later with driver.opened, driver.failed or
+        /// driver.closed.
         dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
         /// Closes the connection now. The lane is invalid afterwards; the driver does not call
         /// driver.closed.
@@ -845,8 +846,8 @@ pub fn account_of_traffic(
         .sent = moved.sent,
         .received = moved.received,
     };
-    if (before.at == 0) return null; // nobody knows since when it has moved
-    // That nothing moves any more is told once.
+    if (before.at == 0) return null; // the time since which bytes have moved is not known
+    // When traffic stops, this is told once.
     if (!told.any and !before.any) return null;
     const rate_max = base.limits.link_rate_told_max;
     return .{
