@@ -1,7 +1,7 @@
-//! Call: one description of a call, from its caller to the end of the operation: what it asks for,
-//! the checks of what depends on the membership, and what follows from it: roles and sizes, the
-//! memory that it uses, and the descriptor, which is the part that other members see. Built once,
-//! as the call begins (user.zig); data movement gets its options from here.
+//! Call: the description of one call, from its caller to the end of the operation. Here its
+//! arguments are checked, as far as they depend on the membership. From them follow its roles and
+//! sizes, the memory that it uses, and the descriptor, which is the part that other members see. A
+//! call is built once, as it begins (user.zig); data movement gets its options from here.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,46 +18,47 @@ const control = wire.control;
 const limits = base.limits;
 
 pub const Array = struct {
-    /// Null where nothing is sent, or received.
+    /// The memory to send from and to receive into. Null: this rank sends or receives nothing.
     send: ?[*]const u8 = null,
     recv: ?[*]u8 = null,
-    /// Where ranks have shards: of one shard.
+    /// Elements; where each rank has a shard, of one shard.
     count: u64 = 0,
     dtype: base.DType = .u8,
 };
 
 pub const Call = struct {
     kind: control.OpKind,
-    /// For the one array, as in Array.
+    /// As in Array, for a call of one array.
     send: ?[*]const u8 = null,
     recv: ?[*]u8 = null,
     count: u64 = 0,
-    /// For each rank's shard of the one array, where they differ.
+    /// Elements of each rank's shard of the one array, if the shards differ in size.
     counts: ?[]const u64 = null,
-    /// For an all_to_all whose shards differ: those for each rank, and from each rank.
+    /// Elements of the shards to each rank and from each rank, for an all_to_all whose shards
+    /// differ in size.
     exchanged: ?collective.Exchanged = null,
     dtype: base.DType = .u8,
-    /// Several arrays, instead of the one.
+    /// The arrays of a call of several; empty: the call has the one array.
     arrays: []const Array = &.{},
-    /// 0, or a hash of what the arrays are to the caller, in which all members must agree. A
+    /// A hash of what the arrays are to the caller, in which all members must agree; 0: none. A
     /// message and an exchange of shards that differ have none.
     form: u64 = 0,
     op: base.ReduceOp = .sum,
     root_rank: u32 = 0,
-    /// In a message: which part of it this is, and the rank that has the other.
+    /// In a message, the part of this peer, and the rank that has the other part.
     part: Part = .send,
     partner_rank: u32 = 0,
     recovery: ?control.Recovery = null,
     codec: base.Codec = .none,
     residual: ?kernels.Residual = null,
     plan: base.Plan = .auto,
-    /// The rules of the state, in a sync.
+    /// In a sync, the rules of the state.
     rules: control.StateRules = .{},
     tag: u64 = 0,
     purpose: Purpose = .data,
     deadline: Instant,
 
-    /// The user's data, or an agreement of the members (membership.zig).
+    /// The purpose of a call: the user's data, or an agreement of the members (membership.zig).
     pub const Purpose = enum { data, safe_point, pending };
     pub const Part = enum { send, recv };
 
@@ -82,7 +83,7 @@ pub const Call = struct {
         return .{ .each = array.count };
     }
 
-    /// For a message whose partner_rank has been checked.
+    /// The two ranks of a message. `partner_rank` must have been checked.
     fn pair(call: *const Call, own: u16) base.Pair {
         const other: u16 = @intCast(call.partner_rank);
         return switch (call.part) {
@@ -95,55 +96,58 @@ pub const Call = struct {
 pub const CallError = protocol.Member.StartError || error{
     Left,
     RootOutOfRange,
-    /// In a message.
+    /// The partner of a message is no rank of the epoch.
     PartnerOutOfRange,
     PartnerIsSelf,
-    /// In a message, whose tag has less room.
+    /// The tag of a message is too large: tags of messages have less room.
     TagTooLarge,
-    /// Not one count for each rank.
+    /// The number of counts is not the number of ranks.
     CountsOfAnotherWorld,
-    /// An all_to_all has a shard for each two ranks, and no more shards than chunks.
+    /// An all_to_all has one shard for each pair of ranks, and no more shards than an operation has
+    /// chunks.
     TooManyRanks,
-    /// An all_to_all has one number for what this rank sends itself, and another for what it
-    /// receives.
+    /// An all_to_all sends itself another number of elements than it receives from itself.
     OwnCountsDiffer,
     /// All shards together have more elements than an operation may have.
     TooManyElements,
-    /// No more shards, of all arrays and ranks, than chunks.
+    /// The arrays and ranks make more shards than an operation may have chunks.
     TooManyArrays,
-    /// This rank needs a buffer that is not there.
+    /// This rank needs a buffer that is not given.
     SendMissing,
     RecvMissing,
     BeyondMemory,
-    /// The sent and received elements are neither apart nor the same.
+    /// The sent and the received elements overlap, and do not have the same place.
     BuffersOverlap,
-    /// One array's place is that of another, and written.
+    /// An array is in the place of another array, and is written.
     ArraysOverlap,
-    /// The residual to come lies in another buffer.
+    /// The new residual lies in another buffer of the call.
     ResidualOverlaps,
-    /// The residual of before lies where the result is written.
+    /// The old residual lies where the result is written.
     ResidualInWritten,
-    /// Tags from limits.pair_tags_first on are those of messages and of shared states.
+    /// The tag is one of those for messages and shared states, which begin at
+    /// limits.pair_tags_first.
     TagReserved,
-    /// An operation in flight writes a buffer of this call, or uses one that it would write.
+    /// An operation in flight writes a buffer of this call, or uses a buffer that this call would
+    /// write.
     BufferInUse,
 };
 
-/// A call of a member, checked, and what follows from it.
+/// A checked call of a member, and everything that follows from it.
 pub const Built = struct {
     call: *const Call,
     arrays: []const Array,
     roles: collective.Roles,
-    /// Elements of all arrays.
+    /// Elements of all arrays together.
     count: u64,
-    /// The tag that the operation is numbered under.
+    /// The tag under which the operation is numbered.
     tag: u64,
-    /// The caller's memory. Whoever has it built gives it back, if there is no operation of it.
+    /// The caller's memory that the call uses. Whoever builds the call frees the list, unless an
+    /// operation takes it over.
     uses: Uses,
     descriptor: control.Descriptor,
 
-    /// `one` is the list of a call that has one array. The arguments have been checked, except for
-    /// what depends on the membership.
+    /// Builds a call. `one`: room for the list of a call of one array. The arguments have been
+    /// checked, except for what depends on the membership.
     pub fn init(
         gpa: Allocator,
         member: *const protocol.Member,
@@ -170,7 +174,7 @@ pub const Built = struct {
         };
     }
 
-    /// A sync of a state, which uses this memory.
+    /// Builds a sync of a state that uses this memory.
     pub fn sync(member: *const protocol.Member, call: *const Call, uses: Uses) Built {
         return .{
             .call = call,
@@ -183,7 +187,8 @@ pub const Built = struct {
         };
     }
 
-    /// `moved` is room for the arrays; `nothing` stands for one that is not there.
+    /// The options of the data movement. `moved`: room for its arrays. `nothing`: stands for a
+    /// buffer that is not given.
     pub fn options(
         built: *const Built,
         member: *const protocol.Member,
@@ -239,7 +244,7 @@ fn descriptor_of(
     };
 }
 
-/// The tag that the operation is numbered under.
+/// The tag under which the operation of this call is numbered.
 pub fn tag_of(member: *const protocol.Member, call: *const Call) CallError!u64 {
     switch (call.purpose) {
         .data => {},
@@ -257,7 +262,8 @@ pub fn tag_of(member: *const protocol.Member, call: *const Call) CallError!u64 {
     return call.pair(epoch.rank).tag(call.tag);
 }
 
-/// As many chunks are wanted as there are pairs; and what is uneven goes straight to its rank.
+/// The most ranks of an all_to_all: it needs a chunk for each pair of ranks, and uneven shards go
+/// straight from rank to rank.
 pub fn all_to_all_ranks_max(uneven: bool) u32 {
     return if (uneven) collective.direct_members_max else std.math.sqrt(limits.chunks_max);
 }
@@ -272,7 +278,7 @@ fn roles_of(epoch: anytype, call: *const Call) collective.Roles {
     };
 }
 
-/// Elements of all arrays, if they are not too many.
+/// Elements of all arrays together. Fails if they are too many, or do not fit the membership.
 fn count_of(
     call: *const Call,
     roles: *const collective.Roles,
@@ -356,13 +362,14 @@ fn uses_of(
     return uses;
 }
 
-/// The same on all members, and another one for each operation.
+/// A number that is the same on all members, and another for each operation.
 fn number_of(epoch: u64, id: control.OpId) u64 {
     const words = [_]u64{ epoch, id.tag, id.sequence };
     return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
 }
 
-/// The part of a call that only a hash tells the others: several arrays, or shards that differ.
+/// The part of a call of which other members see only a hash: several arrays, or shards that
+/// differ.
 const Listed = struct {
     arrays: []const Array,
     counts: ?[]const u64,
@@ -370,7 +377,7 @@ const Listed = struct {
     fn of(call: *const Call, arrays: []const Array) ?Listed {
         if (arrays.len > 1) return .{ .arrays = arrays, .counts = null };
         const counts = call.counts orelse return null;
-        // As if there were one count.
+        // Equal counts are as one count.
         if (std.mem.allEqual(u64, counts, counts[0])) return null;
         return .{ .arrays = arrays, .counts = counts };
     }
@@ -394,24 +401,25 @@ const Listed = struct {
 
 // ---- which array differs
 //
-// Finds the array of a list that differs, when two members have called with other arrays, or with
-// other shards. A descriptor has a hash of all counts and dtypes, and beside it a few sums over
-// them. From the sums and this peer's own list, the one that differs is found, like a wrong digit
-// from check digits. The hash of the list with that change then confirms it. Several that differ
-// are not told apart, except two in each other's place. The hash covers the form as well, which
-// says what the arrays are to the caller, as by the names of a tree's leaves: where sums are equal
-// and hashes are not, forms differ. The upper half of a form is the shape of the arrays. It stays
-// in the upper half of the hash, so that arrays that differ in shape alone can be told.
+// Two members have called with other arrays or other shards: finds the array that differs. A
+// descriptor has a hash of all counts and dtypes, and beside it a few sums over them. From the sums
+// and this peer's own list follows the array that differs, like a wrong digit from check digits.
+// The hash of the list with that change then confirms it. Several arrays that differ are not told
+// apart, except two that have changed places. The hash also covers the form, which says what the
+// arrays are to the caller, such as the names of a tree's leaves: where the sums are equal and the
+// hashes are not, the forms differ. The upper half of a form is the shape of the arrays. It stays
+// in the upper half of the hash, so that lists that differ in shape alone can be told.
 
 /// An array of a list, or the shard of a rank.
 pub const Item = struct { count: u64, dtype: base.DType };
 
+/// Sums over the items of a list, in which an item counts with its place.
 pub const Sums = struct {
     outline: Outline = .{},
     number: u32 = 0,
 
     pub fn add(sums: *Sums, item: Item) void {
-        sums.number += 1; // so that the first one counts, too
+        sums.number += 1; // so that the first item counts, too
         const code = code_of(item.dtype);
         sums.outline.counts_at +%= sums.number *% item.count;
         sums.outline.dtypes +%= code;
@@ -423,7 +431,8 @@ fn code_of(dtype: base.DType) u32 {
     return @as(u32, @intFromEnum(dtype)) + 1;
 }
 
-/// `form`: 0, or a hash of what the arrays are to the caller.
+/// The hash of a list with `changes` made to it. `form`: a hash of what the arrays are to the
+/// caller, or 0.
 pub fn outline_hash(items: anytype, form: u64, changes: []const Change) u64 {
     var state: std.hash.Wyhash = .init(items.len());
     const named: u32 = @truncate(form);
@@ -443,43 +452,42 @@ fn shape_of(form: u64) u64 {
     return form & ~@as(u64, std.math.maxInt(u32));
 }
 
-/// Whether two forms, or hashes of the same items, differ in the shape at most.
+/// Whether two forms, or two hashes of the same items, differ in the shape at most.
 fn alike_but_for_shape(one: u64, other: u64) bool {
     return shape_of(one ^ other) == one ^ other;
 }
 
-/// Whether it stands for several arrays, or for shards that differ.
+/// Whether a descriptor stands for several arrays, or for shards that differ.
 pub fn has_list(descriptor: *const Descriptor) bool {
     return descriptor.outline.dtypes != 0;
 }
 
-/// Whether the arrays of two calls that differ are alike, and only what they are to their callers
-/// is not.
+/// Whether the arrays of two calls that differ are alike, and only their forms differ.
 pub fn differ_in_form(one: *const Descriptor, other: *const Descriptor) bool {
     if (one.kind != other.kind or one.uneven or one.arrays != other.arrays) return false;
     if (one.count != other.count or one.counts == other.counts) return false;
     return std.meta.eql(one.outline, other.outline);
 }
 
-/// Whether the shape is all that differs between two calls that differ in form.
+/// Whether two calls differ in the shape of their arrays alone.
 pub fn differ_in_shape(one: *const Descriptor, other: *const Descriptor) bool {
     return differ_in_form(one, other) and alike_but_for_shape(one.counts, other.counts);
 }
 
-/// The other one has this instead.
+/// The other member's list has `item` at this index instead.
 pub const Change = struct { index: usize, item: Item };
 
 pub const Difference = struct {
-    /// Whether this peer has called as `peer` of the failure did, or as `other`.
+    /// This peer has called as `peer` of the failure did; otherwise as `other` did.
     is_peer: bool,
     own: Item,
     change: Change,
-    /// Two are in each other's place: the second of them.
+    /// Two items have changed places: the index of the second; null: one item differs.
     swapped: ?usize = null,
 };
 
-/// `items`: of this peer's call. Null: it has called something else than both, or more than one
-/// differ.
+/// Finds the item in which this peer's call differs from the other one in the failure. `items`: the
+/// list of this peer's call. Null: this peer has called like neither, or several items differ.
 pub fn find_difference(
     items: anytype,
     failure: *const protocol.Failure,
@@ -495,7 +503,7 @@ pub fn find_difference(
     return find_in(items, form, is_peer, own, if (is_peer) second else first);
 }
 
-/// Lists that are longer are not searched for two in each other's place.
+/// Two items that have changed places are not looked for in longer lists.
 const swaps_searched_max = 1024;
 
 fn find_in(
@@ -511,7 +519,7 @@ fn find_in(
     if (sums.count != 0) {
         const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
         var item = items.at(index);
-        // Both are bounded (limits.elements_max).
+        // Both counts are bounded (limits.elements_max).
         const count = @as(i64, @intCast(item.count)) + sums.count;
         item.count = std.math.cast(u64, count) orelse return null;
         changed = .{ .index = index, .item = item };
@@ -531,7 +539,7 @@ fn find_in(
     return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
 }
 
-/// The sums of the other one, less those of this one.
+/// The sums of the other member's list, less those of this peer's list.
 const Delta = struct {
     count: i64,
     counts_at: i64,
@@ -546,7 +554,7 @@ const Delta = struct {
 fn difference_of(items: anytype, own: *const Descriptor, other: *const Descriptor) ?Delta {
     var total: u64 = 0;
     for (0..items.len()) |index| total +|= items.at(index).count;
-    // The counts of descriptors are those of all parts together.
+    // The count of a descriptor is that of all parts together.
     const parts: i64 = if (total == 0) 1 else @intCast(own.count / total);
     const more = @as(i64, @intCast(other.count)) - @as(i64, @intCast(own.count));
     if (parts == 0 or @rem(more, parts) != 0) return null;
@@ -732,11 +740,11 @@ test "calls whose arrays are alike and called otherwise differ in form, and in n
 
 // ---- memory of the caller
 //
-// Which memory of its caller an operation reads and writes, and whether two operations get in each
-// other's way. Lists are in the order of addresses, so that calls of thousands of arrays are
-// compared in one pass. user.zig compares, as a call begins.
+// The memory of its caller that an operation reads and writes, and whether two operations get in
+// each other's way. Lists are sorted by address, so that calls of thousands of arrays are compared
+// in one pass. user.zig compares them as a call begins.
 
-/// A place in memory.
+/// A range of bytes in memory.
 pub const Span = struct {
     start: usize = 0,
     bytes: usize = 0,
@@ -751,6 +759,7 @@ pub const Span = struct {
     }
 };
 
+/// The memory that an operation reads and writes.
 pub const Uses = struct {
     items: std.ArrayList(Use) = .empty,
 
@@ -777,7 +786,8 @@ pub const Uses = struct {
         uses.items.appendAssumeCapacity(.{ .span = span, .writes = is_written });
     }
 
-    /// To be done once all are there. Most calls have few, and do without the other's stack.
+    /// Sorts the list, once it is complete. Most lists are short, and do without the stack of the
+    /// other sort.
     pub fn sort(uses: *Uses) void {
         const items = uses.items.items;
         if (items.len <= few) std.sort.insertion(Use, items, {}, starts_before) //
@@ -790,7 +800,7 @@ pub const Uses = struct {
         return a.span.start < b.span.start;
     }
 
-    /// How far those that were looked at reach.
+    /// The end of the spans that were looked at, of all and of written ones.
     const Reach = struct {
         any: usize = 0,
         written: usize = 0,
@@ -805,7 +815,7 @@ pub const Uses = struct {
         }
     };
 
-    /// One writes what the other reads or writes.
+    /// Whether one list writes memory that the other reads or writes. Both are sorted.
     pub fn clash(a: *const Uses, b: *const Uses) bool {
         const lists = [2][]const Use{ a.items.items, b.items.items };
         var reach: [2]Reach = @splat(.{});
@@ -825,7 +835,7 @@ pub const Uses = struct {
         return false;
     }
 
-    /// It writes something that it also reads, or writes twice.
+    /// Whether the list writes memory that it also reads, or writes memory twice.
     pub fn clashes_itself(uses: *const Uses) bool {
         var reach: Reach = .{};
         for (uses.items.items) |*use| {

@@ -1,8 +1,7 @@
-//! control: the connection to the coordinator: it is made, lost and made again, and each message
-//! that it brings goes to its receiver. Data moves on without it. It also does what members of
-//! groups want done as they decide. Groups, which come and go by the coordinator's word:
-//! membership.zig; what is decided: protocol/member.zig. All functions are free functions on
-//! Session.
+//! Control: the connection to the coordinator, which is made, lost and made again. It hands each
+//! message to the file that it concerns. Data moves on without the connection. It also carries out
+//! the decisions of members. membership.zig has the groups that come and go by the coordinator's
+//! word; protocol/member.zig decides. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -40,10 +39,10 @@ const Error = error{ OutOfMemory, Unexpected };
 const reconnect_ns_min: u64 = 10 * std.time.ns_per_ms;
 const reconnect_ns_max: u64 = 400 * std.time.ns_per_ms;
 
-/// The connection is made; `address` must be set by now.
+/// The connection is made: sends the hello. `address` must be set by now.
 pub fn opened(s: *Session, now: Instant) void {
     s.reach(now);
-    // It was given up while the driver still tried.
+    // The coordinator was given up while the driver still tried.
     if (s.control_state == .lost) return s.host.vtable.control_close(s.host.ctx);
     s.control.reset();
     s.control_state = .greeting;
@@ -61,7 +60,7 @@ pub fn opened(s: *Session, now: Instant) void {
     s.control.send_raw(&hello) catch hang_up(s, "out of memory");
 }
 
-/// Bytes were appended to `control`.
+/// Bytes were appended to `control`: reads the messages in them.
 pub fn received(s: *Session, now: Instant) void {
     s.reach(now);
     s.last_heard = now;
@@ -82,7 +81,7 @@ pub fn received(s: *Session, now: Instant) void {
     run_deferred(s);
 }
 
-/// The connection ended, or could not be made.
+/// The connection has ended, or could not be made.
 pub fn closed(s: *Session, now: Instant) void {
     s.reach(now);
     coordinator_away(s, "the connection to the coordinator closed");
@@ -112,7 +111,8 @@ fn control_greeted(s: *Session) void {
     for (s.groups.items) |group| membership.present_group(s, group);
 }
 
-/// The coordinator knows another process by the id of this one, so it has removed this one.
+/// The coordinator refuses this peer because another process has its id: the coordinator has
+/// removed this peer, so all memberships are lost.
 fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
     switch (verdict) {
         .refused, .held => {},
@@ -125,13 +125,14 @@ fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
     }
 }
 
-/// Ends the connection; another one is tried.
+/// Ends the connection. The session makes another one later.
 pub fn hang_up(s: *Session, why: []const u8) void {
     s.host.vtable.control_close(s.host.ctx);
     coordinator_away(s, why);
 }
 
-/// Data moves on without the coordinator; only decisions wait.
+/// The connection is gone: plans the next one. Data moves on without the coordinator; only
+/// decisions wait.
 fn coordinator_away(s: *Session, why: []const u8) void {
     if (s.control_state == .lost or s.control_state == .away) return;
     const wanted = is_in_groups(s);
@@ -147,7 +148,8 @@ fn coordinator_away(s: *Session, why: []const u8) void {
     s.control_state = .away;
     const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
     const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
-    // A peer in no group has nothing to say and is let go after a while: it dials to join.
+    // A coordinator that has no group of this peer lets it go after a while. The peer dials again
+    // to join.
     s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
     s.reconnects +|= 1;
 }
@@ -157,14 +159,14 @@ fn is_in_groups(s: *const Session) bool {
     return false;
 }
 
-/// There will be no other connection.
+/// Gives the coordinator up: no connection is tried again, and all groups end.
 pub fn lose_coordinator(s: *Session, why: []const u8) void {
     s.host.vtable.control_close(s.host.ctx);
     s.log(.warning, "the coordinator is lost: {s}", .{why});
     end_groups(s, why);
 }
 
-/// The driver ends: what still waits for the coordinator waits in vain.
+/// The driver ends: everything that waits for the coordinator fails now.
 pub fn abandon(s: *Session, now: Instant) void {
     s.reach(now);
     if (s.control_state != .lost) end_groups(s, "this peer ends");
@@ -188,7 +190,7 @@ fn end_groups(s: *Session, why: []const u8) void {
 }
 
 fn dispatch(s: *Session, message: *const control.Message) Error!void {
-    // Everything else relies on the settings of the run, which never change.
+    // All other messages rely on the settings of the run, which never change.
     if ((message.* == .welcome) == s.welcomed) return error.Unexpected;
     switch (message.*) {
         .welcome => |body| try on_welcome(s, body),
@@ -262,7 +264,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
             .of(label_named(s, body.peer), true, body.dialed, body.source, body.address.data),
         ),
         .dial_back => |*body| try dial.begin_dial_back(s, body),
-        // Messages that only a peer sends.
+        // Only a peer sends these messages.
         .join,
         .epoch_report,
         .join_end,
@@ -293,7 +295,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
 }
 
 fn on_welcome(s: *Session, body: control.Welcome) Error!void {
-    // Decoding has bounded them from above.
+    // Decoding has bounded these numbers from above.
     const sane = body.chunk_bytes >= 1 and body.window_bytes >= 1 and
         body.windows_bytes >= body.window_bytes and
         body.heartbeat_ns >= limits.heartbeat_ns_min and
@@ -328,8 +330,8 @@ pub fn tick_control(s: *Session, late: bool) void {
     if (account) |told| s.send(.{ .traffic = told });
 }
 
-/// The way to the coordinator and back. A machine that is busy answers later, so the shortest
-/// counts, and is forgotten slowly: the way may have become longer.
+/// Takes the time until the coordinator answered a heartbeat. A busy machine answers later, so the
+/// shortest time counts. It is forgotten slowly, because the way may have become longer.
 fn note_round_trip(s: *Session, number: u64) void {
     if (number != s.heartbeats) return;
     const taken_ns = s.now -| s.beat_at;
@@ -337,25 +339,25 @@ fn note_round_trip(s: *Session, number: u64) void {
     s.round_trip_ns = if (known_ns == 0) taken_ns else @min(taken_ns, known_ns + known_ns / 8);
 }
 
-/// Whether the coordinator has said how this run beats.
+/// Whether the coordinator has told the settings on the present connection.
 pub fn is_welcome(s: *const Session) bool {
     return s.control_state == .open and s.welcomed;
 }
 
-/// When a coordinator that says nothing more is given up.
+/// When a connection on which the coordinator says nothing is ended.
 pub fn silent_at(s: *const Session) Instant {
     if (!s.knows_settings()) return s.last_heard +| limits.stranger_ns_max;
-    // Early enough to come back, on another connection, before the coordinator gives this peer
-    // up: if one that both believe in swallows what is said, both hear nothing.
+    // Early enough to connect anew before the coordinator loses this peer: if the connection
+    // swallows messages that both sides believe in, both hear nothing.
     const patience_ns = @max(s.settings.silence_ns / 2, 2 *| s.settings.heartbeat_ns);
     return s.last_heard +| patience_ns;
 }
 
 // ---- what members want done
 //
-// A group's member (protocol/member.zig) has things done as it decides: messages to send, data to
-// move or to stop, calls that are over and callers to be told. It calls the functions of the table
-// from inside, so whatever would ask it again is deferred.
+// A member (protocol/member.zig) decides, and calls the functions of this table to have it done:
+// messages to send, data to move or stop, calls that end, users to be told. They run inside the
+// member, so whatever would call the member again is deferred.
 
 pub const member_actions: protocol.Member.ActionsTable = .{
     .send = action_send,
@@ -434,7 +436,7 @@ fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
     tell_back(s);
 }
 
-/// The caller has its memory back.
+/// Tells the caller that the operation is finished and its memory is back.
 fn tell_finished(s: *Session, operation: *Operation) void {
     operation.finished = true;
     operation.finished_at = s.now;
@@ -442,7 +444,7 @@ fn tell_finished(s: *Session, operation: *Operation) void {
     s.host.vtable.operation_finished(s.host.ctx, operation);
 }
 
-/// Tells the callers whose memory has been given back meanwhile.
+/// Tells the callers whose memory was given back meanwhile.
 pub fn tell_back(s: *Session) void {
     if (s.giving_back == 0) return;
     var index: usize = 0;
@@ -450,7 +452,7 @@ pub fn tell_back(s: *Session) void {
         const operation = s.operations.items[index];
         if (!operation.is_back()) continue;
         s.giving_back -= 1;
-        // One in doubt had nothing to send meanwhile; others may wait for the rest of it.
+        // An operation in doubt sent nothing meanwhile, and others may wait for the rest of it.
         wake_all(s, operation);
         tell_finished(s, operation);
         if (operation.is_decided) resolve_action(s, operation, operation.committed);
@@ -471,7 +473,7 @@ fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
     frame.stop(s, operation);
     if (operation.partner()) |id| dial.give_back(s, id);
     if (operation.finished) return resolve_action(s, operation, committed);
-    // Its arrays are still being given back: tell_back says both.
+    // The caller's memory is still being given back: tell_back tells both.
     operation.is_decided = true;
     operation.committed = committed;
 }
@@ -491,7 +493,7 @@ fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
     s.host.vtable.group_event(s.host.ctx, group, event);
 }
 
-/// To the log, once for each epoch: a peer with which all is well says this and little else.
+/// Logs that this peer has entered an epoch, once for each epoch: a healthy peer logs little else.
 fn tell_entry(s: *Session, group: *Group) void {
     const current = group.member.current orelse return;
     if (group.entry_said == current.number) return;
@@ -512,7 +514,7 @@ fn action_closed(ctx: *anyopaque, epoch: u64) void {
     dial.review(s);
 }
 
-/// The coordinator answers each heartbeat, so this is 0 while it does.
+/// How long the coordinator has said nothing; 0 while it answers heartbeats.
 fn coordinator_silent_ns(s: *const Session) u64 {
     const silent_ns = s.now -| s.last_message;
     return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
@@ -520,9 +522,10 @@ fn coordinator_silent_ns(s: *const Session) u64 {
 
 // ---- what waits until nobody is inside a member
 //
-// Work that could not be done inside a member's action or in the midst of a lane's bytes is done
-// before a call of the driver or the user returns. Session says what there is to do.
+// Work that cannot be done inside a member's action, or while a lane's bytes are read, waits until
+// a call of the driver or the user is about to return. Fields of Session say what there is to do.
 
+/// Does the work that was deferred, until none is left.
 pub fn run_deferred(s: *Session) void {
     while (true) {
         if (s.votes_changed) {

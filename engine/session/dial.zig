@@ -1,6 +1,6 @@
-//! dial: which peers this one keeps lanes to, and how those lanes come and go: dialing, greeting,
-//! breaking, dialing again, and what the coordinator is told of it. A frame that was on a lane that
-//! broke goes again on another. All functions are free functions on Session.
+//! Dial: the peers that this peer keeps lanes to, and how those lanes come and go: dialed, greeted,
+//! broken and dialed again. It tells the coordinator of broken links. A frame that was on a lane
+//! that broke goes again on another lane. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -30,10 +30,11 @@ const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
 /// The side that does not lead waits for this part of the silence limit before it dials.
 const stands_by_parts = 10;
-/// Where a peer is dialed is asked for no more often.
+/// The address of a peer is asked for no more often than this.
 const ask_ns: u64 = std.time.ns_per_s;
 const retries_before_asking = 6;
 
+/// The link to a peer, made if there is none.
 pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
     if (s.link_to(id)) |link| return link;
     try s.links.ensureUnusedCapacity(s.gpa, 1);
@@ -53,16 +54,17 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
     return link;
 }
 
-/// The other side, which leads, may make the lanes that are missing.
+/// If the other side leads, waits before this side dials, because the other side may make the
+/// missing lanes.
 fn stand_by(s: *Session, link: *Link) void {
     if (link.leads) return;
     link.retry_at = @max(link.retry_at, s.now +| s.settings.silence_ns / stands_by_parts);
 }
 
-/// Finds out which links are wanted now, opens those and lets the others expire.
+/// Finds out which links are wanted now, dials their missing lanes and lets the others expire.
 pub fn review(s: *Session) void {
     for (s.links.items) |link| {
-        // Nobody dials what is not wanted, so only from now on it can be down.
+        // Nobody dials an unwanted link, so it can be down only from now on.
         if (link.wanted) link.expires_at = s.now + Session.linger_ns else link.down_since = s.now;
         if (!link.wanted) stand_by(s, link);
         link.wanted = false;
@@ -91,12 +93,12 @@ pub fn review(s: *Session) void {
         const id = operation.partner() orelse continue;
         if (s.link_to(id)) |link| mark_borrowed(link);
     };
-    // Links that nobody uses are not reported, and how they will be next time is not known.
+    // Links that are not wanted are not reported: they may be well again when they are wanted next.
     for (s.links.items) |link| if (!link.wanted) tell_link(s, link, .up);
     dial_missing(s);
 }
 
-/// A message needs this link, whether others do or not.
+/// A message needs this link, whether anything else does or not: it becomes wanted.
 pub fn borrow(s: *Session, link: *Link) void {
     if (link.wanted) return;
     mark_borrowed(link);
@@ -111,7 +113,7 @@ fn mark_borrowed(link: *Link) void {
     link.borrowed = true;
 }
 
-/// A message is over.
+/// A message is over: review looks later whether its link is still wanted.
 pub fn give_back(s: *Session, id: PeerId) void {
     const link = s.link_to(id) orelse return;
     if (link.borrowed) s.links_stale = true;
@@ -125,19 +127,20 @@ fn want(s: *Session, id: PeerId) void {
     link.wanted = true;
 }
 
-/// The settings of the run are known; lanes need no coordinator.
+/// Whether lanes may be made: the settings of the run are known, and the coordinator is not given
+/// up. Lanes need no connection to the coordinator.
 pub fn is_in_run(s: *const Session) bool {
     return s.knows_settings() and s.control_state != .lost;
 }
 
-/// Looks at what all lanes have moved since the last time, for as long as they move anything.
+/// Measures all lanes, and plans the next measurement while any lane moves bytes.
 pub fn measure_all(s: *Session) void {
     const ns = s.now -| s.measured_at;
     s.measured_at = s.now;
     for (s.links.items) |link| label_limit(s, link);
     const moves = measure.run_measure(s.host, s.links.items, &s.node, ns, s.rates.all);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
-    // The coordinator hears at once that there is a moment for a probe.
+    // If a probe may begin, the heartbeat that says so leaves at once.
     if (measure.may_begin(s)) s.heartbeat_at = @min(s.heartbeat_at, s.now);
     for (s.links.items) |link| if (link.flow.is_news()) {
         stand_by(s, link);
@@ -146,8 +149,9 @@ pub fn measure_all(s: *Session) void {
     dial_missing(s);
 }
 
-/// So many lanes the other side would like, and so far it takes this one to be, which only the side
-/// that dials finds out where the system does not say.
+/// Takes a ping's news: the number of lanes that the other side would like, and the round trip as
+/// that side knows it. Only the side that dials finds out the round trip where the system does not
+/// say.
 pub fn on_ping(
     s: *Session,
     link: *Link,
@@ -162,6 +166,7 @@ pub fn on_ping(
     if (lacks_lanes(link)) dial_missing(s);
 }
 
+/// Dials the missing lanes of links that are wanted, where it is time.
 fn dial_missing(s: *Session) void {
     if (!is_in_run(s)) return;
     for (s.links.items) |link| {
@@ -171,7 +176,7 @@ fn dial_missing(s: *Session) void {
             ask_address(s, link);
             continue;
         };
-        // It may have another one by now.
+        // The peer may have another address by now.
         if (link.retries >= retries_before_asking) ask_address(s, link);
         link.set_address(address) catch continue; // tried again at the next review
         for (link.places(), 0..) |place, number| {
@@ -189,7 +194,8 @@ fn lacks_lanes(link: *Link) bool {
     return false;
 }
 
-/// A round tells the addresses of those to whom lanes are opened for it, and no others.
+/// Asks the coordinator for the address of a peer. A round tells only the addresses of peers to
+/// which it wants lanes.
 fn ask_address(s: *Session, link: *Link) void {
     if (link.asked_at) |at| if (s.now < at +| ask_ns) return;
     for (s.groups.items) |group| {
@@ -200,16 +206,17 @@ fn ask_address(s: *Session, link: *Link) void {
     }
 }
 
+/// The coordinator has told the address of a peer.
 pub fn on_address(s: *Session, entry: *const wire.control.MemberEntry) Allocator.Error!void {
-    const link = s.link_to(entry.id) orelse return; // it has expired since
-    if (link.asked_at == null) return; // nor has it asked
+    const link = s.link_to(entry.id) orelse return; // the link has expired since it asked
+    if (link.asked_at == null) return; // the link has not asked
     try s.remember_address(entry.id, entry.address.data);
     dial_missing(s);
 }
 
 // ---- a lane's life
 
-/// This side ends the connection. The lane is invalid afterwards.
+/// Ends the connection of a lane. The lane is invalid afterwards.
 pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     if (lane.link) |link| {
         s.log(
@@ -222,13 +229,13 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     lane_gone(s, lane);
 }
 
-/// How a dial of this peer has ended.
+/// Notes how a dial of this peer has ended.
 pub fn note_dialed(s: *Session, lane: *const Lane, why: wire.Dialed) void {
     const place = if (lane.link) |link| &link.dialed else &s.dial_back.?.dialed;
     place.* = why;
 }
 
-/// The connection is gone. The lane is invalid afterwards.
+/// Forgets a lane whose connection is gone. The lane is invalid afterwards.
 pub fn lane_gone(s: *Session, lane: *Lane) void {
     if (lane.link) |link|
         detach(s, lane, link)
@@ -239,7 +246,7 @@ pub fn lane_gone(s: *Session, lane: *Lane) void {
     lane_free(s, lane);
 }
 
-/// The coordinator hears how a dial that it has asked for has ended.
+/// Tells the coordinator how the dial that it has asked for has ended.
 fn dial_back_over(s: *Session) void {
     const ended = s.dial_back.?;
     s.dial_back = null;
@@ -258,7 +265,7 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
     const is_mended = link.open_count > 0 and resend_lane_gone(s, lane, link);
-    // One that nobody wants is closed because of that.
+    // A lane that nothing wants is closed because of that.
     const state: wire.control.LinkState =
         if (link.open_count == 0 and link.wanted) .closed else .broken;
     for (s.groups.items) |group| report(s, group, link, state, is_mended);
@@ -266,7 +273,7 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     s.wake(link); // another lane may serve in its place
 }
 
-/// A lane is missing that there is to be.
+/// A lane is missing that the link is to have: plans when it is dialed.
 fn dial_later(s: *Session, link: *Link) void {
     const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
     link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
@@ -274,7 +281,7 @@ fn dial_later(s: *Session, link: *Link) void {
     stand_by(s, link);
 }
 
-/// Closes the lanes that broke while somebody was using them.
+/// Closes the lanes that broke while they were in use.
 pub fn close_broken(s: *Session) void {
     for (s.links.items) |link| for (link.lanes) |place| {
         const lane = place orelse continue;
@@ -282,9 +289,9 @@ pub fn close_broken(s: *Session) void {
     };
 }
 
-/// A lane that breaks takes along what was in the air on it. Operations that use it need a new
-/// attempt, unless others do what was left to do; one that was the last says that the other peer
-/// may be dead.
+/// Tells the coordinator of a lane that broke, if a group needs to know. The lane has lost its
+/// frames, so operations that use the link need a new attempt, unless other lanes send them again
+/// (`is_mended`). If it was the last lane, the other peer may be dead.
 fn report(
     s: *Session,
     group: *Group,
@@ -293,7 +300,7 @@ fn report(
     is_mended: bool,
 ) void {
     if (group.state != .joined or !group.member.connected) return;
-    // It is in no epoch yet, and may be the only one left to notice.
+    // The other peer is in no epoch of this group yet, and may be the only peer left to notice.
     if (state == .closed and group.member.newest() == 0 and group.knows(link.peer))
         s.send(.{ .link_lost = .{
             .other = link.peer,
@@ -318,28 +325,30 @@ fn report(
     }
 }
 
-/// A lane of it broke, and what it had not delivered cannot go again any more.
+/// Tells the coordinator that a lane of the link broke, because frames that it had not delivered
+/// cannot go again any more.
 pub fn cut_short(s: *Session, link: *const Link) void {
     for (s.groups.items) |group| report(s, group, link, .broken, false);
 }
 
-/// Reports to a coordinator that was away when these lanes closed. News that it may know already
-/// are no sign that the other is dead.
+/// Tells a coordinator that was away of the links whose lanes closed meanwhile. Links that it may
+/// know of already are left out, because old news are no sign that the other peer is dead.
 pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
-        // One that was never open says nothing of the other side either.
+        // A link that was never open says nothing of the other peer either.
         const closed = link.wanted and link.was_open and link.open_count == 0;
         if (closed and link.told == .up) report(s, group, link, .closed, false);
     }
     say_broken(s, group);
 }
 
-/// Reports the links that the coordinator does not know of, or may have forgotten.
+/// Tells the coordinator of all links that are not well, because it may have forgotten them.
 pub fn say_broken(s: *Session, group: *const Group) void {
     for (s.links.items) |link| if (link.told != .up) say(s, group, link);
 }
 
-/// Tells all groups of both how the link is, if that is news.
+/// Tells the coordinator how the link is, in all groups that both peers are in, if that has
+/// changed.
 pub fn tell_link(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     const news = link.told != health;
     link.told = health;
@@ -351,7 +360,7 @@ pub fn tell_link(s: *Session, link: *Link, health: wire.control.LinkHealth) void
     check_ready(s);
 }
 
-/// By the coordinator's word.
+/// Whether the coordinator says that it has lost its connection to this peer.
 fn is_away(s: *const Session, id: PeerId) bool {
     for (s.groups.items) |group| if (group.awaited.is_away(id)) return true;
     return false;
@@ -424,8 +433,8 @@ pub fn tick_links(s: *Session, late: bool) void {
     dial_missing(s);
 }
 
-/// An open lane says something every heartbeat, so that one whose bytes are swallowed is noticed,
-/// and one that takes none any more.
+/// Closes a lane on which nothing comes in or goes out for the silence limit, and plans a ping
+/// where nothing has gone out for half a heartbeat.
 fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     if (lane.deadline <= s.now) {
         const why: wire.Dialed = if (lane.state == .dialing) .no_answer else .silent;
@@ -447,8 +456,8 @@ fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// Nothing moves on a lane. If it was the last, others need not wait until it is known whether a
-/// new one works.
+/// Closes a lane on which nothing moves. If it was the last lane, the coordinator hears at once, so
+/// that others need not wait until a new lane is tried.
 fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
     const link = lane.link.?;
     fail(s, lane, why);
@@ -461,8 +470,8 @@ fn is_down(s: *const Session, link: *const Link) bool {
         s.now -| link.down_since >= s.settings.silence_ns;
 }
 
-/// A link that is only for a message, and that this side cannot make, may be there when the other
-/// side has called, too. One of the two finds out that it is broken.
+/// Whether the link may be there as soon as the other side calls: it is only for a message, and
+/// this side cannot make it. The side that can make it finds out whether it is broken.
 fn waits_for_call(link: *const Link) bool {
     return link.borrowed and !link.wins;
 }
@@ -496,13 +505,14 @@ pub fn next_link_deadline(s: *const Session) base.Instant {
 
 // ---- greeting
 //
-// How a connection becomes a lane. Whoever comes is a stranger until it has said who it is, and
-// strangers have few places; one that this peer has dialed must be answered. Where both sides dial,
-// one of the two lanes stays.
+// How a connection becomes a lane. A connection that comes is a stranger until it has said which
+// peer it is from, and strangers have few places. A connection that this peer has dialed must be
+// answered. Where both sides dial, one of the two lanes stays.
 
-/// A system that hears no answer asks again after a second.
+/// A connect that took longer has lost a packet: the system asks again after a second.
 const connect_ns_max = std.time.ns_per_s;
 
+/// Takes an inbound connection as a stranger. Null: there is no place or no memory for it.
 pub fn accept(s: *Session, source: base.Source) ?*Lane {
     if (!make_place(s, source)) return null;
     s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
@@ -512,8 +522,8 @@ pub fn accept(s: *Session, source: base.Source) ?*Lane {
     return lane;
 }
 
-/// As at the coordinator: strangers have few places, and each lane that is to come has one besides
-/// (base/places.zig).
+/// Makes a place for a stranger, as the coordinator's door does: strangers have few places, and
+/// each lane that is to come has one besides (base/places.zig). False: it is turned away.
 fn make_place(s: *Session, source: base.Source) bool {
     const taken = s.strangers.items.len;
     var door: base.places.Door = .{ .places = s.strangers_max };
@@ -538,6 +548,7 @@ fn make_place(s: *Session, source: base.Source) bool {
     return true;
 }
 
+/// A dialed connection is up: sends the hello.
 pub fn lane_dialed(s: *Session, lane: *Lane) void {
     const link = lane.link orelse return dialed_back(s, lane);
     lane.state = .greeting;
@@ -554,7 +565,7 @@ pub fn lane_dialed(s: *Session, lane: *Lane) void {
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// The 96 bytes of a stranger. False when the lane is gone.
+/// Reads the hello of a stranger and answers it. False: the lane is gone.
 pub fn greet(s: *Session, lane: *Lane) bool {
     const hello = wire.hello.decode(&lane.head) catch |err| switch (err) {
         error.VersionMismatch => return refuse_lane(s, lane, .version_mismatch),
@@ -564,7 +575,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
         },
     };
     if (hello.purpose == .probe) return show_lane(s, lane, &hello);
-    // In a time that does not tell how much of it was right.
+    // Compared in constant time, so that nothing tells how much of the run id was right.
     if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, s.run_id))
         return refuse_lane(s, lane, .wrong_run);
     const expected = hello.purpose == .lane and hello.to.eql(s.self) and
@@ -589,31 +600,32 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     return true;
 }
 
-/// Whether a hello is not to be answered yet.
+/// Whether a hello must wait before it is answered.
 fn must_wait(s: *const Session, hello: *const wire.hello.Hello) bool {
-    // The other side may have been told of a round first.
+    // The other side may have been told of a round before this side.
     if (!is_named(s, hello.from)) return true;
     const link = s.link_to(hello.from) orelse return false;
     const lane = link.lanes[hello.lane] orelse return false;
     return !gives_way(link, lane);
 }
 
-/// Whether the other side's lane may take the place of this one at once. Where both have dialed,
-/// exactly one side gives way: the one that wins keeps its own, unless it comes to nothing.
+/// Whether the other side's lane may take the place of this one at once. Where both sides have
+/// dialed, exactly one side gives way: the side that wins keeps its own lane, unless that comes to
+/// nothing.
 fn gives_way(link: *const Link, lane: *const Lane) bool {
-    // Whoever has dialed before knows first that its old connection is gone.
+    // A side that dials again knows first that its old connection is gone.
     if (!link.wins or !lane.is_ours) return true;
     return switch (lane.state) {
-        // Our hello has not left, so no answer of theirs can be under way.
+        // Our hello has not left, so no answer of the other side can be under way.
         .dialing => true,
-        // Theirs may have crossed ours, and then they take ours and end their own. If it has not,
-        // ours is broken, and this side will know soon.
+        // Their hello may have crossed ours; then they accept ours and end their own lane. If it
+        // has not, our lane is broken, and this side will know soon.
         .greeting, .open => false,
         .stranger, .waiting, .refusing => unreachable, // they have no place in a link
     };
 }
 
-/// Whether the coordinator has named this peer as one to have lanes to, or did so lately.
+/// Whether the coordinator names this peer as one to have lanes to, or did so lately.
 fn is_named(s: *const Session, id: PeerId) bool {
     if (s.link_to(id) != null) return true;
     for (s.groups.items) |group| {
@@ -622,8 +634,8 @@ fn is_named(s: *const Session, id: PeerId) bool {
     return false;
 }
 
-/// Those that had to wait when they came, and need not any more. Lanes may end by it, so it is not
-/// for the midst of what one brings.
+/// Greets the strangers that had to wait and need not any more. Lanes may end by it, so it is not
+/// called while the bytes of a lane are read.
 pub fn greet_waiting(s: *Session) void {
     var index: usize = 0;
     while (index < s.strangers.items.len) {
@@ -636,18 +648,19 @@ pub fn greet_waiting(s: *Session) void {
         }
         lane.state = .stranger;
         _ = greet(s, lane);
-        index = 0; // it is in the list no more, or being refused
+        index = 0; // the lane has left the list, or is being refused
     }
 }
 
-/// The coordinator looks whether this peer is where it says. Then it closes the lane.
+/// Answers the coordinator, which looks whether this peer is where it says. The coordinator closes
+/// the lane then.
 fn show_lane(s: *Session, lane: *Lane, hello: *const wire.hello.Hello) bool {
     if (!hello.to.eql(s.self)) return refuse_lane(s, lane, .wrong_peer);
     const proof = wire.hello.proof(&s.address_key, s.run_id, s.self, hello.nonce);
     return say_last(s, lane, &wire.hello.encode_proof(proof));
 }
 
-/// The answer to our hello. False when the lane is gone.
+/// The other side has answered our hello. False: the lane is gone.
 pub fn lane_answered(s: *Session, lane: *Lane) bool {
     const link = lane.link orelse {
         answered_dial_back(s, lane);
@@ -660,7 +673,7 @@ pub fn lane_answered(s: *Session, lane: *Lane) bool {
         fail(s, lane, @tagName(verdict));
         return false;
     }
-    std.crypto.secureZero(u8, &lane.out_head); // the run id is in the hello, which has left
+    std.crypto.secureZero(u8, &lane.out_head); // the hello with the run id has left
     lane_opened(s, lane);
     return true;
 }
@@ -674,14 +687,14 @@ fn lane_opened(s: *Session, lane: *Lane) void {
     link.leads = lane.is_ours;
     link.dialed = .pending;
     s.unreached.forget(link.peer);
-    link.flow.told = Spread.near; // whoever is there now may have heard nothing yet
+    link.flow.told = Spread.near; // the process there may be new, and have heard nothing yet
     label_limit(s, link);
     measure.opened(s.host, s.links.items, link, lane, s.rates.all);
     s.host.vtable.lane_wake(s.host.ctx, lane);
     check_ready(s);
 }
 
-/// The answer is sent, then the lane is closed; nothing more is read from it.
+/// Sends a refusal, then closes the lane. Nothing more is read from it.
 fn refuse_lane(s: *Session, lane: *Lane, verdict: wire.hello.Verdict) bool {
     return say_last(s, lane, &wire.hello.encode_answer(verdict));
 }
@@ -697,15 +710,15 @@ fn say_last(s: *Session, lane: *Lane, answer: *const [wire.hello.answer_bytes]u8
 
 // ---- dialed for the doctor
 //
-// A dial that the coordinator asks this peer for, because another peer wants to know whether it can
-// be reached (`pccl doctor`). It is a lane that belongs to no peer: one probe, one answer. The
-// result goes to the coordinator, which alone can tell whose proof it is. There is one at a time:
-// the next one ends it.
+// The coordinator asks this peer to dial another peer that wants to know whether it can be reached
+// (`pccl doctor`). The dial is a lane without a link, with one probe and one answer. The result
+// goes to the coordinator, which alone can check the proof in it. There is one dial at a time: the
+// next one ends it.
 
 pub const DialBackError = error{ OutOfMemory, Unexpected };
 
 pub fn begin_dial_back(s: *Session, body: *const wire.control.DialBack) DialBackError!void {
-    // The coordinator has read it the same way.
+    // The coordinator has parsed the address in the same way.
     _ = base.Endpoint.parse_told(body.address.data) catch return error.Unexpected;
     if (s.dial_back) |before| fail(s, before.lane, "another one is to be dialed");
     const lane = try s.gpa.create(Lane);
@@ -714,7 +727,7 @@ pub fn begin_dial_back(s: *Session, body: *const wire.control.DialBack) DialBack
     s.host.vtable.dial(s.host.ctx, lane, body.address.data);
 }
 
-/// Whoever is there learns nothing of the run.
+/// Sends the probe. It tells the process at that address nothing of the run.
 pub fn dialed_back(s: *Session, lane: *Lane) void {
     lane.state = .greeting;
     lane.out_busy = true;
@@ -728,7 +741,7 @@ pub fn dialed_back(s: *Session, lane: *Lane) void {
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// The lane is gone afterwards.
+/// Takes the answer to the probe. The lane is gone afterwards.
 pub fn answered_dial_back(s: *Session, lane: *Lane) void {
     const under_way = &s.dial_back.?;
     if (wire.hello.proof_in(lane.head[0..wire.hello.answer_bytes])) |proof| {
@@ -740,14 +753,14 @@ pub fn answered_dial_back(s: *Session, lane: *Lane) void {
 
 // ---- frames that go again
 //
-// A lane breaks whose link has another one: frames that the other side has not acknowledged go
-// again, and those that had not come in whole are awaited anew. So a lane that breaks costs no
-// attempt. Opens and credits are said again, because they say what is, and not what is new.
+// When a lane breaks and its link has another lane, frames that the other side has not acknowledged
+// go again. Frames that had not come in whole are awaited anew. So a broken lane costs no attempt.
+// Opens and credits are sent again as well; they say totals, so that repeating them is harmless.
 //
-// A frame may come twice: its lane broke after it had been delivered. The second is thrown away. It
-// may also come while another is still coming in: the one that was sent later gets the place,
-// because its sender knows that the lane of the other is broken. Lanes have no order among each
-// other, so each frame says how often it was sent before.
+// A frame may come twice, if its lane broke after it was delivered: the second is thrown away. It
+// may also come while its first copy is still coming in. Then the copy that was sent later gets the
+// place, because its sender knows that the lane of the other copy is broken. Lanes have no order
+// among each other, so each frame says how often it was sent before.
 
 fn operation_of(sent: *const Sent) ?*Operation {
     return @ptrCast(@alignCast(sent.operation orelse return null));
@@ -755,8 +768,8 @@ fn operation_of(sent: *const Sent) ?*Operation {
 
 // ---- while the lane is well
 
-/// A frame has come in whole, or what was left of it: if it is one to acknowledge, that goes with
-/// the next frame out. Always true: the lane is there.
+/// A frame has come in whole, wanted or not. If it is of a kind that is acknowledged, the next
+/// frame out acknowledges it. Always true: the lane is there.
 pub fn frame_taken(s: *Session, lane: *Lane) bool {
     if (!lane.incoming.kind.is_acknowledged()) return true;
     lane.taken +%= 1;
@@ -766,7 +779,8 @@ pub fn frame_taken(s: *Session, lane: *Lane) bool {
     return true;
 }
 
-/// A frame has come in, which says how many the other side has.
+/// Takes the acknowledgement in a frame that has come in: the number of frames that the other side
+/// has.
 pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     const was_full = !lane.unacked.has_room();
     for (0..try lane.unacked.acknowledged(lane.incoming.acked)) |_| {
@@ -780,13 +794,14 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// A slot that is free again may be a credit, or what another frame waits for.
+/// A frame of an operation is acknowledged. Its slot may be free again, which is a credit for
+/// others, or lets another frame go.
 fn sent_delivered(s: *Session, operation: *Operation, sent: *const Sent) void {
     const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
     if (is_free) wake_all(s, operation);
 }
 
-/// The attempt is over: nothing of it goes again.
+/// The attempt is over: none of its frames goes again, and no acknowledgement counts.
 pub fn forget_sent(link: *Link, operation: *const Operation) void {
     for (link.lanes[0..link.lanes_end]) |place| if (place) |lane| lane.unacked.forget(operation);
     var index = link.again.items.len;
@@ -797,13 +812,13 @@ pub fn forget_sent(link: *Link, operation: *const Operation) void {
     }
 }
 
-/// Puts the next frame that goes again on a lane that is idle, if there is one.
+/// Puts the next frame that goes again on an idle lane. False: there is none.
 pub fn next_resend(lane: *Lane, link: *Link) bool {
     if (link.again.items.len == 0 or !lane.unacked.has_room()) return false;
     for (link.again.items, 0..) |sent, index| {
         const operation = operation_of(&sent).?;
         const x = operation.work.movement;
-        // Else its memory is its caller's again, or will be: a new attempt comes.
+        // Otherwise the memory is the caller's again, or will be: a new attempt comes.
         if (x.ending != null or !x.is_repeatable(&sent.move)) continue;
         _ = link.again.orderedRemove(index);
         operation.put_data(lane, sent, x.payload(&sent.move));
@@ -814,7 +829,7 @@ pub fn next_resend(lane: *Lane, link: *Link) bool {
 
 // ---- when it breaks
 
-/// A lane is gone, and others of its link are there: they do what was left to do. False: they
+/// A lane is gone, and other lanes of its link are there: they send its frames again. False: they
 /// cannot, and the attempt is lost.
 pub fn resend_lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     take_back_sent(lane, link);
@@ -839,6 +854,7 @@ pub fn resend_lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     return are_all_kept;
 }
 
+/// Keeps a frame of a broken lane, which goes again. False: no memory, or too often.
 fn keep_sent(link: *Link, sent: *const Sent) bool {
     var once_more = sent.*;
     once_more.again = std.math.add(u8, sent.again, 1) catch return false;
@@ -846,7 +862,7 @@ fn keep_sent(link: *Link, sent: *const Sent) bool {
     return true;
 }
 
-/// The operation's memory is its caller's again: whether something of that was still to go again.
+/// Whether frames of this operation cannot go again, because its memory is the caller's.
 pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
     if (operation.neighbour(link)) |neighbour| if (neighbour.cut) |*cut|
         if (!operation.work.movement.is_repeatable(&cut.move)) return true;
@@ -857,7 +873,7 @@ pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
     return false;
 }
 
-/// A payload that was coming in on it is awaited anew.
+/// The lane broke in the middle of a payload: the payload is awaited anew.
 fn take_back_sent(lane: *Lane, link: *const Link) void {
     const operation = Operation.from_owner(lane.into_owner orelse return) orelse return;
     if (operation.sync() != null) return sync_file.broke_off(operation, link, &lane.incoming);
@@ -869,16 +885,17 @@ fn take_back_sent(lane: *Lane, link: *const Link) void {
 
 // ---- lanes that nobody needs
 //
-// Lanes beyond those that either side would like (flow.zig) serve nobody. One that has been idle
-// for a minute is closed by the side that has dialed it. Both sides know from pings how many lanes
-// there are to be, so neither sends on it, and neither dials it again; nothing is lost with it, so
-// to the other side it is a lane that broke and cost nothing.
+// Lanes beyond the number that either side would like (flow.zig) carry nothing. The side that has
+// dialed such a lane closes it after a minute of idleness. Both sides know from pings how many
+// lanes there are to be, so neither sends on the lane, and neither dials it again. Nothing is lost
+// with it, so for the other side it is a lane that broke and cost nothing.
 
-/// So many silence limits, a minute by default: long after both sides have heard how many lanes
-/// there are to be, and rarely enough for a link that changes its mind.
+/// Idle lanes are closed after so many silence limits, a minute by default. That is long after both
+/// sides have heard the number of lanes, and rare enough for a link whose number changes.
 pub const idle_silences = 12;
 
-/// At each tick. Whether the lane is to be closed now.
+/// Whether the lane is to be closed now because it has carried nothing for long. Called at each
+/// tick.
 pub fn is_over(s: *const Session, lane: *Lane, late: bool) bool {
     const unacked = &lane.unacked;
     const used = lane.taken +% unacked.acked +% unacked.count;
@@ -891,21 +908,20 @@ pub fn is_over(s: *const Session, lane: *Lane, late: bool) bool {
 
 // ---- rounds
 //
-// A group's next epoch while it is prepared: this peer's answers about the lanes that the
-// coordinator asks for, and a line in the log for those that cannot be made. Rounds begin and end
-// in membership.zig.
+// This peer's answers to the coordinator about the lanes that a group's next epoch needs, and log
+// lines for lanes that cannot be made. Rounds begin and end in membership.zig.
 
-/// How long lanes may take before the coordinator hears which are missing, and between two times
-/// that it hears of it.
+/// The time that lanes may take before the coordinator hears which are missing, and the time
+/// between two such messages.
 pub const round_report_ns = 250 * std.time.ns_per_ms;
 
 fn has_open_lane(s: *const Session, id: PeerId) bool {
     const link = s.link_to(id) orelse return false;
-    // One that is down may stay so: the ring goes around it.
+    // A link that is down may stay so, because the ring goes around it.
     return link.open_count > 0 or link.told == .down;
 }
 
-/// Tells groups whose round has all its lanes.
+/// Tells the members, and once the user, of groups whose round has all its lanes.
 pub fn check_ready(s: *Session) void {
     for (s.groups.items) |group| {
         if (group.state != .joined or group.member.round == 0) continue;
@@ -920,7 +936,8 @@ pub fn check_ready(s: *Session) void {
     }
 }
 
-/// Says which lanes are missing, if it is time, and if others are than at the last time.
+/// Tells the coordinator which lanes of a round are missing, if it is time and they are others than
+/// it was told last.
 pub fn tick_round(s: *Session) void {
     for (s.groups.items) |group| {
         if (s.now < report_due(group)) continue;
@@ -929,7 +946,7 @@ pub fn tick_round(s: *Session) void {
     }
 }
 
-/// False: the coordinator knows.
+/// Fills in which lanes are missing. False: the coordinator knows that already.
 fn tell_missing(s: *Session, group: *Group) bool {
     var count: usize = 0;
     var differs = false;
@@ -940,7 +957,7 @@ fn tell_missing(s: *Session, group: *Group) bool {
         if (count == told.items.len)
             told.appendAssumeCapacity(.{ .peer = .none, .dialed = .pending });
         const is_news = !std.meta.eql(told.items[count], missing);
-        // The coordinator knows of it, and has had the time to answer that the other is away.
+        // The coordinator knows of this lane, and has had time to answer that the peer is away.
         if (!is_news and missing.dialed != .pending and !group.awaited.is_away(id))
             note_unreached(s, s.link_to(id).?);
         differs = differs or is_news;
@@ -952,7 +969,7 @@ fn tell_missing(s: *Session, group: *Group) bool {
     return differs and count > 0;
 }
 
-/// Why there are no lanes to this peer, once the other side, too, has had the time to make them.
+/// Why there are no lanes to this peer, once the other side has had time to make them, too.
 fn round_dialed(s: *Session, id: PeerId) control.Missing {
     const unknown: control.Missing = .{ .peer = id, .dialed = .pending };
     const link = s.link_to(id) orelse return unknown;
@@ -961,7 +978,7 @@ fn round_dialed(s: *Session, id: PeerId) control.Missing {
     return .{ .peer = id, .dialed = link.dialed, .source = link.dialed_from };
 }
 
-/// For the user: this one could not be dialed, and it has not dialed this peer.
+/// Notes for the user's errors that this peer could not be dialed, and has not dialed.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
     const peer = label_named(s, link.peer);

@@ -1,8 +1,8 @@
-//! driver: what the driver of a session does with it: it makes the session, tells it the time,
-//! gives back jobs, moves the bytes of its lanes and ends it. Free functions on Session. The bytes
-//! of the coordinator: control.zig; a connection as bytes: link.zig; how it becomes a lane:
-//! dial.zig; what the bytes of lanes mean, and which leave: frame.zig. A driver's duties:
-//! session.zig.
+//! Driver: the functions of a session for its driver. The driver makes the session, tells it the
+//! time, hands back jobs, moves the bytes of lanes and ends the session. Free functions on Session.
+//! control.zig has the bytes of the coordinator, link.zig a connection as bytes, dial.zig how a
+//! connection becomes a lane, and frame.zig what the bytes of lanes mean. session.zig lists a
+//! driver's duties.
 
 const std = @import("std");
 const base = @import("base");
@@ -47,7 +47,8 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
     return s;
 }
 
-/// The driver has closed all connections and will not use lanes, groups or operations any more.
+/// Frees the session. The driver has closed all connections, and will not use lanes, groups or
+/// operations any more.
 pub fn destroy(s: *Session) void {
     for (s.operations.items) |operation| operation.destroy();
     destroy_queue(s);
@@ -69,13 +70,14 @@ pub fn destroy(s: *Session) void {
     s.home.destroy(s);
 }
 
+/// Sets the address at which other peers dial this peer.
 pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
     const copy = try s.gpa.dupe(u8, address);
     s.gpa.free(s.address);
     s.address = copy;
 }
 
-/// For a driver with a runner: a job that it has done, and that no fence has taken back.
+/// A runner has done a job, and no fence has taken it back.
 pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     s.reach(now);
     for (s.operations.items) |operation| switch (operation.work) {
@@ -91,10 +93,12 @@ pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     control.run_deferred(s);
 }
 
-/// Not inlined, and rare: its frame is large.
+/// Does all work that is due at `now`. Not inlined: its stack frame is large, and it is called
+/// rarely.
 pub noinline fn tick(s: *Session, now: Instant) void {
     s.reach(now);
-    // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
+    // A late tick means that this process was frozen and has heard nobody, so silence timers begin
+    // anew.
     const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
     s.last_tick = now;
     if (now >= control.reconnect_until(s))
@@ -136,13 +140,13 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     control.run_deferred(s);
 }
 
-/// The engine may let arrivals gather for so long before it reads them.
+/// How long the engine may let arrivals gather before it reads them.
 pub fn patience_ns(s: *const Session) u64 {
     return if (s.measure_at == base.never) 0 else measure.patience_ns(s.links.items);
 }
 
-/// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick that is
-/// later than that means something.
+/// When tick must be called. Once a coordinator was there, this is no later than a heartbeat after
+/// the last tick, so that a later tick means that the process was frozen.
 pub fn next_deadline(s: *const Session) Instant {
     var next: Instant = switch (s.control_state) {
         .closed, .dialing, .lost => base.never,
@@ -163,7 +167,7 @@ pub fn next_deadline(s: *const Session) Instant {
     return @min(next, dial.next_link_deadline(s), dial.next_round_deadline(s));
 }
 
-/// An inbound connection. Null: no memory or place for it; the driver closes it.
+/// Takes an inbound connection. Null: there is no memory or place for it, and the driver closes it.
 pub fn accept(s: *Session, now: Instant, source: base.Source) ?*Lane {
     s.reach(now);
     return dial.accept(s, source);
@@ -175,32 +179,33 @@ pub fn opened(s: *Session, now: Instant, lane: *Lane) void {
     dial.lane_dialed(s, lane);
 }
 
-/// A connection ended, or could not be made. The lane is invalid afterwards.
+/// A connection has ended, or could not be made. The lane is invalid afterwards.
 pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
     s.reach(now);
-    // Whatever takes the connection and ends it at once is no peer of this run.
+    // A process that takes the connection and ends it at once is no peer of this run.
     if (lane.state == .greeting) dial.note_dialed(s, lane, .other_answers);
     dial.lane_gone(s, lane);
     control.run_deferred(s);
 }
 
-/// A lane is being dialed from this address of the machine; one of nobody has no link.
+/// The lane is dialed from this address of the machine. A dial for the coordinator has no link and
+/// is not noted.
 pub fn dials_from(lane: *Lane, source: base.Source) void {
     if (lane.link) |link| link.dialed_from = source;
 }
 
-/// A lane that could not be dialed. It is invalid afterwards.
+/// A lane could not be dialed. It is invalid afterwards.
 pub fn failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
     dial.note_dialed(s, lane, why);
     closed(s, now, lane);
 }
 
-/// Where the next bytes of this lane go.
+/// Where the next bytes of this lane are to be read to.
 pub fn recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
     return lane.recv_slices(&s.sink, slices);
 }
 
-/// `count` bytes were put there, in order. The lane may be closed by this.
+/// `count` bytes were read into these slices, in order. The lane may be closed by this.
 pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.reach(now);
     s.bytes_received += count;
@@ -211,7 +216,7 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     control.run_deferred(s);
 }
 
-/// The bytes to send on this lane now; 0 slices if none.
+/// The bytes to send on this lane now; 0 slices: there are none.
 pub fn send_slices(
     s: *Session,
     now: Instant,
@@ -233,7 +238,7 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     if (lane.sent(count)) frame.outgoing_sent(s, lane);
 }
 
-/// A payload moves: a sign of life is nothing to measure by.
+/// A payload moves, so measuring begins. Pings alone are nothing to measure by.
 fn begin_measuring(s: *Session) void {
     if (s.measure_at != base.never) return;
     measure.begin_after(s.links.items, &s.node, s.now -| s.measured_at);

@@ -1,6 +1,6 @@
-//! flow: what is known of how a link and its lanes carry bytes, and what was decided: plain data,
-//! which measure.zig fills in. It also decides over how many lanes a link is spread, and says how
-//! long frames wait on their way here. pace.zig decides how fast a link is sent to.
+//! Flow: what is measured of a link and its lanes, and what is decided from it: plain data, which
+//! measure.zig fills in. This file decides over how many lanes a link is spread, and finds how long
+//! packets wait on their way here. pace.zig decides at which rate a link is sent to.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,64 +15,70 @@ const ms = std.time.ns_per_ms;
 const s = std.time.ns_per_s;
 const us = std.time.ns_per_us;
 
-/// The system's counters of a lane, since it opened.
+/// The system's counters of a lane since it opened.
 pub const Sample = struct {
-    /// Bytes that the other side has acknowledged, and bytes that were sent a second time.
+    /// Bytes that the other side has acknowledged.
     acked: u64,
+    /// Bytes that were sent again.
     retransmitted: u64 = 0,
-    /// Bytes that the system has not sent yet; null: it does not say.
+    /// Bytes that the system holds and has not sent; null: the system does not say.
     unsent: ?u64 = null,
-    /// The round trip, smoothed, and the shortest there was; 0: the system does not say.
+    /// The smoothed round trip; 0: the system does not say.
     rtt_ns: u64 = 0,
+    /// The shortest round trip of the lane; 0: the system does not say.
     base_ns: u64 = 0,
     /// Both ends are on this machine.
     is_within: bool = false,
 };
 
-/// The system is to send on a lane like this.
+/// How the system is to send on a lane.
 pub const Pace = struct {
     /// Payload bytes per second; 0: no limit.
     rate: u64 = 0,
-    /// Bytes that it may hold without having sent them; 0: as many as it likes.
+    /// Bytes that the system may hold unsent; 0: no limit.
     unsent_max: u32 = 0,
-    /// Bytes that it may hold in all, for a lane within the machine; 0: as many as it likes.
+    /// Bytes that the system may hold in all, for a lane within the machine; 0: no limit.
     held_max: u32 = 0,
-    /// Null: it stays as it is.
+    /// The congestion control; null: unchanged.
     control: ?Control = .system,
-    /// Its congestion control begins anew, with what it has in the air. For bbr, which would
-    /// otherwise send next to nothing for a fifth of a second every ten.
+    /// The congestion control begins anew, with as many bytes in flight as before. bbr needs this:
+    /// otherwise it sends next to nothing for a fifth of a second every ten seconds.
     renews: bool = false,
 
     /// The congestion control of a lane, where the user leaves it to the library.
     pub const Control = enum {
-        /// As the administrator has chosen.
+        /// The one that the administrator has chosen.
         system,
-        /// One that grows until something is lost. The system's may stop long before (HyStart of
-        /// cubic, where lanes that begin together wait for each other), and grow slowly after that.
+        /// A congestion control that grows until a packet is lost. The system's one may stop
+        /// growing long before (HyStart of cubic, where lanes begin together and wait for each
+        /// other), and then grows slowly.
         starting,
-        /// One for which loss is no sign of a full link, if this process may use it.
+        /// A congestion control that does not take loss as the sign of a full link, if this process
+        /// may use it.
         loss_tolerant,
     };
 
     pub const unsent_first = 128 * limits.KiB;
     const unsent_least = 64 * limits.KiB;
     const unsent_most = 1 * limits.MiB;
-    /// It may hold this part of the bytes that are in the air.
+    /// The system may hold unsent one part in so many of the bytes in flight.
     const unsent_part = 8;
 
-    /// Small changes are not worth a system call.
+    /// Whether a pace is worth a system call: it differs from this one by more than a little.
     pub fn differs(one: Pace, other: Pace) bool {
         return other.renews or one.control != other.control or one.held_max != other.held_max or
             apart(one.rate, other.rate) or apart(one.unsent_max, other.unsent_max);
     }
 
-    /// Within a machine what is under way is to stay in the caches of the cores that send and
-    /// receive it. Peers that share cores take turns, so more of it must wait for each.
+    /// Bytes that the system may hold of a lane within the machine. Few stay in the caches of the
+    /// cores that send and receive them. Peers that share cores take turns, so more must wait for
+    /// each.
     pub fn held(is_alone: bool) u32 {
         return if (is_alone) 256 * limits.KiB else 512 * limits.KiB;
     }
 
-    /// For a lane that moves so much, over such a distance.
+    /// Bytes that the system may hold unsent, of a lane with this rate and shortest round trip; 0:
+    /// no limit.
     pub fn unsent(base_ns: u64, rate: u64) u32 {
         if (base_ns < Spread.far_ns) return 0;
         const part = on_the_way(rate, base_ns) / unsent_part;
@@ -84,80 +90,91 @@ pub const Pace = struct {
     }
 };
 
-/// The bytes that leave within a round trip.
+/// Bytes that leave within a round trip.
 fn on_the_way(rate: u64, rtt_ns: u64) u64 {
     return rate *| (rtt_ns / std.time.ns_per_us) / std.time.us_per_s;
 }
 
-/// All this of one link.
+/// The measurements of one link, and the decisions that follow from them.
 pub const Flow = struct {
-    /// While this peer sends on it alone, and while it sends on others as well: these may share
-    /// more than its own way out, such as that into one other peer that all send to.
+    /// The controllers of the rate: `pacer` while this peer sends on this link alone, `shared`
+    /// while it sends on other links as well. Links may share more than this peer's uplink, such as
+    /// the way into one peer that all send to.
     pacer: Pacer = .{ .signs = .{ .full_after_overflow = 600 * std.time.ns_per_ms } },
     shared: Pacer = .{},
+    /// Over how many lanes the link is spread.
     spread: Spread,
-    /// Bytes per second that the user lets this peer send on it; 0: no limit of its own.
+    /// Bytes per second that the user lets this peer send on the link; 0: no limit.
     ceiling: u64 = 0,
-    /// So many lanes the other side would like.
+    /// The number of lanes that the other side would like; 0: it has not said.
     theirs: u8 = 0,
-    /// As the other side was told, or takes it to be before it is.
+    /// The number of lanes that the other side was told, or assumes until it is told.
     told: u8 = Spread.near,
-    /// The last interval, how many lanes it had, and how many of them were busy all the time.
+    /// The last interval.
     last: Interval = .{},
+    /// How many lanes were measured in the last interval, and how many of them were busy all the
+    /// time.
     lanes_open: u8 = 0,
     lanes_busy: u8 = 0,
-    /// The last interval in which it was kept busy.
+    /// Bytes per second that were acknowledged in the last interval in which the link was busy.
     goodput: u64 = 0,
-    /// The most that came in within an interval, bytes per second; of late.
+    /// The most bytes per second that came in within one interval, of late.
     arriving: u64 = 0,
-    /// All that ever came in, and went out, when the interval began.
+    /// All bytes that had ever come in, and gone out, when the interval began.
     received: u64 = 0,
     sent: u64 = 0,
-    /// The most that went out while there was more to send, and the most that came in.
+    /// The most that went out of late, while more was waiting.
     carried: Peak = .{},
-    /// A probe is under way, and has not come to its end yet (measure.zig).
+    /// A probe of the link is under way (measure.zig).
     is_probed: bool = false,
+    /// The most that came in of late.
     brought: Peak = .{},
-    /// Nothing has moved on it for so long.
+    /// How long nothing has moved on the link.
     idle_ns: u64 = 0,
+    /// How long packets wait on their way here.
     way_back: WayBack = .{},
-    /// The shortest round trip of its lanes; 0 while it is not known.
+    /// The shortest round trip of the lanes; 0: not known.
     base_ns: u64 = 0,
     /// The other peer is on this machine.
     is_within: bool = false,
-    /// The lane of this place among the open ones is renewed in this interval, or all, or none.
+    /// `renewed`: the open lanes that begin their congestion control anew in this interval: none,
+    /// the lane in place `turn`, or all.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,
-    /// It was idle, so all are to be renewed.
+    /// The link was idle, so all lanes are to begin anew.
     is_rested: bool = false,
-    /// Sent a second time, in millionths, of late; for how long that was a lot, though no queue
-    /// stood on the way, and for how long it was little.
+    /// Bytes sent again, in millionths of those acknowledged, of late.
     again_ppm: u32 = 0,
+    /// How long `again_ppm` has been high while no queue stood on the way.
     lossy_ns: u64 = 0,
+    /// How long `again_ppm` has been low. These times count only intervals in which the link was
+    /// busy.
     clean_ns: u64 = 0,
-    /// It was busy for so long since a queue stood on it, and lost a lot for so long beyond what of
-    /// a queue that has overflowed is sent again.
+    /// How long the link was busy since a queue last stood on the way.
     calm_ns: u64 = 0,
+    /// How long `again_ppm` has been high since then, without the time in which packets of a queue
+    /// that has overflowed are sent again.
     way_ns: u64 = 0,
-    /// It loses packets that no full queue drops, until it has lost few of them for a while.
+    /// The link loses packets that no full queue drops. False again once it has lost few for a
+    /// minute in which it was busy.
     is_lossy: bool = false,
-    /// The same without a queue that overflowed before. The other one may be such a link: there it
-    /// does no harm to ask for bbr, and much to ask for lanes.
+    /// As `is_lossy`, but never because of a queue that overflowed before. `is_lossy` may be wrong
+    /// about that: to ask for bbr then does no harm, but to ask for more lanes does.
     way_loses: bool = false,
 
-    /// `set`: as the run says; 0: by what they move.
+    /// `set`: the number of lanes by the run's settings; 0: the link finds its number itself.
     pub fn init(set: u8) Flow {
         const count = if (set == 0) Spread.near else set;
         return .{ .spread = .{ .lanes = count, .is_fixed = set > 0 } };
     }
 
-    /// So many lanes there are to be.
+    /// The number of lanes that the link is to have: the larger wish of the two sides.
     pub fn lanes(flow: *const Flow) u8 {
         const ours = flow.spread.lanes;
         return if (flow.spread.is_fixed) ours else @max(ours, flow.theirs);
     }
 
-    /// The other peer is no further than that; 0: it is not known.
+    /// Notes a round trip to the other peer; 0: the system did not say.
     pub fn note_distance(flow: *Flow, rtt_ns: u64) void {
         if (rtt_ns == 0) return;
         flow.base_ns = if (flow.base_ns == 0) rtt_ns else @min(flow.base_ns, rtt_ns);
@@ -169,8 +186,8 @@ pub const Flow = struct {
         return flow.base_ns >= Spread.far_ns;
     }
 
-    /// For a lane that has this one. Not within a machine room, where a full queue is too short to
-    /// be seen.
+    /// The congestion control that a lane should have. `now`: the one that it has. Near peers keep
+    /// the system's, because a full queue in a machine room is too short to be seen.
     pub fn control(flow: *const Flow, now: ?Pace.Control, has_lost: bool) Pace.Control {
         if (!flow.is_far()) return .system;
         if (flow.is_lossy) return .loss_tolerant;
@@ -178,9 +195,10 @@ pub const Flow = struct {
         return if (now == .starting and !is_full) .starting else .system;
     }
 
-    /// An interval is over. `rate`: the limit of the link. Lanes begin anew in turn, so that no two
-    /// of them need a pause at once, where a limit keeps queues away: to look for the shortest
-    /// round trip is what bbr stops for, and there it is what it was.
+    /// Chooses the lanes that begin anew; called after each interval. `rate`: the limit of the
+    /// link. bbr pauses to look for the shortest round trip, which is known anyway while a limit
+    /// keeps queues away. So lanes begin anew in turn before they would pause, and no two pause at
+    /// the same time.
     pub fn take_turn(flow: *Flow, rate: u64) void {
         flow.turn = (flow.turn + 1) % limits.lanes_per_link_max;
         if (rate == 0 or !flow.last.calm()) {
@@ -191,7 +209,7 @@ pub const Flow = struct {
         flow.is_rested = false;
     }
 
-    /// The lane of this place begins anew.
+    /// Whether the lane with this index among the open lanes begins anew.
     pub fn renews(flow: *const Flow, index: usize) bool {
         return switch (flow.renewed) {
             .none => false,
@@ -200,20 +218,21 @@ pub const Flow = struct {
         };
     }
 
-    /// So much the link was found to carry; 0 while that is not known.
+    /// Bytes per second that the link was found to carry; 0: not known.
     pub fn carries(flow: *const Flow) u64 {
         if (flow.is_probed) return 0;
         const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
         return if (is_held) flow.pacer.found else flow.carried.rate;
     }
 
-    /// Bytes that are in the air both ways, or on their way back as credits, when the link is full.
+    /// Bytes that are in flight in both directions, or on their way back as credits, when the link
+    /// is full.
     pub fn in_air(flow: *const Flow) u64 {
         const rate = @max(flow.goodput, flow.arriving);
         return on_the_way(2 *| rate, flow.base_ns);
     }
 
-    /// The other side has not heard how many lanes there are to be.
+    /// Whether the other side has not been told the number of lanes that this side wants.
     pub fn is_news(flow: *const Flow) bool {
         return !flow.spread.is_fixed and flow.told != flow.spread.lanes;
     }
@@ -238,7 +257,8 @@ pub const Flow = struct {
         flow.way_loses = false;
     }
 
-    /// So many bytes have moved in an interval, both ways. Signs of life alone are none.
+    /// Notes the bytes that have moved in an interval, in both directions. Pings alone are idle
+    /// time.
     pub fn note_moved(flow: *Flow, bytes: u64, ns: u64) void {
         if (bytes <= idle_bytes) {
             flow.idle_ns +|= ns;
@@ -252,7 +272,7 @@ pub const Flow = struct {
         flow.idle_ns = 0;
     }
 
-    /// `received`: all that ever came in.
+    /// Notes the bytes that have come in during an interval. `received`: all that ever came in.
     pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
         const rate = per_second(received - flow.received, ns);
         flow.brought.arrived(received - flow.received, ns);
@@ -380,64 +400,68 @@ test "a pace is told again when it has changed by more than a little" {
 
 // ---- over how many lanes
 //
-// Over how many lanes a link is spread. Each lane is a TCP connection, which loss, a cap per flow
-// or its windows may hold below what the link carries: then twice as many are tried, and kept if
-// they bring more. A full link gains nothing by more of them. Among numbers that are as good the
-// smallest is kept, but not less than a link begins with: lanes take shares from others on the way,
-// and after a pause few of them begin slowly.
+// Each lane is a TCP connection. Loss, a cap for each connection or TCP's windows may hold it below
+// what the link carries. Then twice as many lanes are tried, and kept if they bring more; a full
+// link gains nothing by more lanes. Among numbers of lanes that bring the same, the smallest is
+// kept, because lanes take shares from others on the way. But a link keeps the number that it
+// begins with, because after a pause each lane begins slowly.
 
 pub const Spread = struct {
     lanes: u8,
-    /// The run has set it.
+    /// The run's settings say the number of lanes: no trials.
     is_fixed: bool = false,
-    /// The round under way, of intervals in which there was enough to send.
+    /// The round under way: its time, bytes, and the time in which the link was full. A round has
+    /// only intervals in which there was enough to send.
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
-    /// The trial under way: how many lanes there were, and what they moved, bytes per second.
+    /// The trial under way: the number of lanes before it, and what they moved, bytes per second.
     trial: ?struct { lanes: u8, moved: u64 } = null,
-    /// The round that begins a trial does not count: new connections start slowly.
+    /// False: this round does not count, because new connections start slowly.
     is_warm: bool = true,
-    /// The link loses packets that no full queue drops. Then connections carry much in their first
-    /// seconds and less and less after them, so one trial that brings nothing says little: it goes
-    /// on with twice as many, once until one has brought something.
+    /// The link loses packets that no full queue drops. Connections there carry much in their first
+    /// seconds and less and less after that, so one trial without a gain says little: it goes on
+    /// with twice as many lanes.
     is_lossy: bool = false,
+    /// A trial without a gain has gone on so. Only one may, until a trial has brought a gain.
     is_forgiven: bool = false,
-    /// Saturated time in which no fewer lanes are tried: what so many carry that lose packets
-    /// varies by more than one of them brings.
+    /// Busy time until fewer lanes may be tried. Lanes that lose packets vary by more than one lane
+    /// brings.
     down_rest: u64 = 0,
-    /// Saturated time until the next trial, and how long after one that brought nothing.
+    /// Busy time until the next trial, and the pause after a trial without a gain.
     rest: u64 = 0,
     rest_next: u64 = rest_min,
-    /// The next trial is one of fewer lanes.
+    /// The next trial, or the one under way, is of fewer lanes.
     down: bool = false,
-    /// Lanes leave one by one until there are so many: what they carried is more than those that
-    /// stay can carry at once.
+    /// The number of lanes at which lanes stop leaving; null: none leave. They leave one by one,
+    /// because those that stay cannot carry at once what the others carried.
     goal: ?u8 = null,
 
-    /// Long enough that what moves for a moment does not decide.
+    /// A round is long enough that a burst does not decide.
     const round_ns = 3 * s;
     const round_lossy_ns = 1500 * ms;
     const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
-    /// Those that stay have grown so many round trips after one has left.
+    /// A lane leaves after so many round trips, in which the lanes that stay have grown.
     const leave_trips = 4;
     const leave_ns = 500 * ms;
-    /// Twice the lanes must bring one part in so many more; half of them may bring one less.
+    /// Twice the lanes must bring more by one part in `gain_part`. Half of them may bring less by
+    /// one part in `loss_part`.
     const gain_part = 8;
     const gain_lossy_part = 4;
     const loss_part = 16;
 
-    /// Within a machine room two lanes keep both directions busy. Further away a connection takes
-    /// a while to grow, in each operation anew after a pause, so more of them begin.
+    /// The number of lanes at the beginning. Within a machine room two lanes keep both directions
+    /// busy. Further away a connection takes a while to grow, again after each pause, so more lanes
+    /// begin.
     pub const near = 2;
     const far = 4;
     const distant = 8;
     pub const far_ns = 2 * ms;
     const distant_ns = 50 * ms;
 
-    /// So many lanes a link begins with.
+    /// The number of lanes that a link with this round trip begins with.
     pub fn first(base_ns: u64) u8 {
         if (base_ns < far_ns) return near;
         return if (base_ns < distant_ns) far else distant;
@@ -463,7 +487,8 @@ pub const Spread = struct {
         } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
     }
 
-    /// Lanes that had lost nothing yet say nothing of how much those carry that lose packets.
+    /// The link begins to lose packets: ends the trial. The bytes that lanes carried before they
+    /// lost packets say nothing about those that they carry now.
     fn begin_lossy(spread: *Spread) void {
         _ = spread.end_round();
         if (spread.trial) |before| {
@@ -504,7 +529,8 @@ pub const Spread = struct {
         spread.is_warm = false;
     }
 
-    /// So much it moved, bytes per second, and whether the link was full most of the time.
+    /// Ends the round: what it moved, bytes per second, and whether the link was full most of the
+    /// time.
     fn end_round(spread: *Spread) struct { u64, bool } {
         defer {
             spread.ns = 0;
@@ -525,7 +551,7 @@ pub const Spread = struct {
         if (!is_kept and spread.is_lossy and !spread.down and !spread.is_forgiven) {
             spread.is_forgiven = true;
             if (!was_full and spread.lanes < base.limits.lanes_per_link_max) return spread.double();
-            spread.trial = null; // they are enough, for now
+            spread.trial = null; // the lanes are enough, for now
             return;
         }
         spread.trial = null;
@@ -542,7 +568,7 @@ pub const Spread = struct {
     }
 };
 
-/// Lanes that carry so much each, on a link that carries so much.
+/// Runs lanes that carry `each`, on a link that carries `all`.
 fn run_test(spread: *Spread, each: u64, all: u64, seconds: usize) void {
     run_on_test(spread, each, all, seconds, false);
 }
@@ -552,7 +578,7 @@ fn run_on_test(spread: *Spread, each: u64, all: u64, seconds: usize, is_lossy: b
         step_test(spread, @min(spread.lanes * each, all), false, is_lossy);
 }
 
-/// A fifth of a second, in which there was enough to send, and so many bytes per second arrived.
+/// A fifth of a second with enough to send, in which `rate` bytes per second arrived.
 fn step_test(spread: *Spread, rate: u64, is_full: bool, is_lossy: bool) void {
     spread.step(&.{
         .ns = 200 * ms,
@@ -722,47 +748,51 @@ test "what the run has set stays" {
 
 // ---- the way back
 //
-// How long what the other side sends waits on its way here. A round trip does not tell which of its
-// two ways has a queue, and acknowledgements wait in the queue of the other side's uplink, which
-// that one fills with what it sends to others. So pings say when they have left, by the clock of
-// the other side, and one that takes longer than the fastest of late has waited. The two clocks
-// need not agree, as only differences count. They need not run alike either, nor be true: nothing
-// waits for longer than round trips are longer than the shortest, so a clock that says so is set
-// anew.
+// How long packets of the other side wait on their way here. A round trip does not tell which of
+// its two ways has a queue. Acknowledgements wait in the queue of the other side's uplink, which
+// fills with what that side sends to others. So each ping says when it has left, by the clock of
+// the other side. A ping that takes longer than the fastest of late has waited for the difference.
+// The two clocks need not agree, because only differences count. They need not run alike, nor be
+// true: no packet waits for longer than round trips are longer than the shortest, so a clock that
+// says so is measured anew.
 //
-// frame.zig sends the stamps, measure.zig asks.
+// frame.zig sends the stamps, measure.zig asks for the waits.
 
 pub const WayBack = struct {
-    /// Microseconds from stamps to arrivals, more than that of the first: the least since the
-    /// interval began.
+    /// The least time from a stamp to its arrival in this interval, in microseconds more than the
+    /// first ping took; null: no ping came.
     least: ?i64 = null,
-    /// The least of the time under way, and of the one before.
+    /// The least time in the span under way, and in the span before it.
     fastest: i64 = never,
     fastest_before: i64 = never,
+    /// How long the span under way has lasted; it ends after `kept_ns`.
     lasted: u64 = 0,
-    /// From the first stamp to its arrival.
+    /// The time from the first stamp to its arrival, in microseconds of two clocks that do not
+    /// agree.
     first: ?u64 = null,
-    /// In the last interval that heard of any; null: that is long ago.
+    /// How long packets waited in the last interval with a ping; null: it is too long ago.
     waits_ns: ?u64 = null,
+    /// How long no ping has come.
     silent_ns: u64 = 0,
 
     const never = std.math.maxInt(i64);
-    /// Clocks of computers differ by half a millisecond in each second at most, most by far less.
+    /// Clocks of computers differ by half a millisecond in each second at most; most differ by far
+    /// less.
     const kept_ns = 20 * s;
-    /// It is known for so long after the last stamp.
+    /// A wait is taken as known for this time after the last ping.
     const known_ns = 200 * ms;
-    /// Pings are sent and read a little later than packets.
+    /// Pings are sent and read later than packets, by no more than this.
     const late_ns = 10 * ms;
 
-    /// Not a stamp: it may have waited for what was sent before it.
+    /// No stamp, because the ping may have waited for what was sent before it.
     pub const none: u64 = 0;
 
     pub fn stamp(now_ns: u64) u64 {
         return @max(1, now_ns / us);
     }
 
-    /// A ping is here that has left at `sent`, microseconds of the other side. All numbers are
-    /// possible: its clock began whenever it did.
+    /// Takes a ping that left at `sent`, in microseconds of the other side's clock. All numbers are
+    /// possible, because that clock may have begun at any time.
     pub fn heard(way: *WayBack, sent: u64, now_ns: u64) void {
         if (sent == none) return;
         const took = now_ns / us -% sent;
@@ -772,8 +802,8 @@ pub const WayBack = struct {
         way.least = @min(way.least orelse more, more);
     }
 
-    /// An interval is over, in which round trips were longer by `round_ns` than the shortest. How
-    /// long packets waited, and never more than that; null: that is not known.
+    /// Ends an interval whose round trips were longer than the shortest by `round_ns`. Returns how
+    /// long packets waited, which is never more than that; null: not known.
     pub fn step(way: *WayBack, ns: u64, round_ns: u64) ?u64 {
         way.grow_older(ns);
         const least = way.least orelse {
@@ -794,7 +824,7 @@ pub const WayBack = struct {
         return way.waits_ns;
     }
 
-    /// Nothing was measured for so long.
+    /// Forgets waits: nothing was measured for `ns`.
     pub fn rest(way: *WayBack, ns: u64) void {
         way.grow_older(ns);
         way.waits_ns = null;

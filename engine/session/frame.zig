@@ -1,7 +1,6 @@
-//! frame: from bytes on a lane to moves of an operation, and back. A frame says where it belongs;
-//! here it is matched with the group, epoch, attempt and operation that this peer knows, and with
-//! nothing else. Frames of a passed attempt are thrown away, opens of a later attempt are kept
-//! (link.zig).
+//! frame: turns bytes on a lane into moves of an operation, and moves into bytes. Each frame names
+//! its group, epoch, attempt and operation, and is matched with the ones that this peer knows.
+//! Frames of earlier attempts are thrown away. Frames of later attempts are kept (link.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -29,22 +28,24 @@ const limits = base.limits;
 
 // ---- operations
 
-/// Moves data of an operation in the current attempt of its epoch.
+/// Begins an operation's part in the current attempt of its epoch. `kept`: the chunks that were
+/// reduced in earlier attempts and are kept, and the ranks that hold them.
 pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange) void {
     const group = operation.group;
     const epoch = group.member.epoch_of(operation.op.epoch).?;
-    // Its inputs are the caller's again, so nothing can be done a second time.
+    // The inputs of a private operation in doubt are the caller's again, so nothing can be sent
+    // twice.
     if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
         return group.member.ask_to_abort(&operation.op);
-    // Completion is looked at later: this runs inside the member.
+    // Completion is looked at later, because this runs inside the member.
     defer wake_later(s, operation);
-    measure.end_probe(s); // it would be in the way, and be measured with the operation
+    measure.end_probe(s); // the probe would be in the way, and be measured with the operation
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
     if (operation.sync() != null) return sync_file.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
-    // A message goes straight from one to the other.
+    // The data of a message goes straight from one member to the other.
     start_along(s, operation, kept, &.between(operation.work.movement.board.ledger.roles.pair));
 }
 
@@ -73,7 +74,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     const x = operation.work.movement;
     const order = begin.order;
     x.begin(begin.*);
-    // The coordinator may have been between two attempts when it was told.
+    // The coordinator may have been between two attempts when it was told of a mismatch.
     operation.mismatch_told = false;
     const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {
@@ -101,7 +102,7 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     }
 }
 
-/// Which way the data takes in this attempt: as the call says, if there is such a way.
+/// The schedule of the data in this attempt: the one that the call asks for, if the paths allow it.
 fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective.Schedule {
     if (operation.op.descriptor.uneven) return .direct;
     if (!paths.has_ring) return .direct;
@@ -109,23 +110,23 @@ fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective
     return operation.schedule;
 }
 
-/// Data that a neighbour sent before this peer was ready for it.
+/// Takes the data that a neighbour sent before this peer had called the operation.
 fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighbour) void {
     const link = neighbour.link;
     const x = operation.work.movement;
-    if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
+    if (!x.receives_from(neighbour.position)) return; // the neighbour had no reason to send any
     while (link.early.recall_data(key_of(operation), x.board.attempt)) |item| {
         defer link.early.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header, neighbour.position) catch |err| place: {
-            // The same has come on another lane meanwhile, or is coming.
+            // A copy of the frame has come on another lane meanwhile, or is coming.
             if (err == error.Twice)
                 break :place link.take_over(operation.owner(), &item.header) orelse continue;
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
         };
         @memcpy(place.bytes, item.payload);
-        _ = x.arrived(&item.header, place.slot); // whoever replays wakes all
+        _ = x.arrived(&item.header, place.slot); // the caller of replay wakes all lanes
     }
 }
 
@@ -133,7 +134,7 @@ fn key_of(operation: *const Operation) Early.Key {
     return .of_operation(operation.group.id.?, operation.op.epoch, operation.op.id);
 }
 
-/// From now on no lane reads or writes memory of this operation.
+/// Ends the operation's part in an attempt: from now on no lane reads or writes its memory.
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
     for (operation.neighbours) |*neighbour| dial.forget_sent(neighbour.link, operation);
@@ -144,8 +145,8 @@ pub fn stop(s: *Session, operation: *Operation) void {
     }
 }
 
-/// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
-/// goes on for the others. Whether that is done (Movement.set_aside).
+/// Gives the caller its memory back as it was, so that no lane reads or writes it; the operation
+/// goes on for the other members. Returns whether that is done (Movement.set_aside).
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
     if (operation.sync() == null) {
@@ -168,18 +169,18 @@ fn detach(s: *Session, operation: *Operation) void {
         detach_link(s, neighbour.link, operation.owner());
 }
 
-/// A runner has done a job of it.
+/// A runner has done a job of this operation.
 pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.done(job)) wake_all(s, operation);
-    // One that is over in doubt goes on for the others.
+    // An operation in doubt is over for its caller and goes on for the others.
     if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .operation_settled);
     check_complete(s, operation);
 }
 
-/// Votes if everything is settled.
+/// Lets the member vote if all data is settled, or withdraws the operation if it must be.
 pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
@@ -194,6 +195,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
 
 // ---- incoming
 
+/// `count` bytes have come into the lane's slices: reads frames from them.
 pub fn received(s: *Session, lane: *Lane, count: usize) void {
     var rest = count;
     while (rest > 0) {
@@ -212,7 +214,7 @@ pub fn received(s: *Session, lane: *Lane, count: usize) void {
     }
 }
 
-/// False when the lane is gone.
+/// A head has come in whole. False: the lane is gone.
 fn on_head(s: *Session, lane: *Lane) bool {
     lane.head_done();
     return switch (lane.state) {
@@ -231,11 +233,11 @@ fn reject(s: *Session, lane: *Lane, why: []const u8) bool {
 }
 
 const Route = union(enum) {
-    /// An operation of the current attempt.
+    /// The frame is for an operation in the current attempt.
     current: *Operation,
-    /// For an epoch, attempt or operation that this peer has not reached yet.
+    /// The frame is for an epoch, attempt or operation that this peer has not reached yet.
     early,
-    /// For one that is over.
+    /// The frame is for an operation or attempt that is over.
     stale,
 };
 
@@ -245,7 +247,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     } else return .stale;
     const epoch = group.member.epoch_of(header.epoch) orelse
         return if (is_of_next(group, header.epoch, from)) .early else .stale;
-    // Others have nothing to say in it: only members can make this peer keep anything.
+    // Only members may make this peer keep anything: others have nothing to say in the epoch.
     const rank = epoch.rank_of(from) orelse return .stale;
     if (!epoch.alive.has(rank)) return .stale;
     if (header.attempt > epoch.attempt) return early_of(epoch, header);
@@ -262,13 +264,14 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     return if (is_over) .stale else early_of(epoch, header);
 }
 
-/// A frame that was in the air when its operation was aborted is not wanted.
+/// Routes a frame that came early. A frame that was in flight when its operation was aborted is
+/// stale.
 fn early_of(epoch: anytype, header: *const Header) Route {
     const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
     return if (epoch.is_aborted(id)) .stale else .early;
 }
 
-/// Whether the peer may be in the next epoch, which it was told of before this one.
+/// Whether the sender may be in the next epoch, which it may have been told of before this peer.
 fn is_of_next(group: *const Group, number: u64, from: base.PeerId) bool {
     if (number <= group.member.newest()) return false;
     for (group.round_members.items) |id| if (id.eql(from)) return true;
@@ -279,7 +282,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
     lane.incoming = wire.frame.decode(lane.head[0..wire.frame.header_bytes]) catch |err|
         return reject(s, lane, @errorName(err));
     const header = &lane.incoming;
-    // The other end knows that it works, too.
+    // The other side knows as well that the link works.
     dial.tell_link(s, lane.link.?, .up);
     dial.acknowledged(s, lane) catch |err| return reject(s, lane, @errorName(err));
     switch (header.kind) {
@@ -354,7 +357,7 @@ fn on_want(s: *Session, link: *Link, header: *const Header) sync_file.Error!void
     if (header.epoch == 0) return sync_file.on_prefetch_want(s, link, header);
     switch (route(s, header, link.peer)) {
         .current => |operation| try sync_file.on_want(s, link, operation, header),
-        // It offered before anybody could ask, so the attempt of this request is over.
+        // A sync offers before anybody can ask, so the attempt of this request is over.
         .early, .stale => {},
     }
 }
@@ -372,12 +375,13 @@ fn place_of(s: *Session, lane: *Lane, header: *const Header) sync_file.Error!?st
     if (header.epoch == 0) return sync_file.place_prefetched(s, lane, header);
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
-        .early, .stale => return null, // nobody has asked for it
+        .early, .stale => return null, // this peer has not asked for it in this attempt
     };
     return sync_file.place(s, lane, operation, header);
 }
 
-/// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
+/// Whether data is of a call that differs from this peer's. This peer's open tells the sender,
+/// which tells the coordinator.
 fn is_foreign(operation: *const Operation, header: *const Header) bool {
     return header.fingerprint != operation.fingerprint;
 }
@@ -387,7 +391,7 @@ fn throw_away(lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-/// False when the lane is gone.
+/// A payload has come in whole. False: the lane is gone.
 fn on_payload(s: *Session, lane: *Lane) bool {
     const header = &lane.incoming;
     if (header.kind == .open) return on_open(s, lane, header);
@@ -411,7 +415,8 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     return true;
 }
 
-/// Data that came ahead of time is whole. It may have become due, or stale, while it came in.
+/// Data that was sent ahead of time has come in whole. Meanwhile its operation may have begun or
+/// ended.
 fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
     const link = lane.link.?;
     const payload = lane.early;
@@ -457,7 +462,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-/// A neighbour has called the operation and can receive.
+/// A neighbour's open has come: it has called the operation and can receive.
 fn opened(
     s: *Session,
     operation: *Operation,
@@ -476,26 +481,26 @@ fn opened(
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     s.wake(neighbour.link);
-    // The other's call may be all that was missing.
+    // The other member's call may be all that was missing.
     if (operation.op.descriptor.is_between_two()) wake_later(s, operation);
 }
 
 // ---- outgoing
 //
-// From moves of an operation to bytes on a lane: which frame an idle lane sends next, and what
-// follows once it has left.
+// From moves of an operation to bytes on a lane: the frame that an idle lane sends next, and the
+// steps after it has left.
 //
-// Opens, credits and small operations go before large ones, so that a small operation beside a
-// large one takes hardly longer than alone. Large ones are not held up for it: for each whole frame
-// that small ones have put before them, they have one. Over a long link a small frame would still
-// wait for bytes that the system has taken; so there one lane of several is left to small ones for
-// a while.
+// Opens, credits and small operations go before large operations, so that a small operation beside
+// a large one takes hardly longer than alone. Large operations send one frame for every frame's
+// worth of bytes that small ones have sent first. Over a long link a small frame would still wait
+// behind bytes that the system has taken. So one lane of several carries small operations alone
+// there, for a while.
 
-/// Puts the next frame on a lane that is idle, if there is one.
+/// Puts the next frame on an idle lane, if there is one.
 pub fn next_outgoing(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
-    // The other side may be the one that dials.
+    // The other side may be the one that dials the missing lanes.
     if (link.flow.is_news()) return put_ping(s, lane, link);
     const says = lane.ping_due or lane.ack_due;
     if (!link.serves(lane)) return if (says) put_ping(s, lane, link);
@@ -508,8 +513,8 @@ pub fn next_outgoing(s: *Session, lane: *Lane) void {
     measure.next_probe(s, lane, link);
 }
 
-/// A sign of life, what has come in, how many lanes this side would like, how far it is, and when
-/// that leaves this side.
+/// Puts a ping on a lane: a sign of life, an acknowledgement, the number of lanes that this side
+/// would like, the round trip as this side knows it, and the time at which the ping leaves.
 fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
@@ -523,15 +528,17 @@ fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     lane.out_busy = true;
 }
 
-/// The system sends what it is given now, and nothing before that. Nobody asks near by.
+/// Whether the system would send the ping at once, with nothing before it. Near peers ask for no
+/// times.
 fn leaves_at_once(s: *const Session, lane: *Lane, link: *const Link) bool {
     if (!link.flow.is_far()) return false;
     const sample = s.host.vtable.lane_sample(s.host.ctx, lane) orelse return false;
     return sample.unsent == 0;
 }
 
-/// First opens, credits and requests of each operation and data of small ones, in turn; then data
-/// of large ones, in turn. One that is alone is asked once.
+/// Puts a frame of some operation on an idle lane. First come opens, credits and requests of each
+/// operation and data of small ones, in turn; then data of large ones, in turn. An operation that
+/// is alone is asked once.
 fn next_of_all(s: *Session, lane: *Lane, link: *Link) bool {
     const count = s.operations.items.len;
     const is_alone = count == 1 and !lane.is_kept;
@@ -567,8 +574,8 @@ fn next_of_large(s: *Session, lane: *Lane, link: *Link, room: *?bool) bool {
     return false;
 }
 
-/// A small operation has sent data: if a large one is under way beside it, the next small ones find
-/// a lane that is free.
+/// Notes that a small operation has sent data. If a large operation uses the link, too, a lane is
+/// kept free for the next small ones.
 fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
     link.overtaken += lane.out_payload.len;
     if (!link.flow.is_far()) return;
@@ -579,13 +586,15 @@ fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
     }
 }
 
-/// Programs call small operations beside large ones again and again, in each of their steps.
+/// A program calls small operations beside large ones in each of its steps, so a lane is kept free
+/// for this time.
 const keep_ns = 60 * std.time.ns_per_s;
 
-/// An operation may send opens, credits and requests alone, or all.
+/// The frames that an operation may send: opens, credits and requests alone, or all.
 const Part = enum { said, all };
 
-/// `room`: of room_ahead, once it is known.
+/// Puts the operation's next frame on an idle lane. `room`: the answer of has_room_ahead, once it
+/// is known.
 fn next_of(
     s: *Session,
     lane: *Lane,
@@ -628,7 +637,7 @@ fn next_of(
     return sync_file.next_cut(s, lane, operation, neighbour);
 }
 
-/// Whether another operation may send data to this peer before it has called it.
+/// Whether one more operation may send data to this peer before the peer has called it.
 fn has_room_ahead(s: *const Session, link: *const Link) bool {
     var ahead: usize = 0;
     for (s.operations.items) |operation| {
@@ -639,7 +648,7 @@ fn has_room_ahead(s: *const Session, link: *const Link) bool {
     return ahead < limits.eager_operations_max;
 }
 
-/// Everything that was put on the lane has left.
+/// A frame has left the lane whole.
 pub fn outgoing_sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
     lane.ping_due = false;
@@ -654,6 +663,6 @@ pub fn outgoing_sent(s: *Session, lane: *Lane) void {
     frame.is_counted = true;
     operation.work.movement.sent(frame.fragment);
     if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
-    // It may have been waiting for this to leave.
+    // Completion may have been waiting for this frame to leave.
     if (!operation.op.complete) check_complete(s, operation);
 }

@@ -1,5 +1,5 @@
-//! Group: this peer's place in one group of the run, as the user's calls see it. The protocol is
-//! protocol/member.zig's; the session fills this in.
+//! Group: this peer's place in one group of the run, as calls of the user see it. The protocol of a
+//! group is in protocol/member.zig; membership.zig fills in what the coordinator says.
 
 const std = @import("std");
 const base = @import("base");
@@ -13,15 +13,17 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// The states of which a member has committed a sync, by the tags that follow from their names. A
-/// state that is made anew under its name is the same one. The last of them are kept.
+/// The states whose syncs this peer has committed, by their tags, which follow from their names. A
+/// state that is made anew under the same name is the same state. Only the states that were synced
+/// last are kept.
 pub const Synced = struct {
-    /// The one that was synced last is at the end.
+    /// The state that was synced last is at the end.
     items: std.ArrayList(Item) = .empty,
 
+    /// `expected`: the revision that the state had after its last commit here.
     const Item = struct { tag: u64, expected: u64 };
 
-    /// Makes room for all that are kept.
+    /// Makes room for all states that may be kept, so that `note` cannot fail.
     pub fn reserve(synced: *Synced, gpa: Allocator) Allocator.Error!void {
         try synced.items.ensureTotalCapacityPrecise(gpa, limits.states_synced_max);
     }
@@ -30,12 +32,13 @@ pub const Synced = struct {
         synced.items.deinit(gpa);
     }
 
-    /// The revision that follows the last commit; 0: there was none.
+    /// The revision of a state after its last committed sync; 0: it has committed none.
     pub fn expected(synced: *const Synced, tag: u64) u64 {
         return synced.items.items[synced.find(tag) orelse return 0].expected;
     }
 
-    /// A sync is committed; there is room.
+    /// Notes that a sync of a state is committed, and forgets the oldest state if all places are
+    /// taken.
     pub fn note(synced: *Synced, tag: u64, revision: u64) void {
         const items = &synced.items;
         if (synced.find(tag)) |index| _ = items.orderedRemove(index);
@@ -50,56 +53,66 @@ pub const Synced = struct {
 };
 
 pub const Group = struct {
-    /// Its Session, which is made of groups: the actions of the member find it here (control.zig).
+    /// The Session of the group, without its type because Session imports this file. The member's
+    /// actions find it here (control.zig).
     session: *anyopaque,
-    /// No other group of the session has it.
+    /// The group's number in this session, which no other group ever has.
     number: u64,
-    /// The caller's to use.
+    /// For the caller to use.
     user: usize = 0,
     name: []u8,
     initial_world_size: u32,
-    /// The peers that it is made of, where it does not take whoever comes.
+    /// The founders of a sub-group; null: the group takes any peer that asks.
     founding: ?Founding = null,
-    /// Given by the coordinator.
+    /// The number that the coordinator has given to the group; null: it has given none.
     id: ?u16 = null,
     member: protocol.Member,
     state: State = .joining,
-    /// The answer to its join has not come on this connection (membership.zig: present).
+    /// A join was sent on the present connection, and is not answered (membership.zig:
+    /// present_group).
     asks: bool = false,
-    /// The user holds the group no more: it stays until that answer has come.
+    /// The user has let go of the group. It is freed once its join is answered.
     is_released: bool = false,
+    /// When an admit() of the user fails for want of time.
     admit_deadline: base.Instant = base.never,
-    /// Members of the epoch that the round under way makes: they may begin it before this peer is
-    /// told.
+    /// Members of the epoch that the round under way prepares. They may begin the epoch before this
+    /// peer is told.
     round_members: std.ArrayList(PeerId) = .empty,
-    /// Peers whose lanes the round under way waits for.
+    /// Peers to which the round under way wants lanes.
     round_peers: std.ArrayList(PeerId) = .empty,
-    /// The peers among them whose lanes are not open, as the coordinator was told; room for all.
+    /// The peers of `round_peers` without an open lane, as the coordinator was last told. There is
+    /// room for all.
     missing_told: std.ArrayList(wire.control.Missing) = .empty,
-    /// When it is told next, if anything is missing then.
+    /// When the coordinator is told of missing lanes next, if there are any then.
     report_at: base.Instant = base.never,
+    /// The user has been told that the group is ready.
     ready_told: bool = false,
-    /// The last that the coordinator has said of a group that waits for more peers to begin.
+    /// How many peers are here, of how many that the group needs to begin, as the coordinator said
+    /// last.
     attendance: ?Attendance = null,
-    /// The epoch that the log last said this peer is in.
+    /// The last epoch that the log says this peer has entered.
     entry_said: u64 = 0,
-    /// Peers for which this one, a newcomer, waits, as the coordinator has said last.
+    /// The peers that this newcomer waits for, as the coordinator said last.
     awaited: Awaited = .{},
-    /// When the log last said for whom a call waits.
+    /// When the log last said which members a call waits for, or with which members nothing moves.
     wait_said_at: base.Instant = 0,
-    /// The user wants to enter, and waits for what is fetched before (sync.zig).
+    /// The user has called admit(), which begins when fetches in the background are over
+    /// (sync.zig).
     admit_waits: bool = false,
+    /// The agreement of all members on the next safe point.
     vote: Vote = .{},
-    /// Why the coordinator has let this peer go; see `why_removed`.
+    /// The reason why this peer is not a member any more; see `why_removed`.
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
-    /// The call that this peer, which is new, should have made, and who has made it.
+    /// The call that a member from before has made, if this newcomer was refused because of its own
+    /// call.
     wanted: ?Wanted = null,
-    /// The rates of the links of its newest epoch, once any was told.
+    /// The rates of links in the newest epoch of which any were told.
     measured: ?*Measured = null,
-    /// The user's, who destroys them before the group is released.
+    /// States that the user shares with the group. The user destroys them before the group is
+    /// released.
     states: std.ArrayList(Shared) = .empty,
-    /// States that this peer has synced here, and in sub-groups of this group.
+    /// The states that this peer has synced here, and in sub-groups of this group.
     synced: Synced = .{},
     synced_below: Synced = .{},
 
@@ -110,15 +123,16 @@ pub const Group = struct {
         peer: PeerId,
         descriptor: wire.control.Descriptor,
     };
-    /// Members of an epoch of another group.
+    /// The founders of a sub-group: members of an epoch of the parent.
     pub const Founding = struct {
         parent: []u8,
         epoch: u64,
-        /// In rank order.
+        /// The founders in the order of their ranks in the sub-group.
         members: []PeerId,
-        /// The number of the group that the parent comes from, or of the parent.
+        /// `Group.number` of the group at the root: the parent, or the group that the parent was
+        /// founded from.
         root: u64,
-        /// This peer was new in the parent.
+        /// This peer was a newcomer in the parent when it founded.
         is_new: bool,
     };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
@@ -126,42 +140,50 @@ pub const Group = struct {
     pub const Shared = struct {
         group: *Group,
         state: *SharedState,
-        /// The fetch of this peer before it enters (sync.zig).
+        /// The fetch of this state in the background, before this peer enters (sync.zig); null:
+        /// there is none.
         prefetch: ?*Transfer = null,
     };
     const removed_bytes_max = limits.expelled_bytes_max;
 
-    /// A safe point that all members pass together (membership.zig).
+    /// The agreement of all members on whether a new epoch begins at the next safe point
+    /// (membership.zig).
     pub const Vote = struct {
-        /// Whether this peer knows of an epoch that begins at this safe point, and whether all do.
+        /// 1: this peer knows an epoch that begins at the safe point, else 0. `all`: the least of
+        /// all members' numbers, once they have agreed.
         own: u32 = 0,
         all: u32 = 0,
-        /// The operation of the members, while there is one.
+        /// The operation in which the members agree; null: there is none.
         op: ?*protocol.Op = null,
-        /// The user waits for what all agree on.
+        /// The user waits for the agreement in an admit().
         is_wanted: bool = false,
-        /// It has come to something.
+        /// The operation has ended or is in doubt, and membership.zig has not acted on it.
         is_news: bool = false,
-        /// Agreed: a new epoch begins at the safe point, which is not passed yet, or it does not.
+        /// True: members have agreed that a new epoch begins at the safe point, which this peer has
+        /// not passed yet. False: they have agreed that none does. Null: there is no agreement.
         agreed: ?bool = null,
-        /// For whom a call that ran out of time has waited.
+        /// The end of a sentence about an admit() that ran out of time: the members that it waited
+        /// for.
         late_storage: [late_bytes_max]u8 = undefined,
         late_length: usize = 0,
 
         const late_bytes_max = 400;
 
-        /// Half a sentence, or nothing.
+        /// The members that the last admit() waited for in vain, as half a sentence; empty if there
+        /// are none.
         pub fn why_late(vote: *const Vote) []const u8 {
             return vote.late_storage[0..vote.late_length];
         }
 
-        /// An earlier call has run out of time, and others may have passed the safe point.
+        /// Whether an earlier admit() has begun an agreement that is not used: others may have
+        /// passed the safe point.
         pub fn is_open(vote: *const Vote) bool {
             return vote.op != null or vote.agreed != null;
         }
     };
 
-    /// As a newcomer tells them: a member is one, whoever the founders were.
+    /// The founders as a newcomer names them in its join; none if this peer has been in an epoch of
+    /// the group, because it is a member then, whichever founders it named.
     pub fn founders(group: *const Group) wire.control.Founders {
         const founding = if (group.founding) |*it| it else return .{};
         if (group.member.newest() > 0) return .{};
@@ -172,8 +194,8 @@ pub const Group = struct {
         };
     }
 
-    /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
-    /// membership is over.
+    /// Keeps the reason why this peer is not a member any more, in a form that can be shown. Called
+    /// once, before the user is told that the membership is over.
     pub fn removed(group: *Group, why: []const u8) void {
         group.removed_length = base.text.show(why, &group.removed_storage).len;
     }
@@ -182,20 +204,20 @@ pub const Group = struct {
         return group.removed_storage[0..group.removed_length];
     }
 
-    /// Another round begins, or this peer is in: who is away now is told anew.
+    /// Forgets which peers are away, when a round begins or ends: the coordinator names them anew.
     pub fn forget_away(group: *Group) void {
         if (group.awaited.why == .away) group.awaited = .{};
     }
 
-    /// Whether this peer, which is a member, has come with the current epoch; in a sub-group,
-    /// whether it had come to the parent so when it named the founders.
+    /// Whether this member has come with the current epoch. In a sub-group: whether it was a
+    /// newcomer in the parent when it named the founders.
     pub fn is_newcomer(group: *const Group) bool {
         if (group.founding) |*founding| return founding.is_new;
         const current = group.member.current.?;
         return current.rank >= current.ids.len - current.joined;
     }
 
-    /// Whether a peer is in an epoch of this one or in the round under way.
+    /// Whether a peer is in an epoch of this peer or in the round under way.
     pub fn knows(group: *const Group, id: PeerId) bool {
         for (group.round_members.items) |member| if (member.eql(id)) return true;
         for (group.member.epochs) |slot| if (slot) |item| {
@@ -204,7 +226,7 @@ pub const Group = struct {
         return false;
     }
 
-    /// Whether it must stay known where this peer is dialed, and what it is called.
+    /// Whether the address and the label of a peer must be kept.
     pub fn needs(group: *const Group, id: PeerId) bool {
         if (group.knows(id)) return true;
         for (group.states.items) |item| if (item.prefetch) |fetching| {
@@ -218,7 +240,7 @@ pub const Group = struct {
         return null;
     }
 
-    /// The user waits in an admit.
+    /// Whether the user waits in an admit().
     pub fn is_admitting(group: *const Group) bool {
         return group.member.admitting or group.vote.is_wanted or group.admit_waits;
     }
@@ -256,29 +278,29 @@ pub const Group = struct {
         return if (group.member.current) |current| current.ids else &.{};
     }
 
-    /// Peers that are new in the current epoch.
+    /// The newcomers of the current epoch.
     pub fn joined(group: *const Group) []const PeerId {
         const current = group.member.current orelse return &.{};
         return current.ids[current.ids.len - current.joined ..];
     }
 
-    /// Peers of the epoch before that are gone.
+    /// Peers of the epoch before that are not in the current epoch.
     pub fn left(group: *const Group) []const PeerId {
         return if (group.member.current) |current| current.left else &.{};
     }
 
-    /// Members of the current epoch that have not come to its safe point, as far as this peer
-    /// knows.
+    /// Members of the current epoch that have not passed the safe point at which it begins, as far
+    /// as this peer knows.
     pub fn not_entered(group: *const Group) base.Mask {
         return if (group.member.current) |current| current.not_entered() else .empty;
     }
 
-    /// Newcomers that wait for the next safe point.
+    /// How many newcomers wait for the next safe point.
     pub fn pending(group: *const Group) u32 {
         return group.member.newcomers_waiting();
     }
 
-    /// Those that wait for their turn included.
+    /// How many operations are in flight or wait for their turn.
     pub fn in_flight(group: *const Group) u32 {
         return @intCast(group.member.in_flight());
     }
@@ -303,20 +325,23 @@ test "a state is known by its name until as many others as are kept were synced 
 
 // ---- peers that a newcomer waits for
 //
-// Peers for which this one, a newcomer, waits, by the coordinator's word: for an error and for the
-// log. membership.zig takes it; protocol/debt.zig finds the peers.
+// The peers that this newcomer waits for, by the coordinator's word, for an error and for the log.
+// membership.zig keeps it; protocol/debt.zig finds the peers.
 
 pub const Awaited = struct {
     why: control.Awaited.Why = .begin,
+    /// How many peers are waited for in all.
     count: u32 = 0,
+    /// The first of them.
     named: [limits.awaited_told_max]Named = undefined,
     named_count: usize = 0,
+    /// When the coordinator said so.
     at: base.Instant = 0,
 
     const Named = struct {
         id: base.PeerId,
         label: base.Label,
-        /// Null: it is in no epoch.
+        /// The peer's rank in the epoch; null: it is in no epoch.
         rank: ?u16,
 
         pub fn format(it: *const Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -327,11 +352,11 @@ pub const Awaited = struct {
         }
     };
 
-    /// The coordinator has lost this peer's connection.
+    /// Whether the coordinator may have lost its connection to this peer.
     pub fn is_away(awaited: *const Awaited, id: base.PeerId) bool {
         if (awaited.why != .away) return false;
         for (awaited.named[0..awaited.named_count]) |*peer| if (peer.id.eql(id)) return true;
-        return awaited.count > awaited.named_count; // it may be one that is not named
+        return awaited.count > awaited.named_count; // `id` may be a peer that is not named
     }
 
     pub fn eql(a: *const Awaited, b: *const Awaited) bool {
@@ -342,7 +367,8 @@ pub const Awaited = struct {
         return true;
     }
 
-    /// For an error; nothing where it was long ago: it is said again and again while it lasts.
+    /// A sentence for an error. Empty if nothing was said for long: the coordinator repeats it
+    /// while it is true.
     pub fn text(awaited: *const Awaited, now: base.Instant, buffer: []u8) []const u8 {
         const is_old = now -| awaited.at >= 3 * limits.wait_told_ns_max;
         if (awaited.count == 0 or is_old) return "";

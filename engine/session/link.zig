@@ -1,9 +1,9 @@
-//! Link: the lanes to one other peer. Either side dials, one of them first; a lane that breaks is
-//! dialed again. Which links are wanted is dial.zig's.
+//! Link: the lanes to one other peer. Either side may dial, and one of them does first; a lane that
+//! breaks is dialed again. dial.zig decides which links are wanted.
 //!
-//! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
-//! stream: which frame is coming in and where its payload goes, and which frame is going out. The
-//! meaning of frames is frame.zig's. A lane does not know whose memory its payloads are in: it
+//! Lane: one connection to another peer, as bytes in and bytes out. It keeps its place in both
+//! streams: the frame that is coming in and the memory for its payload, and the frame that is going
+//! out. frame.zig knows what frames mean. A lane does not know whose memory its payloads are in: it
 //! keeps an owner, which it hands back.
 
 const std = @import("std");
@@ -25,62 +25,73 @@ pub const Link = struct {
     gpa: Allocator,
     peer: base.PeerId,
     address: []u8 = &.{},
-    /// Where both sides dial at once, the connections of this one stay: its id is larger.
+    /// The id of this side is larger. Where both sides dial at the same time, this side's
+    /// connections stay, and the other side's are ended.
     wins: bool,
-    /// This side dials at once, and the other when that seems to lead nowhere. At first it is the
-    /// one that wins, then the one that has made the last lane.
+    /// This side dials at once; the other side dials later, if no lane has come. At first the side
+    /// that wins leads, then the side that has made the last lane.
     leads: bool,
+    /// The lanes by their numbers; null: no lane has the number.
     lanes: [limits.lanes_per_link_max]?*Lane = @splat(null),
     /// No lane has this number or a larger one.
     lanes_end: u8 = 0,
+    /// How many lanes are open.
     open_count: u32 = 0,
+    /// The measurements of the link, and the decisions that follow from them (flow.zig).
     flow: flow_file.Flow,
-    /// There was a lane at some time.
+    /// The link has had an open lane at some time.
     was_open: bool = false,
+    /// An epoch, a round, a fetch or a message of this peer needs the link (dial.zig).
     wanted: bool = false,
-    /// Wanted for the messages of this peer alone: the other side may not know of them yet.
+    /// Only messages of this peer need the link: the other side may not know of them yet.
     borrowed: bool = false,
-    /// When an unwanted link is closed.
+    /// When the link is closed if it is not wanted.
     expires_at: base.Instant,
-    /// The end of the last dial; `pending` again once there is a lane.
+    /// How the last dial ended; `pending` again once a lane is open.
     dialed: wire.Dialed = .pending,
-    /// The address of this machine that it came from; zeros before there was one.
+    /// The address of this machine that the last dial came from; zeros before the first dial.
     dialed_from: base.Source = @splat(0),
+    /// No dial before this time. `retries`: lanes that were lost, or did not open, since a lane
+    /// last opened.
     retry_at: base.Instant = 0,
     retries: u6 = 0,
-    /// When the coordinator was last asked where the peer is dialed.
+    /// When the coordinator was last asked for the address of the peer; null: never.
     asked_at: ?base.Instant = null,
-    /// Since when no lane is open.
+    /// Since when no lane is open, while the link is wanted.
     down_since: base.Instant,
-    /// The health that coordinators were told, or will be when one is there.
+    /// The health of the link that the coordinator was told, or will be told when there is one.
     told: wire.control.LinkHealth = .up,
-    /// Bytes on its lanes, and those that the coordinator has been told of (session.zig).
+    /// Bytes on all lanes of the link, and the part of them that the coordinator has been told
+    /// (session.zig).
     sent: u64 = 0,
     received: u64 = 0,
     sent_told: u64 = 0,
     received_told: u64 = 0,
-    /// Where round robin goes on, among all operations and among large ones; and the bytes that
-    /// small ones have sent since a large one had its turn (frame.zig).
+    /// The indexes of the operations with the next turn, among all operations and among large ones.
+    /// `overtaken`: bytes that small operations have sent since a large one had its turn
+    /// (frame.zig).
     turn: usize = 0,
     turn_of_large: usize = 0,
     overtaken: usize = 0,
-    /// Until then the first lane has no data of large operations.
+    /// Until this time the first open lane carries no data of large operations.
     keeps_until: base.Instant = 0,
-    /// Frames that lanes which broke had not delivered: they go first (dial.zig).
+    /// Frames that lanes which broke had not delivered: they go out before others (dial.zig).
     again: std.ArrayList(Sent) = .empty,
     /// Frames of operations that this peer has not reached yet.
     early: Early,
-    /// When a frame was last acknowledged by the other side, or something of a payload came in.
+    /// When the other side last acknowledged a frame, or bytes of a payload last came in.
     moved_at: base.Instant = 0,
-    /// The bytes that it may be probed with for nothing.
+    /// Bytes of probes that the link still has free of charge (session.zig).
     probe_left: u32 = limits.probe_bytes_max,
-    /// The peer is to hear that this one has no time for its probe.
+    /// The peer is to be told that this peer does not take its probe.
     declines: bool = false,
-    /// The coordinator does not know what it carries.
+    /// The coordinator has asked for the rate of this link, which this peer knows: the next message
+    /// about traffic names the link even if it is idle.
     is_asked: bool = false,
-    /// Requests of the peer, a newcomer, in the background.
+    /// Requests of the peer for shared states, which it fetches as a newcomer in the background.
     asked: Requests = .{},
-    /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
+    /// The group in which the peer is a newcomer that fetches; null: it has asked for nothing.
+    /// Others may enter the group before it.
     asks_in: ?u16 = null,
 
     pub fn deinit(link: *Link) void {
@@ -91,7 +102,7 @@ pub const Link = struct {
         link.* = undefined;
     }
 
-    /// The places of the lanes that there are to be.
+    /// The places of the lanes that the link is to have.
     pub fn places(link: *Link) []?*Lane {
         return link.lanes[0..link.flow.lanes()];
     }
@@ -101,12 +112,13 @@ pub const Link = struct {
         link.lanes_end = @max(link.lanes_end, lane.number + 1);
     }
 
-    /// Whether data goes out on this lane: of more than there are to be, the first that are open.
+    /// Whether this side sends data on this lane. If more lanes are open than this side wants, only
+    /// the first open ones serve.
     pub fn serves(link: *const Link, lane: *const Lane) bool {
         return link.is_among_first(lane, link.flow.spread.lanes);
     }
 
-    /// Whether neither side sends data on this lane, by what they have told each other.
+    /// Whether neither side sends data on this lane, by the numbers that they have told each other.
     pub fn is_surplus(link: *const Link, lane: *const Lane) bool {
         return !link.is_among_first(lane, link.flow.lanes());
     }
@@ -120,7 +132,8 @@ pub const Link = struct {
         return before < lanes;
     }
 
-    /// Whether this lane is the one that is left to small operations. A link of few lanes has none.
+    /// Whether this lane carries small operations alone now. A link of fewer than `keeps_of` lanes
+    /// has no such lane.
     pub fn keeps(link: *const Link, lane: *const Lane, now: base.Instant) bool {
         if (now >= link.keeps_until) return false;
         if (@min(link.open_count, link.flow.spread.lanes) < keeps_of) return false;
@@ -139,13 +152,14 @@ pub const Link = struct {
         link.address = copy;
     }
 
-    /// When it is closed because nobody wants it: not while the peer waits for calls of this one.
+    /// When the link is closed because nothing wants it; `never` while it is wanted, and while it
+    /// keeps frames for operations that this peer has not called yet.
     pub fn ends_at(link: *const Link) base.Instant {
         return if (link.wanted or link.early.count() > 0) base.never else link.expires_at;
     }
 
-    /// The bytes of a frame have a place already. If they are still coming in on another lane, and
-    /// were sent before this, that lane lets go of the place. Null: this frame is not needed.
+    /// The place of a frame that another lane is bringing already, if this copy of the frame was
+    /// sent later: the other lane lets go of the place. Null: this frame is not needed.
     pub fn take_over(
         link: *const Link,
         owner: Lane.Owner,
@@ -163,13 +177,13 @@ pub const Link = struct {
         return null;
     }
 
-    /// Whether something of this owner is coming in.
+    /// Whether a payload of this owner is coming in on any lane.
     pub fn brings(link: *const Link, owner: Lane.Owner) bool {
         for (link.lanes) |place| if (place) |lane| if (lane.brings(owner)) return true;
         return false;
     }
 
-    /// Whether a frame is unacknowledged, still leaves, or has come in part.
+    /// Whether a frame is unacknowledged, has not left whole, or has come in only in part.
     pub fn is_loaded(link: *const Link) bool {
         if (link.again.items.len > 0) return true;
         return for (link.lanes[0..link.lanes_end]) |place| {
@@ -179,7 +193,7 @@ pub const Link = struct {
         } else false;
     }
 
-    /// The bytes still to come of the payloads that have begun, on all lanes.
+    /// Bytes still to come of this owner's payloads that have begun, on all lanes.
     pub fn bytes_left(link: *const Link, owner: Lane.Owner) usize {
         var left: usize = 0;
         for (link.lanes) |place| if (place) |lane| {
@@ -191,78 +205,92 @@ pub const Link = struct {
 
 pub const Lane = struct {
     gpa: Allocator,
-    /// The driver's to use.
+    /// For the driver to use.
     driver: usize = 0,
     state: State,
-    /// Null until a stranger has said who it is, and for a dial that the coordinator has asked for.
+    /// The link of the lane. Null: a stranger that has not said which peer it is, or a dial that
+    /// the coordinator has asked for.
     link: ?*Link,
+    /// The lane's index in `Link.lanes`.
     number: u8 = 0,
-    /// This side has dialed it.
+    /// This side has dialed the lane.
     is_ours: bool = false,
-    /// Where one that was accepted comes from, and whether that was just now.
+    /// The address that an accepted connection comes from.
     source: base.Source = @splat(0),
+    /// The connection was accepted at this instant, so its first bytes may not have been read yet.
     is_fresh: bool = false,
     /// When a connection that is not open yet is given up.
     deadline: base.Instant,
-    /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
+    /// When bytes last came in. An open lane that is silent for the silence limit is dead.
     heard_at: base.Instant = 0,
-    /// How long it took to connect, which is one round trip; 0: the other side has dialed, or a
-    /// packet was lost.
+    /// How long the connect took, which is one round trip; 0: the other side has dialed, or the
+    /// time says nothing because a packet was lost.
     connect_ns: u64 = 0,
+    /// When bytes last went out. An open lane that takes none for the silence limit is dead.
     spoke_at: base.Instant = 0,
-    /// When something of account was last under way on it, at a tick (dial.zig), and how many
-    /// frames of account had gone both ways then.
+    /// When frames that are acknowledged were last under way on the lane, at a tick, and how many
+    /// of them had gone in both directions by then (dial.zig).
     used_at: base.Instant = 0,
     used: frame.Header.Count = 0,
+    /// A ping is to be sent: nothing has left for half a heartbeat.
     ping_due: bool = false,
-    /// The last sample, and whether a frame was under way then.
+    /// The system's counters at the last measurement, and whether a frame was going out then.
     sample: ?flow_file.Sample = null,
     was_busy: bool = false,
-    /// Acknowledged in the last interval, bytes per second.
+    /// Bytes per second that the other side has acknowledged in the last interval.
     moved: u64 = 0,
-    /// It has no data of large operations, so it may be idle while its link has more to send.
+    /// The lane carries no data of large operations, so it may be idle while its link has more to
+    /// send.
     is_kept: bool = false,
-    /// As the driver was told.
+    /// The pace that the driver was last told.
     pace: flow_file.Pace = .{},
-    /// A pause has ended so long ago: it begins slowly again. Its losses before that count no more.
+    /// Time since a pause of the link ended, after which the lane begins slowly again; null: there
+    /// was no pause. `lost_before`: bytes sent again before the pause, which do not count any more.
     restarted_ns: ?u64 = null,
     lost_before: u64 = 0,
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.
     head: [hello.hello_bytes]u8 = undefined,
+    /// Bytes that the head has in all, and bytes of it that have come.
     head_need: usize,
     head_got: usize = 0,
+    /// The header of the frame that is coming in.
     incoming: frame.Header = undefined,
-    /// Where the rest of the payload goes; null while a head is read.
+    /// Memory for the rest of the payload; null: a head is read, or the payload is thrown away.
     into: ?[]u8 = null,
-    /// Payload bytes to throw away, because nobody wants them any more.
+    /// Bytes of a payload still to come that are thrown away, because nothing wants them.
     discard: usize = 0,
+    /// Whose memory `into` is, and the slot of an operation that it is in; null: it is the lane's.
     into_owner: ?Owner = null,
     into_slot: u16 = collective.no_slot,
-    /// Data frames that have come in whole, also those that nobody wants; and whether the other
-    /// side waits to hear of it.
+    /// Frames that are acknowledged and have come in whole, wanted or not. `ack_due`: the other
+    /// side waits to be told the number.
     taken: frame.Header.Count = 0,
     ack_due: bool = false,
-    /// The payload that is coming in was sent ahead of time.
+    /// The memory of the payload that is coming in, if it was sent ahead of time; else empty.
     early: []u8 = &.{},
+    /// The descriptor of an open that is coming in.
     descriptor: [wire.control.descriptor_bytes]u8 = undefined,
 
-    // Outgoing: what is left of a head, and of a payload.
+    // Outgoing: the rest of a head, and the rest of a payload.
     out_head: [out_head_bytes]u8 = undefined,
     out_head_left: []const u8 = "",
     out_payload: []const u8 = "",
+    /// Whose memory `out_payload` is; null: it is the lane's, or there is none.
     out_owner: ?Owner = null,
+    /// The frames that have gone out and that the other side has not acknowledged.
     unacked: Unacked = .{},
-    /// A frame is under way.
+    /// A frame is going out, and has not left whole.
     out_busy: bool = false,
-    /// It has had its turn, and lets the other lanes have theirs (sync.zig).
+    /// The lane has been given data, and lets the other lanes of its link go first (sync.zig).
     had_turn: bool = false,
+    /// A copy of the rest of a payload whose owner has taken its memory back.
     bounce: []u8 = &.{},
-    /// Memory ran out and the stream has lost its place: nothing moves any more, and the session
-    /// closes it before the call under way returns.
+    /// Memory ran out and the stream has lost its place. Nothing moves on the lane any more, and
+    /// the session closes it before the call under way returns.
     broken: bool = false,
 
-    /// A hello, or a frame header with a descriptor.
+    /// Room for a hello, or for a frame header with a descriptor.
     const out_head_bytes = @max(
         hello.hello_bytes,
         frame.header_bytes + wire.control.descriptor_bytes,
@@ -271,23 +299,24 @@ pub const Lane = struct {
     pub const State = enum {
         /// The driver is connecting.
         dialing,
-        /// Our hello is sent, the answer is awaited.
+        /// This side's hello is on its way, and the answer has not come.
         greeting,
-        /// Accepted; its hello is awaited.
+        /// The connection was accepted, and its hello has not come.
         stranger,
-        /// Its hello is here, in the name of a peer that nobody has named yet, or in the place of a
-        /// lane of ours that may still be answered.
+        /// The hello has come, and is not answered yet: no group of this peer knows the sender, or
+        /// a lane of this side with the same number may still be answered.
         waiting,
-        /// A refusal is being sent; then it is closed.
+        /// A last answer is being sent; then the lane is closed.
         refusing,
+        /// Both sides have greeted each other: frames follow.
         open,
     };
 
-    /// Whose memory a payload is in.
+    /// The owner of the memory that a payload is in.
     pub const Owner = union(enum) {
-        /// A call's (operation.zig).
+        /// A call (operation.zig).
         operation: *anyopaque,
-        /// A shared state's, fetched or given in the background (sync.zig).
+        /// A shared state whose leaves are fetched or given in the background (sync.zig).
         state: *anyopaque,
     };
 
@@ -314,7 +343,7 @@ pub const Lane = struct {
         };
     }
 
-    /// One that has not said who it is.
+    /// A connection that has not said which peer it is, as base/places.zig counts it.
     pub fn guest(lane: *const Lane) ?base.places.Guest {
         const spoke = lane.state == .stranger and lane.head_got > 0;
         return .{ .source = lane.source, .silent = !spoke, .fresh = lane.is_fresh };
@@ -326,7 +355,7 @@ pub const Lane = struct {
         lane.* = undefined;
     }
 
-    /// The connection is greeted: frames follow.
+    /// The connection is greeted: frames follow from now on.
     pub fn open(lane: *Lane, now: base.Instant) void {
         lane.state = .open;
         lane.heard_at = now;
@@ -359,8 +388,8 @@ pub const Lane = struct {
         return count + 1;
     }
 
-    /// The event that `count` received bytes completed, and how many it took; call again with the
-    /// rest.
+    /// Takes `count` received bytes up to the next event: the event that they complete, and how
+    /// many bytes were taken. The caller calls again with the rest.
     pub fn consume(lane: *Lane, count: usize) struct {
         taken: usize,
         event: enum { none, head, payload, discarded },
@@ -382,7 +411,7 @@ pub const Lane = struct {
         return .{ .taken = taken, .event = if (lane.head_got == lane.head_need) .head else .none };
     }
 
-    /// The head is read; the next bytes are a payload or another head.
+    /// The head is read: the next bytes are a payload or another head.
     pub fn head_done(lane: *Lane) void {
         lane.head_got = 0;
     }
@@ -410,7 +439,7 @@ pub const Lane = struct {
         @memcpy(lane.head_room(bytes.len), bytes);
     }
 
-    /// A head of so many bytes goes out, which the caller writes now.
+    /// Room for a head of `bytes` bytes that goes out. The caller writes it now.
     pub fn head_room(lane: *Lane, bytes: usize) []u8 {
         assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
         const room = lane.out_head[0..bytes];
@@ -418,18 +447,18 @@ pub const Lane = struct {
         return room;
     }
 
-    /// The payload goes out behind the head.
+    /// Sends a payload behind the head.
     pub fn put_payload(lane: *Lane, payload: []const u8, owner: Owner) void {
         lane.out_payload = payload;
         lane.out_owner = owner;
     }
 
-    /// The header that was put last.
+    /// The header of the frame that was put on the lane last.
     pub fn outgoing(lane: *const Lane) frame.Header {
         return frame.decode(lane.out_head[0..frame.header_bytes]) catch unreachable; // made here
     }
 
-    /// True when everything that was put has left.
+    /// Notes that `count` bytes have left. True: the frame has left whole.
     pub fn sent(lane: *Lane, count: usize) bool {
         const head = @min(count, lane.out_head_left.len);
         lane.out_head_left = lane.out_head_left[head..];
@@ -437,12 +466,12 @@ pub const Lane = struct {
         return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
     }
 
-    /// Whether a payload is coming in, wherever it goes.
+    /// Whether a payload is coming in, also one that is thrown away.
     pub fn takes(lane: *const Lane) bool {
         return lane.into != null or lane.discard > 0;
     }
 
-    /// Whether something of this owner is coming in.
+    /// Whether a payload of this owner is coming in.
     pub fn brings(lane: *const Lane, owner: Owner) bool {
         return is_same(lane.into_owner, owner);
     }
@@ -451,29 +480,29 @@ pub const Lane = struct {
         return std.meta.eql(one orelse return false, other);
     }
 
-    /// From now on the lane does not touch the memory of this owner: what is left to send is
-    /// copied, what is still to come is thrown away. The stream keeps its place; without memory for
-    /// the copy the lane is `broken`. Whoever called this may be in the middle of the lane's bytes,
-    /// so it is not closed here.
+    /// The lane does not touch the memory of this owner from now on: the rest of a payload that
+    /// goes out is copied, and the rest of a payload that comes in is thrown away. The stream keeps
+    /// its place. Without memory for the copy the lane is `broken`. It is not closed here, because
+    /// the caller may be in the middle of the lane's bytes.
     pub fn detach(lane: *Lane, owner: Owner) void {
         if (lane.brings(owner)) lane.drop_into();
         if (is_same(lane.out_owner, owner)) lane.bounce_out();
     }
 
-    /// The count that the other side is told with each frame.
+    /// The number of frames that this side has, to be told in a frame that goes out.
     pub fn answer(lane: *Lane) frame.Header.Count {
         lane.ack_due = false;
         return lane.taken;
     }
 
-    /// The place of the payload that is coming in, from its start.
+    /// The memory of the whole payload that is coming in, from its first byte.
     pub fn place(lane: *const Lane) []u8 {
         const rest = lane.into.?;
         const whole: usize = lane.incoming.payload_bytes;
         return (rest.ptr - (whole - rest.len))[0..whole];
     }
 
-    /// Throws away what is still to come of the payload.
+    /// Throws away the rest of the payload that is coming in.
     pub fn drop_into(lane: *Lane) void {
         if (lane.into) |into| lane.discard = into.len;
         lane.into = null;
@@ -500,17 +529,17 @@ pub const Lane = struct {
 
 // ---- frames that come early
 //
-// The frames that a peer has sent ahead of time, for operations that this peer has not reached yet.
-// They are bounded for each operation, and for the link that they came on.
+// Frames that a peer has sent ahead of time, for operations that this peer has not reached yet.
+// Their bytes are bounded for each operation and for each link.
 
 pub const Early = struct {
     gpa: Allocator,
     kept: std.AutoArrayHashMapUnmanaged(Key, Kept) = .empty,
-    /// The memory of the data among it, with that which is still coming in.
+    /// Bytes of all payloads that are kept or still coming in, with the cost of keeping them.
     bytes: usize = 0,
 
     pub const Key = struct {
-        /// A whole word, so that a key is hashed at once and not field by field.
+        /// A u64, so that the key is hashed as one block of bytes and not field by field.
         group: u64,
         epoch: u64,
         tag: u64,
@@ -530,14 +559,14 @@ pub const Early = struct {
         }
     };
 
-    /// For one operation, in one attempt: the latest.
+    /// Frames that are kept for one operation, of the latest attempt that was heard of.
     const Kept = struct {
         attempt: u32,
         open: ?Open = null,
         data: std.ArrayList(Data) = .empty,
         data_bytes: usize = 0,
 
-        /// Whether a data frame of this place is among it.
+        /// Whether a data frame with the place of this one is kept.
         fn has(kept: *const Kept, header: *const Header) bool {
             for (kept.data.items) |*item| if (item.header.is_same(header)) return true;
             return false;
@@ -554,18 +583,19 @@ pub const Early = struct {
         early.* = undefined;
     }
 
-    /// Operations of which there is something.
+    /// How many operations have something kept.
     pub fn count(early: *const Early) usize {
         return early.kept.count();
     }
 
-    /// Keeps an open until the operation is called here in that attempt.
+    /// Keeps an open until this peer begins the operation in that attempt.
     pub fn remember(early: *Early, key: Key, attempt: u32, open: Open) Error!void {
         const kept = try early.obtain(key, attempt) orelse return;
         kept.open = open;
     }
 
-    /// The place for what is said of an operation in an attempt; null if a later one has begun.
+    /// The place of an operation for frames of this attempt; null: frames of a later attempt are
+    /// kept. Frames of an earlier attempt are forgotten.
     fn obtain(early: *Early, key: Key, attempt: u32) Error!?*Kept {
         if (early.kept.getIndex(key)) |index| {
             const kept = &early.kept.values()[index];
@@ -578,10 +608,10 @@ pub const Early = struct {
         return entry.value_ptr;
     }
 
-    /// The frames that wait for this operation in this attempt. Those of an older one are
-    /// forgotten.
+    /// The frames that are kept for this operation in this attempt; null: there are none. Frames of
+    /// an earlier attempt are forgotten.
     fn find(early: *Early, key: Key, attempt: u32) ?*Kept {
-        if (early.count() == 0) return null; // most often: no hash of the key is needed
+        if (early.count() == 0) return null; // most often: the key need not be hashed
         const index = early.kept.getIndex(key) orelse return null;
         const kept = &early.kept.values()[index];
         if (kept.attempt == attempt) return kept;
@@ -589,20 +619,21 @@ pub const Early = struct {
         return null;
     }
 
-    /// The open that waits for this operation and attempt, if any; it is forgotten.
+    /// Takes the open that is kept for this operation and attempt; null: there is none.
     pub fn recall(early: *Early, key: Key, attempt: u32) ?Open {
         const kept = early.find(key, attempt) orelse return null;
         defer kept.open = null;
         return kept.open;
     }
 
-    /// Whether a data frame of this place is kept already.
+    /// Whether a data frame with the place of this one is kept in its attempt.
     pub fn has_data(early: *Early, header: *const Header) bool {
         const kept = early.find(.of(header), header.attempt) orelse return false;
         return kept.has(header);
     }
 
-    /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
+    /// Memory for a payload that was sent ahead of time. `keep_data` follows when the payload is
+    /// whole.
     pub fn reserve_data(early: *Early, header: *const Header) Error![]u8 {
         const bytes = header.payload_bytes;
         const before = if (early.find(.of(header), header.attempt)) |kept| kept.data_bytes else 0;
@@ -613,7 +644,7 @@ pub const Early = struct {
         return payload;
     }
 
-    /// Small payloads count with what it takes to keep them.
+    /// Bytes that a payload of this size counts as. Small payloads cost more than their bytes.
     fn cost(bytes: usize) usize {
         return bytes + @sizeOf(Data);
     }
@@ -623,20 +654,20 @@ pub const Early = struct {
         early.gpa.free(payload);
     }
 
-    /// Takes over the payload, also when it fails.
+    /// Keeps a frame whose payload is whole. The payload is taken over, also on an error.
     pub fn keep_data(early: *Early, header: *const Header, payload: []u8) Error!void {
         errdefer early.forget_data(payload);
         const kept = try early.obtain(.of(header), header.attempt) orelse
             return early.forget_data(payload);
-        // Several lanes may have brought some at the same time, and the same.
+        // Several lanes may have brought the same frame at the same time.
         if (kept.has(header)) return early.forget_data(payload);
         if (kept.data_bytes + payload.len > limits.eager_bytes_max) return error.TooMuchAhead;
         try kept.data.append(early.gpa, .{ .header = header.*, .payload = payload });
         kept.data_bytes += payload.len;
     }
 
-    /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets
-    /// it.
+    /// Takes one data frame of this operation and attempt; null: there are no more. The caller
+    /// gives the payload to `forget_data`.
     pub fn recall_data(early: *Early, key: Key, attempt: u32) ?Data {
         const kept = early.find(key, attempt) orelse return null;
         const data = kept.data.pop() orelse return null;
@@ -644,7 +675,7 @@ pub const Early = struct {
         return data;
     }
 
-    /// An operation is over: whatever was kept for it is not wanted.
+    /// Forgets all frames of an operation, which is over.
     pub fn forget(early: *Early, key: Key) void {
         if (early.count() == 0) return;
         if (early.kept.getIndex(key)) |index| early.forget_at(index);
@@ -657,7 +688,7 @@ pub const Early = struct {
         early.kept.swapRemoveAt(index);
     }
 
-    /// Forgets what is of passed attempts of this epoch.
+    /// Forgets frames of earlier attempts of this epoch.
     pub fn prune(early: *Early, group: u16, epoch: u64, attempt: u32) void {
         var index = early.count();
         while (index > 0) {
@@ -668,7 +699,7 @@ pub const Early = struct {
         }
     }
 
-    /// Forgets what is of this epoch and those before it; maxInt: the whole group.
+    /// Forgets frames of this epoch and of the epochs before it; maxInt: of the whole group.
     pub fn prune_epochs(early: *Early, group: u16, epoch: u64) void {
         var index = early.count();
         while (index > 0) {
@@ -688,7 +719,7 @@ fn test_header(sequence: u64, attempt: u32, payload_bytes: u32) Header {
     });
 }
 
-/// Each is another piece.
+/// Keeps one more frame, of another piece each time.
 fn test_keep(early: *Early, like: Header) Early.Error!void {
     var header = like;
     const kept = early.kept.getPtr(.of(&header));
@@ -771,27 +802,29 @@ test "opens ahead of time are bounded" {
 
 // ---- frames that are not acknowledged
 //
-// The frames that have gone out on one lane and that the other side has not said it has, oldest
-// first: data, and requests of shared states with their answers. A lane delivers in order, so a
-// count of them is an acknowledgement. If the lane breaks they go again on another, so whatever
-// they are sent from is kept until then.
+// Frames that have gone out on one lane and that the other side has not acknowledged, oldest first:
+// data, and requests for shared states with their answers. A lane delivers in order, so an
+// acknowledgement is a number of frames. If the lane breaks, its frames go again on another lane,
+// so the memory that they are sent from is kept until they are acknowledged.
 
-/// A frame that is acknowledged: a move of an operation, a fragment of one, or of a shared state.
+/// A frame that is to be acknowledged: a move of an operation or a fragment of it, or a frame of a
+/// shared state.
 pub const Sent = struct {
-    /// Null: its attempt is over, or it is of a state that is fetched in the background.
+    /// The frame's operation. Null: its attempt is over, or it is of a state that is fetched in the
+    /// background.
     operation: ?*anyopaque,
     move: collective.Move = undefined,
     fragment: wire.Fragment = .whole,
-    /// A frame of a shared state, and no move.
+    /// A request or an answer of a shared state; null: the frame is a move.
     request: ?Request = null,
-    /// It has left this peer at some time, as movements count it.
+    /// The frame has left this peer at some time, and is counted as sent.
     is_counted: bool = false,
-    /// How often it was sent before.
+    /// How often the frame was sent before.
     again: u8 = 0,
 
     pub const Request = struct {
         item: Requests.Item,
-        /// This peer has given it; else it has asked for it.
+        /// This peer gives what the item names; otherwise this peer asks for it.
         is_answer: bool,
     };
 };
@@ -800,19 +833,19 @@ pub const Unacked = struct {
     all: [most]Sent = undefined,
     first: u8 = 0,
     count: u8 = 0,
-    /// Something of the newest has not left yet, so nobody can have it.
+    /// The newest frame has not left whole, so it cannot be acknowledged.
     is_leaving: bool = false,
-    /// Acknowledged since the lane opened.
+    /// Frames that were acknowledged since the lane opened.
     acked: Count = 0,
 
-    /// So many frames of a lane may be under way; of whole ones, 16 MiB.
+    /// Frames of one lane that may be unacknowledged; 16 MiB of whole ones.
     const most = 64;
 
     pub fn has_room(unacked: *const Unacked) bool {
         return unacked.count < most;
     }
 
-    /// The other side is to say soon what it has.
+    /// Whether the other side should acknowledge soon, because half of the room is taken.
     pub fn is_short(unacked: *const Unacked) bool {
         return unacked.count >= most / 2;
     }
@@ -823,7 +856,7 @@ pub const Unacked = struct {
         unacked.is_leaving = true;
     }
 
-    /// The oldest is `at(0)`.
+    /// The frame with this index, counted from the oldest.
     pub fn at(unacked: *Unacked, index: u8) *Sent {
         return &unacked.all[(unacked.first + index) % most];
     }
@@ -832,7 +865,8 @@ pub const Unacked = struct {
         return unacked.at(unacked.count - 1);
     }
 
-    /// The other side has so many. Returns how many of these are new.
+    /// The other side has `total` frames by its own count. Returns how many of them were not
+    /// acknowledged before.
     pub fn acknowledged(unacked: *const Unacked, total: Count) error{AcknowledgedTooMany}!u8 {
         const new = total -% unacked.acked;
         if (new > unacked.count - @intFromBool(unacked.is_leaving))
@@ -840,7 +874,7 @@ pub const Unacked = struct {
         return @intCast(new);
     }
 
-    /// The oldest is acknowledged.
+    /// Takes the oldest frame, which is acknowledged.
     pub fn pop(unacked: *Unacked) Sent {
         const oldest = unacked.at(0).*;
         unacked.first = (unacked.first + 1) % most;
@@ -849,7 +883,7 @@ pub const Unacked = struct {
         return oldest;
     }
 
-    /// Acknowledgements for this operation mean nothing any more.
+    /// Acknowledgements of this operation's frames have no effect any more.
     pub fn forget(unacked: *Unacked, operation: *const anyopaque) void {
         for (0..unacked.count) |index| {
             const sent = unacked.at(@intCast(index));
@@ -872,7 +906,7 @@ test "frames are acknowledged in their order, and no more than were sent" {
     unacked.is_leaving = false;
     try std.testing.expectEqual(2, try unacked.acknowledged(0));
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(2));
-    // One that is older than what was said before says something absurd.
+    // An acknowledgement of fewer frames than were acknowledged before makes no sense.
     const before = std.math.maxInt(Count) - 2;
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(before));
     unacked.forget(&operations[1]);
@@ -895,36 +929,38 @@ test "a lane takes a bounded number, also round the end of its list" {
 
 // ---- requests for a shared state
 //
-// Requests of another peer for a shared state that this peer holds: leaves and pages of their
-// hashes, from when it asks until they are answered, first in first out. A request that comes again
-// while it waits is one, because a lane that breaks has things said twice (dial.zig). A leaf may go
-// out as several fragments (sync.zig): the rest of it waits as the first request. Requests of this
-// peer are in state.zig; how they are said, and where the answers go: sync.zig.
+// Requests of another peer for parts of a shared state that this peer holds: leaves, and pages of
+// leaf hashes. They wait from when they come until they are answered, first in first out. A request
+// that comes again while it waits counts once, because both sides repeat requests when a lane
+// breaks (dial.zig). A leaf may go out as several fragments (sync.zig); then the rest of it waits
+// as the first request. This peer's own requests are in state.zig; sync.zig sends them and takes
+// the answers.
 
-/// Classes of requests, as they travel: `index` is a leaf, or a page of hashes.
+/// Classes of requests on the wire: `index` is a leaf, or a page of hashes.
 pub const class_leaf = 0;
 pub const class_hashes = 1;
 
-/// Each peer may ask at any time, and few do: nothing is kept for those that do not.
+/// The requests of one peer that wait. Most peers ask for nothing, so nothing is allocated for
+/// them.
 pub const Requests = struct {
     waiting: std.Deque(Item) = .empty,
-    /// Answers that have begun. Each has its number, so that nobody takes a fragment of one for
-    /// that of another, which may be cut in another way.
+    /// How many answers have begun: the source of their numbers. By the number the other side tells
+    /// fragments of one answer from those of another, which may be cut differently.
     begun: u32 = 0,
 
     pub const Item = struct {
         class: u16,
         index: u32,
-        // Where the answer belongs; of requests in the background only (sync.zig).
+        // The place of the answer, for requests in the background alone (sync.zig).
         group: u16 = 0,
         tag: u64 = 0,
         number: u32 = 0,
         fingerprint: u32 = 0,
-        /// How often it was answered before, on lanes that broke.
+        /// How often the item was sent before, on lanes that broke.
         again: u8 = 0,
-        /// The number of the answer; 0: it has not begun.
+        /// The number of the answer; 0: the answer has not begun.
         answer: u32 = 0,
-        /// This part of it is still to go, or goes again.
+        /// The part of the answer that is still to go, or that goes again.
         part: Fragment = .whole,
 
         fn asks_the_same(one: Item, other: Item) bool {
@@ -936,13 +972,14 @@ pub const Requests = struct {
         }
     };
 
-    /// A page, and the leaves that may be on request at the same time; and as many that were asked
-    /// for, or answered, on lanes that broke.
+    /// The most requests that wait: those that a peer may have open at the same time (one page, and
+    /// its leaves), and as many again that were repeated after lanes broke.
     pub const most = 2 * (limits.state_asked_max + 1);
 
     pub const Error = error{ OutOfMemory, TooManyRequests };
 
-    /// Where the answer has begun it begins anew: the other side may have thrown away what went.
+    /// Adds a request that has come. If it waits already, its answer begins anew, because the other
+    /// side may have thrown away what it had.
     pub fn push(requests: *Requests, gpa: Allocator, item: Item) Error!void {
         var count: usize = 0;
         for (0..requests.waiting.len) |index| {
@@ -957,8 +994,8 @@ pub const Requests = struct {
         try requests.waiting.pushBack(gpa, item);
     }
 
-    /// One whose answer was lost with its lane goes first, unless all of it is to go anyway. The
-    /// other side did not ask twice, so there is no limit to it: a lane holds few answers.
+    /// Puts back a part whose answer was lost with its lane, before all others, unless the whole
+    /// item is to go anyway. There is no limit, because a lane holds few answers.
     pub fn put_back(requests: *Requests, gpa: Allocator, item: Item) error{OutOfMemory}!void {
         for (0..requests.waiting.len) |index| {
             const waiting = requests.waiting.atPtr(index);
@@ -969,12 +1006,13 @@ pub const Requests = struct {
         try requests.waiting.pushFront(gpa, item);
     }
 
-    /// The one to answer next.
+    /// The request that is answered next.
     pub fn first(requests: *const Requests) ?*const Item {
         return if (requests.waiting.len > 0) requests.waiting.atPtr(0) else null;
     }
 
-    /// This part of the first one goes now. The rest, if there is one, stays first.
+    /// Takes `part` of the first request, which goes out now. The rest of it, if there is any,
+    /// stays first.
     pub fn take(requests: *Requests, gpa: Allocator, part: Fragment) Item {
         const waiting = requests.waiting.atPtr(0);
         if (waiting.answer == 0) {
@@ -1020,7 +1058,7 @@ test "a request that waits already is one, and one whose answer was lost goes fi
     for (0..3) |_| for (0..Requests.most) |index|
         try requests.push(gpa, .{ .class = class_leaf, .index = @intCast(index) });
     try requests.put_back(gpa, .{ .class = class_hashes, .index = 0, .again = 2 });
-    // It was asked for again before its lane broke here as well.
+    // The leaf was asked for again before its lane broke here as well.
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0, .again = 1 });
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expectEqual(Requests.most + 1, requests.waiting.len);
@@ -1044,7 +1082,7 @@ test "the rest of an answer goes first, and each answer has its number" {
     try std.testing.expectEqual(first.answer, second.answer);
     try std.testing.expectEqual(Fragment{ .before = 13 }, requests.first().?.part);
     try std.testing.expectEqual(0, requests.first().?.index);
-    // It is asked for again: all of it goes, as another answer.
+    // The leaf is asked for again: all of it goes, as another answer.
     try requests.push(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expect(requests.first().?.part.is_whole());
     const anew = requests.take(gpa, .whole);

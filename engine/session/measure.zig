@@ -1,8 +1,9 @@
-//! measure: what each lane has moved in an interval, and what follows: how fast its link is sent to
-//! (pace.zig), over how many lanes (flow.zig), and how much of it the system may hold unsent.
-//! Bytes that the system holds cannot go another way any more: the fewer, the sooner a slow lane is
-//! noticed, and the sooner a small call gets past a large one. Links of which nothing is known are
-//! probed. The driver has the samples, and does what is decided (session.zig).
+//! Measure: takes the counters of each lane in every interval, and decides from them: the rate of a
+//! link (pace.zig), the number of its lanes (flow.zig), and how many bytes the system may hold
+//! unsent. Bytes that the system holds cannot go another way any more. The fewer they are, the
+//! sooner a slow lane is noticed, and the sooner a small call gets past a large one. Links of which
+//! nothing is known are probed. The driver reads the counters, and does what is decided
+//! (session.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -30,12 +31,14 @@ const bit = collective.matrix.bit;
 const limits = base.limits;
 const members_max = collective.matrix.members_max;
 
-/// While bytes move.
+/// The time from one measurement to the next, while bytes move.
 pub const every_ns = 100 * std.time.ns_per_ms;
+/// After so many intervals without a measurement, the process stood still.
 const late = 5;
 
-/// A lane is open: the distance is known from how long that took. `all`: the user's limit for all
-/// links; 0: none.
+/// A lane is open: notes the distance, from its counters or from how long the connect took, and
+/// tells the driver its first pace. `all`: the user's limit for all links, bytes per second; 0:
+/// none.
 pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u64) void {
     const flow = &link.flow;
     const ceiling = lesser(idle_part(links, all), flow.ceiling);
@@ -52,11 +55,11 @@ pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u
     });
 }
 
-/// All links, for the time since the last call. `node`: what they carry together. `ceiling`: bytes
-/// per second of this peer on all links together, as the user says; 0: none. Whether any moves
-/// something.
+/// Measures all links over `ns`, the time since the last measurement, and sets their paces. `node`:
+/// the rates of all links together. `ceiling`: the user's limit for all links together, bytes per
+/// second; 0: none. Returns whether any link moves bytes.
 pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64) bool {
-    // A process that stood still does not know how fast a link was.
+    // A process that stood still does not know the rate of a link.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
     var moves = false;
@@ -88,7 +91,8 @@ pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceili
     return moves or busy > 0;
 }
 
-/// The part of each of so many links that are busy, but those that the user keeps below it.
+/// Bytes per second for each of the links that are busy, after those that the user limits to less
+/// than an even part have taken theirs.
 fn busy_part(links: []const *Link, ceiling: u64, busy: u64) u64 {
     const even = part_of(ceiling, busy);
     var left = ceiling;
@@ -100,14 +104,14 @@ fn busy_part(links: []const *Link, ceiling: u64, busy: u64) u64 {
     return if (others == 0) even else part_of(left, others);
 }
 
-/// The part of a link that was idle: all others may begin in the same moment.
+/// Bytes per second for a link that was idle: all other links may begin at the same moment.
 fn idle_part(links: []const *Link, ceiling: u64) u64 {
     var open: u64 = 0;
     for (links) |link| open += @intFromBool(link.open_count > 0);
     return part_of(ceiling, open);
 }
 
-/// 0 is no limit, so no part of a limit is 0.
+/// An even part of a limit, and never 0, because 0 means no limit.
 fn part_of(ceiling: u64, count: u64) u64 {
     return if (ceiling == 0) 0 else @max(1, ceiling / @max(1, count));
 }
@@ -117,18 +121,19 @@ fn is_busy(link: *const Link) bool {
     return false;
 }
 
-/// Whether a payload is coming in.
+/// Whether a payload is coming in on a lane of the link.
 fn takes(link: *const Link) bool {
     for (link.lanes) |place| if (place) |lane| if (lane.takes()) return true;
     return false;
 }
 
-/// Within a machine room no queue is seen, and a probe is no traffic of the user's.
+/// Whether a link counts among those that share the uplink. In a machine room no queue is seen, and
+/// a probe is not the user's traffic.
 fn is_counted(link: *const Link) bool {
     return link.open_count > 0 and link.flow.is_far() and !link.flow.is_probed;
 }
 
-/// Sums up what its lanes have moved since the last time.
+/// Fills in the link's interval from its lanes' counters, and adds it to `all`.
 fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     const flow = &link.flow;
     flow.lanes_open = 0;
@@ -167,7 +172,8 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     }
     flow.last = .{};
     if (flow.lanes_open == 0) return;
-    // Where the system does not say, it is as far as it was when the lane opened, and never full.
+    // Where the system does not say, the distance is the one at the opening of the lane, and the
+    // link never seems full.
     if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
     i.known = flow.carried.rate;
     i.rtt_ns = if (weighted == 0) i.base_ns else weighted / i.acked *| std.time.ns_per_us;
@@ -181,7 +187,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     flow.note(&i);
 }
 
-/// How fast it is sent to until the next time, and over how many lanes.
+/// Sets the link's rate and the number of its lanes, and tells each lane its pace.
 fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, held: u32) void {
     const flow = &link.flow;
     if (flow.lanes_open == 0) return;
@@ -191,7 +197,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
     const pacer = if (is_shared) &flow.shared else &flow.pacer;
     const other = if (is_shared) &flow.pacer else &flow.shared;
     other.pause();
-    // Connections that have just begun say no more than how much they carried.
+    // New connections, which a probe has, only say how much they have carried.
     const learns = !flow.is_probed;
     if (learns) {
         if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
@@ -210,7 +216,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
         count += 1;
     }
     pace.share(rate, moved[0..count], shares[0..count]);
-    // Where the user limits it, a link near by is busy for as long as it has something to send.
+    // Where the user limits a near link, it is busy for as long as it has something to send.
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
     flow.take_turn(rate);
     for (lanes[0..count], moved[0..count], shares[0..count], 0..) |lane, each, given, index| {
@@ -228,8 +234,8 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
     }
 }
 
-/// Arrivals may gather for so long before they are read, while bytes move: it costs less to read
-/// many packets at once, and over a long link nobody notices. 0 where any link is short.
+/// How long arrivals may gather before they are read, while bytes move; 0 where any link is short.
+/// It costs less to read many packets at once, and over a long link nobody notices.
 pub fn patience_ns(links: []const *Link) u64 {
     var shortest: u64 = std.math.maxInt(u64);
     for (links) |link| {
@@ -239,13 +245,13 @@ pub fn patience_ns(links: []const *Link) u64 {
     return @min(shortest / patience_part, patience_most_ns);
 }
 
-/// Less than this is not worth a timer.
+/// A shorter time is not worth a timer.
 const patience_from_ns = 10 * std.time.ns_per_ms;
 const patience_most_ns = 1 * std.time.ns_per_ms;
 const patience_part = 64;
 
-/// Bytes that are in the air on the fullest link. An operation never takes room for more than half
-/// of its own (collective/board.zig).
+/// Bytes in flight on the fullest link. An operation takes room for no more than half of its own
+/// size (collective/board.zig).
 pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());
@@ -259,13 +265,13 @@ fn held_max(host: Host, links: []const *Link) u32 {
     return Pace.held(peers <= host.cores);
 }
 
-/// Whether some other peer is far away.
+/// Whether any other peer is far away.
 pub fn any_far(links: []const *Link) bool {
     for (links) |link| if (link.flow.is_far()) return true;
     return false;
 }
 
-/// Bytes that came in while nothing was measured are not of the next interval.
+/// Bytes that came in before an interval begins do not count in it.
 fn begin_measure(links: []const *Link) void {
     for (links) |link| {
         link.flow.received = link.received;
@@ -273,12 +279,12 @@ fn begin_measure(links: []const *Link) void {
     }
 }
 
-/// A connection that has been idle for so long begins with few packets again.
+/// A connection that has been idle for this time begins with few packets again.
 const restart_ns = 500 * std.time.ns_per_ms;
-/// It has what it had before after so long, and then cubic grows faster than reno.
+/// A connection has grown back after this time; then cubic grows faster than reno.
 const restart_most_ns = 1 * std.time.ns_per_s;
 
-/// It is measured again, after so long a time in which nothing moved.
+/// Measuring begins again after `idle_ns` in which nothing moved.
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     begin_measure(links);
     node.rest(idle_ns);
@@ -294,7 +300,7 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     }
 }
 
-/// The lesser of two limits, where 0 is none.
+/// The smaller of two limits, where 0 means no limit.
 fn lesser(one: u64, other: u64) u64 {
     return if (one == 0) other else if (other == 0) one else @min(one, other);
 }
@@ -302,7 +308,7 @@ fn lesser(one: u64, other: u64) u64 {
 fn tell(host: Host, lane: *Lane, wanted: Pace) void {
     if (!lane.pace.differs(wanted)) return;
     var told = wanted;
-    // Whether or not the system grants it, to ask once is enough.
+    // It is enough to ask the system once, whether or not it grants the congestion control.
     if (wanted.control == lane.pace.control) told.control = null;
     lane.pace = wanted;
     lane.pace.renews = false;
@@ -374,12 +380,12 @@ test "a link has its part of the user's limit, or its own limit where that is lo
 
 // ---- probes
 //
-// Probes of links of which nobody knows what they carry, as the coordinator asks for
-// them (protocol/measurement.zig). A probe is frames that mean nothing, which its receiver throws
-// away. They go where nothing else is to be sent, and end as soon as a call begins at either end.
+// The coordinator asks for probes of links whose rate nobody knows (protocol/measurement.zig). A
+// probe is frames without a meaning, which the receiver throws away. They go where nothing else is
+// to be sent, and end as soon as a call begins at either end.
 
-/// Whether the coordinator may ask this peer to take part in a probe: where all others are near, no
-/// link needs any.
+/// Whether the coordinator may ask this peer to take part in a probe now: it takes part in probes,
+/// nothing moves, no call is under way, and some peer is far. Near links need no probe.
 pub fn may_begin(s: *const Session) bool {
     const is_quiet = s.measure_at == base.never and !is_called(s);
     return s.probe.bytes_max > 0 and is_quiet and any_far(s.links.items);
@@ -390,22 +396,23 @@ fn is_called(s: *const Session) bool {
     return false;
 }
 
-/// The coordinator does not know what the link to this member carries.
+/// The coordinator asks for the rate of the link to a member. A known rate is told with the next
+/// message about traffic; otherwise a probe begins.
 pub fn on_probe(
     s: *Session,
     group: *const Group,
     body: *const wire.control.Probe,
 ) error{Unexpected}!void {
-    const epoch = group.member.epoch_of(body.epoch) orelse return; // it is over
+    const epoch = group.member.epoch_of(body.epoch) orelse return; // the epoch is over
     if (body.rank >= epoch.ids.len or body.rank == epoch.rank) return error.Unexpected;
     const link = s.link_to(epoch.ids[body.rank]) orelse return;
-    // It is told with the next account.
+    // The rate is told with the next message about traffic.
     link.is_asked = link.flow.carries() > 0;
     if (link.is_asked or link.open_count == 0 or !link.flow.is_far()) return;
     if (is_called(s) or s.probe.is_under_way(s.now)) return;
     const left = s.probe.allowed(link.probe_left);
     if (left == 0) return;
-    end_probe(s); // one whose link has lost its lanes
+    end_probe(s); // a probe whose link has lost its lanes
     s.probe.under_way = .{
         .to = link.peer,
         .left = left,
@@ -415,7 +422,8 @@ pub fn on_probe(
     s.wake(link);
 }
 
-/// A connection begins slowly, so a probe that is cut short says nothing of the link.
+/// Ends the probe under way. A connection begins slowly, so a probe that is cut short says nothing
+/// of the link.
 pub fn end_probe(s: *Session) void {
     const under_way = s.probe.under_way orelse return;
     s.probe.under_way = null;
@@ -424,7 +432,7 @@ pub fn end_probe(s: *Session) void {
     if (!under_way.is_whole(s.now)) link.flow.carried = .{};
 }
 
-/// Puts the next frame of a probe on a lane for which there is nothing else, if there is one.
+/// Puts the next frame of a probe on an idle lane for which there is nothing else, if there is one.
 pub fn next_probe(s: *Session, lane: *Lane, link: *Link) void {
     if (link.declines) {
         link.declines = false;
@@ -451,7 +459,8 @@ fn put_probe(lane: *Lane, payload: []const u8) void {
 
 pub const ProbeError = error{ TooLong, ProbeOfNoMember };
 
-/// A frame of one comes in, and is thrown away.
+/// A frame of a probe has come in, and its payload is thrown away. An empty frame says that the
+/// other side does not take this peer's probe.
 pub fn on_probe_frame(s: *Session, lane: *Lane, header: *const Header) ProbeError!void {
     const link = lane.link.?;
     if (header.payload_bytes == 0) {
@@ -466,7 +475,7 @@ pub fn on_probe_frame(s: *Session, lane: *Lane, header: *const Header) ProbeErro
     s.wake(link);
 }
 
-/// Whether both are members of some epoch that this peer is in.
+/// Whether the link's peer is alive in an epoch that this peer is in.
 fn is_fellow(s: *const Session, link: *const Link) bool {
     for (s.groups.items) |group| {
         if (group.state != .joined) continue;
@@ -480,13 +489,15 @@ fn is_fellow(s: *const Session, link: *const Link) bool {
 
 // ---- figures
 //
-// The matrix that the coordinator tells of the links of an epoch is kept for its group, and when an
-// attempt of an operation begins, its figures follow from that (collective/figures.zig): how long
-// it takes, and at least. They are for people; nothing else depends on them.
+// The coordinator tells the rates of the links of an epoch, and the group keeps them as a matrix.
+// When an attempt of an operation begins, collective/figures.zig computes from the matrix how long
+// it should take, and how long it takes at least. The figures are for people; nothing else depends
+// on them.
 
 const FiguresError = error{ OutOfMemory, Unexpected };
 
-/// One member's row. It may be of an epoch that is over, or of one that this peer is not in yet.
+/// The coordinator tells the rates of one member's links. The epoch may be over, or one that this
+/// peer is not in yet.
 pub fn on_measured(
     s: *Session,
     group: *Group,
@@ -507,7 +518,7 @@ pub fn on_measured(
     }
 }
 
-/// Null: it is of an epoch before.
+/// The group's matrix for this epoch; null: the group has the matrix of a later epoch.
 fn figures_place(s: *Session, group: *Group, epoch: u64) FiguresError!?*Group.Measured {
     if (group.measured == null) {
         group.measured = try s.gpa.create(Group.Measured);
@@ -519,7 +530,8 @@ fn figures_place(s: *Session, group: *Group, epoch: u64) FiguresError!?*Group.Me
     return measured;
 }
 
-/// An attempt has begun. Not inlined: its frame is large, and most groups know no rates.
+/// An attempt of an operation begins: notes its way and its figures. Not inlined: the stack frame
+/// of `fill_in` is large, and most groups know no rates.
 pub fn note_figures(s: *const Session, operation: *Operation) void {
     const x = operation.moves() orelse return;
     operation.figures = .{ .way = x.movers.active };
@@ -530,7 +542,7 @@ pub fn note_figures(s: *const Session, operation: *Operation) void {
 
 noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collective.Matrix) void {
     const x = operation.work.movement;
-    // Only two know the shards of an uneven exchange; and through hubs goes what others send.
+    // Only two members know the shards of an uneven exchange. Hubs carry what others send as well.
     if (operation.op.descriptor.uneven or goes_through_hubs(operation)) return;
     var order: [members_max]u16 = undefined;
     var alive: Side = 0;

@@ -1,8 +1,8 @@
-//! membership: groups of this peer as they come and go by the coordinator's word: joined, refused
-//! and lost, the next epoch of a group while it is prepared, and safe points that members pass
-//! together. The user asks to join and to leave in user.zig. The user's view of a group:
-//! group.zig; its members, and when they enter: protocol/member.zig; which lanes an epoch waits
-//! for: dial.zig. All functions are free functions on Session.
+//! Membership: the groups of this peer come and go by the coordinator's word. They are joined,
+//! refused or lost; a round prepares the next epoch of a group; members pass safe points together.
+//! user.zig has the user's calls to join and leave. group.zig has the user's view of a group.
+//! protocol/member.zig decides when members enter. dial.zig knows the lanes that an epoch waits
+//! for. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -28,6 +28,7 @@ const limits = base.limits;
 
 const Error = error{ OutOfMemory, Unexpected };
 
+/// This peer is not a member any more: tells the user once, and forgets the group.
 pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
     if (group.state == .left) return;
     group.state = .left;
@@ -39,7 +40,8 @@ pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) v
     forget_group(s, group);
 }
 
-/// Whatever was kept for the group is not wanted any more.
+/// Forgets all that was kept for the group: pending admits, fetches, early frames, addresses and
+/// links.
 pub fn forget_group(s: *Session, group: *Group) void {
     group.admit_waits = false;
     group.admit_deadline = base.never;
@@ -50,10 +52,12 @@ pub fn forget_group(s: *Session, group: *Group) void {
     dial.review(s);
 }
 
+/// The coordinator has answered a join: this peer is in the group. If the user has left meanwhile,
+/// leaves.
 pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
     const group = group_asking(s, body.name.data) orelse return error.Unexpected;
     if (group.state == .left) {
-        // Perhaps a second time: the number to leave may not have been known.
+        // Perhaps the peer leaves twice, because its first leave did not know the number.
         s.send(.{ .leave = .{ .group = body.group } });
         return group_answered(s, group);
     }
@@ -75,7 +79,8 @@ fn group_asking(s: *const Session, name: []const u8) ?*Group {
     return null;
 }
 
-/// The join of a group that this peer has left is answered: the next join of its name may be sent.
+/// The coordinator has answered the join of a group that this peer has left: the next join of that
+/// name may be sent.
 fn group_answered(s: *Session, group: *Group) void {
     group.asks = false;
     const next = for (s.groups.items) |other| {
@@ -85,9 +90,10 @@ fn group_answered(s: *Session, group: *Group) void {
     if (next) |wanted| present_group(s, wanted);
 }
 
-/// A coordinator never gives the number of a group to another while a member of the first is in
-/// it: this peer is a member of that one no more, or the coordinator is a new one. Frames must
-/// not be taken for its.
+/// The coordinator has given `number` to `now_of`: this peer is not a member of another group with
+/// that number any more. A coordinator never gives a number to another group while a member of the
+/// first is in it, so it has removed this peer or is a new coordinator. Frames of one group must
+/// not be taken for those of the other.
 fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
     for (s.groups.items) |group| {
         if (group == now_of or group.state != .joined or group.id != number) continue;
@@ -97,13 +103,14 @@ fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
     }
 }
 
-/// This peer is not a member any more, and finds out without being told.
+/// This peer has found out by itself that it is not a member any more.
 pub fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
     group.removed(why);
     group.member.on_expelled(false);
     group_gone(s, group, .expelled, why);
 }
 
+/// The coordinator has refused the join of a group.
 pub fn on_refused(s: *Session, body: *const control.Refused) Error!void {
     const group = group_asking(s, body.name.data) orelse return error.Unexpected;
     switch (group.state) {
@@ -115,13 +122,13 @@ pub fn on_refused(s: *Session, body: *const control.Refused) Error!void {
         },
         .joined => {
             group.asks = false;
-            // It waited, and has asked anew on another connection.
+            // The peer was waiting, and has asked again on another connection.
             if (group.member.newest() == 0) lose_membership(s, group, body.why.data);
         },
     }
 }
 
-/// The connection to the coordinator is gone, and with it the answers.
+/// The connection to the coordinator is gone: joins that it has not answered will not be answered.
 pub fn disconnected(s: *Session) void {
     var index = s.groups.items.len;
     while (index > 0) {
@@ -133,8 +140,8 @@ pub fn disconnected(s: *Session) void {
     }
 }
 
-/// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
-/// from which nothing is fetched; and their labels.
+/// Forgets the addresses of peers that no group needs, and their labels: peers that are in no epoch
+/// and no round, and from which nothing is fetched.
 pub fn prune_addresses(s: *Session) void {
     prune_labels(s);
     var index = s.addresses.count();
@@ -150,6 +157,7 @@ pub fn prune_addresses(s: *Session) void {
     }
 }
 
+/// The coordinator has removed this peer from a group, or from all.
 pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
     const everywhere = body.group == std.math.maxInt(u16);
     s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
@@ -163,17 +171,17 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
             .descriptor = body.descriptor,
         };
         group.member.on_expelled(body.refused);
-        // The last that is said of it: then the number may be that of another group.
+        // The last message about this group: the coordinator may then give its number to another.
         if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
-        // A newcomer that has called nothing differs in what it has named (protocol/door.zig).
+        // A newcomer that has called nothing was refused for what it has named (protocol/door.zig).
         const named_others = body.refused and !group.ready_told;
         group_gone(s, group, if (named_others) .mismatch else .expelled, body.why.data);
     }
 }
 
-/// Opens a group on a connection: a newcomer's wish, or all that a member knows. A name is asked
-/// for again when the join before is answered: until then what the coordinator says of the group
-/// may be of the membership that this peer has left.
+/// Sends the join of a group, and all that a member knows of it, on the present connection. A
+/// second join of a name is sent only when the first is answered: until then the coordinator's
+/// messages on the group may be about the membership that this peer has left.
 pub fn present_group(s: *Session, group: *Group) void {
     if (group.state == .left or group_asking(s, group.name) != null) return;
     group.asks = true;
@@ -192,12 +200,12 @@ pub fn present_group(s: *Session, group: *Group) void {
     member.present();
 }
 
-/// Frees a group that was left, when no answer is under way to its join. No operation of it may be
-/// held any more; `leave` has let go of those of membership.zig.
+/// Frees a group that was left, once its join is answered. The caller holds no operation of it;
+/// `leave` has released the operations of membership.zig.
 pub fn release_group(s: *Session, group: *Group) void {
     std.debug.assert(group.state == .left);
     group.is_released = true;
-    // Its user is told nothing more.
+    // The user is told nothing more.
     group.user = 0;
     if (group.asks) return;
     for (s.groups.items, 0..) |item, index| if (item == group) {
@@ -227,6 +235,7 @@ pub fn group_free(s: *Session, group: *Group) void {
 
 // ---- rounds
 
+/// The coordinator has begun a round for the next epoch: opens lanes to the peers that it names.
 pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!void {
     const group = s.group_of(body.group) orelse return;
     const member = &group.member;
@@ -250,15 +259,16 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
     }
     prune_addresses(s);
     group.report_at = s.now +| dial.round_report_ns;
-    group.attendance = null; // enough have come
-    group.forget_away(); // the coordinator says it again
+    group.attendance = null; // enough peers have come
+    group.forget_away(); // the coordinator names anew the peers that are away
     member.on_prepare(body.round, body.members.count);
     dial.review(s);
     dial.say_broken(s, group);
     dial.check_ready(s);
 }
 
-/// The epoch that a round was for has begun, or never will.
+/// A round is over, because its epoch has begun or never will: forgets the peers that it wanted
+/// lanes to.
 pub fn round_over(s: *Session, group: *Group) void {
     group.round_peers.clearRetainingCapacity();
     group.round_members.clearRetainingCapacity();
@@ -269,15 +279,16 @@ pub fn round_over(s: *Session, group: *Group) void {
 
 // ---- safe points that all pass together
 //
-// Safe points that all members pass together. Before one is passed, members agree in an operation
-// of their own, the least of one number each, whether a new epoch begins there: it does if all know
-// of it. So `admit` returns when all have called it, all say the same, and nobody waits on the word
-// of one. Losses, restarts and doubts are those of any operation; one that is in doubt is kept, and
-// the next call waits for its answer. A newcomer has no part in the operation: it enters after all
-// members from before (protocol/member.zig). The question without a safe point:
-// joining.ask_pending; it begins there, too.
+// Before a safe point is passed together, all members agree whether a new epoch begins there. The
+// agreement is an operation: the least of one number from each member, so the epoch begins if all
+// know of it. So `admit` returns when all have called it, with the same answer for all, and no
+// member waits for the word of another alone. Losses, restarts and doubts are handled as for any
+// operation. An operation in doubt is kept, and the next call waits for its answer. A newcomer has
+// no part in the operation: it enters after all members from before (protocol/member.zig).
+// user.ask_pending asks how many newcomers wait, without passing the safe point.
 
-/// Goes on where an earlier call of the user ended.
+/// Goes on with the agreement that the user's admit() waits for, also where an earlier call began
+/// it.
 pub fn resume_call(s: *Session, group: *Group) void {
     group.vote.is_wanted = true;
     if (group.vote.agreed) |enters| return pass_together(group, enters);
@@ -289,18 +300,19 @@ fn pass_together(group: *Group, enters: bool) void {
     group.member.admit_agreed(enters);
 }
 
-/// The safe point is passed.
+/// The safe point is passed: the agreement is used.
 pub fn passed_together(group: *Group) void {
     group.vote.agreed = null;
 }
 
-/// Inside a member's action, in which nothing can be done about it.
+/// Notes that the agreement has ended. Called inside a member's action, where nothing can be done
+/// about it.
 pub fn note_safe_points(s: *Session, operation: *Operation) void {
     operation.group.vote.is_news = true;
     s.votes_changed = true;
 }
 
-/// Does what a vote that has come to something is for.
+/// Acts on an agreement that has ended: passes the safe point, or fails the admit().
 pub fn go_on_together(s: *Session, group: *Group) void {
     const vote = &group.vote;
     const operation: *Operation = .from_op(vote.op orelse return);
@@ -313,7 +325,7 @@ pub fn go_on_together(s: *Session, group: *Group) void {
     vote.op = null;
     release_operation(s, operation);
     if (!is_agreed) return fail_vote(s, group, if (status == .in_doubt) .aborted else status);
-    // Members that lie could have agreed on an epoch that this one does not know.
+    // Members that lie could agree on an epoch that this peer does not know.
     const enters = vote.all != 0 and group.member.epoch_to_enter() != null;
     vote.agreed = enters;
     if (vote.is_wanted) pass_together(group, enters);
@@ -326,7 +338,8 @@ fn fail_vote(s: *Session, group: *Group, status: protocol.Status) void {
     s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = status });
 }
 
-/// The user does not wait any more.
+/// The user does not wait any more: gives up the agreement, and notes the members that it waited
+/// for.
 pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReason) void {
     group.vote.is_wanted = false;
     const operation: *Operation = .from_op(group.vote.op orelse return);
@@ -345,12 +358,12 @@ pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReaso
 
 // ---- calls that wait
 //
-// For whom this peer waits, in an operation or to enter, by the coordinator's word: a line in the
-// log while it lasts. A call that fails says it too (abi/sentence.zig); protocol/debt.zig
-// finds the missing peers.
+// While this peer waits for others, in an operation or to enter, the log names them, by the
+// coordinator's word. A call that fails names them, too (abi/sentence.zig). protocol/debt.zig finds
+// the missing members.
 
-/// A call takes long: the coordinator is told. One whose deadline comes before its caller would be
-/// told for whom it waits says so sooner, and how near the deadline is.
+/// Tells the coordinator once that this call takes long. A call whose deadline would come before
+/// the coordinator answers is told sooner, with the time that is left.
 pub fn say_called(s: *Session, operation: *Operation) void {
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     const rest_ns = operation.deadline -| operation.started_at;
@@ -361,7 +374,8 @@ pub fn say_called(s: *Session, operation: *Operation) void {
     operation.group.member.takes_long(&operation.op, left_ns);
 }
 
-/// Calls with far deadlines can wait for the next tick.
+/// When the coordinator is told that this call takes long; `never`: the next tick is early enough,
+/// or it was told.
 pub fn says_called_at(s: *const Session, operation: *const Operation) base.Instant {
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     const rest_ns = operation.deadline -| operation.started_at;
@@ -370,11 +384,10 @@ pub fn says_called_at(s: *const Session, operation: *const Operation) base.Insta
     return operation.started_at +| rest_ns / limits.called_part;
 }
 
-/// At a tick: finds out whether bytes of an operation move, and tells the coordinator with which
-/// members nothing does, once that has lasted for the stall warning. Their lanes may be well, as
-/// far as pings tell: the other process takes no frames, or somebody else has taken the lane over;
-/// or they break and are made again, each time in vain. `late`: this engine was frozen, and has
-/// seen nothing move.
+/// Looks at each tick whether bytes of an operation move. Once none have moved for the stall
+/// warning, tells the coordinator with which members. Pings may work on their lanes all the same:
+/// the other process takes no frames, or somebody else has taken the lane over, or the lanes break
+/// and are made again in vain. `late`: this process was frozen and has seen nothing move.
 pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     if (operation.op.state != .running or !operation.is_under_way()) return;
     const exchanged = switch (operation.work) {
@@ -384,7 +397,7 @@ pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     };
     const has_moved = exchanged != operation.exchanged or operation.exchanged_at == 0;
     operation.exchanged = exchanged;
-    // While others have not called, nothing need move.
+    // While other members have not called, nothing need move.
     if (late or has_moved or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
     const warning_ns = s.settings.stall_warning_ns;
     const stands = s.now -| operation.exchanged_at >= warning_ns;
@@ -392,9 +405,9 @@ pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     operation.group.member.say_stuck(&operation.op, &stuck);
 }
 
-/// The ranks at the other ends of links that have moved nothing, and on which a frame is
-/// unacknowledged, has come in part, or may not be sent yet; and the sources of a sync that owe
-/// what they were asked for, and whose links have moved nothing.
+/// The ranks with which nothing of an operation moves. For data: the neighbours whose link has
+/// moved no bytes, and has a frame that is unacknowledged, has come in only in part, or may not be
+/// sent yet. For a sync: the sources that owe something, and whose link has moved no bytes.
 fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
     var stuck: base.Mask = .empty;
     switch (operation.work) {
@@ -417,9 +430,10 @@ fn moves_bytes(s: *const Session, link: *const Link) bool {
     return s.now -| link.moved_at < s.settings.stall_warning_ns;
 }
 
-/// Many calls may wait for one member: one line in such a time.
+/// The time between two log lines on calls that wait: many calls may wait for one member.
 const said_ns = 5 * std.time.ns_per_s;
 
+/// The coordinator says for which members a call waits, or with which members nothing moves.
 pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.EpochError!void {
     const group = s.group_of(body.group) orelse return;
     try group.member.on_stalled(body);
@@ -428,7 +442,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
         if (item.op.id.eql(body.op)) break item;
     } else return;
     if (operation.op.missing.is_empty()) return say_stuck(s, operation);
-    // A deadline is near, of this call or of another member's.
+    // The deadline of this call, or of another member's, is near.
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     if (s.now -| operation.started_at < told_ns) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
@@ -463,7 +477,8 @@ fn say_stuck(s: *Session, operation: *const Operation) void {
     });
 }
 
-/// "nothing of it moves between rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
+/// As in the log: "nothing of it moves between rank 1 (node7:4242, 7f3a01c2) and rank 2 (this
+/// peer)".
 pub const Stuck = struct {
     names: *const Names,
     operation: *const Operation,
@@ -482,7 +497,7 @@ pub const Stuck = struct {
     }
 };
 
-/// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
+/// As in the log: "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)".
 pub const Ranks = struct {
     names: *const Names,
     operation: *const Operation,
@@ -499,7 +514,8 @@ pub const Ranks = struct {
     }
 };
 
-/// "; rank 1 (node7:4242, 7f3a01c2) has not entered the epoch, as a member from before does when …"
+/// As in the log: "; rank 1 (node7:4242, 7f3a01c2) has not entered the epoch, as a member from
+/// before …"
 pub const Outside = struct {
     names: *const Names,
     operation: *const Operation,
@@ -517,6 +533,7 @@ pub const Outside = struct {
     }
 };
 
+/// The coordinator says for which peers this newcomer waits.
 pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!void {
     const group = s.group_of(body.group) orelse return;
     var awaited: Awaited = .{ .why = body.why, .count = body.count, .at = s.now };
@@ -536,8 +553,8 @@ pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!v
     if (is_news) s.log(.warning, "{f}; group {s}", .{ &awaited, group.name });
 }
 
-/// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0
-/// (this peer)"
+/// As in the log: "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch
+/// 1) for rank 0 (this peer)".
 pub const Elsewhere = struct {
     names: *const Names,
     operation: *const Operation,
@@ -547,7 +564,7 @@ pub const Elsewhere = struct {
     pub fn format(it: Elsewhere, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const ids = it.operation.ids;
         for (it.told.slice()) |*waits| {
-            if (!it.missing.has(waits.rank)) continue; // it is lost by now
+            if (!it.missing.has(waits.rank)) continue; // the member is lost by now
             try writer.print("; {f} waits in {f} for {f}", .{
                 it.names.who(ids[waits.rank]),
                 wire.NamedCall{
@@ -563,7 +580,7 @@ pub const Elsewhere = struct {
     }
 };
 
-/// Too few have come for the group to begin.
+/// The coordinator says how many peers are here, of how many that the group needs to begin.
 pub fn on_waiting(s: *Session, body: *const control.Waiting) void {
     const group = s.group_of(body.group) orelse return;
     group.attendance = .{ .here = body.here, .needed = body.needed, .emptied = body.emptied };

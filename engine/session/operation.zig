@@ -1,6 +1,6 @@
-//! Operation: one call of the user, from begin to release: its protocol state, its data movement
-//! and its outcome. The user's thread reads it once it is finished; until then it belongs to the
-//! session.
+//! Operation: one call of the user, from its begin to its release: the protocol state, the data
+//! movement and the outcome. It belongs to the session until it is finished; then the user's thread
+//! reads it.
 
 const std = @import("std");
 const base = @import("base");
@@ -24,93 +24,103 @@ const assert = std.debug.assert;
 
 pub const Operation = struct {
     gpa: Allocator,
-    /// The caller's to use.
+    /// For the caller to use.
     user: usize = 0,
     group: *Group,
+    /// The operation's part in the protocol (protocol/member.zig).
     op: protocol.Op,
     work: Work,
-    /// Its movement, if it has one.
+    /// Memory for the movement, if `work` is one.
     room: collective.Movement = undefined,
-    /// Uses of the caller's memory.
+    /// The caller's memory that the operation reads and writes.
     uses: Uses = .{},
-    /// The root of a broadcast: nothing of the caller's is written.
+    /// This peer is the root of a broadcast, so nothing of the caller's memory is written.
     only_reads: bool = false,
+    /// When the call fails for want of time.
     deadline: Instant,
     started_at: Instant,
     finished_at: Instant = 0,
 
-    // Valid once finished.
+    // Valid once the operation is finished.
+    /// The caller has its memory back and has been told.
     finished: bool = false,
     status: protocol.Status = .ok,
     failure: protocol.Failure = .{ .status = .ok },
-    /// The peers that the failure is about.
+    /// The names of the peers and states that the failure is about.
     names: Names = .{},
-    /// After in_doubt: what the coordinator decided, once known.
+    /// After in_doubt, the coordinator's decision; null: it is not known.
     committed: ?bool = null,
-    /// The decision came before the call was finished.
+    /// The decision is known, but the caller's memory is still being given back.
     is_decided: bool = false,
-    /// The user wants no more of it.
+    /// The user has let go of the operation.
     released: bool = false,
-    /// It waits for its turn (session.zig), and it ended so.
+    /// The operation waits for its turn (session.zig).
     is_queued: bool = false,
+    /// The operation has ended while it waited for its turn.
     ended_queued: bool = false,
-    /// Where a link of it broke.
+    /// The other end of the broken link that withdrew the operation.
     unreachable_peer: base.PeerId = .none,
 
-    /// It has so few bytes that it goes before larger ones on each link (frame.zig).
+    /// The operation has so few bytes that it goes before large ones on each link (frame.zig).
     is_small: bool = false,
 
-    /// How the data moves when nothing is in the way.
+    /// The schedule that the call asks for; an attempt may take another one (frame.zig).
     schedule: collective.Schedule,
-    /// The way that the last attempt took, and how long an operation takes on it.
+    /// The way of the last attempt, and how long an operation is expected to take on it.
     figures: collective.Figures = .{},
 
     // The attempt under way.
-    /// Whom it exchanges data with, and room for all who may come.
+    /// The members that this peer exchanges data with.
     neighbours: []Neighbour = &.{},
+    /// Memory for the neighbours of any attempt.
     neighbours_room: []Neighbour,
-    /// The descriptor's, on every frame.
+    /// A hash of the descriptor, which each frame carries.
     fingerprint: u32,
+    /// The coordinator has been told in this attempt that a neighbour has called something else.
     mismatch_told: bool = false,
-    /// The bytes that it had exchanged when it was looked at, and since when they are no more.
+    /// Bytes exchanged by the last tick, and when a tick last found more of them (membership.zig).
     exchanged: u64 = 0,
     exchanged_at: Instant = 0,
-    /// It is withdrawn as soon as possible, for this reason: memory ran out inside, or the link
-    /// that a message needs is down.
+    /// The reason for which the operation will be withdrawn: memory ran out inside it, or a link
+    /// that it needs is down. Null: none.
     withdraws: ?wire.control.AbortReason = null,
 
     purpose: Call.Purpose,
-    /// Call.form: says what the arrays are to the caller.
+    /// Call.form: a hash of what the arrays are to the caller.
     form: u64,
     /// Members of the epoch in rank order.
     ids: []base.PeerId,
-    /// Members of the attempts this operation took part in, with room for all from the start.
+    /// The members of each attempt that the operation has taken part in. There is room for all from
+    /// the start.
     history: protocol.History,
 
-    /// It moves data or leaves. A barrier is a movement of nothing.
+    /// The work of an operation. A barrier is a movement without data.
     pub const Work = union(enum) {
         movement: *collective.Movement,
-        /// The leaves of a shared state.
+        /// A sync, which moves leaves of a shared state.
         sync: *Sync,
     };
 
     pub const Neighbour = struct {
         link: *Link,
+        /// The neighbour's place in the order of the attempt.
         position: u16,
-        /// It is to be told that this peer has called.
+        /// An open is still to be sent: it tells the neighbour that this peer has called and can
+        /// receive.
         open_pending: bool,
-        /// The piece of which the next fragment goes there.
+        /// The piece that is being sent in fragments, and how far; null: none is.
         cut: ?Cut = null,
     };
 
-    /// The rest of a piece that lanes share (sync.zig).
+    /// The rest of a piece that several lanes share (sync.zig). `done`: the end of the fragments
+    /// that are sent.
     pub const Cut = struct { move: collective.Move, done: wire.Fragment.Count };
 
     pub fn from_op(op: *protocol.Op) *Operation {
         return @fieldParentPtr("op", op);
     }
 
-    /// An attempt is under way, in which this peer exchanges frames with others.
+    /// Whether an attempt is under way in which this peer exchanges frames.
     pub fn is_under_way(operation: *const Operation) bool {
         return switch (operation.work) {
             .movement => |x| x.board.members > 0,
@@ -118,7 +128,7 @@ pub const Operation = struct {
         };
     }
 
-    /// The call has come to its end, but its caller may not have its memory back yet.
+    /// Whether the call has ended. Its caller may not have its memory back yet.
     pub fn is_over(operation: *const Operation) bool {
         return switch (operation.op.state) {
             .new, .queued, .running, .voted => false,
@@ -126,7 +136,7 @@ pub const Operation = struct {
         };
     }
 
-    /// Something is to be done for it at the next tick.
+    /// Whether the next tick has work to do for this operation.
     pub fn has_work(operation: *const Operation) bool {
         return switch (operation.work) {
             .movement => |x| x.has_work(),
@@ -141,7 +151,7 @@ pub const Operation = struct {
         };
     }
 
-    /// Its data movement; null for a sync.
+    /// The operation's data movement; null for a sync.
     pub fn moves(operation: *Operation) ?*collective.Movement {
         return switch (operation.work) {
             .movement => |x| x,
@@ -149,7 +159,7 @@ pub const Operation = struct {
         };
     }
 
-    /// The number of that attempt.
+    /// The number of the attempt under way, or of the last one.
     pub fn attempt(operation: *const Operation) u32 {
         return switch (operation.work) {
             .movement => |x| x.board.attempt,
@@ -157,7 +167,7 @@ pub const Operation = struct {
         };
     }
 
-    /// As lanes know it.
+    /// The operation as lanes know it.
     pub fn owner(operation: *Operation) Lane.Owner {
         return .{ .operation = operation };
     }
@@ -180,7 +190,7 @@ pub const Operation = struct {
         fragment: wire.Fragment = .whole,
     };
 
-    /// Puts the head of one of its frames on a lane. `inline_payload` travels in the head.
+    /// Puts the head of a frame of this operation on a lane. `inline_payload` travels in the head.
     pub fn put(
         operation: *const Operation,
         lane: *Lane,
@@ -209,7 +219,8 @@ pub const Operation = struct {
         lane.out_busy = true;
     }
 
-    /// Puts a data frame on a lane that has room for it in its list. `piece`: all of its bytes.
+    /// Puts a data frame on a lane that has room for one more unacknowledged frame. `piece`: all
+    /// bytes of the piece, of which the frame carries its fragment.
     pub fn put_data(
         operation: *Operation,
         lane: *Lane,
@@ -238,14 +249,14 @@ pub const Operation = struct {
         return null;
     }
 
-    /// For a message: the peer that has the other part in it.
+    /// The other peer of a message; null for other operations.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
         const x = operation.work.movement;
         return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
-    /// That link is broken for good.
+    /// Notes that a link is down for good: the operation will be withdrawn because of it.
     pub fn withdraw_from(operation: *Operation, link: *const Link) void {
         operation.withdraws = .link_broken;
         operation.unreachable_peer = link.peer;
@@ -254,7 +265,8 @@ pub const Operation = struct {
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
 
-    /// The descriptor in the open to a member, with the sizes of shards that only the two know.
+    /// The descriptor for the open to a member. In an uneven exchange it has the sizes that the two
+    /// members alone know.
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
@@ -277,15 +289,16 @@ pub const Operation = struct {
         gpa.destroy(operation);
     }
 
-    /// Whether a call would write what this operation uses, or use what it writes.
+    /// Whether a call with these uses would write memory that this operation uses, or use memory
+    /// that it writes.
     pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
-        if (operation.finished) return false; // the caller has it all back
+        if (operation.finished) return false; // the caller has all of its memory back
         if (operation.sync()) |it| if (it.transfer.state == null) return false;
         return operation.uses.clash(uses);
     }
 
-    /// This peer is new and was refused for what it has called here: beside that is what it should
-    /// have called.
+    /// Completes the failure of a newcomer that was refused because of this call: names the call
+    /// that it should have made beside the call that it made.
     pub fn note_wanted(operation: *Operation, self: base.PeerId) void {
         const failure = &operation.failure;
         if (failure.status != .mismatch or failure.reason != null) return;
@@ -297,7 +310,8 @@ pub const Operation = struct {
         failure.other_descriptor = operation.op.descriptor;
     }
 
-    /// "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1 (tag 0, sequence 3 of epoch 2)"
+    /// The operation in sentences: "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1
+    /// (tag 0, sequence 3 of epoch 2)".
     pub fn named(operation: *const Operation, names: *const Names) Named {
         return .{ .operation = operation, .names = names };
     }
@@ -327,7 +341,7 @@ pub const Operation = struct {
         return operation.ids;
     }
 
-    /// The caller's memory is as it must be, and it has not been told.
+    /// Whether the caller's memory is given back, and the caller has not been told.
     pub fn is_back(operation: *const Operation) bool {
         if (!operation.is_over() or operation.finished) return false;
         return switch (operation.work) {
@@ -336,8 +350,8 @@ pub const Operation = struct {
         };
     }
 
-    /// After a doubt that was committed: the result goes to the caller after all, once. A root's
-    /// is only read, and perhaps cannot be written.
+    /// Writes the result to the caller's memory when an operation in doubt turns out to be
+    /// committed; called once. A broadcast's root only reads its memory, which may be read-only.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
         if (operation.only_reads or operation.sync() != null) return;
@@ -365,7 +379,7 @@ pub const Operation = struct {
         return .{ .operation = operation };
     }
 
-    /// Over the elements of this peer's result.
+    /// Iterates over the elements of this peer's result, in runs with the same contributors.
     pub const RangeIterator = struct {
         operation: *const Operation,
         chunk: u32 = 0,
@@ -391,7 +405,8 @@ pub const Operation = struct {
         }
     };
 
-    /// The array, or shard, in which this peer's call differs from another; null: see call.zig.
+    /// The array or shard in which this peer's call differs from another member's; null: it is not
+    /// known (call.zig).
     pub fn difference(operation: *const Operation) ?call_file.Difference {
         const own = &operation.op.descriptor;
         const list: Own = .{ .operation = operation };
@@ -411,7 +426,7 @@ pub const Operation = struct {
     }
 };
 
-/// The arrays, or shards, of this peer's call.
+/// The arrays or shards of this peer's call, for call.zig.
 const Own = struct {
     operation: *const Operation,
 
@@ -432,8 +447,8 @@ const Own = struct {
 
 // ---- names in errors
 //
-// The peers and shared states that an error is about, as they were when it happened: the user reads
-// it later, when ranks and labels may be others. session.zig fills it in.
+// The names of peers and shared states in an error, as they were when the error happened: the user
+// reads it later, when ranks and labels may have changed. session.zig fills it in.
 
 pub const Names = struct {
     self: PeerId = .none,
@@ -441,12 +456,12 @@ pub const Names = struct {
     ranks: usize = 0,
     items: [items_max]Name = undefined,
     count: usize = 0,
-    /// The shared states of this peer that the error is about.
+    /// The names of this peer's shared states that the error is about.
     states: [states_max]StateName = undefined,
     states_count: usize = 0,
 
-    /// The most ranks whose calls were missing that a sentence names, and the most ranks outside of
-    /// the epoch; further ranks are counted.
+    /// The most ranks that a sentence names: of the ranks whose calls are missing, and again of the
+    /// ranks outside of the epoch. Further ranks are only counted.
     pub const missing_max = 4;
     pub const items_max = 2 * missing_max + 2 * base.limits.elsewhere_told_max + 6;
 
@@ -455,8 +470,8 @@ pub const Names = struct {
     pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
     pub const StateName = struct { tag: u64, name: base.Label };
 
-    /// The name of the shared state that operations with this tag are syncs of, as it can be shown;
-    /// empty if there is none, or it is not known.
+    /// The name of the shared state whose syncs have this tag, as it can be shown; empty if there
+    /// is none, or if it is not known.
     pub fn state(names: *const Names, tag: u64) []const u8 {
         for (names.states[0..names.states_count]) |*item| if (item.tag == tag)
             return item.name.slice();
@@ -476,7 +491,8 @@ pub const Names = struct {
         return .{ .names = names, .id = id };
     }
 
-    /// "rank 3 (node7:4242, 7f3a01c2)", "rank 0 (this peer)"; as far as that is known.
+    /// A peer in an error: "rank 3 (node7:4242, 7f3a01c2)", "rank 0 (this peer)"; less if less is
+    /// known.
     pub const Who = struct {
         names: *const Names,
         id: PeerId,

@@ -1,11 +1,12 @@
-//! pace: how fast a link is sent to, from what its lanes have moved in each interval. It begins
-//! without a limit. Once a queue stands on the way, the link is full: what arrives then is what it
-//! carries, and the link is held there, so that the queue empties and nothing overflows. Now and
-//! then a little more is tried. It only ever slows TCP down.
+//! pace: the rate at which a link is sent to, found from what its lanes have moved in each
+//! interval. A link begins without a limit. Once a queue stands on the way the link is full, and
+//! what arrives then is what it carries. The link is held at that rate, so that the queue empties
+//! and nothing overflows. Now and then a probe tries a little more. The limit only ever slows TCP
+//! down.
 //!
-//! A queue that does not shrink although this peer sends less is somebody else's, or is one that
-//! acknowledgements wait in: then the link is held at what it was found to carry, because to go on
-//! backing off would leave the link to the other.
+//! A queue that does not shrink although this peer sends less is made by somebody else, or holds
+//! acknowledgements. Then the link is held at the rate that it was found to carry, because to back
+//! off further would leave the link to the other traffic.
 //!
 //! Pure: no lane, no socket, no clock. measure.zig calls it; flow.zig says how many lanes.
 //! pace_test.zig tries it on paths of many kinds.
@@ -20,63 +21,69 @@ pub const Pacer = struct {
     /// Payload bytes per second over all lanes; 0: no limit.
     rate: u64 = 0,
     state: State = .free,
-    /// So much the link was found to carry; 0 before it was full.
+    /// Bytes per second that the link was found to carry; 0: not known.
     found: u64 = 0,
-    /// Time that the present state has lasted, of intervals in which there was enough to send.
+    /// How long the present state has lasted, counting only intervals in which there was enough to
+    /// send.
     lasted: u64 = 0,
-    /// Payload that was acknowledged in it.
+    /// Payload that was acknowledged in the present state.
     acked: u64 = 0,
-    /// Acknowledged of late, bytes per second: acknowledgements come in bursts, so it takes
-    /// several intervals to know what arrives.
+    /// Bytes per second that were acknowledged in each of the last intervals. Acknowledgements come
+    /// in bursts, so several intervals together say what arrives.
     recent: [4]u64 = @splat(0),
-    /// How long packets and their acknowledgements waited then.
+    /// How long packets and their acknowledgements waited in the same intervals.
     waited: [4]u64 = @splat(0),
+    /// How many of these intervals there are.
     recent_count: u8 = 0,
-    /// The most that arrived since there is a queue. A queue of this peer's is fed and drained at
-    /// what the link carries, so this much it does carry.
+    /// The most bytes per second that arrived since the queue stands. A queue of this peer's own
+    /// making is fed and drained at the rate that the link carries, so the link does carry this.
     peak: u64 = 0,
+    /// The queue on the way out.
     queue: Queue = .{},
-    /// How long there has been a queue, without a break, and whether it has overflowed.
+    /// How long the queue has stood without a break.
     crowded: u64 = 0,
+    /// The queue has lost packets.
     overflowed: bool = false,
-    /// It came while the link was held, and not because more was tried; and it came back soon
-    /// after the last one was gone.
+    /// The queue came while the link was held, and not because of a probe.
     is_unasked: bool = false,
+    /// The queue came soon after the last one was gone.
     is_soon: bool = false,
-    /// When draining began: what was found, and how long packets waited; also when a probe did.
+    /// `found` when draining began.
     found_before: u64 = 0,
+    /// How long packets waited when draining or a probe began.
     waits: u64 = 0,
-    /// Hardly any packet has waited for so long.
+    /// How long hardly any packet has waited.
     calm_ns: u64 = 0,
-    /// How often draining has not helped.
+    /// How often draining has not made the queue shorter.
     vain: u8 = 0,
-    /// The most that was found since there was a limit; and how often that was lowered since
-    /// the link was calm for a while, or carried more.
+    /// The highest `found` since the link has a limit.
     most: u64 = 0,
+    /// How often the limit was lowered since the link was calm for a while, or carried more.
     lowered: u8 = 0,
-    /// From one probe to the next.
+    /// The time from finding a limit to the next probe.
     probe_after: u64 = probe_ns_min,
-    /// The last probe brought as much as it tried, so the next one tries more.
+    /// The last probe brought as much as it tried, so the next probe tries more.
     is_rising: bool = false,
-    /// Bytes that were lost in a queue, and those that were acknowledged, of late; and for how long
-    /// it has been many.
+    /// Bytes of late that were lost in a queue, and that were acknowledged.
     lost: u64 = 0,
     passed: u64 = 0,
+    /// How long so many were lost that the queue counts as overflowing.
     overflowing: u64 = 0,
     signs: Signs = .{},
 
-    /// A queue on the way out, since it is one. If it is this peer's, as much has arrived as the
-    /// link carries.
+    /// The queue on the way out, since it stands. If it is of this peer's making, as much has
+    /// arrived as the link carries.
     const Queue = struct {
         acked: u64 = 0,
         ns: u64 = 0,
-        /// How long acknowledgements waited when it began, and in the last interval: those that
-        /// wait less and less come faster than what they acknowledge has arrived.
+        /// How long acknowledgements waited when the queue began, and in the last interval. When
+        /// they wait less and less they come faster than the data that they acknowledge has
+        /// arrived.
         back_first: ?u64 = null,
         back_last: u64 = 0,
         has_lost: bool = false,
 
-        /// One that lasts for less says little.
+        /// A queue that has lasted for less says little.
         const least_ns: u64 = 400 * ms;
 
         fn note(queue: *Queue, i: *const Interval) void {
@@ -92,7 +99,7 @@ pub const Pacer = struct {
             queue.ns +|= i.ns;
         }
 
-        /// Bytes per second; null: that is not known.
+        /// Bytes per second that the link carries by this queue; null: not known.
         fn carries(queue: *const Queue) ?u64 {
             if (queue.ns < least_ns or queue.has_lost) return null;
             const ns = queue.ns +| queue.back_first.? -| queue.back_last;
@@ -101,72 +108,75 @@ pub const Pacer = struct {
         }
     };
 
-    /// How a limit is found.
+    /// The signs by which a limit is found.
     pub const Signs = struct {
-        /// A queue that lasts for so long, or overflows and lasts for so long, is no moment: the
-        /// start of a connection makes one, too.
+        /// A queue that has stood for `full_after`, or overflowed and stood for `full_after_loss`,
+        /// means that the link is full. Shorter queues come from the start of a connection, too.
         full_after: u64 = 800 * ms,
         full_after_loss: u64 = 500 * ms,
-        /// One that overflows again and again, though it does not last.
+        /// A queue that overflows again and again for this time means the same, though it does not
+        /// last.
         full_after_overflow: u64 = never,
-        /// As `full_after`, for a link that is held. A network that stands still for a moment makes
-        /// a queue that is gone by itself; and acknowledgements wait in queues of the other side,
-        /// for as long as that one tries more.
+        /// As `full_after`, for a link that is held. Shorter queues go by themselves: a network may
+        /// stand still for a moment, and acknowledgements wait in the other side's queue while that
+        /// side probes.
         held_after: u64 = 600 * ms,
-        /// So many intervals are enough to say what arrives.
+        /// So many intervals together say what arrives.
         intervals: u8 = 4,
-        /// More is tried so long after it is found.
+        /// The time from finding a limit to the first probe.
         probe_after: u64 = probe_ns_min,
-        /// One part in so many more: over a long way a probe lasts two intervals longer than the
-        /// round trip, and fills less than a queue of 50 ms.
+        /// A probe tries one part in so many more. Over a long way a probe lasts two intervals
+        /// longer than the round trip, and adds less than a queue of 50 ms.
         probe_part: u64 = 8,
-        /// Calls end before much is known. So a queue is there until hardly any packet waits, and
-        /// what arrives while one shrinks counts, because there may be nothing else.
+        /// The signs are for short calls, which end before much is known. A queue counts until
+        /// hardly any packet waits, and what arrives while a queue shrinks counts, because there
+        /// may be nothing else.
         is_brief: bool = false,
     };
 
     const never = std.math.maxInt(u64);
 
     pub const State = enum {
-        /// No limit: it was never full.
+        /// No limit: the link was never full.
         free,
-        /// Less than it carries, until the queue is gone.
+        /// Less than the link carries, until the queue is gone.
         draining,
-        /// As much as it carries.
+        /// As much as the link carries.
         held,
-        /// A little more.
+        /// A probe: a little more than the link carries.
         probing,
-        /// As much as it carries, whatever waits: the queue is not of this peer's making.
+        /// As much as the link carries, whatever waits: the queue is not of this peer's making.
         yielding,
     };
 
-    /// One that overflows may last less long until a link is held at less.
+    /// A held link is drained when its queue has overflowed and stood for this time.
     const overflowed_ns: u64 = 150 * ms;
-    /// A queue that comes back sooner means that the link is held too high.
+    /// A queue that comes back sooner than this means that the link is held too high.
     const soon_ns: u64 = 500 * ms;
-    /// Others have gone when there was no queue for so long.
+    /// Other traffic is gone when there was no queue for this time.
     const calm_min_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;
-    /// A queue of this peer's is less by so much, when it has sent less for a while.
+    /// A queue of this peer's making gets shorter by this much while this peer sends less.
     const shrinks_ns: u64 = 10 * ms;
     const vain_max = 1;
-    /// Less than this is no change.
+    /// Waits that differ by less are the same.
     const steady_ns: u64 = 4 * ms;
     const lowered_max = 4;
-    /// A limit below this is none.
+    /// A limit below this is no limit.
     const rate_min = 16 * 1024;
     const probe_ns_min: u64 = 1 * s;
     const probe_ns_max: u64 = 8 * s;
     const yield_ns: u64 = 10 * s;
-    /// If one in so many bytes is lost in a probe, the link is full.
+    /// If a probe loses one byte in so many, the link is full.
     const lost_part = 64;
     const overflow_part = 32;
-    /// A link is held at this part less than it carries, where that is known to a hundredth.
+    /// Where the rate of the link is known to a hundredth, the link is held below it by one part in
+    /// so many.
     const exact_part = 128;
     const overflow_min = 64 * 1024;
-    /// Intervals, about, for which it is remembered what was lost.
+    /// About so many intervals are remembered for losses.
     const memory = 8;
-    /// As many intervals as say something, if there are no more.
+    /// The fewest intervals that say what arrives, where there is no time for more.
     const few = 2;
 
     pub fn step(p: *Pacer, i: *const Interval) void {
@@ -197,16 +207,16 @@ pub const Pacer = struct {
             .yielding => if (p.calm_ns >= calm_min_ns) p.hold(p.found) //
             else if (p.lasted >= yield_ns) p.probe(i.waits()),
         }
-        // Bytes that arrived until now were the end of the queue.
+        // Bytes that arrived until now were the rest of the queue.
         if (!i.is_free()) return;
         p.peak = 0;
         p.queue = .{};
     }
 
-    /// Nothing has moved for so long, and the network may have changed. A limit that is too high
-    /// makes a queue, which shows at once; one that is too low would bind for a while. So more is
-    /// tried at once, and again until it brings nothing. The limit is not forgotten: to find it
-    /// anew would cost the first operation after each pause a full queue.
+    /// Notes a pause of the link, in which the network may have changed. A limit that is too high
+    /// makes a queue, which shows at once. A limit that is too low would hold the link for a while,
+    /// so a probe begins at once, and more follow until one brings nothing. The limit is not
+    /// forgotten: to find it anew would cost the first operation after each pause a full queue.
     pub fn rest(p: *Pacer, ns: u64) void {
         p.forget_queue();
         p.lost = 0;
@@ -256,20 +266,21 @@ pub const Pacer = struct {
         p.overflowing = if (p.overflows()) p.overflowing + i.ns else 0;
     }
 
-    /// A queue has lost one part in so many of late: TCP has far more in the air than the link
-    /// carries, also where it was given all there was before that showed.
+    /// Whether a queue has lost one byte in so many of late: TCP has far more in flight than the
+    /// link carries. It shows this also where TCP was given all that there was before the queue
+    /// showed.
     fn overflows(p: *const Pacer) bool {
         return p.lost > @max(p.passed / overflow_part, overflow_min);
     }
 
-    /// Bytes per second; 0 before there were enough intervals to say.
+    /// Bytes per second that arrived of late; 0: there were too few intervals to say.
     fn lately(p: *const Pacer) u64 {
         return p.of_last(p.recent.len);
     }
 
     fn of_last(p: *const Pacer, count: usize) u64 {
         if (p.recent_count < count) return 0;
-        // A queue that acknowledgements waited in is less: they come faster than what they
+        // A shrinking wait means that acknowledgements come faster than the data that they
         // acknowledge has arrived.
         const shrinks = p.waited[p.waited.len - count] > p.waited[p.waited.len - 1] + steady_ns;
         if (shrinks and !p.signs.is_brief) return 0;
@@ -278,8 +289,8 @@ pub const Pacer = struct {
         return sum / count;
     }
 
-    /// As much as arrived; where little is known, as was carried before, unless that is too much to
-    /// be of this time.
+    /// The first limit: as much as arrived. Signs for short calls also take what was carried
+    /// before, unless that is too much to be true now.
     fn first(p: *const Pacer, i: *const Interval) u64 {
         if (!p.signs.is_brief) return p.peak;
         return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
@@ -287,7 +298,7 @@ pub const Pacer = struct {
 
     fn probe(p: *Pacer, waits: u64) void {
         p.waits = waits;
-        // A limit that is new, or that has just risen, may be far too low.
+        // A limit that is new or has just risen may be far too low, so more is tried.
         const is_new = p.probe_after <= probe_ns_min;
         const part: u64 = if (p.is_rising) 2 else if (is_new) 4 else p.signs.probe_part;
         p.to(.probing, p.found + p.found / part);
@@ -301,7 +312,7 @@ pub const Pacer = struct {
 
     fn is_full(p: *const Pacer, i: *const Interval) bool {
         const signs = &p.signs;
-        // Little that is sent through the queue of others is lost there too.
+        // A peer that sends little through a queue of others loses packets, too.
         const is_much = p.peak > 0 and i.known > 0 and p.peak >= i.known / 2;
         const is_flooded = p.overflowing >= signs.full_after_overflow and i.crowded();
         if (is_flooded and i.retransmitted > 0 and is_much) return true;
@@ -320,7 +331,7 @@ pub const Pacer = struct {
         p.acked = 0;
     }
 
-    /// Bytes per second since the state began.
+    /// Bytes per second that were acknowledged in the present state.
     fn moved(p: *const Pacer) u64 {
         return per_second(p.acked, p.lasted);
     }
@@ -334,13 +345,13 @@ pub const Pacer = struct {
         p.queue = .{};
     }
 
-    /// It sent too little for that anything could be learned.
+    /// Ends what is being learned, because the link sent too little.
     pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
         p.forget_queue();
         switch (p.state) {
             .free => p.to(.free, 0),
-            // An idle link has no queue of this peer's.
+            // An idle link has no queue of this peer's making.
             .draining => p.hold(p.found),
             .probing => if (arrived > p.found) p.hold(@min(arrived, p.rate)),
             .held, .yielding => {},
@@ -359,15 +370,15 @@ pub const Pacer = struct {
         p.to(.draining, carries - carries / 8);
     }
 
-    /// More has arrived than was sent since this peer sends less: it was its own queue that has
-    /// shrunk. Behind a queue of others it gets through what it sends, or less.
+    /// Whether the queue was of this peer's making: since this peer sends less, more has arrived
+    /// than was sent. Behind a queue of others only what is sent arrives, or less.
     fn is_own(p: *const Pacer) bool {
         return p.moved() >= p.rate + p.rate / 16;
     }
 
-    /// The queue is gone. While it was there the link was full, and what arrived is what it
-    /// carries. If it came by itself, the link is held too high; perhaps for a moment only, so more
-    /// is tried again soon.
+    /// The queue is gone: sets the limit by what arrived while it stood, because the link was full.
+    /// If the queue came without a probe the link was held too high, perhaps for a moment only, so
+    /// a probe follows soon.
     fn drained(p: *Pacer) void {
         if (p.queue.carries()) |carries| if (p.is_own()) {
             const near = std.math.clamp(carries, p.found - p.found / 32, p.found + p.found / 8);
@@ -391,14 +402,15 @@ pub const Pacer = struct {
         p.hold(carries);
     }
 
-    /// The queue is still there: it is long, or the link carries less, if less arrives than is
-    /// sent, or a little less, if it does not shrink, or the queue is somebody else's.
+    /// The queue still stands after draining. Either it is long, or less arrives than is sent and
+    /// the link carries less, or it does not shrink and a little less is tried, or it is somebody
+    /// else's.
     fn drain_more(p: *Pacer, i: *const Interval) void {
         const arrives = p.moved();
         const is_less = arrives < p.rate / 8 * 7;
         const shrinks = i.waits() + shrinks_ns <= p.waits;
         p.waits = i.waits();
-        // As much as the link was found to carry, although less was sent.
+        // As much arrives as the link was found to carry, although less was sent.
         if (arrives >= p.found - p.found / 16) return p.to(.draining, p.rate);
         if (shrinks and !is_less) return p.to(.draining, p.rate);
         p.vain += 1;
@@ -415,15 +427,15 @@ pub const Pacer = struct {
         p.to(.draining, p.found - p.found / 8);
     }
 
-    /// As much as before the queue of others came, and no less because of it.
+    /// Holds the rate found before the queue of other traffic came.
     fn yield(p: *Pacer, carries: u64) void {
         p.found = carries;
         p.queue = .{};
         p.to(.yielding, carries);
     }
 
-    /// The link is not as it was known, and is found out anew. So no series of bad moments can
-    /// take a link away.
+    /// Whether a rate is so low that the link must have changed. Then its limit is found out anew,
+    /// so that no series of bad moments can take a link away.
     fn is_lost(p: *Pacer, carries: u64) bool {
         p.most = @max(p.most, carries);
         if (carries > p.most / 2 and carries >= rate_min) return false;
@@ -440,9 +452,9 @@ pub const Pacer = struct {
         p.to(.held, carries - carries / 64);
     }
 
-    /// A probe shows in what is acknowledged a round trip later. If it makes a queue, or loses
-    /// packets, the link is full, and what arrives is what it carries. While it shows nothing, it
-    /// is TCP that is held back or grows: this limit need not be in its way.
+    /// Judges a probe, which shows in what is acknowledged a round trip later. If it makes a queue
+    /// or loses packets the link is full, and what arrives is what the link carries. If it shows
+    /// nothing, TCP is held back or still grows: the limit need not be in its way.
     fn judge(p: *Pacer, i: *const Interval) void {
         const is_lossy = i.retransmitted > i.acked / lost_part;
         const shows: u64 = if (p.is_rising) 1 else few;
@@ -450,13 +462,13 @@ pub const Pacer = struct {
         const count = if (p.crowded > 0) few else p.signs.intervals;
         const arrives = @max(p.found, @min(p.of_last(count), p.rate));
         const gained = arrives > p.found + p.found / 12;
-        // It stood before, and is no longer than that.
+        // The queue stood before the probe, and is no longer than it was.
         if (p.waits > Interval.queue_ns and i.queued() and i.waits() <= p.waits + steady_ns)
             return p.yield(arrives);
         if (gained) p.lowered = 0;
         if (p.crowded > 0 or is_lossy) {
             p.is_rising = false;
-            // One that has found something makes the next one come soon.
+            // A probe that has found something makes the next one come soon.
             p.probe_after = if (arrives > p.found + p.found / 32)
                 probe_ns_min
             else
@@ -470,13 +482,13 @@ pub const Pacer = struct {
     }
 };
 
-/// Held by this limit and by nothing else: more lanes would bring nothing.
+/// Whether a link is held by its limit and by nothing else: more lanes would bring nothing.
 pub fn is_full(rate: u64, i: *const Interval) bool {
     return rate > 0 and i.goodput() >= rate / 8 * 7;
 }
 
-/// Shares of the limit: each lane the same, but what a slow one leaves goes to the others.
-/// `moved`: what each has moved of late, bytes per second. 0: no limit.
+/// Divides the limit of a link among its lanes: each gets the same, but fast lanes get what slow
+/// ones leave. `moved`: what each lane has moved of late, bytes per second. `rate` 0: no limit.
 pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
     if (rate == 0) return @memset(shares, 0);
     const even = rate / @max(1, moved.len);
@@ -486,7 +498,7 @@ pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
         if (is_slower(each, even)) left -= each else fast += 1;
     }
     for (moved, shares) |each, *given| {
-        // A slow one may catch up.
+        // A slow lane may catch up, so it gets an even share.
         given.* = if (fast == 0 or is_slower(each, even)) @max(even, 1) else @max(left / fast, 1);
     }
 }
@@ -497,73 +509,76 @@ pub fn is_slower(moved: u64, even: u64) bool {
 
 // ---- intervals
 //
-// An interval is what the lanes of a link have done in a tenth of a second, and what that says.
-// measure.zig fills them in; this file and flow.zig judge by them.
+// An interval is what the lanes of a link have done in a tenth of a second. measure.zig fills it
+// in; this file and flow.zig judge by it.
 
-/// Bytes per second.
+/// Bytes per second, where `bytes` move in `ns`.
 pub fn per_second(bytes: u64, ns: u64) u64 {
     return bytes *| s / @max(1, ns);
 }
 
-/// All that the lanes of a link have done in one interval.
+/// The bytes and times of all lanes of a link in one interval.
 pub const Interval = struct {
     ns: u64 = 0,
-    /// Payload that the other side has acknowledged, and what was sent a second time.
+    /// Payload that the other side has acknowledged, and bytes that were sent again.
     acked: u64 = 0,
     retransmitted: u64 = 0,
     /// Bytes that the system was given to send.
     given: u64 = 0,
-    /// The round trip, smoothed, and the shortest that was ever seen.
+    /// The smoothed round trip, and the shortest that was ever seen.
     rtt_ns: u64 = 0,
     base_ns: u64 = 0,
-    /// So long what comes back waits, acknowledgements too (flow.zig); null: that is not known.
+    /// How long packets and acknowledgements of the other side wait on their way here (flow.zig);
+    /// null: not known.
     back_ns: ?u64 = null,
     /// There was more to send all the time.
     saturated: bool = false,
-    /// So much was carried before, bytes per second; 0: it is not known.
+    /// The rate that the link carried before, bytes per second; 0: not known.
     known: u64 = 0,
 
-    /// Bytes per second.
+    /// Bytes per second that were acknowledged.
     pub fn goodput(i: *const Interval) u64 {
         return per_second(i.acked, i.ns);
     }
 
-    /// It was kept busy, and something arrived: so much it carries.
+    /// Whether the interval says what the link carries: it was kept busy, and something arrived.
     pub fn is_telling(i: *const Interval) bool {
         return i.saturated and i.acked > 0;
     }
 
-    /// Bytes that were acknowledged, or given and will be.
+    /// Bytes that were acknowledged, or that were given to the system and will be.
     pub fn moved(i: *const Interval) u64 {
         return @max(i.acked, i.given);
     }
 
-    /// Packets, or acknowledgements of them, wait for longer than jitter explains. The same for all
-    /// distances: a queue on one link shows on others, whose acknowledgements wait in it.
+    /// Whether packets or their acknowledgements wait for longer than jitter explains. The limit is
+    /// the same for all distances, because a queue on one link shows on others, whose
+    /// acknowledgements wait in it.
     pub fn crowded(i: *const Interval) bool {
         return i.round() > queue_ns;
     }
 
-    /// Hardly any of them waits.
+    /// Whether hardly any packet or acknowledgement waits.
     pub fn calm(i: *const Interval) bool {
         return i.round() <= queue_ns / 2;
     }
 
-    /// As `crowded` and `calm`, of packets alone, where that is known.
+    /// As `crowded`, but of packets alone, where their wait is known.
     pub fn queued(i: *const Interval) bool {
         return i.waits() > queue_ns;
     }
 
+    /// As `calm`, but of packets alone, where their wait is known.
     pub fn is_free(i: *const Interval) bool {
         return i.waits() <= queue_ns / 2;
     }
 
-    /// Packets, on the way out.
+    /// How long packets wait on the way out.
     pub fn waits(i: *const Interval) u64 {
         return i.round() -| (i.back_ns orelse 0);
     }
 
-    /// Packets and their acknowledgements.
+    /// How long packets and their acknowledgements wait together.
     pub fn round(i: *const Interval) u64 {
         return i.rtt_ns -| i.base_ns;
     }
@@ -573,13 +588,15 @@ pub const Interval = struct {
 
 // ---- aging
 //
-// How much of what was found out of a network still counts. Its users say what time counts.
+// Aging: how much of a rate that was found earlier still counts. The caller decides which time
+// counts.
 
-/// Whatever was found out of a link counts half after so long.
+/// A rate that was found counts half after this time.
 pub const half_life_ns = 2 * 60 * s;
 
-/// So much of it is left. The curve is 1 - 0.693 x + 0.193 x^2 within a half-life: a half at its
-/// end, and as steep as it must be where it begins, so that many short steps come to the same.
+/// The part of a rate that is left after `ns`. Within a half-life the curve is 1 - 0.693 x + 0.193
+/// x^2: it ends at a half, and begins as steep as it must so that many short steps come to the same
+/// as one.
 pub fn aged(rate: u64, ns: u64) u64 {
     const halved = rate >> @intCast(@min(ns / half_life_ns, 63));
     const part_ppm = ns % half_life_ns *| 1_000_000 / half_life_ns;
@@ -602,58 +619,60 @@ test "what is found out counts half after a half-life, in one step or in many" {
 
 // ---- peaks
 //
-// The most that was carried of late while more was waiting to be carried: by a link (flow.zig), or
-// by all links of this peer at once. A peer that has little to send learns nothing by that, so that
-// time does not count: a rate halves in two minutes in which it was busy, unless as much is carried
-// again. Time in which nothing moved at all counts as well, but not before it is busy again: until
-// then the rate is the best that is known.
+// A peak is the highest rate of late while more was waiting to be carried: of a link (flow.zig), or
+// of all links of this peer at once. Time in which there is little to send says nothing, so it does
+// not count: a rate halves in two minutes of busy time, unless as much is carried again. Time in
+// which nothing moved at all counts, but only once the link is busy again: until then the rate is
+// the best that is known.
 
 pub const Peak = struct {
     /// Bytes per second; 0: not known.
     rate: u64 = 0,
-    /// The stretch under way.
+    /// The stretch under way: its bytes and its time.
     bytes: u64 = 0,
     ns: u64 = 0,
-    /// Nothing has moved for so long since the last one.
+    /// How long nothing has moved since the rate was last taken.
     idle_ns: u64 = 0,
 
-    /// Acknowledgements come in bursts, and so do the turns of a busy thread that reads.
+    /// A rate is taken over a stretch of this time: acknowledgements come in bursts, and so do the
+    /// turns of a busy thread that reads.
     const stretch_ns = 200 * ms;
 
-    /// An interval in which there was more to send all the time.
+    /// Notes an interval in which there was more to send all the time.
     pub fn sent(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         peak.take(rate);
     }
 
-    /// There was not, but a queue stood on the way: that carries so much at least. The queue may be
-    /// made by others, and this peer may have sent little; so this sets no first rate.
+    /// Notes an interval without enough to send, but with a queue on the way. The way carries at
+    /// least this much. The queue may be made by others, and this peer may have sent little, so
+    /// this sets no first rate.
     pub fn queued(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         if (peak.rate > 0 and rate > peak.rate) peak.take(rate) else peak.pause();
     }
 
-    /// There was neither: the stretch is cut short.
+    /// Notes an interval that says nothing: the stretch is cut short.
     pub fn pause(peak: *Peak) void {
         peak.bytes = 0;
         peak.ns = 0;
     }
 
-    /// Bytes that come in do not say how much others had to send. So less than half of what has
-    /// come before is taken for a pause of theirs.
+    /// Notes bytes that came in. They do not say how much others had to send, so less than half of
+    /// the rate before is taken for a pause of the senders.
     pub fn arrived(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         const before = aged(peak.rate, peak.idle_ns);
         if (rate < before / 2) peak.pause() else peak.take(rate);
     }
 
-    /// Nothing has moved for so long.
+    /// Notes that nothing has moved for `ns`.
     pub fn rest(peak: *Peak, ns: u64) void {
         peak.pause();
         peak.idle_ns +|= ns;
     }
 
-    /// The rate of a stretch that has come to its end.
+    /// The rate of the stretch, if it is long enough to end; else null.
     fn lately(peak: *Peak, bytes: u64, ns: u64) ?u64 {
         peak.bytes +|= bytes;
         peak.ns +|= ns;
@@ -678,14 +697,15 @@ test "no number of a system makes it overflow" {
 
 // ---- links that send together
 //
-// Links of this peer that send at the same time, as in the direct schedule. The queue that all of
-// them wait in is that of the peer's own way out, and no link alone knows what that carries: each
-// would find what the others leave, and keep to that after they have ended. So the sum of them has
-// a limit of its own, found as that of one link is, and each has its part of it. A link on which
-// packets wait longer, while others are calm, is its own limit.
+// Several links of this peer may send at the same time, as in the direct schedule. They all wait in
+// the queue of the peer's uplink, and no link alone finds out what the uplink carries: each would
+// find what the others leave, and stay there after they have ended. So all of them together have a
+// limit, which is found as for one link, and each link gets a part of it. A link whose packets wait
+// while those of others do not is its own limit.
 
 pub const Together = struct {
-    /// A call may be shorter than it takes to know one link.
+    /// The limit of all links together. Its signs are quick, because a call may be shorter than the
+    /// time that it takes to find the limit of one link.
     pacer: Pacer = .{ .signs = .{
         .full_after = 400 * ms,
         .full_after_loss = 200 * ms,
@@ -695,39 +715,44 @@ pub const Together = struct {
         .intervals = 2,
         .is_brief = true,
     } },
-    /// The most that they carried at once, while some had more to send and no queue stood. In the
-    /// first call all peers overfill each other's ways, so less arrives while it stands.
+    /// The most that the links carried at once, while some had more to send and no queue stood.
+    /// While a queue stands in the first call, less arrives, because all peers overfill each
+    /// other's ways.
     carried: Peak = .{},
-    /// In the last interval the system was given a quarter of what was acknowledged, at least.
+    /// In the last interval the system was given more than a quarter of the bytes that were
+    /// acknowledged.
     was_given: bool = false,
-    /// So many sent much when last several did.
+    /// How many links sent much, in the last interval in which several did.
     senders: u64 = 0,
-    /// Now.
+    /// The interval under way.
     now: Sum = .{},
 
-    /// In an interval.
+    /// The bytes and rates of the links in one interval.
     pub const Sum = struct {
-        /// All links together, first: what was acknowledged, and what moved.
+        /// All links together: bytes acknowledged, bytes acknowledged or given to the system, and
+        /// bytes given to it.
         acked_by_all: u64 = 0,
         moved_by_all: u64 = 0,
         given_by_all: u64 = 0,
-        /// Some had more to send all the time.
+        /// Some link had more to send all the time.
         is_telling: bool = false,
-        /// Those that send much.
+        /// How many links send much.
         senders: u64 = 0,
-        /// Those that are said to have sent much by acknowledgements, which come a round trip
-        /// later, and what they say.
+        /// How many links sent much by their acknowledgements, which come a round trip later; and
+        /// the bytes of these links.
         links: u64 = 0,
         acked: u64 = 0,
         retransmitted: u64 = 0,
-        /// The shortest time that packets of one wait, and the longest way.
+        /// The shortest wait of packets and acknowledgements among these links, and their longest
+        /// round trip.
         waits_ns: u64 = std.math.maxInt(u64),
         base_ns: u64 = 0,
+        /// Lanes of these links, and how many of them were busy all the time.
         lanes: u64 = 0,
         lanes_busy: u64 = 0,
-        /// The most that any of them is known to carry, bytes per second.
+        /// The most that any of these links is known to carry, bytes per second.
         carries: u64 = 0,
-        /// Those that leave something of their part, and what they move, bytes per second.
+        /// How many links leave some of their part, and what they move, bytes per second.
         slow: u64 = 0,
         slow_rate: u64 = 0,
 
@@ -739,19 +764,20 @@ pub const Together = struct {
         }
     };
 
-    /// One that moves less than this part of all is not one of them.
+    /// A link that moves less than one part in so many of all bytes does not count.
     const little_part = 8;
 
-    /// `now`: all links are noted.
+    /// Begins an interval. `now`: all links are noted in it.
     pub fn begin(t: *Together, now: Sum) void {
         t.now = now;
     }
 
+    /// Whether a link sent much, by its acknowledgements.
     pub fn is_one(t: *const Together, i: *const Interval) bool {
         return i.acked > 0 and i.acked >= t.now.acked_by_all / little_part;
     }
 
-    /// It sends much while others do.
+    /// Whether a link sends much while other links do, too.
     pub fn shares(t: *const Together, i: *const Interval) bool {
         return t.now.senders >= 2 and t.is_sender(i);
     }
@@ -780,12 +806,13 @@ pub const Together = struct {
         now.lanes_busy += lanes_busy;
     }
 
-    /// All are added. `is_late`: the process stood still.
+    /// Ends an interval whose links are all added. `is_late`: the process stood still.
     pub fn step(t: *Together, ns: u64, is_late: bool) void {
         if (t.now.senders >= 2) t.senders = t.now.senders;
         const is_known = t.now.is_telling and t.now.senders >= 2 and t.is_calm();
         if (is_known) t.carried.sent(t.now.acked_by_all, ns) else t.carried.pause();
-        // When nothing is left to send, acknowledgements of far links trail behind those of near.
+        // When nothing is left to send, acknowledgements of far links come later than those of near
+        // links.
         const is_given = t.now.given_by_all > t.now.acked_by_all / 4;
         const may_tell = is_given or t.was_given;
         t.was_given = is_given;
@@ -801,39 +828,40 @@ pub const Together = struct {
         t.pacer.step(&sum);
     }
 
-    /// Nothing has moved for so long.
+    /// Notes that nothing has moved for `ns`.
     pub fn rest(t: *Together, ns: u64) void {
         t.carried.rest(ns);
         t.pacer.rest(ns);
     }
 
-    /// They use what they carry together. Lanes of several links wait for credits now and then; and
-    /// where a call is short, all of it is with the system before half a queue is gone.
+    /// Whether the links use what they carry together. Lanes of several links wait for credits now
+    /// and then. A short call is with the system before half of its queue is gone.
     fn are_busy(t: *const Together, ns: u64) bool {
         if (t.now.lanes_busy * 4 >= t.now.lanes) return true;
         const is_much = per_second(t.now.acked, ns) >= t.now.carries / 4;
         return t.now.carries > 0 and is_much and !t.is_calm();
     }
 
-    /// Packets of some link hardly wait.
+    /// Whether packets of some link hardly wait.
     fn is_calm(t: *const Together) bool {
         return t.now.waits_ns <= Interval.queue_ns / 2;
     }
 
-    /// All of them wait: none is its own limit.
+    /// Whether packets of all links wait, so that none of them is its own limit.
     pub fn is_common(t: *const Together) bool {
         return t.now.links >= 2 and t.now.waits_ns > Interval.queue_ns;
     }
 
-    /// Before `part`, once the sum has a limit.
+    /// Notes a link that leaves some of its part; called before `part`, once there is a limit.
     pub fn note_slow(t: *Together, i: *const Interval) void {
         if (!t.is_sender(i) or !t.is_slow(i)) return;
         t.now.slow += 1;
         t.now.slow_rate +|= per_second(i.moved(), i.ns);
     }
 
-    /// Bytes per second for a link; 0: no limit. One that is idle may begin at the same time as
-    /// those that sent together before. The others have all that slow ones leave.
+    /// The part of a link, bytes per second; 0: no limit. An idle link has the part that it would
+    /// have if it began together with the links that last sent together. Fast links get all that
+    /// slow ones leave.
     pub fn part(t: *const Together, i: *const Interval) u64 {
         const rate = t.pacer.rate;
         if (rate == 0) return 0;
@@ -855,12 +883,12 @@ pub const Together = struct {
 
 // ---- a way out to try it on
 
-/// Links that share a queue of 50 ms before what they all go through.
+/// Links that share a queue of 50 ms in front of an uplink.
 const WayOut = struct {
     carries: u64,
-    /// As Together.add has them.
+    /// As in Together.add.
     lanes_busy: u64 = 8,
-    /// Somebody else sends so much there, bytes per second.
+    /// Bytes per second that somebody else sends through the uplink.
     others: u64 = 0,
     queued: u64 = 0,
     lost: u64 = 0,
@@ -872,7 +900,7 @@ const WayOut = struct {
     const queue_ns_max = 50 * ms;
     const distances = [_]u64{ 60 * ms, 90 * ms, 150 * ms };
 
-    /// `wishes`: what TCP would send on each without a limit, bytes per second.
+    /// `wishes`: bytes per second that TCP would send on each link without a limit.
     fn run(out: *WayOut, wishes: [3]u64, intervals: usize) void {
         for (0..intervals) |_| {
             var sent: [3]u64 = undefined;
@@ -913,7 +941,7 @@ const WayOut = struct {
     }
 };
 
-/// All that the links have done in an interval.
+/// Tells `t` what the links have done in an interval.
 fn hear(t: *Together, links: []const *const Interval, carries: u64, lanes_busy: u64) void {
     var sum: Together.Sum = .{};
     for (links) |link| sum.note(link);
@@ -979,7 +1007,8 @@ test "where one link alone has a queue the others are not held to it" {
     try expectEqual(0, t.part(&crowded));
 }
 
-/// An interval at a steady rate, in megabytes per second, with a round trip of 60 ms and more.
+/// An interval with a steady rate in megabytes per second, and a round trip of which 60 ms are
+/// distance.
 fn sent_at(rate: u64, rtt: u64) Interval {
     return .{
         .ns = 100 * ms,
@@ -1062,10 +1091,10 @@ test "a link whose first bytes are still on their way has its part" {
 
 // ---- all links of this peer
 //
-// How much this peer sends and receives at most on all its links at once, which no single link
-// shows, and the limit of those that send together.
+// The most that this peer sends and receives on all its links at once, which no single link shows;
+// and the limit of links that send together.
 
-/// The bytes that all links of a peer have moved in one interval.
+/// Bytes that all links of a peer have moved in one interval.
 pub const Moved = struct {
     acked: u64 = 0,
     received: u64 = 0,
@@ -1073,7 +1102,7 @@ pub const Moved = struct {
     saturated: bool = false,
 };
 
-/// How much this peer sends and receives at most, on all its links at once.
+/// The most that this peer sends and receives on all its links at once.
 pub const Node = struct {
     up: Peak = .{},
     down: Peak = .{},

@@ -1,6 +1,7 @@
-//! session: one peer process without its sockets: protocol and collective put together, with links,
-//! lanes and the calls of the user. net/ drives it with real connections, tests/sim with simulated
-//! ones. The duties of a driver: session.zig, "for drivers". Next: net/root.zig.
+//! session: one peer process without its sockets. It puts protocol and collective together with
+//! links, lanes and the calls of the user. net/ drives a session with real connections, tests/sim
+//! with simulated ones. session.zig lists the duties of a driver ("for drivers"). Next:
+//! net/root.zig.
 
 pub const call = @import("call.zig");
 

@@ -1,26 +1,26 @@
-//! Session: all that one peer process knows, without its sockets, clock and threads, and the
-//! functions that all its parts need. The parts are files of free functions on Session. A file
-//! imports those below it in this list and none above:
+//! Session: the state of one peer process without its sockets, clock and threads, and the functions
+//! that all its parts share. The parts are files of free functions on Session. A file imports files
+//! below it in this list, and none above it:
 //!
-//!     driver, joining, calls, lanes       what drivers and users call
-//!     control                             the coordinator's connection, and what members decide
-//!     membership                          groups come and go
-//!     frame                               data moves
-//!     dial                                lanes come and go
-//!     sync                                shared states move
-//!     measure                             how fast, over how many lanes, and probes
-//!     session                             all things of one peer
-//!     operation, group, call, state       each of these things
-//!     link, flow, pace                    the lanes to one peer, and their rates
+//!     driver, user                        functions for drivers, and for users
+//!     control                             the coordinator's connection, and members' decisions
+//!     membership                          groups that come and go
+//!     frame                               frames of data
+//!     dial                                lanes that come and go
+//!     sync                                shared states
+//!     measure                             rates, numbers of lanes, and probes
+//!     session                             the state of one peer
+//!     operation, group, call, state       its operations, groups, calls and shared states
+//!     link, flow, pace                    the lanes to one other peer, and their rates
 //!
 //! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
-//! a connection to the coordinator (bytes in and out of `control`) and one per Lane. It tells the
-//! session which bytes arrived and asks it which to send. `Host` has the functions that
-//! the session needs from the driver. After any call: if `control.send_slice()` is not empty, send
-//! it; call driver.tick at or after driver.next_deadline. Host functions must not call back into
-//! the session.
+//! a connection to the coordinator (bytes in and out of `control`) and one connection for each
+//! Lane. It tells the session which bytes arrived, and asks the session which bytes to send. `Host`
+//! has the functions that the session calls in the driver. After each call of the session, the
+//! driver sends `control.send_slice()` if that is not empty. It calls driver.tick at or after
+//! driver.next_deadline. Host functions must not call back into the session.
 //!
-//! protocol/member.zig decides, and collective/movement.zig says what moves.
+//! The decisions are made in protocol/member.zig. collective/movement.zig says what data moves.
 
 const std = @import("std");
 const base = @import("base");
@@ -49,7 +49,7 @@ const second = std.time.ns_per_s;
 
 pub const Session = struct {
     gpa: Allocator,
-    /// Where the session itself lies.
+    /// The allocator that holds the Session itself.
     home: Allocator,
     self: PeerId,
     run_id: base.RunId,
@@ -61,121 +61,135 @@ pub const Session = struct {
 
     control: wire.Stream,
     control_state: ControlState = .closed,
-    /// The coordinator's settings of the run, at the first connection and at each one since.
+    /// The coordinator's settings of the run; zeros before the first welcome. They never change.
     settings: control.Welcome = std.mem.zeroes(control.Welcome),
-    /// It has been said on this connection.
+    /// The coordinator's welcome has come on the present connection.
     welcomed: bool = false,
-    /// When the next connection is tried, and how often that has failed.
+    /// When the next connection to the coordinator is tried, and how many tries have failed in a
+    /// row.
     reconnect_at: Instant = base.never,
     reconnects: u6 = 0,
-    /// Which process of this id connects.
+    /// A random number that tells this process from others with the same id; never 0.
     instance: u64,
+    /// When bytes of the present connection to the coordinator last came, or when it was made.
     last_heard: Instant = 0,
-    /// The same over all connections, also those on which nothing came.
+    /// When the coordinator's last message came, on whichever connection.
     last_message: Instant = 0,
-    /// Since when there is no connection on which it has answered; `never` while there is one.
+    /// When the coordinator was lost, after it had accepted a connection; `never` while it is not
+    /// lost.
     away_since: Instant = base.never,
     last_tick: Instant = 0,
+    /// When the next heartbeat is due, and how many were sent.
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
-    /// When the last heartbeat left, and how long an answer takes at best.
+    /// When the last heartbeat left, and the shortest time of late until the coordinator answered
+    /// one; 0: no answer has come.
     beat_at: Instant = 0,
     round_trip_ns: u64 = 0,
-    /// The last account of the links to the coordinator.
+    /// The last message about traffic that the coordinator was sent.
     traffic: TrafficTold = .{},
-    /// Where other peers dial this one, and by what the coordinator finds it there.
+    /// The address at which other peers dial this peer.
     address: []u8 = &.{},
-    /// The user has named it.
+    /// The user has chosen `address`.
     advertised: bool = false,
+    /// The secret with which this peer proves to the coordinator that it is at `address`.
     address_key: wire.hello.Key,
-    /// Its name for people, and those of others.
+    /// This peer's name for people, and the names of other peers by their ids.
     label: base.Label,
     labels: std.AutoArrayHashMapUnmanaged([16]u8, base.Label) = .empty,
-    /// Where the driver dials the coordinator, for people.
+    /// The address at which the driver dials the coordinator, for log lines.
     coordinator_at: []const u8 = "",
+    /// Options of the session.
     strangers_max: u32,
     in_flight_max: u32,
     fragment_bytes_min: u32,
     reconnect_timeout_ns: u64,
-    /// Why the coordinator is gone, for the calls that fail with it.
+    /// The coordinator's last refusal of a connection, for the calls that fail because of it.
     refusal: ?wire.hello.Verdict = null,
+    /// The last answer to a greeting was not PCCL.
     not_pccl: bool = false,
-    /// A message could not be kept: what the coordinator believes of this peer is not true any
-    /// more.
+    /// Memory ran out for a message to the coordinator. The coordinator's picture of this peer is
+    /// wrong from then on, so the next tick ends the connection.
     control_failed: bool = false,
 
     groups: std.ArrayList(*Group) = .empty,
+    /// How many groups were ever opened: the source of `Group.number`.
     groups_opened: u64 = 0,
+    /// Operations of all groups that have begun, or have ended, and are not freed.
     operations: std.ArrayList(*Operation) = .empty,
     queue: Queue = .{},
     links: std.ArrayList(*Link) = .empty,
     strangers: std.ArrayList(*Lane) = .empty,
-    /// Where the members of epochs and rounds are dialed.
+    /// The addresses at which members of epochs and rounds are dialed, by their ids.
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
-    /// For people: whom this peer could not dial, and who could not dial it.
+    /// The peers that this peer could not dial, and the peers that could not dial it; for errors.
     unreached: Unreached = .{},
-    /// A dial that the coordinator has asked for is under way.
+    /// The dial under way that the coordinator asked for; null: there is none.
     dial_back: ?DialBack = null,
-    /// Members have agreed on a safe point, or have not: membership.zig looks what to do.
+    /// A vote on a safe point has ended: run_deferred lets membership.zig act on it.
     votes_changed: bool = false,
-    /// Some lane is `broken`.
+    /// Some lane may be `broken`: run_deferred closes such lanes.
     lanes_broken: bool = false,
-    /// A place in some link is free again: a hello may have waited for it.
+    /// A place of a lane in some link is free again: run_deferred greets hellos that have waited.
     places_freed: bool = false,
-    /// A link was borrowed for a message that is over.
+    /// A link may not be wanted any more: run_deferred looks again which links are.
     links_stale: bool = false,
-    /// Operations whose data is complete, or that must be given up, and whose member must still be
-    /// told.
+    /// Operations at which run_deferred looks: their data may be complete, or they are to be given
+    /// up, and their member must be told.
     deferred: std.ArrayList(*Operation) = .empty,
-    /// Calls that are over, and whose callers do not have their memory back yet.
+    /// Operations that are over, and whose callers do not have their memory back.
     giving_back: usize = 0,
-    /// When lanes are looked at next, and were last (measure.zig).
+    /// When the lanes are measured next, and when they were measured last (measure.zig).
     measure_at: Instant = base.never,
     measured_at: Instant = 0,
-    /// As fast as the user lets this peer send.
+    /// The rates at which the user lets this peer send.
     rates: Rates,
-    /// The most that all its links have carried at once.
+    /// The most that all links of this peer have carried together.
     node: Node = .{},
-    /// The probe of a link that is under way, and how much probes may send.
+    /// The probe of a link that is under way, and the bytes that probes may send.
     probe: Probe,
+    /// Bytes on all lanes since the session began.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
-    /// Fetches in the background that were begun (sync.zig).
+    /// How many fetches of states in the background were begun: the source of their numbers
+    /// (sync.zig).
     prefetches: u32 = 0,
+    /// Bytes that lanes throw away are read into this.
     sink: [sink_bytes]u8 = undefined,
 
     const sink_bytes = 64 * limits.KiB;
 
-    /// An unwanted link is kept this long: the other side may have been told of this peer first.
+    /// An unwanted link is closed after this time, because the other side may want it sooner.
     pub const linger_ns = 10 * std.time.ns_per_s;
 
     pub const ControlState = enum {
-        /// There was no connection yet.
+        /// No connection was made yet.
         closed,
+        /// The connection is made, and the coordinator has not answered the hello.
         greeting,
         open,
-        /// The connection is gone; another one is tried at `reconnect_at`.
+        /// The connection is gone; the next one is tried at `reconnect_at`.
         away,
-        /// The driver tries.
+        /// The driver is connecting.
         dialing,
-        /// It refuses this peer for good.
+        /// The coordinator is given up: no connection is tried again.
         lost,
     };
 
-    /// Calls that wait for their turn.
+    /// Operations that wait for their turn, in all groups.
     pub const Queue = struct {
-        /// In all groups. They are in `operations` from their turn on, or from their end.
+        /// How many operations wait. They come into `operations` with their turn, or when they end.
         count: usize = 0,
-        /// None of them is due before.
+        /// No operation that waits has an earlier deadline.
         deadline: Instant = base.never,
     };
 
-    /// See dial.zig.
+    /// A dial that the coordinator asks this peer to make, for another peer (dial.zig).
     pub const DialBack = struct {
         lane: *Lane,
         peer: base.PeerId,
         nonce: wire.hello.Nonce,
-        /// As it would end now.
+        /// The result that the coordinator would be told if the lane ended now.
         dialed: wire.Dialed = .no_answer,
         proof: wire.hello.Proof = @splat(0),
     };
@@ -184,29 +198,32 @@ pub const Session = struct {
         peer_id: PeerId,
         run_id: base.RunId,
         seed: u64,
-        /// Random: it shows that this peer is where it says.
+        /// The secret with which this peer proves its address.
         address_key: wire.hello.Key,
         label: base.Label = .{},
-        /// Connections that have not shown that they are of this peer's groups.
+        /// Connections that may wait at once without having said which peer they come from.
         strangers_max: u32 = limits.strangers_max,
-        /// Operations of one group in flight; fewer in tests.
+        /// Operations of one group that may be in flight at once; fewer in tests.
         in_flight_max: u32 = limits.operations_in_flight_max,
-        /// A piece is cut into no less, where its link has several lanes; less in tests.
+        /// A piece is not cut into fewer bytes than this, where its link has several lanes; less in
+        /// tests.
         fragment_bytes_min: u32 = limits.fragment_bytes_min,
-        /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
-        /// deadlines.
+        /// After this time without a coordinator the session gives it up; `never`: calls wait for
+        /// the coordinator until their deadlines.
         reconnect_timeout_ns: u64 = base.never,
         host: Host,
-        /// It does large jobs, and lives longer than the session; null: whoever makes jobs.
+        /// Does large jobs, and lives longer than the session; null: the session's caller does
+        /// them.
         runner: ?base.Runner = null,
         rates: Rates = .{},
-        /// A probe of a link has no more; 0: this peer takes part in none. Fewer in tests.
+        /// The most bytes of one probe; 0: this peer takes part in no probe. Fewer in tests.
         probe_bytes_max: u32 = limits.probe_bytes_max,
-        /// Where the session itself lies, which knows the run id; null: like the rest.
+        /// The allocator of the Session itself, which holds the run id; null: the one of everything
+        /// else.
         secrets: ?Allocator = null,
     };
 
-    /// Not inlined: the buffer would be a part of the frame of what runs for every piece.
+    /// Not inlined: the buffer would enlarge the stack frame of code that runs for every piece.
     pub noinline fn log(
         s: *Session,
         level: protocol.LogLevel,
@@ -218,23 +235,23 @@ pub const Session = struct {
         s.host.vtable.log(s.host.ctx, level, text);
     }
 
-    /// Time is what some thread read before it had the session to itself: another one may have been
-    /// here meanwhile, with a later one. It never goes back.
+    /// Moves the session's time on. A thread reads the time before it has the lock, so another
+    /// thread may have come first with a later time: the session's time never goes back.
     pub fn reach(s: *Session, now: Instant) void {
         s.now = @max(s.now, now);
     }
 
     pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
-        // Ended in the next tick: from here the members that are being told something would be told
+        // Ended in the next tick: here the members that are being told something would be told
         // more.
         s.control.send(message) catch {
             s.control_failed = true;
         };
     }
 
-    /// The group that the coordinator has given this number on this connection. One from before
-    /// means nothing: another coordinator may number them anew.
+    /// The group with this number on the present connection. A group that this connection has not
+    /// named is not found, because another coordinator may number groups anew.
     pub fn group_of(s: *Session, id: u16) ?*Group {
         for (s.groups.items) |group| {
             if (group.state != .joined or !group.member.connected) continue;
@@ -249,7 +266,7 @@ pub const Session = struct {
         return null;
     }
 
-    /// There may be something to send on this link.
+    /// Asks the driver to look for bytes to send on all open lanes of this link that are idle.
     pub fn wake(s: *Session, link: *Link) void {
         for (link.lanes[0..link.lanes_end]) |place| {
             const lane = place orelse continue;
@@ -257,18 +274,18 @@ pub const Session = struct {
         }
     }
 
-    /// A link has no more lanes than these.
+    /// The most lanes that a link may have.
     pub fn lanes_max(s: *const Session) u8 {
         return if (s.settings.lanes == 0) limits.lanes_per_link_max else s.settings.lanes;
     }
 
-    /// A coordinator has been there.
+    /// Whether a coordinator has told the settings of the run.
     pub fn knows_settings(s: *const Session) bool {
         return s.settings.heartbeat_ns > 0;
     }
 
     pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
-        // The coordinator does not know it; perhaps it is known here from before.
+        // The coordinator does not know the address; it may be known here from before.
         if (address.len == 0) return;
         const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
         if (!entry.found_existing) entry.value_ptr.* = &.{};
@@ -278,7 +295,7 @@ pub const Session = struct {
         entry.value_ptr.* = copy;
     }
 
-    /// How long ago an operation was called, when the coordinator hears of it.
+    /// How long ago an operation was called, at the time when the coordinator hears of it.
     pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
         const here_ns = s.now -| operation.started_at;
         return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
@@ -304,7 +321,7 @@ pub const Session = struct {
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, total);
     }
 
-    /// `done`: leaves, where that says something.
+    /// `done`: how many leaves; 0 at points that count none.
     pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
         const state = operation.work.sync.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
@@ -314,17 +331,17 @@ pub const Session = struct {
 
 // ---- the driver
 //
-// A session wants of its driver (net/, tests/sim) functions that it calls, and events and
-// fault points that it names to it.
+// The functions that a session calls in its driver (net/, tests/sim), and the events and fault
+// points that it names to the driver.
 
 pub const LogLevel = protocol.LogLevel;
 
 pub const GroupEvent = union(enum) {
-    /// A lane to each member is open: admit() may be called.
+    /// A lane to each member of the round is open: admit() may be called.
     ready,
-    /// The coordinator refuses the join, for this reason: this peer was never a member.
+    /// The coordinator refuses the join for this reason; this peer was never a member.
     refused: []const u8,
-    /// The group, or the coordinator, is gone before the group was ready.
+    /// The group or the coordinator was lost before the group was ready.
     join_failed: struct { status: Status, why: []const u8 },
     /// The pending admit() entered an epoch or passed the safe point.
     admitted,
@@ -333,8 +350,8 @@ pub const GroupEvent = union(enum) {
     gone: Status,
 };
 
-/// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
-/// reduces, gathers, scatters or carries a message.
+/// Named points at which tests may end the process (net/fault.zig). The points of `operation_` are
+/// of operations that move data, but not of broadcasts and barriers.
 pub const FaultPoint = enum {
     operation_called,
     operation_opened,
@@ -343,9 +360,9 @@ pub const FaultPoint = enum {
     operation_voted,
     operation_committed,
     sync_offered,
-    /// A leaf has gone to another member.
+    /// A leaf has left for another member.
     sync_given,
-    /// A leaf has come in, and is as it must be.
+    /// A leaf has come in with the elected hash.
     sync_taken,
     sync_voted,
     sync_committed,
@@ -354,27 +371,31 @@ pub const FaultPoint = enum {
 pub const Host = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
-    /// Those of the machine, for all of its peers.
+    /// CPU cores of this machine, which all its peers share.
     cores: u32 = 1,
 
     pub const VTable = struct {
-        /// Start connecting; answer later with lane_opened or lane_closed.
+        /// Starts connecting. The driver answers later with driver.opened, driver.failed or
+        /// driver.closed.
         dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
-        /// Close the connection now. The lane is invalid afterwards; do not call lane_closed.
+        /// Closes the connection now. The lane is invalid afterwards; the driver does not call
+        /// driver.closed.
         lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
-        /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
+        /// Something may be there to send on this lane: the driver calls driver.send_slices soon,
+        /// but not from here.
         lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
-        /// The system's counters of an open lane; null where it has none.
+        /// The system's counters of an open lane; null where the system has none.
         lane_sample: *const fn (ctx: *anyopaque, lane: *Lane) ?Sample,
         lane_pace: *const fn (ctx: *anyopaque, lane: *Lane, pace: Pace) void,
-        /// Start connecting to the coordinator; answer later with control_opened or control_closed.
+        /// Starts connecting to the coordinator. The driver answers later with control.opened or
+        /// control.closed.
         control_dial: *const fn (ctx: *anyopaque) void,
-        /// Close the coordinator connection; do not call control_closed.
+        /// Closes the connection to the coordinator; the driver does not call control.closed.
         control_close: *const fn (ctx: *anyopaque) void,
         group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
-        /// The session does not touch the caller's buffers any more.
+        /// The session does not touch the caller's memory any more.
         operation_finished: *const fn (ctx: *anyopaque, operation: *Operation) void,
-        /// operation.committed is known now, or never will be (null).
+        /// `operation.committed` is known now; null: it will never be.
         operation_resolved: *const fn (ctx: *anyopaque, operation: *Operation) void,
         fault_point: *const fn (
             ctx: *anyopaque,
@@ -389,27 +410,28 @@ pub const Host = struct {
 
 // ---- peers that could not be dialed
 //
-// Which peers this one could not dial, and which could not dial it, by the coordinator's word: for
-// errors that would otherwise say only that time has passed. No decision depends on it.
+// The peers that this peer could not dial, and the peers that could not dial it, by the
+// coordinator's word. Errors name them, where they could otherwise say only that time has passed.
+// No decision depends on them.
 
 pub const Unreached = struct {
     entries: [entries_max]Entry = undefined,
     count: usize = 0,
 
-    /// More than one sentence has room for.
+    /// More entries than one sentence names.
     const entries_max = 8;
     const shown_max = 3;
-    /// A dial that failed longer ago is no reason for what fails now.
+    /// A dial that failed before this time does not explain a failure of now.
     const fresh_ns = 2 * std.time.ns_per_min;
 
     pub const Entry = struct {
-        /// None: the coordinator.
+        /// `none`: the coordinator.
         peer: PeerId,
         label: base.Label,
-        /// That one has dialed this peer.
+        /// `peer` has dialed this peer; otherwise this peer has dialed `peer`.
         is_theirs: bool,
         dialed: wire.Dialed,
-        /// The address that it was dialed from; zeros if that is not known.
+        /// The address that the dial came from; zeros: it is not known.
         source: base.Source,
         at: Instant,
         address_bytes: [limits.address_bytes_max]u8 = undefined,
@@ -455,7 +477,7 @@ pub const Unreached = struct {
         }
     };
 
-    /// False: this is known, and not long ago.
+    /// Remembers a failed dial. False: it was noted less than `fresh_ns` ago, with the same result.
     pub fn note(u: *Unreached, now: Instant, entry: Entry) bool {
         var noted = entry;
         noted.at = now;
@@ -475,7 +497,7 @@ pub const Unreached = struct {
         return true;
     }
 
-    /// There are lanes to it.
+    /// Forgets the failed dials of a peer, which has a lane now.
     pub fn forget(u: *Unreached, peer: PeerId) void {
         var index = u.count;
         while (index > 0) {
@@ -486,7 +508,7 @@ pub const Unreached = struct {
         }
     }
 
-    /// A sentence about them without its end, or nothing.
+    /// A sentence about the failed dials of late, without its end; empty if there are none.
     pub fn text(u: *const Unreached, now: Instant, buffer: []u8) []const u8 {
         var writer: std.Io.Writer = .fixed(buffer);
         u.write(now, &writer) catch {}; // cut
@@ -554,8 +576,9 @@ test "the dial that failed longest ago makes room" {
 
 // ---- rates of the user
 //
-// How fast the user lets this peer send: over all links together, and to single peers that the user
-// names. Plain data; engine/abi/argument.zig reads it from a text, and measure.zig keeps to it.
+// The rates at which the user lets this peer send: over all links together, and to peers that the
+// user names. Plain data: engine/abi/argument.zig reads it from a text, and measure.zig keeps to
+// it.
 
 pub const Rates = struct {
     /// Bytes per second over all links together; 0: no limit.
@@ -569,7 +592,7 @@ pub const Rates = struct {
         return rates.single[0..rates.count];
     }
 
-    /// False: there are too many.
+    /// False: the list is full.
     pub fn add(rates: *Rates, item: Single) bool {
         if (rates.count == rates.single.len) return false;
         rates.single[rates.count] = item;
@@ -577,14 +600,15 @@ pub const Rates = struct {
         return true;
     }
 
-    /// Bytes per second to this peer, by the first name that is its; 0: no limit of its own.
+    /// Bytes per second to this peer, by the first name in the list that matches it; 0: no limit.
     pub fn of(rates: *const Rates, id: PeerId, label: *const base.Label) u64 {
         for (rates.slice()) |*item|
             if (names(item.name.slice(), id, label.slice())) return item.rate;
         return 0;
     }
 
-    /// A label, or its beginning before a `*`; an id, whole or as errors show it.
+    /// Whether a name means this peer: its label, the beginning of its label before a `*`, or its
+    /// id, whole or as errors show it.
     fn names(name: []const u8, id: PeerId, label: []const u8) bool {
         if (std.mem.eql(u8, name, label)) return true;
         if (name.len > 0 and name[name.len - 1] == '*')
@@ -612,13 +636,13 @@ test "a peer is named by its label, the beginning of that, or its id; the first 
 
 // ---- bytes of probes
 //
-// The bytes by which a peer finds what a link carries, of which nobody knows that yet, and how many
-// of them it may send: plain data. Each link has so many for nothing, and all links together some;
-// beyond, probes are one byte in a hundred.
+// A peer sends probes to find out what a link carries, when nobody knows that yet. Here is counted
+// how many bytes it may spend on them. Each link has a few bytes free of charge, and so have all
+// links together. Beyond that, probes are one byte in a hundred that the peer sends. Plain data.
 
-/// Those of one peer.
+/// The probes of one peer.
 pub const Probe = struct {
-    /// A probe has no more; 0: this peer takes part in none.
+    /// The most bytes of one probe; 0: this peer takes part in no probe.
     bytes_max: u32,
     budget: Budget,
     under_way: ?UnderWay = null,
@@ -637,7 +661,7 @@ pub const Probe = struct {
         return .{ .bytes_max = bytes_max, .budget = .{ .floor = links_max * bytes_max } };
     }
 
-    /// So many that it is several frames, also where it is short.
+    /// Bytes of one frame of a probe: a short probe has several frames, too.
     pub fn frame_bytes(probe: *const Probe) u64 {
         return std.math.clamp(probe.bytes_max / 16, 1, limits.probe_frame_bytes_max);
     }
@@ -646,29 +670,31 @@ pub const Probe = struct {
         return if (probe.under_way) |*it| it.until > now else false;
     }
 
-    /// To this link, which has so many bytes for nothing; 0: none now.
+    /// Bytes that a probe of a link may have now; 0: none. `link_left`: the bytes that the link
+    /// still has free of charge.
     pub fn allowed(probe: *const Probe, link_left: u64) u64 {
         return @min(probe.bytes_max, probe.budget.allows(link_left));
     }
 
-    /// All links of a peer in an epoch in which links are probed.
+    /// The other members of the largest epoch in which links are probed.
     const links_max: u64 = limits.measured_max - 1;
 };
 
 pub const Budget = struct {
-    /// For links of which nothing is known: one probe of each. Another one comes back each minute,
-    /// so no crowd of newcomers has this peer send more than that.
+    /// Bytes free of charge, for links of which nothing is known: at first one probe for each. Each
+    /// minute gives back one probe, so a crowd of newcomers cannot make this peer send more.
     floor: u64,
-    /// The hundredth part of the bytes of the minute before that is left in this one.
+    /// Bytes left of the hundredth part of the bytes sent in the minute before.
     share: u64 = 0,
-    /// The minute under way: when it began, and all bytes that had been sent then.
+    /// When the minute under way began, and the bytes that this peer had sent by then.
     began: Instant = 0,
     sent_then: u64 = 0,
 
     const minute_ns = std.time.ns_per_min;
     const part = 100;
 
-    /// At heartbeats. `sent`: all that this peer has ever sent on its links.
+    /// Begins a new minute when one has passed; called at heartbeats. `sent`: all bytes that this
+    /// peer has ever sent on its links.
     pub fn pass(budget: *Budget, now: Instant, sent: u64, probe: u64) void {
         const taken_ns = now -| budget.began;
         const is_first = budget.began == 0;
@@ -685,7 +711,7 @@ pub const Budget = struct {
         return @min(link_left, budget.floor) + budget.share;
     }
 
-    /// So much of it was sent.
+    /// Charges `bytes` of a probe: first to the link and `floor`, the rest to `share`.
     pub fn spend(budget: *Budget, link_left: *u32, bytes: u64) void {
         const free = @min(bytes, link_left.*, budget.floor);
         link_left.* -= @intCast(free);
@@ -694,7 +720,7 @@ pub const Budget = struct {
     }
 };
 
-/// Bytes that no network can make fewer.
+/// Bytes that no network can compress.
 pub const filler: [limits.probe_frame_bytes_max]u8 = filler: {
     @setEvalBranchQuota(10_000);
     var words: [limits.probe_frame_bytes_max / 8]u64 = undefined;
@@ -765,29 +791,31 @@ test "a probe is of several frames, and one that is off has none" {
 
 // ---- traffic as told to the coordinator
 //
-// This peer tells the coordinator of its links: the bytes per second that move on each, every
-// two seconds while there are any, how each link carries what is sent, and how much all links
-// together carry at most (pace.zig). The speed on all links together is of the same time.
+// Every two seconds, while bytes move, this peer tells the coordinator how many bytes per second
+// move on each link. It also tells how each link carries what is sent, and the most that all links
+// together have carried (pace.zig). All numbers of one message are of the same time.
 
 pub const traffic_every_ns = 2 * std.time.ns_per_s;
 
-/// The last account.
+/// The last message about traffic.
 pub const TrafficTold = struct {
+    /// When it was made, and whether it named any link.
     at: base.Instant = 0,
     any: bool = false,
-    /// The session's counters then.
+    /// The session's counters at that time.
     sent: u64 = 0,
     received: u64 = 0,
 };
 
 pub const LinkMoved = struct { sent: u64, received: u64 };
 
-/// The links of an account that is told.
+/// Room for the links of one message.
 pub const TrafficRoom = [limits.links_told_max]Traffic;
 
-/// At a heartbeat: the account since the last one, if there is something to tell. `moved`: what has
-/// moved on all links since there are any. `ceiling`: the user's limit for all links, bytes per
-/// second, or 0; connections that begin exceed it for a moment, and what is told does not.
+/// The message about traffic since the last one, at a heartbeat; null: there is nothing to tell.
+/// `moved`: all bytes that have ever moved on links. `ceiling`: the user's limit for all links,
+/// bytes per second, or 0. Connections that begin exceed the limit for a moment, and the message
+/// does not.
 pub fn account_of_traffic(
     told: *TrafficTold,
     now: base.Instant,
@@ -818,8 +846,8 @@ pub fn account_of_traffic(
         .sent = moved.sent,
         .received = moved.received,
     };
-    if (before.at == 0) return null; // nobody knows since when it has moved
-    // That nothing moves any more is told once.
+    if (before.at == 0) return null; // the time since which bytes have moved is not known
+    // When traffic stops, this is told once.
     if (!told.any and !before.any) return null;
     const rate_max = base.limits.link_rate_told_max;
     return .{
@@ -832,8 +860,8 @@ pub fn account_of_traffic(
     };
 }
 
-/// The traffic since the last account, and how the link carries it. The system measures some of
-/// this, and what is told must be within bounds whatever the system says.
+/// The traffic of one link since the last message, and how the link carries it. The system measures
+/// some of the numbers, so each is cut to what a message may say.
 fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
     const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
@@ -849,12 +877,13 @@ fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     };
 }
 
-/// A limit of 0 is none.
+/// The smaller of a rate and a limit; a limit of 0 is none.
 fn sum_within(rate: u64, limit: u64) u64 {
     return if (limit == 0) rate else @min(rate, limit);
 }
 
-/// The weakest, where it is weaker than this one: the busiest are told.
+/// The link in `found` with the least traffic, if it has less than `than`; else null. The busiest
+/// links are told.
 fn weaker(than: *const Traffic, found: *TrafficRoom) ?*Traffic {
     var weakest = &found[0];
     for (found[1..]) |*item| if (sum(item) < sum(weakest)) {
@@ -957,23 +986,23 @@ test "whatever the system measures, the coordinator can read what it is told" {
 
 // ---- names for people
 //
-// The names of other peers for people. The coordinator tells them with a round
-// (protocol/membership.zig). They are kept while somebody may ask: as long as a peer is in an epoch
-// or a round of this one, gives of its state, or has left with the last epoch. No decision depends
-// on them, but how fast the user lets this peer send to one.
+// The labels of other peers. The coordinator tells them with a round (protocol/membership.zig). A
+// label is kept as long as an error may name the peer: while it is in an epoch or a round of this
+// peer, gives leaves of its state, or has left with the last epoch. Only one decision depends on
+// labels: the rate at which the user lets this peer send to another.
 
-/// The label of a peer; an empty one where it is not known.
+/// The label of a peer; empty if it is not known.
 pub fn label_of(s: *const Session, id: PeerId) base.Label {
     if (id.eql(s.self)) return s.label;
     return s.labels.get(id.bytes) orelse .{};
 }
 
-/// The peer in a line of the log: "7f3a01c2 (node7:4242)".
+/// The peer as log lines show it: "7f3a01c2 (node7:4242)".
 pub fn label_named(s: *const Session, id: PeerId) base.Named {
     return .{ .id = id, .label = label_of(s, id) };
 }
 
-/// The rate that the user gives this peer alone, by a name that may be known now only.
+/// Sets the user's limit for this link, because the name of its peer may have become known.
 pub fn label_limit(s: *const Session, link: *Link) void {
     if (s.rates.count > 0) link.flow.ceiling = s.rates.of(link.peer, &label_of(s, link.peer));
 }
@@ -985,7 +1014,7 @@ pub fn on_labels(s: *Session, body: *const wire.control.Labels) LabelError!void 
     var entries = body.peers.iterator();
     while (entries.next()) |entry| {
         const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
-        // So nothing is kept that would not be forgotten.
+        // Only labels that `prune_labels` will forget are kept.
         if (!is_kept(group, entry.id)) continue;
         try s.labels.put(s.gpa, entry.id.bytes, label);
     }
@@ -1014,7 +1043,7 @@ pub fn prune_labels(s: *Session) void {
 
 // ---- for errors
 
-/// The peers that the error of an operation is about.
+/// The names of the peers and states that the error of an operation is about.
 pub fn names_of_failure(s: *const Session, operation: *const Operation) Names {
     var names: Names = .{ .self = s.self, .ranks = operation.ids.len };
     const failure = &operation.failure;
@@ -1032,7 +1061,7 @@ pub fn names_of_failure(s: *const Session, operation: *const Operation) Names {
     return names;
 }
 
-/// The first of those whose calls are missing, and for whom they wait.
+/// The names of the first ranks whose calls are missing, and of the ranks that they wait for.
 pub fn names_of_missing(s: *const Session, operation: *const Operation) Names {
     var names: Names = .{ .self = s.self };
     add_ranks(&names, s, operation, &operation.op.missing);
@@ -1055,7 +1084,7 @@ fn add_elsewhere(
     }
 }
 
-/// Others have the states that this peer has under the same tags.
+/// Adds the name that this peer's own state has under the tag; other members name it alike.
 fn add_state(names: *Names, operation: *const Operation, tag: u64) void {
     for (operation.group.states.items) |*shared| {
         const item = shared.state;
@@ -1086,21 +1115,23 @@ fn add_name(names: *Names, s: *const Session, operation: *const Operation, id: P
 
 // ---- operations
 //
-// Many files do the same to an operation: it is looked at later, or given up; it wakes its lanes,
-// lets go of them, and is freed. Free functions on Session, none of which calls a member.
+// Steps that many files take with an operation: look at it later, give it up, wake its lanes, let
+// go of its memory, free it. Free functions on Session, none of which calls a member.
 
-/// Completion is looked at outside of the member (control.zig).
+/// Notes the operation for run_deferred (control.zig), which may call its member.
 pub fn wake_later(s: *Session, operation: *Operation) void {
     for (s.deferred.items) |item| if (item == operation) return;
     s.deferred.appendAssumeCapacity(operation); // room was made when it was created
 }
 
+/// Memory ran out inside an operation: it will be withdrawn.
 pub fn give_up(s: *Session, operation: *Operation) void {
     s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
     operation.withdraws = .cancelled;
 }
 
-/// Nothing goes around a link between the two of a message, or of an uneven exchange.
+/// A link is down for good: withdraws messages and uneven exchanges with its peer, because their
+/// data cannot go around a link.
 pub fn link_down(s: *Session, link: *const Link) void {
     for (s.operations.items) |operation| {
         if (operation.is_over() or !operation.op.descriptor.is_between_two()) continue;
@@ -1110,12 +1141,12 @@ pub fn link_down(s: *Session, link: *const Link) void {
     }
 }
 
-/// There may be something to send to any neighbour.
+/// Wakes the lanes to all neighbours of an operation.
 pub fn wake_all(s: *Session, operation: *const Operation) void {
     for (operation.neighbours) |*neighbour| s.wake(neighbour.link);
 }
 
-/// No lane reads or writes memory of this owner any more.
+/// Makes all lanes let go of the memory of this owner.
 pub fn detach_all(s: *Session, owner: Lane.Owner) void {
     for (s.links.items) |link| detach_link(s, link, owner);
 }
@@ -1127,11 +1158,11 @@ pub fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
     };
 }
 
-/// The user is done with a finished operation.
+/// The user is done with a finished operation: frees it, unless it is in doubt.
 pub fn release_operation(s: *Session, operation: *Operation) void {
     assert(operation.finished);
     operation.released = true;
-    // One that is in doubt goes on, because the others may need what it holds.
+    // An operation in doubt goes on, because the others may need what it holds.
     if (operation.op.state == .finished) free_operation(s, operation);
 }
 
@@ -1149,38 +1180,39 @@ pub fn free_operation(s: *Session, operation: *Operation) void {
 
 // ---- calls that wait for their turn
 //
-// Calls beyond those that a group may have in flight. They wait here in the order of the calls and
-// begin as others end, so a program need not count what it has in flight. Such a call has its
-// number, its deadline and its arrays like any other; the others are not told of it, and the large
-// buffers of its operation are reserved when its turn comes.
+// Calls beyond the number that a group may have in flight wait here, in their order, and begin as
+// others end. So a program need not count its calls. A call that waits has its number, its deadline
+// and its arrays like any other. The other members are not told of it, and the large buffers of its
+// operation are reserved when its turn comes.
 //
-// Collectives, sends and receives take turns apart from each other (base/pair.zig): many receives
-// called before the sends hold up neither these nor a collective. Beyond what is in flight members
-// must call each of the three in one order: where two wait for what is in flight at the other, both
-// wait for their deadlines.
+// Collectives, sends and receives wait in separate queues (base/pair.zig), so many receives called
+// before the sends hold up neither the sends nor a collective. Beyond the number in flight, all
+// members must call the operations of one queue in the same order. Otherwise two members wait for
+// operations that the other has not begun, until their deadlines.
 
-/// With the session: operations are not used any more.
+/// Frees the operations that wait, when the session ends.
 pub fn destroy_queue(s: *Session) void {
     for (s.groups.items) |group| for (group.member.epochs) |slot| if (slot) |epoch| {
         for (epoch.queued.items) |op| Operation.from_op(op).destroy();
     };
 }
 
-/// A call is made that has to wait.
+/// Notes a call that has to wait.
 pub fn queue_put(s: *Session, operation: *Operation) void {
     operation.is_queued = true;
     s.queue.count += 1;
     s.queue.deadline = @min(s.queue.deadline, operation.deadline);
 }
 
-/// It has its turn, or is over without one. Room was made when it was created.
+/// Takes an operation out of the queue, with its turn or at its end. `operations` has room for it.
 pub fn queue_leave(s: *Session, operation: *Operation) void {
     operation.is_queued = false;
     s.queue.count -= 1;
     s.operations.appendAssumeCapacity(operation);
 }
 
-/// Begins what has its turn; false if that is nothing. Not from inside a member's action.
+/// Begins the operations whose turn has come; false: there are none. Never called inside a member's
+/// action.
 pub fn step_queue(s: *Session) bool {
     if (s.queue.count == 0) return false;
     var any = false;
@@ -1200,7 +1232,7 @@ pub fn step_queue(s: *Session) bool {
     return any;
 }
 
-/// A deadline runs from the call.
+/// Gives up operations that wait and whose deadlines have passed. A deadline runs from the call.
 pub fn tick_queue(s: *Session) void {
     if (s.now < s.queue.deadline) return;
     s.queue.deadline = base.never;
@@ -1209,7 +1241,8 @@ pub fn tick_queue(s: *Session) void {
     };
 }
 
-/// The first whose deadline has passed; else notes when the next one does.
+/// The first operation of a group that waits and whose deadline has passed. Without one, notes the
+/// next deadline.
 fn queue_due(s: *Session, group: *Group) ?*Operation {
     for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
         const operation = Operation.from_op(op);
@@ -1219,7 +1252,8 @@ fn queue_due(s: *Session, group: *Group) ?*Operation {
     return null;
 }
 
-/// Whether one of them needs memory that a call would write, or would write what that one uses.
+/// Whether a call would write memory that an operation in the queue needs, or needs memory that one
+/// writes.
 pub fn queue_clashes(s: *const Session, uses: *const Uses) bool {
     if (s.queue.count == 0) return false;
     for (s.groups.items) |group| {

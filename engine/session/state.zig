@@ -1,11 +1,12 @@
-//! State: named tensors of the user that all members of a group want to be equal, with a revision.
-//! It knows how they are cut into leaves, the hash of each leaf, and where leaves of another
-//! content wait until they are committed; and it keeps what a sync has offered, and what a transfer
-//! has asked of whom. The tensors stay in the user's memory. sync.zig makes them equal;
+//! State: named tensors of the user that all members of a group keep equal, with a revision. This
+//! file cuts them into leaves and keeps the hash of each leaf. Leaves of another content wait here
+//! until that content is committed. It also keeps what a sync has offered, and what a transfer has
+//! asked of other peers. The tensors stay in the user's memory. sync.zig makes them equal;
 //! net/shared_state.zig decides which threads hash.
 //!
-//! Each tensor is cut separately, so a leaf never spans two. The root is the hash of the structure
-//! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
+//! Each tensor is cut separately, so a leaf never spans two tensors. The root is the hash of the
+//! structure (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal
+//! contents.
 
 const std = @import("std");
 const base = @import("base");
@@ -29,9 +30,10 @@ pub const Tensor = struct {
     name: []const u8,
     dtype: base.DType,
     shape: []const u64,
-    /// Null only if it has no elements.
+    /// Null only if the tensor has no elements.
     data: ?[*]u8,
-    /// It counts in the structure, but not in the content, and never changes here.
+    /// Members may have different values. The tensor counts in the structure but not in the
+    /// content, and a sync never changes it.
     may_differ: bool = false,
 };
 
@@ -39,26 +41,30 @@ pub const State = struct {
     gpa: Allocator,
     arena: std.heap.ArenaAllocator,
     name: []const u8,
-    /// The tag of its operations; follows from the name.
+    /// The tag of the state's operations, which follows from the name.
     tag: u64,
+    /// The revision of the content in the user's memory.
     revision: u64,
-    /// All its syncs keep them.
+    /// The rules that all syncs of the state keep.
     rules: wire.control.StateRules,
-    /// In order of their names.
+    /// The tensors in the order of their names.
     entries: []Entry,
     leaf_bytes: u32,
-    /// hashes[0] is that of the structure, then those of the leaves as they were last hashed.
+    /// hashes[0] is the hash of the structure. After it come the hashes of the leaves, as they were
+    /// last hashed.
     hashes: []Hash,
+    /// The hash of `hashes`.
     root: Hash,
-    /// The same for the content that a sync has elected.
+    /// As `hashes`, for the content that a sync has elected.
     wanted: []Hash,
+    /// The hash of `wanted`, once all of it has come; null: it has not.
     wanted_root: ?Hash = null,
-    /// Leaves of another content, with their hashes; null: none.
+    /// Leaves of another content than the user's, with their hashes; null: the leaf is not here.
     staged: []?[]u8,
     staged_hashes: []Hash,
-    /// A sync of it is under way.
+    /// A sync of the state is under way.
     in_call: bool = false,
-    /// Newcomers may read the user's memory at any time.
+    /// The user lets newcomers read the user's memory at any time.
     serves: bool,
 
     pub const Entry = struct { tensor: Tensor, bytes: usize, first_leaf: u32, leaves: u32 };
@@ -69,7 +75,7 @@ pub const State = struct {
         revision: u64 = 0,
         rules: wire.control.StateRules = .{},
         leaf_bytes: u32 = limits.state_leaf_bytes,
-        /// Give to newcomers, and fetch as one, in the background.
+        /// Give leaves to newcomers, and fetch them as a newcomer, in the background.
         prefetch: bool = false,
     };
 
@@ -86,7 +92,7 @@ pub const State = struct {
         RevisionTooLarge,
     };
 
-    /// `at`: the tensor that an error is about.
+    /// Makes a state. `at`: the tensor that an error is about.
     pub fn create(gpa: Allocator, options: Options, at: *usize) Error!*State {
         at.* = 0;
         if (options.tensors.len > limits.state_tensors_max) return error.TooManyTensors;
@@ -125,7 +131,7 @@ pub const State = struct {
         return state;
     }
 
-    /// No operation uses it any more.
+    /// Frees a state that no operation uses any more.
     pub fn destroy(state: *State) void {
         assert(!state.in_call);
         state.forget_staged();
@@ -134,7 +140,8 @@ pub const State = struct {
         gpa.destroy(state);
     }
 
-    /// All members name a state alike, so its operations need no other agreement.
+    /// The tag of a name. All members name a state alike, so they agree on the tag without a
+    /// message.
     fn tag_of(name: []const u8) u64 {
         const digest: u64 = @truncate(kernels.digest(name, 0));
         return limits.state_tags_first | digest >> 8;
@@ -183,14 +190,14 @@ pub const State = struct {
     fn size_of(tensor: *const Tensor) error{TooLarge}!usize {
         var elements: u64 = 1;
         for (tensor.shape) |dimension| {
-            if (dimension == 0) return 0; // whatever the others are
+            if (dimension == 0) return 0; // whatever the other dimensions are
             elements = std.math.mul(u64, elements, dimension) catch return error.TooLarge;
         }
         if (elements > limits.elements_max) return error.TooLarge;
         return std.math.cast(usize, elements * tensor.dtype.size()) orelse error.TooLarge;
     }
 
-    /// Bytes that a commit writes must be of one tensor only.
+    /// Fails if two tensors share bytes, because a commit writes to each of them.
     fn check_overlap(
         arena: Allocator,
         entries: []const Entry,
@@ -247,9 +254,10 @@ pub const State = struct {
         return last.first_leaf + last.leaves;
     }
 
-    /// A leaf in the user's memory.
+    /// The bytes of a leaf in the user's memory.
     pub fn leaf(state: *const State, index: u32) []u8 {
-        // The last tensor that begins there: those without leaves begin where the next one does.
+        // The last tensor that begins there: a tensor without leaves begins where the next one
+        // does.
         var low: usize = 0;
         var high = state.entries.len;
         while (high - low > 1) {
@@ -263,26 +271,27 @@ pub const State = struct {
         return entry.tensor.data.?[start..end];
     }
 
-    /// Hashes leaves [first, end) as they are now. Any thread, but each leaf only one at a time.
+    /// Hashes leaves [first, end) as they are now. Any thread may call it, but for each leaf only
+    /// one at a time.
     pub fn hash_leaves(state: *State, first: u32, end: u32) void {
         for (first..end) |index| {
             state.hashes[index + 1] = kernels.blake3(state.leaf(@intCast(index)));
         }
     }
 
-    /// All leaves are hashed.
+    /// Computes the root. All leaves must be hashed.
     pub fn hash_root(state: *State) void {
         state.root = kernels.blake3(std.mem.sliceAsBytes(state.hashes));
     }
 
-    /// Hashes travel in pages of the size of a frame.
+    /// Hashes travel in pages that fill a frame.
     const page_hashes = limits.frame_payload_bytes_max / @sizeOf(Hash);
 
     pub fn page_count(state: *const State) u32 {
         return std.math.divCeil(u32, state.leaf_count(), page_hashes) catch unreachable;
     }
 
-    /// A page of `hashes` or `wanted`.
+    /// The bytes of a page of `hashes` or `wanted`.
     pub fn page_of(hashes: []Hash, page: u32) []u8 {
         const leaves = hashes[1..];
         const first = @as(usize, page) * page_hashes;
@@ -308,17 +317,17 @@ pub const State = struct {
             !std.mem.eql(u8, hash, &state.staged_hashes[index]);
     }
 
-    /// Memory for a leaf that is about to come in.
+    /// Memory for a leaf that is about to come in. The leaf counts as not here until it is whole.
     pub fn stage(state: *State, index: u32) Allocator.Error![]u8 {
         if (state.staged[index] == null) {
             const bytes = state.leaf(index).len;
             state.staged[index] = try base.unfilled.alloc(state.gpa, .@"1", bytes);
         }
-        state.staged_hashes[index] = @splat(0); // of nothing, until it is whole
+        state.staged_hashes[index] = @splat(0); // the hash of nothing, until the leaf is whole
         return state.staged[index].?;
     }
 
-    /// A staged leaf is whole, with this hash: whether it is the wanted one.
+    /// A staged leaf is whole and has this hash: keeps it if it is wanted. False: it is not.
     pub fn check_staged(state: *State, index: u32, hash: *const Hash) bool {
         const wanted = &state.wanted[index + 1];
         if (!std.mem.eql(u8, hash, wanted)) return false;
@@ -326,15 +335,15 @@ pub const State = struct {
         return true;
     }
 
-    /// A leaf of the wanted content, which is complete.
+    /// The bytes of a leaf of the wanted content, which must be complete.
     pub fn wanted_leaf(state: *const State, index: u32) []const u8 {
         const wanted = &state.wanted[index + 1];
         if (std.mem.eql(u8, wanted, &state.hashes[index + 1])) return state.leaf(index);
         return state.staged[index].?;
     }
 
-    /// The wanted content is committed: it becomes the user's. Outside the engine's lock, on the
-    /// thread of the call, which nothing else may use the state beside.
+    /// Copies the wanted content, which is committed, to the user's memory. Called on the thread of
+    /// the call, outside the engine's lock; nothing else may use the state meanwhile.
     pub fn apply(state: *State) void {
         const wanted = state.wanted_root orelse return;
         for (0..state.leaf_count()) |index| {
@@ -347,7 +356,7 @@ pub const State = struct {
         state.forget_staged();
     }
 
-    /// Forgets staged leaves, which are of no use any more.
+    /// Frees all staged leaves.
     pub fn forget_staged(state: *State) void {
         state.wanted_root = null;
         for (state.staged) |*place| {
@@ -493,23 +502,23 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
 
 // ---- leaves that are hashed
 //
-// Leaves of a shared state that have come in, and whose hashes a runner computes: places for a few
-// of them. A leaf that finds none, or is small, or has no runner, is hashed at once. A part of a
+// Leaves that have come in may be hashed by a runner. There are places for a few leaves at a time.
+// A leaf that finds no place, or is small, or has no runner, is hashed at once. A part of a
 // transfer.
 //
-// Nothing writes to a leaf meanwhile: it counts as here, and is asked of nobody
-// (collective/fetch.zig). Whatever ends a transfer, or its attempt, first waits for the jobs.
+// Nothing writes to a leaf while it is hashed: it counts as here, and no peer is asked for it
+// (collective/fetch.zig). Before a transfer or its attempt ends, it waits for the jobs.
 
 pub const Hashing = struct {
     runner: ?*const base.Runner = null,
     posts: [most]Post = undefined,
-    /// Those in the hands of the runner.
+    /// The places that the runner has.
     taken: Places = .initEmpty(),
 
     const most = 16;
     const Places = std.bit_set.IntegerBitSet(most);
 
-    /// A leaf, who has given it, and what has come of it.
+    /// A leaf that is being hashed, the rank that has given it, and its hash.
     pub const Post = struct {
         base: base.Job,
         bytes: []const u8,
@@ -527,7 +536,7 @@ pub const Hashing = struct {
         return h.taken.mask == 0;
     }
 
-    /// False: it is to be hashed at once.
+    /// Hands a leaf to the runner. False: the caller is to hash it at once.
     pub fn give(h: *Hashing, bytes: []const u8, rank: u16, leaf: u32) bool {
         const runner = h.runner orelse return false;
         const place = h.taken.complement().findFirstSet() orelse return false;
@@ -549,17 +558,17 @@ pub const Hashing = struct {
         return @as(*const anyopaque, h) == job.owner;
     }
 
-    /// A leaf is hashed: its place is free.
+    /// Takes a job that is done, and frees its place.
     pub fn take_back(h: *Hashing, job: *base.Job) Post {
         const post: *Post = @alignCast(@fieldParentPtr("base", job));
         for (&h.posts, 0..) |*place, index| if (place == post) h.taken.unset(index);
         return post.*;
     }
 
-    /// The leaves of which a fence has found that they are as they must be, and who gave them.
+    /// The leaves that a fence has found to have the wanted hash, and the ranks that gave them.
     pub const Found = struct { leaves: u32 = 0, sources: Mask = .empty };
 
-    /// Returns when no leaf is being hashed. The hashes are kept in the state.
+    /// Waits until no leaf is being hashed. The state keeps the hashes.
     pub fn fence(h: *Hashing, state: *State) Found {
         var found: Found = .{};
         if (h.is_idle()) return found;
@@ -580,31 +589,33 @@ pub const Hashing = struct {
 // ---- transfers
 //
 // The leaves of a shared state on their way from other peers to this one, in a sync and in the
-// background (sync.zig) alike: what is asked of whom, and what has come. One peer gives the hashes
-// of all leaves, page by page; then all are asked for the leaves that this one lacks.
+// background alike (sync.zig): what is asked of each peer, and what has come. One peer gives the
+// hashes of all leaves, page by page. Then all peers are asked for the leaves that this peer lacks.
 
-/// Another peer: what is asked of it, and by it.
+/// Another peer in a transfer: what is asked of it, and what it asks.
 pub const Peer = struct {
     id: base.PeerId = .none,
-    /// There is a link to it; for a sync, since the attempt began.
+    /// There is a link to the peer; in a sync, since the attempt began.
     is_linked: bool = false,
-    /// The page of hashes that it is still to be asked for. Leaves: Fetch.
+    /// The page of hashes that the peer is still to be asked for. collective/fetch.zig has the
+    /// leaves.
     wants_page: ?u32 = null,
-    /// It has been asked for a page of hashes, and nothing has come.
+    /// The peer has been asked for a page of hashes, and has not given it.
     owes_page: bool = false,
-    /// When it last gave something that it had been asked for, or was not asked for anything.
+    /// When the peer last gave something, or nothing was asked of it.
     gave_at: base.Instant = 0,
 
     // In a sync alone.
-    /// Asked for by it.
+    /// The peer's requests to this peer.
     asked: Requests = .{},
-    /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
-    /// a lane that the other has left already is the only one to notice that it is lost.
+    /// In this attempt an answer or a request went to the peer, or a request came from it. If a
+    /// lane breaks, only the sender of an answer notices that it may be lost.
     used: bool = false,
-    /// It says that it has everything.
+    /// The peer says that it has all leaves.
     gives: bool = false,
-    /// It is to be told that this peer has everything, and has been told.
+    /// The peer is to be told that this peer has all leaves.
     tell: bool = false,
+    /// The peer has been told so.
     told: bool = false,
 
     pub fn become(peer: *Peer, gpa: Allocator, fresh: Peer) void {
@@ -613,46 +624,50 @@ pub const Peer = struct {
     }
 };
 
-/// For a payload, and whose it is.
+/// The memory for a payload, and its owner.
 pub const Place = struct { []u8, Lane.Owner };
 
 pub const TransferError = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLength, Overlap };
 
 pub const Transfer = struct {
     gpa: Allocator,
-    /// Null: it is the user's again.
+    /// Null: the state is the user's again.
     state: ?*State,
-    /// As lanes know whose leaves they bring.
+    /// The owner of the payloads, as lanes know it.
     owner: Lane.Owner,
     phase: Phase,
     fetch: collective.Fetch,
     /// Leaves that have come in, and whose hashes are not known yet.
     hashing: Hashing = .{},
-    /// By rank in a sync.
+    /// The peers of the transfer; in a sync, by rank.
     peers: []Peer,
-    /// The one before which all others are asked for hashes, in a circle.
+    /// The peer that is asked for hashes first; the others follow in a circle.
     first: usize = 0,
-    /// The peer that was asked last for the hashes, and the next page; null once they are there.
+    /// The peer that was last asked for the hashes; null: none is, or all hashes have come.
     hashes_from: ?u16 = null,
+    /// How many pages have come: the number of the next page.
     pages_got: u32 = 0,
-    /// When that page was asked for, or something of it came.
+    /// When the next page was asked for, or bytes of it last came.
     page_moved_at: base.Instant = 0,
 
     // In the background alone.
-    /// Tells answers to this fetch from those to one before.
+    /// The number by which answers to this fetch are told from answers to earlier ones.
     number: u32 = 0,
+    /// How many leaves were fetched.
     leaves_kept: u32 = 0,
 
     pub const Phase = enum {
         /// No attempt is under way.
         stopped,
-        /// In an attempt of a sync that has offered nothing.
+        /// An attempt of a sync has begun, and the offer is not sent.
         begun,
+        /// The offer of the sync is sent.
         offered,
         /// The hashes of the leaves are asked for.
         hashes,
+        /// The leaves that differ are asked for.
         leaves,
-        /// This peer has what was elected.
+        /// This peer has the elected content.
         complete,
     };
 
@@ -685,13 +700,13 @@ pub const Transfer = struct {
         return null;
     }
 
-    /// Leaves and their hashes are coming in.
+    /// Whether leaves or their hashes are coming in.
     pub fn is_fetching(t: *const Transfer) bool {
         return t.phase == .hashes or t.phase == .leaves;
     }
 
-    /// The hashes are there: the leaves that this peer lacks are needed. Returns how many others
-    /// are not in the user's memory either.
+    /// All hashes have come: plans to ask for the leaves that this peer lacks. Returns how many
+    /// leaves of the content are staged and not in the user's memory.
     pub fn begin_leaves(t: *Transfer) u32 {
         const state = t.state.?;
         t.phase = .leaves;
@@ -705,7 +720,7 @@ pub const Transfer = struct {
         return staged;
     }
 
-    /// The next request to this peer, unless all have been said.
+    /// The next request to this peer; null: all have been sent.
     pub fn next_want(t: *Transfer, rank: u16) ?Item {
         if (t.peers[rank].wants_page) |page| {
             t.peers[rank].wants_page = null;
@@ -716,19 +731,19 @@ pub const Transfer = struct {
         return .{ .class = link_file.class_leaf, .index = leaf };
     }
 
-    /// Whether it has been asked for all that is wanted of it.
+    /// Whether this peer has been sent all requests that are planned for it.
     pub fn has_said_all(t: *const Transfer, rank: u16) bool {
         if (t.peers[rank].wants_page != null) return false;
         return t.phase != .leaves or t.fetch.has_said_all(rank);
     }
 
-    /// Whether this peer has been asked for something that it has not brought.
+    /// Whether this peer has been asked for something that it has not given.
     pub fn owes(t: *const Transfer, rank: u16) bool {
         return t.fetch.owes(rank) or t.peers[rank].owes_page;
     }
 
-    /// It may not have heard of this request, because a lane broke: it is said once more, if the
-    /// answer has not come.
+    /// A lane broke, so this peer may not have heard a request: it is sent again, unless the answer
+    /// has come.
     pub fn say_again(t: *Transfer, rank: u16, item: Item) void {
         if (item.class == link_file.class_leaf) return t.fetch.unsay(rank, item.index);
         const peer = &t.peers[rank];
@@ -736,13 +751,13 @@ pub const Transfer = struct {
         if (is_next and peer.owes_page) peer.wants_page = item.index;
     }
 
-    /// The lane of a frame that this peer gives broke in the middle of it.
+    /// A lane broke in the middle of a frame that this peer gives: its fragment is awaited anew.
     pub fn broke_off(t: *Transfer, rank: u16, header: *const wire.frame.Header) void {
         if (header.kind != .leaf) return;
         t.fetch.unplace(rank, @intCast(header.index), header.reduced_attempt, header.fragment);
     }
 
-    /// Nothing more is asked of this peer.
+    /// Asks nothing more of this peer.
     pub fn discard(t: *Transfer, rank: u16) void {
         t.fetch.discard(rank);
         t.peers[rank].wants_page = null;
@@ -753,7 +768,7 @@ pub const Transfer = struct {
 
 // ---- what goes out
 
-/// Whether there is what a request names.
+/// Whether the state has the leaf or page that a request names.
 pub fn has(state: *const State, class: u16, index: u64) bool {
     return index < switch (class) {
         link_file.class_leaf => state.leaf_count(),
@@ -766,7 +781,7 @@ pub fn frame_kind_of(item: Item) wire.frame.Kind {
     return if (item.class == link_file.class_leaf) .leaf else .hashes;
 }
 
-/// A leaf or a page that there is. `wanted`: of the content that was elected, and not of the one in
+/// The bytes of a leaf or a page, which must exist. `wanted`: of the elected content, otherwise of
 /// the user's memory.
 pub fn payload_of(state: *State, item: Item, wanted: bool) []const u8 {
     if (item.class != link_file.class_leaf)
@@ -776,57 +791,61 @@ pub fn payload_of(state: *State, item: Item, wanted: bool) []const u8 {
 
 // ---- the call
 //
-// One call that makes a shared state equal on all members: what it has offered, what was elected,
-// and what has moved.
+// A sync is one call that makes a shared state equal on all members: its offer, the elected
+// content, and what has moved.
 
 pub const Sync = struct {
-    /// With the state, until the call returns. Ranks are those of the epoch.
+    /// The transfer has the state until the call returns. Its peers are by rank of the epoch.
     transfer: Transfer,
     strategy: control.Strategy,
     /// The number of the attempt under way, or of the last one.
     attempt: u32 = 0,
-    /// The revision of the content that this peer has called with.
+    /// The revision of this peer's content when it called.
     brought: u64,
-    /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
+    /// This peer's offer: its own content, or the content that it has staged in an earlier attempt.
     revision: u64,
     root: Hash,
+    /// This peer has once had the elected content, and offers it since then.
     voted: bool = false,
-    /// The revision that this peer expects, and its standing (StateOffer).
+    /// The revision that this peer expects, and its standing (wire StateOffer).
     expected: u64,
     standing: control.Standing,
-    /// The content that the attempt under way has elected, and who had it then; nobody: all did.
+    /// The content that the attempt under way has elected, and the members that had it then. An
+    /// empty set: all members had it.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
     holders: Mask = .empty,
-    /// Still to come of the page of hashes that is coming in, at the last tick.
+    /// Bytes still to come of the page of hashes that is coming in, at the last tick.
     page_bytes_left: usize = 0,
-    /// How long to wait for something of it, until another one is asked.
+    /// How long bytes of the page may fail to come until another peer is asked for it.
     page_patience_ns: u64 = 0,
 
-    /// In all attempts: those of leaves, and those of their hashes.
+    /// Bytes in all attempts, of leaves and of their hashes.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     hash_bytes_sent: u64 = 0,
     hash_bytes_received: u64 = 0,
     leaves_given: u32 = 0,
     leaves_moved: u32 = 0,
-    /// Leaves that differ and had been fetched before the call.
+    /// Leaves that differ from the user's memory and had been fetched before the call.
     leaves_early: u32 = 0,
+    /// The ranks that have given leaves.
     sources: Mask = .empty,
+    /// The words in which the coordinator says how structures differ.
     differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
     differs_length: usize = 0,
 
     pub const Options = struct {
         state: *State,
         strategy: control.Strategy,
-        /// The revision of the state's content; null: the state's own.
+        /// The revision of the content; null: the state's own.
         revision: ?u64,
         expected: u64,
         standing: control.Standing,
         ranks: usize,
     };
 
-    /// Reserves all that it needs but the leaves that will come in.
+    /// Makes a sync, with all its memory except for the leaves that will come in.
     pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Sync {
         const state = options.state;
         const sync = try gpa.create(Sync);
@@ -851,7 +870,7 @@ pub const Sync = struct {
         gpa.destroy(sync);
     }
 
-    /// Between the begin of an attempt and its stop.
+    /// Whether an attempt is under way.
     pub fn is_under_way(sync: *const Sync) bool {
         return sync.transfer.phase != .stopped;
     }
@@ -860,31 +879,31 @@ pub const Sync = struct {
         return kernels.digest(root, revision);
     }
 
-    /// The revision after the commit. A liar may have brought it to the limit: it stays there.
+    /// The revision after a commit. A liar may have brought it to the limit; then it stays there.
     pub fn revision_after(sync: *const Sync) u64 {
         return @min(sync.revision + 1, limits.state_revisions_max);
     }
 
-    /// Structures differ: how, in words.
+    /// How the structures of members differ, in words; empty: they do not.
     pub fn differs(sync: *const Sync) []const u8 {
         return sync.differs_storage[0..sync.differs_length];
     }
 
     pub fn note_differs(sync: *Sync, text: []const u8) void {
-        if (!std.unicode.utf8ValidateSlice(text)) return; // it goes into a sentence
+        if (!std.unicode.utf8ValidateSlice(text)) return; // the words go into a sentence
         sync.differs_length = @min(text.len, sync.differs_storage.len);
         @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
     }
 
-    /// Whether the last lane of this link costs the attempt.
+    /// Whether the last lane of this link costs the attempt when it breaks.
     pub fn uses(sync: *const Sync, link: *const Link) bool {
         const rank = sync.transfer.find(link.peer) orelse return false;
         return sync.transfer.peers[rank].used;
     }
 
-    /// This peer's offer rests on what it has staged, not on the user's memory alone.
+    /// Whether this peer offers staged content, and not the user's memory alone.
     pub fn offers_staged(sync: *const Sync) bool {
-        const state = sync.transfer.state orelse return false; // it gives nothing any more
+        const state = sync.transfer.state orelse return false; // in doubt: the sync gives nothing
         return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };

@@ -1,12 +1,12 @@
 //! sync: the call that makes a shared state equal on all members. It offers the content that this
-//! peer holds. If another content is elected, it fetches the leaves that differ from all members
-//! that hold that content, while those serve from the user's memory. Fetched leaves wait in the
-//! state (state.zig) until the commit, so a failed call has changed nothing. The election:
+//! peer holds. If another content is elected, it fetches the leaves that differ, from all members
+//! that hold that content; these serve from the user's memory meanwhile. Fetched leaves wait in the
+//! state (state.zig) until the commit, so a failed call has changed nothing. The election is in
 //! protocol/election.zig.
 //!
 //! A member asks for the hashes of all leaves first and compares them with the elected root, so
-//! each leaf is checked as it arrives, no matter which peer sends it. A newcomer fetches leaves
-//! before it enters, too (prefetch). All functions are free functions on Session.
+//! each leaf is checked as it arrives, whichever peer sends it. A newcomer fetches leaves before it
+//! enters, too (prefetch). All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -41,14 +41,15 @@ const limits = base.limits;
 
 // ---- standing
 
-/// The group that a sub-group comes from; null: this peer has left it.
+/// The group at the root of a sub-group. Null: the group is no sub-group, or this peer has left the
+/// root.
 fn root_of(s: *Session, group: *Group) ?*Group {
     const founding = if (group.founding) |*it| it else return null;
     for (s.groups.items) |other| if (other.number == founding.root) return other;
     return null;
 }
 
-/// Makes room for what is remembered of a state's syncs.
+/// Makes room to remember the syncs of a state, so that noting them cannot fail.
 pub fn reserve_synced(s: *Session, group: *Group) Allocator.Error!void {
     try group.synced.reserve(s.gpa);
     if (root_of(s, group)) |root| try root.synced_below.reserve(s.gpa);
@@ -59,7 +60,7 @@ fn note_synced(s: *Session, group: *Group, state: *const State) void {
     if (root_of(s, group)) |root| root.synced_below.note(state.tag, state.revision);
 }
 
-/// The standing of this peer, which is a member, in a sync of the state with this tag.
+/// The standing of this member in a sync of the state with this tag.
 pub fn standing(s: *Session, group: *Group, tag: u64) control.Standing {
     if (group.synced.expected(tag) > 0) return .synced;
     if (root_of(s, group)) |root| {
@@ -70,7 +71,7 @@ pub fn standing(s: *Session, group: *Group, tag: u64) control.Standing {
 
 // ---- attempts
 
-/// An attempt begins; the offer follows in `step`.
+/// Begins an attempt of a sync. The offer follows in `step`.
 pub fn start(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -90,8 +91,9 @@ pub fn start(s: *Session, operation: *Operation) void {
     }
 }
 
-/// The link ends, because nobody has wanted it for a while: in a large group a sync may have begun
-/// while it was still there for a message, or for an order of another epoch.
+/// A link that a sync may use is closed, because nothing has wanted it for a while. In a large
+/// group a sync may have begun while the link was still there for a message, or for the order of an
+/// earlier epoch.
 pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     const sync = operation.sync() orelse return;
     const t = &sync.transfer;
@@ -102,7 +104,7 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     wake_later(s, operation);
 }
 
-/// No lane reads or writes memory of the state any more, and no job does afterwards.
+/// Ends an attempt: jobs are waited for, so that nothing uses memory of the state afterwards.
 pub fn stop(operation: *Operation) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -115,7 +117,7 @@ pub fn stop(operation: *Operation) void {
     for (t.peers) |*peer| peer.become(t.gpa, .{});
 }
 
-/// Sends what is due and can only be said outside of the member.
+/// Does the next step of a sync: the offer, requests, or the vote. Never called inside the member.
 pub fn step(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     if (operation.op.state == .finished) return;
@@ -136,7 +138,7 @@ fn offer(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     sync.transfer.phase = .offered;
     sync.holders = .empty;
-    // In doubt it has let go of the state, and offers nothing.
+    // In doubt the operation has let go of the state, and offers nothing.
     const state = sync.transfer.state;
     operation.group.member.offer(&operation.op, .{
         .digest = Sync.digest_of(&sync.root, sync.revision),
@@ -153,7 +155,7 @@ fn offer(s: *Session, operation: *Operation) void {
 }
 
 /// The call returns, committed or not: the caller has its memory back. An attempt that is under way
-/// goes on without.
+/// goes on without it.
 pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     const sync = operation.work.sync;
     const is_under_way = sync.is_under_way();
@@ -168,14 +170,14 @@ pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     // The difference is complete in `wanted` and `staged`; the caller applies it.
     if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
     const replaced: Replaced = .{ .s = s, .operation = operation, .state = state };
-    // Its user may have loaded a newer checkpoint than the others have.
+    // The user may have loaded a newer checkpoint than the others have.
     if (sync.brought > sync.revision and sync.strategy != .receive_only)
         s.log(.warning, "{f}", .{replaced})
     else
         s.log(.info, "{f}", .{replaced});
 }
 
-/// A sync replaces what this peer had.
+/// The log line for a sync that replaces this peer's content.
 const Replaced = struct {
     s: *const Session,
     operation: *const Operation,
@@ -196,7 +198,8 @@ const Replaced = struct {
     }
 };
 
-/// Offers differ, and this was elected.
+/// The coordinator has elected a content, because offers differ: completes the sync, or begins to
+/// fetch.
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -209,8 +212,8 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
         completed(s, operation);
         return step(s, operation);
     }
-    // Links may be broken while the members are well: then the others give. If all are broken, what
-    // is asked for waits for the first that is open again.
+    // Links may be broken while the members are well: then members with open lanes give. If all
+    // links are broken, requests wait for the first that is open again.
     var sources: Mask = .empty;
     var working: Mask = .empty;
     for (t.peers, 0..) |*peer, rank| {
@@ -228,8 +231,8 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     step(s, operation);
 }
 
-/// This peer has what was elected: from now on it offers that, and nothing else. Others may have no
-/// link to any who had it before.
+/// This peer has the elected content, and from now on offers it and nothing else. It tells the
+/// members that did not have it, because they may have no link to any member that had it before.
 fn completed(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -257,7 +260,8 @@ fn fetch_more(s: *Session, operation: *Operation) void {
         return step(s, operation);
     }
     if (!t.fetch.has_sources()) {
-        // It has no link to those who hold it: in a large group only to neighbours, who will.
+        // In a large group this peer has links to its neighbours only, which will have the content
+        // later.
         if (t.fetch.may_wait() or !t.hashing.is_idle()) return;
         s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
@@ -266,7 +270,8 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     if (t.hashes_from == null) ask_another_for_hashes(s, t);
 }
 
-/// "shared state "weights"", or "a shared state" when the caller has it back.
+/// The state in a log line: "shared state "weights"", or "a shared state" when the caller has it
+/// back.
 const Of = struct {
     transfer: *const Transfer,
 
@@ -276,7 +281,7 @@ const Of = struct {
     }
 };
 
-/// Nothing more is asked of this source.
+/// Asks nothing more of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const t = &operation.work.sync.transfer;
     s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
@@ -297,14 +302,15 @@ pub fn tick(s: *Session, operation: *Operation, late: bool) void {
     if (t.phase == .hashes) tick_hashes(s, operation, late);
 }
 
-/// Nothing can be asked for without the hashes, so another one is asked for them long before that:
-/// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
+/// Asks another source for hashes when the one that owes them gives nothing for a while. No leaf
+/// can be asked for without hashes, and the source may be frozen and not be lost yet. If all
+/// sources are slow, each is given more time.
 fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    // All who are left owe one already, or did so before.
+    // All sources that are left owe hashes already, or did before.
     const rank = t.hashes_from orelse return ask_another_for_hashes(s, t);
-    // Slow data counts, but not data that has begun and stands still.
+    // Slow data counts as given, but not data that has begun and stands still.
     const left = if (link_to(s, t, rank)) |link| link.bytes_left(t.owner) else 0;
     if (late or left != sync.page_bytes_left) t.page_moved_at = s.now;
     sync.page_bytes_left = left;
@@ -315,11 +321,11 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
 
 // ---- outgoing
 
-/// Puts the next open or request of a sync on a lane that is idle, if there is one.
+/// Puts the next open or request of a sync on an idle lane. False: there is none.
 pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    if (t.phase == .begun) return false; // it has offered nothing
+    if (t.phase == .begun) return false; // this peer has offered nothing
     const rank = t.find(link.peer) orelse return false;
     const peer = &t.peers[rank];
     if (peer.tell) {
@@ -344,16 +350,16 @@ pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     return false;
 }
 
-/// Puts the next leaf or page that was asked for on a lane that is idle, if there is one.
+/// Puts the next answer to a request, a leaf or a page, on an idle lane. False: there is none.
 pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    if (t.phase == .begun) return false; // it has offered nothing
+    if (t.phase == .begun) return false; // this peer has offered nothing
     if (!lane.unacked.has_room()) return false;
     const peer = &t.peers[t.find(link.peer) orelse return false];
     const staged = sync.offers_staged();
-    // Members lie about votes if another content is elected than the one that this peer has voted
-    // for. While that comes in, what is staged is neither the one nor the other.
+    // If a content is elected that this peer has not voted for, members lie about votes. While that
+    // content comes in, the staged leaves are of neither content.
     if (staged and t.is_fetching()) return false;
     const first = peer.asked.first() orelse return false;
     const payload = state_file.payload_of(t.state.?, first.*, staged);
@@ -373,7 +379,7 @@ pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Opera
     return true;
 }
 
-/// It is acknowledged, or goes again.
+/// Keeps a frame until it is acknowledged, because it goes again if its lane breaks.
 fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool) void {
     lane.unacked.push(.{
         .operation = operation,
@@ -383,7 +389,7 @@ fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool
 
 // ---- a lane that breaks
 
-/// A frame that it may not have delivered goes again (dial.zig). False: it cannot.
+/// Sends again a frame that a broken lane may not have delivered (dial.zig). False: it cannot be.
 pub fn say_again(
     operation: *Operation,
     link: *const Link,
@@ -393,20 +399,20 @@ pub fn say_again(
     return ask_again(t, t.find(link.peer) orelse return true, request);
 }
 
-/// A frame was still coming in on it.
+/// A lane broke while a frame was coming in on it.
 pub fn broke_off(operation: *Operation, link: *const Link, header: *const Header) void {
     const t = &operation.work.sync.transfer;
     t.broke_off(t.find(link.peer) orelse return, header);
 }
 
-/// The other side may not have heard that this peer has everything.
+/// Tells the other side again that this peer has everything, because it may not have heard.
 pub fn open_again(operation: *Operation, link: *const Link) void {
     const t = &operation.work.sync.transfer;
     const peer = &t.peers[t.find(link.peer) orelse return];
     peer.tell = peer.tell or peer.told;
 }
 
-/// A leaf, or a part of one, or a page has gone.
+/// Counts a leaf, a part of a leaf or a page that has left.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.work.sync;
     const header = lane.outgoing();
@@ -424,20 +430,20 @@ pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
 
 pub const Error = state_file.TransferError || Requests.Error || error{WrongPhase};
 
-/// Another member has everything by now.
+/// Another member says that it has all leaves now.
 pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
     const t = &operation.work.sync.transfer;
     const rank = t.find(link.peer) orelse return;
     t.peers[rank].gives = true;
-    if (!t.is_fetching()) return; // `elected` looks at it
+    if (!t.is_fetching()) return; // if it fetches later, `elected` looks at `gives`
     t.fetch.add_source(rank);
     wake_later(s, operation);
 }
 
-/// Another member wants a leaf, or a page of hashes.
+/// Another member asks for a leaf or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
     const sync = operation.sync() orelse return error.WrongPhase;
-    const state = sync.transfer.state orelse return; // in doubt: it gives nothing any more
+    const state = sync.transfer.state orelse return; // in doubt: the sync gives nothing any more
     const rank = sync.transfer.find(link.peer) orelse return;
     const peer = &sync.transfer.peers[rank];
     if (!state_file.has(state, header.class, header.index)) return error.UnknownLeaf;
@@ -449,7 +455,7 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     s.wake(link);
 }
 
-/// Where the payload of a leaf or a page goes; null: it is not wanted any more.
+/// Memory for the payload of a leaf or a page; null: it is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
     const sync = operation.sync() orelse return error.WrongPhase;
     return place_asked(s, &sync.transfer, lane, header) catch |err| {
@@ -460,7 +466,7 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
     };
 }
 
-/// The payload of a placed frame is complete.
+/// The payload of a leaf or a page has come in whole.
 pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -514,7 +520,7 @@ fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
 
 // ---- structures
 
-/// The coordinator asks what this state is made of, from some tensor on.
+/// The coordinator asks for the structure of this state, from tensor `first` on: tells it one page.
 pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
     const sync = operation.work.sync;
     const state = sync.transfer.state orelse return;
@@ -539,7 +545,8 @@ pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!vo
 
 // ---- for the user
 
-/// The members whose offers the committed content was elected from: those of that attempt.
+/// The members whose offers the committed content was elected from: those of the last attempt in
+/// which this peer voted.
 pub fn contributors(operation: *const Operation) *const Mask {
     return operation.history.members(operation.op.voted_attempt);
 }
@@ -552,24 +559,24 @@ pub fn holders(operation: *const Operation) *const Mask {
 
 // ---- prefetch
 //
-// The part of a shared state that a newcomer fetches in the background, before it enters, from
-// members that have opted in and train meanwhile. They send their memory as it is at that moment,
-// perhaps torn. Each leaf is kept with the hash of the bytes that came, and the first sync
-// (state.zig) takes it only if that hash was elected; so only leaves that have changed since move
-// then.
+// Before a newcomer enters, it fetches leaves of a shared state in the background, from members
+// that have opted in and train meanwhile. They send their memory as it is at that moment, perhaps
+// while it changes. Each leaf is kept with the hash of the bytes that came. The first sync
+// (state.zig) takes a leaf only if its hash was elected, so only leaves that have changed since
+// must move then.
 //
-// Nothing here is an operation: there is no vote and no attempt, and a leaf that fails is simply
-// not there. Frames name epoch 0, the tag of the state, and in `attempt` the fetch that they belong
-// to. They go when no operation has anything to send.
+// A fetch is no operation: it has no vote and no attempt, and a leaf that fails is simply not
+// there. Frames of a fetch name epoch 0, the tag of the state, and the number of the fetch in
+// `attempt`. They go when no operation has anything to send.
 
-/// Answers of another structure are of no use.
+/// A number for the structure of a state: answers of another structure are of no use.
 fn fingerprint(state: *const State) u32 {
     return std.mem.readInt(u32, state.structure()[0..4], .little);
 }
 
 // ---- the newcomer
 
-/// Begins to fetch, if this peer is a newcomer whose lanes are open. The state's leaves are hashed.
+/// Begins to fetch a state, if this peer is a newcomer whose lanes are open. Its leaves are hashed.
 pub fn begin_prefetch(s: *Session, shared: *Shared) Allocator.Error!void {
     const group = shared.group;
     const state = shared.state;
@@ -601,16 +608,16 @@ fn may_give(group: *const Group, link: *const Link) bool {
     return link.open_count > 0 and group.knows(link.peer);
 }
 
-/// Whatever is still on its way is not wanted; what has come stays.
+/// Ends a fetch. Leaves that have come stay; leaves on their way are thrown away.
 pub fn stop_prefetch(s: *Session, shared: *Shared) void {
     if (shared.prefetch == null) return;
     detach_all(s, .{ .state = shared.state });
     forget_prefetch(shared);
-    s.links_stale = true; // perhaps nothing else wants those to the sources
+    s.links_stale = true; // nothing else may want the links to the sources
     entry_may_go_on(shared.group);
 }
 
-/// The process ends.
+/// Frees a fetch without waking anything, when the group or the process ends.
 pub fn forget_prefetch(shared: *Shared) void {
     const t = shared.prefetch orelse return;
     shared.prefetch = null;
@@ -619,7 +626,7 @@ pub fn forget_prefetch(shared: *Shared) void {
     gpa.destroy(t);
 }
 
-/// A newcomer that asked to be admitted waits for its fetches.
+/// Passes the safe point of a newcomer whose admit() has waited for its fetches, once all are over.
 fn entry_may_go_on(group: *Group) void {
     if (!group.admit_waits or group.is_fetching()) return;
     group.admit_waits = false;
@@ -642,23 +649,23 @@ fn prefetch_over(s: *Session, shared: *Shared) void {
     stop_prefetch(s, shared);
 }
 
-/// This source gives nothing any more.
+/// Asks nothing more of this source.
 fn discard_prefetch(s: *Session, shared: *Shared, source: u16) void {
     const t = shared.prefetch.?;
     const gives_hashes = t.hashes_from == source;
     t.discard(source);
     if (gives_hashes) ask_another_for_hashes(s, t);
-    ask_more(s, shared); // perhaps nobody is left
+    ask_more(s, shared); // perhaps no source is left
 }
 
-/// A lane is gone: what it may not have delivered goes again, on another one or when there is one.
-/// A source whose last lane it was is done without.
+/// A lane is gone: its requests and answers go again, on another lane or when there is one. A
+/// source that has lost its last lane is done without.
 pub fn prefetch_lane_gone(s: *Session, lane: *Lane, link: *Link) void {
     take_back_prefetch(s, lane, link);
     for (0..lane.unacked.count) |index| {
         const frame = lane.unacked.at(@intCast(index));
         if (frame.operation != null) continue;
-        // If memory is out it stays lost: the source is mute, or this peer is.
+        // Without memory the frame stays lost, and the source or this peer gives nothing.
         if (frame.request) |*request| _ = say_prefetch_again(s, link, request);
     }
     if (link.open_count > 0) return;
@@ -668,7 +675,7 @@ pub fn prefetch_lane_gone(s: *Session, lane: *Lane, link: *Link) void {
     };
 }
 
-/// A fragment of a leaf that was coming in on it is awaited anew.
+/// Awaits anew the fragment of a leaf that was coming in on a broken lane.
 fn take_back_prefetch(s: *Session, lane: *const Lane, link: *const Link) void {
     if (std.meta.activeTag(lane.into_owner orelse return) != .state) return;
     const shared = fetch_of(s, &lane.incoming) orelse return;
@@ -684,7 +691,7 @@ fn say_prefetch_again(s: *Session, link: *Link, request: *const Sent.Request) bo
     return ask_again(t, t.find(link.peer) orelse return true, request);
 }
 
-/// As in a sync: whoever gives nothing is not waited for.
+/// Gives up sources that give nothing, as a sync does.
 pub fn tick_prefetch(s: *Session, late: bool) void {
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
@@ -692,7 +699,7 @@ pub fn tick_prefetch(s: *Session, late: bool) void {
         for (0..t.peers.len) |index| {
             if (is_mute(s, t, @intCast(index), late)) mute = @intCast(index);
         }
-        const source = mute orelse continue; // another one at the next tick
+        const source = mute orelse continue; // another source at the next tick
         s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
             label_named(s, t.peers[source].id), shared.state.name,
         });
@@ -708,7 +715,7 @@ fn find_prefetch(s: *const Session, group_id: u16, tag: u64) ?*Shared {
     return null;
 }
 
-/// The one that is fetched, if it is this fetch.
+/// The state that is fetched with this number; null: the fetch is over.
 fn find_fetch(s: *const Session, group_id: u16, tag: u64, number: u32) ?*Shared {
     const shared = find_prefetch(s, group_id, tag) orelse return null;
     const t = shared.prefetch orelse return null;
@@ -719,17 +726,17 @@ fn fetch_of(s: *const Session, header: *const Header) ?*Shared {
     return find_fetch(s, header.group, header.tag, header.attempt);
 }
 
-/// Where the payload of an answer goes; null: it is not wanted any more.
+/// Memory for the payload of an answer; null: it is not wanted any more.
 pub fn place_prefetched(s: *Session, lane: *Lane, header: *const Header) AskError!?Place {
     const shared = fetch_of(s, header) orelse return null;
     return place_asked(s, shared.prefetch.?, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
-        prefetch_over(s, shared); // what there is memory for
+        prefetch_over(s, shared); // only leaves that there is memory for are kept
         return null;
     };
 }
 
-/// The payload of a placed frame is complete.
+/// The payload of an answer has come in whole.
 pub fn prefetched_arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const shared = fetch_of(s, header) orelse return;
     const t = shared.prefetch.?;
@@ -739,8 +746,7 @@ pub fn prefetched_arrived(s: *Session, lane: *Lane, header: *const Header) void 
         return prefetch_hashed(s, shared, @intCast(header.index), &kernels.blake3(bytes));
     } else {
         if (!page_arrived(s, t, source, header)) return;
-        // Leaves that this peer has as the members had them after their last sync are not worth
-        // fetching.
+        // Leaves that this peer has as the members had them after their last sync are not fetched.
         _ = t.begin_leaves();
     }
     ask_more(s, shared);
@@ -754,7 +760,7 @@ pub fn prefetch_job_done(s: *Session, job: *base.Job) void {
         const post = t.hashing.take_back(job);
         return prefetch_hashed(s, shared, post.leaf, &post.hash);
     };
-    unreachable; // whatever ends a transfer, or an operation, waits for its jobs
+    unreachable; // a transfer or an operation waits for its jobs before it ends
 }
 
 fn prefetch_hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.control.Hash) void {
@@ -765,7 +771,7 @@ fn prefetch_hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.co
     ask_more(s, shared);
 }
 
-/// The other has nothing to give.
+/// The other side does not give this state, or not this leaf.
 pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
     const shared = fetch_of(s, header) orelse return;
     discard_prefetch(s, shared, shared.prefetch.?.find(link.peer) orelse return);
@@ -775,14 +781,14 @@ pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
 
 pub const WantError = Requests.Error || error{UnknownLeaf};
 
-/// A newcomer wants a leaf, or a page of hashes.
+/// A newcomer asks for a leaf or a page of hashes.
 pub fn on_prefetch_want(s: *Session, link: *Link, header: *const Header) WantError!void {
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     for (s.groups.items) |group| {
         if (group.state != .joined or group.id != header.group) continue;
         if (group.knows(link.peer)) link.asks_in = header.group;
     }
-    // Nothing else may keep the link, when others have entered before the one that asks.
+    // Nothing else may want the link, if others have entered before the newcomer that asks.
     if (!link.wanted) link.expires_at = s.now + Session.linger_ns;
     try link.asked.push(link.gpa, .{
         .class = header.class,
@@ -795,7 +801,8 @@ pub fn on_prefetch_want(s: *Session, link: *Link, header: *const Header) WantErr
     s.wake(link);
 }
 
-/// Puts the next frame on a lane that is idle and that no operation needs, if there is one.
+/// Puts the next request or answer of a fetch on an idle lane that no operation needs. False: there
+/// is none.
 pub fn next_prefetch(s: *Session, lane: *Lane, link: *Link) bool {
     if (!lane.unacked.has_room()) return false;
     for (s.groups.items) |group| for (group.states.items) |*shared| {
@@ -821,11 +828,12 @@ pub fn next_prefetch(s: *Session, lane: *Lane, link: *Link) bool {
     return true;
 }
 
-/// The state that answers: of a member that has opted in, and of the structure that is asked for.
+/// The state to answer a newcomer from; null: its member has not opted in, its structure is
+/// another, or it lacks what is asked for.
 fn prefetch_giver(s: *const Session, link: *const Link, item: *const Requests.Item) ?*State {
     const shared = find_prefetch(s, item.group, item.tag) orelse return null;
     const state = shared.state;
-    if (link.asks_in != item.group) return null; // it was in no round that this peer was told of
+    if (link.asks_in != item.group) return null; // this peer was told of no round with that peer
     if (!state.serves or shared.group.member.current == null) return null;
     if (fingerprint(state) != item.fingerprint) return null;
     return if (state_file.has(state, item.class, item.index)) state else null;
@@ -861,28 +869,29 @@ fn put_prefetch(
 
 // ---- requests and answers
 //
-// How a transfer (state.zig) asks other peers for hashes and leaves, and takes what they give.
+// The requests of a transfer (state.zig) for hashes and leaves, and the answers that other peers
+// give.
 
 pub fn link_to(s: *const Session, t: *const Transfer, rank: usize) ?*Link {
     const peer = &t.peers[rank];
     return if (peer.is_linked) s.link_to(peer.id) else null;
 }
 
-/// Something is wanted of this peer.
+/// Wakes the link to a source that is to be asked for something.
 fn ask_source(s: *Session, t: *Transfer, rank: u16) void {
     const link = link_to(s, t, rank) orelse return;
     t.peers[rank].used = true;
     s.wake(link);
 }
 
-/// Asks this peer for all pages, one after the other.
+/// Asks this peer for all pages of hashes, one after the other.
 pub fn ask_for_hashes(s: *Session, t: *Transfer, rank: u16) void {
     t.hashes_from = rank;
     t.pages_got = 0;
     ask_for_page(s, t);
 }
 
-/// Asks a source that owes none already.
+/// Asks the next source for hashes that owes none already.
 pub fn ask_another_for_hashes(s: *Session, t: *Transfer) void {
     for (0..t.peers.len) |distance| {
         const rank: u16 = @intCast((t.first + distance) % t.peers.len);
@@ -899,7 +908,7 @@ fn ask_for_page(s: *Session, t: *Transfer) void {
     ask_source(s, t, rank);
 }
 
-/// As many of each source as its link has in the air.
+/// Asks each source for as many leaves as its link has in flight.
 pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
     for (0..t.peers.len) |index| {
         const rank: u16 = @intCast(index);
@@ -909,9 +918,9 @@ pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
     while (t.fetch.next()) |request| ask_source(s, t, request.rank);
 }
 
-/// A source whose lanes are well and that gives nothing for so long is not waited for. A lane
-/// that is not well, or on which a request was lost, is closed before. Slow data counts as
-/// well, and whether a lane still moves is its own affair.
+/// Whether a source gives nothing for two silence limits while its lanes are open. A lane that is
+/// not well, or on which a request was lost, is closed before that. Slow data counts as given, and
+/// a lane that stands still is closed for that.
 pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
     const link = link_to(s, t, rank) orelse return false;
     const peer = &t.peers[rank];
@@ -922,15 +931,15 @@ pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
 
 // ---- a lane that breaks
 
-/// The other side may not have what went out on it (link.zig): what was asked for is asked for
-/// once more, and what was given is given once more. False: it cannot be.
+/// A broken lane may not have delivered a frame: what this peer has asked for is asked again, and
+/// what it has given is given again. False: it cannot be.
 pub fn ask_again(t: *Transfer, rank: u16, request: *const Sent.Request) bool {
     if (request.is_answer) return answer_again(&t.peers[rank].asked, t.gpa, request);
     t.say_again(rank, request.item);
     return true;
 }
 
-/// `asked`: whatever the other side has asked for.
+/// Puts an answer back among those to send. `asked`: the requests of the other side.
 pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Request) bool {
     var item = request.item;
     item.again = std.math.add(u8, item.again, 1) catch return false;
@@ -940,7 +949,7 @@ pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Reque
 
 // ---- what comes in
 
-/// Where the payload of an answer goes; null: it is not wanted any more.
+/// Memory for the payload of an answer; null: it is not wanted any more.
 pub fn place_asked(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) AskError!?Place {
     const state = t.state orelse return null;
     const rank = t.find(lane.link.?.peer) orelse return null;
@@ -952,16 +961,16 @@ pub fn place_asked(s: *Session, t: *Transfer, lane: *Lane, header: *const Header
             peer.owes_page = false;
             return null;
         }
-        if (index != t.pages_got) return null; // one that came before, with a lane that broke
+        if (index != t.pages_got) return null; // a copy of an earlier page, from a broken lane
         const page = State.page_of(state.wanted, index);
         if (header.payload_bytes != page.len) return error.WrongLength;
-        // One at a time: nobody may write to a page that has been checked.
+        // Only one lane at a time brings pages: nothing may write to a page that has been checked.
         return if (take_over_page(s, t, rank, header)) .{ page, t.owner } else null;
     }
     return place_leaf(s, t, lane, rank, header);
 }
 
-/// The same, where it is a leaf or a fragment of one.
+/// Memory for the payload of a leaf or of a fragment of a leaf; null: it is not wanted any more.
 fn place_leaf(
     s: *Session,
     t: *Transfer,
@@ -999,7 +1008,7 @@ fn place_leaf(
     return .{ leaf[part.first..part.end], t.owner };
 }
 
-/// No lane brings anything of this leaf any more.
+/// Makes all lanes throw away frames of this leaf that are coming in.
 fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
     for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
         const lane = place_of orelse continue;
@@ -1008,8 +1017,8 @@ fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
     };
 }
 
-/// No other lane brings a page any more. False: this one is not needed, because another one is of
-/// the same source and was not sent before this (dial.zig).
+/// Makes all other lanes throw away pages that are coming in. False: this page is not needed,
+/// because another lane brings it from the same source and was not sent before it (dial.zig).
 fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
         const other = place_of orelse continue;
@@ -1023,7 +1032,8 @@ fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) b
     return true;
 }
 
-/// The payload of a placed frame is complete: the peer that has given it.
+/// The payload of an answer has come in whole. Returns the peer that has given it; null: it is not
+/// in the transfer any more.
 pub fn asked_arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
     if (t.state == null) return null;
     const rank = t.find(lane.link.?.peer) orelse return null;
@@ -1031,8 +1041,8 @@ pub fn asked_arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
     return rank;
 }
 
-/// It was a leaf, or a part of one: its bytes, if they are to be hashed now. Null: it is not whole,
-/// or a runner hashes it.
+/// A fragment of a leaf has come in whole. Returns the leaf's bytes if the caller is to hash them
+/// now. Null: the leaf is not whole, or a runner hashes it.
 pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 {
     const leaf: u32 = @intCast(header.index);
     if (!t.fetch.came(rank, leaf, header.fragment)) return null;
@@ -1040,7 +1050,7 @@ pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 
     return if (t.hashing.give(bytes, rank, leaf)) null else bytes;
 }
 
-/// It was a page: whether it was the last one.
+/// A page has come in whole: asks for the next one. True: it was the last.
 pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     t.peers[rank].owes_page = false;
     t.peers[rank].wants_page = null;
@@ -1054,18 +1064,18 @@ pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header)
 
 // ---- fragments
 //
-// A piece, or a leaf of a shared state, goes out as several frames where its link has several lanes
-// that would each take long for it. All idle lanes take fragments of it, each as many bytes as it
-// sends in a fiftieth of a second. So the piece is there as soon as the link can bring it, and the
-// next hop begins. That counts where nothing else is on the way: while the pipe fills, on the last
-// hop of an operation, and twice in a direct schedule; and at the end of a sync.
+// A piece or a leaf goes out as several frames where its link has several lanes that would each
+// take long for it. All idle lanes take fragments of it, each as many bytes as the lane sends in a
+// fiftieth of a second. So the piece arrives as soon as the link can bring it, and the next hop
+// begins. That counts where nothing else is on the way: while the pipeline fills, on the last hop
+// of an operation, twice in a direct schedule, and at the end of a sync.
 
-/// A lane gets so many bytes as it sends in this part of a second.
+/// A fragment has as many bytes as its lane sends in this part of a second.
 const part_of_second = 50;
 
 /// Puts the next data frame for a neighbour on a lane that has room for it: the rest of the piece
 /// that was begun, or the next piece, or as much of either as the lane should take. False: there is
-/// nothing.
+/// nothing to send.
 pub fn next_cut(
     s: *const Session,
     lane: *Lane,
@@ -1093,17 +1103,16 @@ fn cut_rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Opera
         const out = x.next(neighbour.position) orelse return null;
         return .{ .move = out.move, .done = 0 };
     };
-    // Else its memory is its caller's again: a new attempt comes (dial.zig).
+    // Otherwise the memory is the caller's again: a new attempt comes (dial.zig).
     const is_there = x.ending == null and x.is_repeatable(&cut.move);
     return if (is_there) cut else null;
 }
 
-/// An answer, or a part of one, and its bytes.
+/// An answer or a part of an answer, and its bytes.
 pub const Answer = struct { item: link_file.Requests.Item, bytes: []const u8 };
 
-/// The next answer that goes on a lane that has room for it, of those that were asked for, or as
-/// much of it as the lane should take. `payload`: of the first. One that goes again is not cut in
-/// another way.
+/// Takes the next answer for a lane that has room for it, or as much of it as the lane should take.
+/// `payload`: the bytes of the first answer in `asked`. An answer that goes again is cut as it was.
 pub fn take_answer(
     s: *const Session,
     lane: *Lane,
@@ -1122,7 +1131,8 @@ pub fn take_answer(
     return .{ .item = asked.take(s.gpa, part), .bytes = payload[range.first..range.end] };
 }
 
-/// A lane with many frames under way is faster than was known, and gets large ones.
+/// The most bytes that a lane should take now. A lane with many frames under way is faster than was
+/// known, and gets whole pieces.
 fn bytes_for(s: *const Session, lane: *const Lane, link: *const Link) usize {
     if (!is_shared(link) or lane.unacked.is_short()) return std.math.maxInt(usize);
     const flow = &link.flow;
@@ -1135,8 +1145,8 @@ fn is_shared(link: *const Link) bool {
     return link.flow.is_far() and link.flow.spread.lanes > 1;
 }
 
-/// A lane that has been given something lets the others go first, which are woken: the system
-/// would take more of it from the first lane than that can send.
+/// Whether a lane that has been given data lets the other lanes go first, which are woken.
+/// Otherwise the system would take more bytes from the first lane than that lane can send.
 pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
     if (!lane.had_turn) return false;
     lane.had_turn = false;
@@ -1148,7 +1158,7 @@ pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
         s.host.vtable.lane_wake(s.host.ctx, other);
         is_alone = false;
     }
-    // Behind them.
+    // The lane comes after the others.
     if (!is_alone) s.host.vtable.lane_wake(s.host.ctx, lane);
     return !is_alone;
 }

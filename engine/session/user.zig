@@ -1,8 +1,8 @@
-//! user: what the user asks of a session. The user joins groups, founds them, leaves them and
-//! passes safe points; begins operations and syncs, withdraws them and gives them back. Free
-//! functions on Session. The word of the coordinator on groups: membership.zig; when members
-//! enter: protocol/member.zig; a call and its checks: call.zig; calls beyond those in flight:
-//! session.zig; how an operation moves its data: frame.zig, sync.zig; how it ends: control.zig.
+//! User: the functions of a session for its user. The user joins, founds and leaves groups and
+//! passes safe points. It begins operations and syncs, withdraws them and gives them back. Free
+//! functions on Session. membership.zig has the coordinator's word on groups, protocol/member.zig
+//! when members enter, call.zig a call and its checks, session.zig the calls beyond those in
+//! flight. frame.zig and sync.zig move an operation's data; control.zig ends it.
 
 const std = @import("std");
 const base = @import("base");
@@ -34,7 +34,8 @@ const assert = std.debug.assert;
 
 pub const JoinError = error{ OutOfMemory, AlreadyJoined };
 
-/// Asks to join a group; `ready`, `refused` or `join_failed` follows. The name has been checked.
+/// Asks to join a group; `ready`, `refused` or `join_failed` follows. The caller has checked the
+/// name.
 pub fn join(
     s: *Session,
     now: Instant,
@@ -48,13 +49,13 @@ pub fn join(
 pub const FoundError = JoinError || error{
     /// This peer is in no epoch of the parent.
     NotReady,
-    /// Not all founders are members of the epoch, or one is named twice, or this peer is none.
+    /// A founder is no member of the epoch or is named twice, or this peer is not named.
     BadFounders,
 };
 
-/// Asks for a group that is made of these members of the parent's epoch, in this order, and of
-/// nobody else; they must all ask. `ready`, `refused` or `join_failed` follows when all of them
-/// have that are not lost.
+/// Asks for a group of these members of the parent's epoch, in this order, and of no other peers.
+/// They must all ask. `ready`, `refused` or `join_failed` follows when all have asked that are not
+/// lost.
 pub fn found(
     s: *Session,
     now: Instant,
@@ -114,7 +115,7 @@ fn open(
     return group;
 }
 
-/// Leaves gracefully: the others go on without this peer, operations in flight here are
+/// Leaves a group gracefully: the others go on without this peer, and operations in flight here are
 /// cancelled.
 pub fn leave(s: *Session, now: Instant, group: *Group) void {
     s.reach(now);
@@ -124,7 +125,7 @@ pub fn leave(s: *Session, now: Instant, group: *Group) void {
     control.run_deferred(s);
 }
 
-/// Lets go of a group that was left.
+/// Frees a group that was left.
 pub const release_group = membership.release_group;
 
 pub const AdmitError = error{ Left, NotReady, Busy };
@@ -140,8 +141,8 @@ pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitE
     control.run_deferred(s);
 }
 
-/// The same together with all members, which must all call this: it is over when all have, and
-/// all enter a new epoch, or none does. On an error nothing was begun.
+/// Passes a safe point together with all members, which must all call this. It ends when all have
+/// called it; then all enter a new epoch, or none does. On an error nothing was begun.
 pub fn admit_together(
     s: *Session,
     now: Instant,
@@ -166,7 +167,8 @@ fn may_admit(group: *const Group) AdmitError!void {
     if (group.is_admitting()) return error.Busy;
 }
 
-/// A newcomer enters when it has fetched what it can: from then on the others wait for it.
+/// Passes the safe point without an agreement. A newcomer first fetches what it can, because once
+/// it has entered the others wait for it.
 fn admit_alone(group: *Group, how: protocol.Member.How) void {
     group.member.how = how;
     if (group.member.current == null and group.is_fetching()) {
@@ -174,7 +176,7 @@ fn admit_alone(group: *Group, how: protocol.Member.How) void {
     } else group.member.admit();
 }
 
-/// Together with all members: from here it goes on in membership.zig.
+/// Passes the safe point by an agreement of all members, which goes on in membership.zig.
 fn begin_vote(s: *Session, group: *Group, deadline: Instant) CallError!void {
     const v = &group.vote;
     v.late_length = 0;
@@ -186,8 +188,8 @@ fn begin_vote(s: *Session, group: *Group, deadline: Instant) CallError!void {
     membership.resume_call(s, group);
 }
 
-/// Begins the operation in which the members agree on the least of one number each. Both numbers
-/// are kept until it is over; they may be one.
+/// Begins the operation in which the members agree on the least of one number each. `own` and `all`
+/// must stay valid until it is over; they may be the same number.
 fn agree(
     s: *Session,
     group: *Group,
@@ -209,8 +211,8 @@ fn agree(
     });
 }
 
-/// Asks how many newcomers wait for the next safe point that all members pass together.
-/// The answer, in `pending`, is the same for all; they must all ask.
+/// Asks how many newcomers wait for the next safe point that all members pass together. The answer,
+/// in `pending`, is the same for all members. They must all ask.
 pub fn ask_pending(
     s: *Session,
     now: Instant,
@@ -223,7 +225,7 @@ pub fn ask_pending(
     return agree(s, group, .pending, pending, pending, deadline);
 }
 
-/// The user does not wait for its admit any more; the safe point was not passed.
+/// The user does not wait for its admit() any more; the safe point was not passed.
 pub fn admit_withdraw(
     s: *Session,
     group: *Group,
@@ -235,8 +237,8 @@ pub fn admit_withdraw(
     group.member.admit_give_up();
 }
 
-/// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
-/// have been checked, except for what depends on the membership.
+/// Begins an operation; operation_finished follows, perhaps before this returns. The caller has
+/// checked the arguments, except for checks that depend on the membership.
 pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
     s.reach(now);
     if (group.state != .joined) return error.Left;
@@ -260,7 +262,7 @@ fn is_in_use(s: *const Session, uses: *const Uses) bool {
     return queue_clashes(s, uses);
 }
 
-/// It begins, or waits for its turn.
+/// Begins an operation that was made, or lets it wait for its turn.
 fn start(s: *Session, operation: *Operation, tag: u64) void {
     const member = &operation.group.member;
     if (member.is_full(tag)) queue_put(s, operation) //
@@ -268,18 +270,19 @@ fn start(s: *Session, operation: *Operation, tag: u64) void {
     member.start(&operation.op, tag);
 }
 
-/// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
-/// it either.
+/// Withdraws an operation. Before this peer's vote it is withdrawn for all members, and the call
+/// ends as cancelled. After the vote the call ends in doubt.
 pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
     control.run_deferred(s);
 }
 
-/// The user wants no more of an operation. The others go on with it as after the death of this
-/// peer, so it leaves the group: whoever has taken part in half of a sum cannot stay for the
-/// next one. Only where nobody can go on is the operation alone withdrawn: a message, and a
-/// world of one. After the vote it ends in doubt, which costs the others nothing.
+/// The user wants no more of an operation that others take part in: this peer leaves the group, so
+/// that the others go on as after its death. A peer that has taken part in half of a sum cannot
+/// stay for the next one. Where no others can go on, in a message or in a world of one, the
+/// operation alone is withdrawn. After the vote the operation ends in doubt, which costs the others
+/// nothing.
 pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     const group = operation.group;
@@ -300,7 +303,7 @@ pub const release = release_operation;
 
 pub const StateError = error{ OutOfMemory, Closed, NameInUse };
 
-/// A state of a group that this peer is in. Its name must be its own.
+/// Adds a state to a group that this peer is in. No other state of the group may have its name.
 pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     if (group.state != .joined) return error.Closed;
     for (group.states.items) |*other| if (other.state.tag == state.tag) return error.NameInUse;
@@ -308,7 +311,7 @@ pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     try group.states.append(s.gpa, .{ .group = group, .state = state });
 }
 
-/// No sync of it is under way.
+/// Removes a state, of which no sync is under way.
 pub fn state_remove(s: *Session, group: *Group, state: *State) void {
     assert(!state.in_call);
     if (group.shared(state)) |shared| sync_file.stop_prefetch(s, shared);
@@ -320,7 +323,8 @@ pub fn state_remove(s: *Session, group: *Group, state: *State) void {
     };
 }
 
-/// A newcomer fetches in the background, if it can. The leaves are hashed.
+/// Begins to fetch a state in the background, if this peer is a newcomer that can. Its leaves are
+/// hashed.
 pub fn prefetch_begin(
     s: *Session,
     now: Instant,
@@ -335,7 +339,7 @@ pub const SyncCall = struct {
     group: *Group,
     state: *State,
     strategy: wire.control.Strategy,
-    /// The revision of the content in this call; null: the own one of the state.
+    /// The revision of the content in this call; null: the state's own revision.
     revision: ?u64 = null,
     deadline: Instant,
 };
@@ -346,7 +350,7 @@ pub const SyncError = protocol.Member.StartError || error{
     RevisionTooLarge,
 };
 
-/// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
+/// Begins a sync of a state whose leaves and root are hashed; else as `begin`. After a commit the
 /// caller applies the state.
 pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
     s.reach(now);
@@ -391,7 +395,8 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
 
 // ---- how an operation is made
 
-/// Takes over what is built. `made`: what it does, if it moves the leaves of a state.
+/// Makes the operation of a call that is built, and takes over its uses. `made`: the sync that it
+/// does; null: it moves data.
 fn operation_create(
     s: *Session,
     group: *Group,
@@ -441,8 +446,8 @@ fn operation_create(
     return operation;
 }
 
-/// Bytes of sums that an operation has room for, beyond what all have: as much as is in the air, of
-/// what the operations in flight have left of the limit.
+/// Bytes of sums that a new operation may have room for, beyond what each operation has: as much as
+/// is in flight, within what the operations in flight have left of the limit.
 fn room_for_sums(s: *const Session, first: u64) u64 {
     const in_air = measure.window(s.links.items);
     if (in_air <= first) return 0;
@@ -468,6 +473,6 @@ fn movement_create(
     options.is_far = measure.any_far(s.links.items);
     movement.* = try .prepare(s.gpa, &s.pool, options);
     errdefer movement.deinit();
-    // One that waits for its turn holds no large buffers meanwhile.
+    // An operation that waits for its turn holds no large buffers.
     if (!group.member.is_full(built.tag)) try movement.reserve();
 }
