@@ -7,34 +7,34 @@ const wire = @import("wire");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 
-/// The claim of one peer.
+/// The address that one peer claims, and the search for the peer there.
 pub const Claim = struct {
-    /// As the peer says it.
+    /// The address as the peer says it.
     text: []u8 = &.{},
-    /// By which it is found.
+    /// The key by which the peer proves itself there.
     key: wire.hello.Key = @splat(0),
-    /// Its user has named it, and wants to hear if it is wrong.
+    /// The peer's user has named the address, and is told if it is wrong.
     advertised: bool = false,
     state: State = .unknown,
-    /// In the order in which they wait; another one each time.
+    /// The number of the search, new each time; searches wait in this order.
     number: u64 = 0,
-    /// Not asked about before.
+    /// The earliest time of the next search.
     not_before: Instant = 0,
-    /// A member was not found: nobody waits for the next answer.
+    /// A member was not found before. No peer waits for this search.
     failed: bool = false,
-    /// Groups that it enters when the answer is there.
+    /// Groups that the peer enters when the search has ended.
     waiting: std.ArrayList(Waiting) = .empty,
 
     const Waiting = struct { group: u16, initial_world_size: u32 };
 
     pub const State = enum {
         unknown,
-        /// The driver is to be asked, and was asked.
+        /// The search waits for the driver; the driver searches.
         queued,
         asked,
-        /// Peer.address is where it is dialed.
+        /// The peer was found, and others dial it at Peer.address.
         known,
-        /// It is not where it believes to be: it dials the others.
+        /// The peer was not found where it believes to be: it dials the others.
         nowhere,
     };
 
@@ -53,12 +53,12 @@ pub const Claim = struct {
         return claim.state == .queued or claim.state == .asked;
     }
 
-    /// Where it is dialed is known, or that nobody can, though it may be looked for again.
+    /// Whether the search has an end: others can dial the peer, or know that they cannot.
     pub fn is_settled(claim: *const Claim) bool {
         return claim.state == .known or claim.state == .nowhere or claim.failed;
     }
 
-    /// Its connection is gone: who waits asks anew, and answers under way are not for it any more.
+    /// The peer's connection is gone: ends the search and forgets the groups that waited for it.
     pub fn disconnected(claim: *Claim) void {
         claim.waiting.clearRetainingCapacity();
         if (claim.state != .known) claim.state = .unknown;
@@ -69,20 +69,20 @@ pub const Claim = struct {
 pub const Question = struct {
     number: u64,
     peer: base.PeerId,
-    /// Where its connection comes from.
+    /// The host that the peer's connection comes from.
     source: base.Source,
-    /// Somebody from there was not found lately.
+    /// A peer from that network was not found lately.
     is_doubtful: bool = false,
-    /// Read with Endpoint.parse_told already. Valid during the call.
+    /// The address to dial, as Endpoint.parse_told takes it. Valid during the call.
     address: []const u8,
-    /// Where its connection comes from, at the port of `address`: to be tried last, and only if the
-    /// peer proves to be there. Empty: not to be tried. Valid during the call.
+    /// The host of the peer's connection with the port of `address`. It is tried last, and counts
+    /// only if the peer proves itself there. Empty: it is not tried. Valid during the call.
     seen: []const u8 = "",
     key: wire.hello.Key,
 };
 
 pub const Answer = union(enum) {
-    /// Where the peer is, in numbers. Valid during the call.
+    /// The address of the peer in numbers. Valid during the call.
     found: []const u8,
     not_found: wire.Dialed,
 };
@@ -91,20 +91,20 @@ pub const Reply = union(enum) {
     answer: Answer,
     /// `Coordinator.answered` will be called.
     later,
-    /// There is no room for a question from this source: it is asked again.
+    /// The driver has no room for a question from this source, and is asked again later.
     busy,
 };
 
-/// The queue of all peers' claims.
+/// The queue of searches for all peers.
 pub const Queue = struct {
     last_number: u64 = 0,
     next_at: Instant = 0,
-    /// Some claim is queued.
+    /// Whether a search waits.
     any: bool = false,
     not_found: NotFound = .{},
 };
 
-/// The networks of those who were not found lately: they come after the others.
+/// The networks of peers that were not found lately. Searches for peers from there come last.
 const NotFound = struct {
     places: [places_max]struct { network: base.Source, at: Instant } = undefined,
     count: usize = 0,
@@ -124,7 +124,7 @@ const NotFound = struct {
         return now -| lost.places[index].at < lately_ns;
     }
 
-    /// Where there is no room, the one that lies back furthest is forgotten.
+    /// Notes a network. If there is no room it takes the place of the oldest.
     pub fn add(lost: *NotFound, source: base.Source, now: Instant) void {
         const is_full = lost.count == places_max;
         const index = lost.find(source) orelse if (is_full) lost.oldest() else lost.count;
@@ -141,7 +141,7 @@ const NotFound = struct {
     }
 };
 
-/// For an address in numbers.
+/// Room for an address in numbers.
 pub const Room = [base.source.text_bytes_max]u8;
 
 const expect = std.testing.expect;

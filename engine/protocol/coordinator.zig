@@ -87,7 +87,8 @@ pub const Coordinator = struct {
         return restore_run(&c.run, now, journal_bytes, log_bytes);
     }
 
-    /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
+    /// Takes a connection that came in. Null: no memory, or no place that could be made; the driver
+    /// closes it.
     pub fn accept(c: *Coordinator, now: Instant, source: base.Source) ?*Connection {
         return door.accept(&c.run, now, source);
     }
@@ -98,8 +99,8 @@ pub const Coordinator = struct {
         membership.sweep(&c.run, now);
     }
 
-    /// Before more is read from somebody who was paused: what it has said is taken first, for as
-    /// long as its rates go, so that it does not pile up here.
+    /// Takes what a paused peer has said, as far as its rates go, before the driver reads more from
+    /// it, so that nothing piles up here.
     pub fn take_said(c: *Coordinator, now: Instant, connection: *Connection) void {
         take_heard(&c.run, now, connection);
         membership.sweep(&c.run, now);
@@ -123,7 +124,7 @@ pub const Coordinator = struct {
         membership.sweep(&c.run, now);
     }
 
-    /// It has not, and takes no more before it is written anew.
+    /// The journal could not write this record, and takes no more before it is written anew.
     pub fn journal_failed(c: *Coordinator, now: Instant, number: u64) void {
         log.not_written(&c.run, now, number);
         membership.sweep(&c.run, now);
@@ -187,7 +188,7 @@ fn hear(run: *Run, now: Instant, connection: *Connection) void {
     keep_budget(run);
 }
 
-/// Nothing is read from it for a while, and that is no silence of its.
+/// Reads nothing from a connection for a while. The peer does not count as silent meanwhile.
 pub fn pause(run: *Run, now: Instant, connection: *Connection, wait_ns: u64) void {
     connection.paused_until = now +| wait_ns;
     run.due_at = @min(run.due_at, connection.paused_until);
@@ -195,7 +196,7 @@ pub fn pause(run: *Run, now: Instant, connection: *Connection, wait_ns: u64) voi
     peer.last_heard = @max(peer.last_heard, connection.paused_until);
 }
 
-/// How long a message, and what is behind it, is left where it is.
+/// How long a message is left unread, with all behind it; null: it is read now.
 fn must_wait(
     run: *const Run,
     now: Instant,
@@ -215,8 +216,9 @@ fn must_wait(
     }
 }
 
-/// A member that comes back costs its groups an attempt each. Whoever does so all the time
-/// waits, for all its groups together, and for so little that it loses none by that.
+/// How long a member that comes back waits before it returns to its groups; null: it does not wait.
+/// A return costs each group an attempt, so a member that returns all the time waits. The wait is
+/// too short to cost the member its place.
 fn return_wait(run: *const Run, now: Instant, connection: *Connection) ?u64 {
     const peer = connection.peer.?;
     const telling = peer.telling orelse return null;
@@ -247,15 +249,14 @@ pub fn resume_reading(run: *Run, now: Instant) void {
     }
 }
 
-/// Before more is read from somebody who was paused: what it has said is taken first, for as
-/// long as its rates go, so that it does not pile up here.
+/// Takes what a paused peer has said, as far as its rates go, before the driver reads more from it.
 pub fn take_heard(run: *Run, now: Instant, connection: *Connection) void {
     if (connection.paused_until == 0 or connection.is_paused(now)) return;
     connection.paused_until = 0;
     hear(run, now, connection);
 }
 
-/// A member may say more at once than somebody who only wants to become one.
+/// Allows longer messages to a member than to other peers. True: it was not allowed them before.
 fn hears_more_of(run: *const Run, connection: *Connection) bool {
     const peer = connection.peer orelse return false;
     const known = connection.stream.in_bytes_max == limits.control_message_bytes_max;
@@ -392,8 +393,8 @@ fn reply_status(run: *Run, now: Instant, connection: *Connection) void {
 // draws the consequences of broken links, and moves each group on. It judges nobody by a time in
 // which it was frozen itself, or heard nobody at all.
 
-/// A connection that a peer tries to make is tried again by its kernel after 2 s at most, and
-/// by itself soon after that.
+/// How long a peer may take to connect: its kernel repeats a connection after 2 s at most, and the
+/// peer soon after that.
 const dial_repeat_ns = 3 * std.time.ns_per_s;
 
 /// Not inlined, and rare: its frame is large.
@@ -455,7 +456,7 @@ noinline fn tick_run(run: *Run, now: Instant) void {
     membership.end_groups(run);
 }
 
-/// Lets a peer go that joins nothing for too long: others may wait for its place.
+/// Lets a peer go that joins no group for too long, because others may wait for its place.
 fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
     if (peer.present != 0 or peer.claim.waiting.items.len > 0 or run.is_member(peer)) return;
     if (peer.joins_waiting > 0 and peer.telling == null) return;
@@ -468,9 +469,9 @@ fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
     run.due_at = @min(run.due_at, until);
 }
 
-/// Peers were connected, and none of them has been heard for half of what they may be silent.
-/// Once that is so, also those whose connections have ended are waited for until somebody is
-/// heard again.
+/// Whether no peer has been heard for half of the silence limit, though peers were connected. The
+/// coordinator then waits for all members, also those whose connections have ended, until it hears
+/// a peer again.
 fn hears_nobody(run: *Run, now: Instant) bool {
     var connected = false;
     for (run.peers.items) |peer| {
@@ -521,7 +522,7 @@ fn judge_absent(run: *Run, now: Instant, late: bool) void {
     }
 }
 
-/// Members for whose reports, or calls, the others have waited for too long.
+/// Lets members go whose reports or calls the others have waited for too long.
 fn let_go_overdue(run: *Run, now: Instant) void {
     const stall_ns = run.options.stall_ns;
     var overdue: Overdue = .{};
@@ -535,7 +536,8 @@ fn let_go_overdue(run: *Run, now: Instant) void {
     }
 }
 
-/// Members whose calls, or shared states, are not those of the others: newcomers as a rule.
+/// Refuses members whose calls or shared states differ from those of the others: newcomers as a
+/// rule.
 fn refuse_misfits(run: *Run, now: Instant) void {
     var misfits: Overdue = .{};
     for (run.groups.items) |group| while (operation.find_misfits(group, &misfits) or
@@ -556,7 +558,8 @@ fn refuse_misfits(run: *Run, now: Instant) void {
     };
 }
 
-/// Draws the consequences of what was said of links, once others have said theirs of the same.
+/// Acts on what members said of links, once others have said theirs: lets stranded members go, and
+/// begins attempts around broken links.
 fn look_around(run: *Run, now: Instant) void {
     for (run.groups.items) |group| {
         const by = take_look(run, group, now) orelse continue;
@@ -570,7 +573,8 @@ fn look_around(run: *Run, now: Instant) void {
     }
 }
 
-/// Never later than a heartbeat from the last tick, so that lateness means something.
+/// The time of the next tick, at most a heartbeat after the last one, so that a later tick shows
+/// that the coordinator was frozen.
 pub fn next_deadline_of_run(run: *const Run) Instant {
     var next = @min(run.due_at, run.last_tick +| run.options.heartbeat_ns);
     for (run.groups.items) |group| next = @min(next, next_deadline_of(run, group, run.last_tick));
@@ -606,7 +610,7 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
     debt.review_awaited(run, group, now, late);
 }
 
-/// The disk takes long, and keeps some member from hearing what is said of its epoch.
+/// Whether the disk has held up messages to a member about its epoch for long.
 fn waits_for_disk(run: *Run, group: *const Group) bool {
     for (group.epochs.items) |epoch| {
         if (!run.waits(epoch.recorded)) continue;
@@ -650,10 +654,10 @@ fn next_deadline_of(run: *const Run, group: *const Group, now: base.Instant) bas
 
 pub const Error = error{
     OutOfMemory,
-    /// Its records are whole, and make no sense together.
+    /// The records are whole, and contradict each other.
     BadRecord,
-    /// It cannot be written at the start: without that the next start would take this one's numbers
-    /// for its own.
+    /// The journal cannot be written at the start. Without that the next coordinator would use the
+    /// numbers of this one.
     JournalFailed,
 } || journal.Error;
 
@@ -758,7 +762,7 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
     group.last_epoch = @max(group.last_epoch, body.epoch);
 }
 
-/// It was made from a journal: whoever is a member has to come back first.
+/// Prepares a group that was read from a journal: its members have to come back first.
 fn group_restored(run: *Run, group: *Group) void {
     group.round = run.first_round();
     group.had_members = group.current() != null;

@@ -51,31 +51,32 @@ const limits = base.limits;
 pub const Offer = struct {
     digest: u128,
     revision: u64,
-    /// One more than its last committed revision; 0 if it has none.
+    /// One more than the member's last committed revision; 0: it has none.
     expected: u64 = 0,
     structure: Hash,
     root: Hash,
     strategy: Strategy,
-    /// By its own word, which counts for a member from before, and where there is none.
+    /// The standing that the member claims, which counts for members from before, and where there
+    /// are none.
     standing: Standing = .newcomer,
     voted: bool,
-    /// Its member takes it for a vote, should all be equal.
+    /// The member takes the offer for a vote, if all offers are equal.
     is_vote: bool,
 };
 
 pub const Verdict = union(enum) {
-    /// All hold the same; with this digest it may be committed.
+    /// All members hold the same content, and the sync is committed with this digest.
     equal: u128,
     elected: Elected,
-    /// Structures of these two ranks differ.
+    /// The structures of these two ranks differ.
     structure: Differ,
     /// These two ranks insist on different contents.
     conflict: [2]u16,
-    /// These two ranks give, and one alone may.
+    /// These two ranks send, and only one may.
     givers: [2]u16,
-    /// These ranks are refused, and the others go on.
+    /// Members are refused, and the others go on.
     ahead: Ahead,
-    /// Nobody offers anything that may be taken.
+    /// No offer may be taken.
     unavailable,
 
     /// `refuses`: the second is not that of the judges, and they go on without it.
@@ -86,17 +87,17 @@ pub const Verdict = union(enum) {
 
 pub const Election = struct {
     gpa: Allocator,
-    /// By rank, of the attempt under way.
+    /// The offer of each rank in the current attempt.
     offers: []?Offer,
     offered: Mask = .empty,
     decided: bool = false,
-    /// While it is found out how structures differ.
+    /// The comparison of two structures that differ; null: none is under way.
     structures: ?Structures = null,
-    /// Members whose offers do not fit, and that must leave for it (operation.zig).
+    /// Ranks whose offers do not fit, and that are refused (operation.zig).
     misfits: Mask = .empty,
-    /// The part of them that does not fit.
+    /// The part of their offers that does not fit.
     blame: Blame = .structure,
-    /// Also a member from before must leave for its structure.
+    /// The state's rules refuse members from before, too, for their structure.
     refuses: bool = false,
     /// The name of the state, as the first member that offered has it.
     name: base.Label = .{},
@@ -104,11 +105,11 @@ pub const Election = struct {
     pub const Blame = union(enum) {
         structure,
         content,
-        /// The one that is expected.
+        /// The revision that is expected.
         revision: u64,
     };
 
-    /// The members as the epoch knows them, and the rules that they have called for.
+    /// The members of the epoch, and the rules of the state.
     pub const Members = struct {
         ids: []const PeerId,
         alive: *const Mask,
@@ -136,7 +137,7 @@ pub const Election = struct {
         election.gpa.destroy(election);
     }
 
-    /// A new attempt: everybody offers again.
+    /// A new attempt: all members offer again.
     pub fn reset(election: *Election) void {
         if (election.structures) |*structures| structures.deinit(election.gpa);
         election.structures = null;
@@ -147,7 +148,7 @@ pub const Election = struct {
         @memset(election.offers, null);
     }
 
-    /// False if this member has offered in this attempt already.
+    /// Takes an offer. False: the member has offered in this attempt already.
     pub fn take(election: *Election, rank: u16, offer: Offer) bool {
         if (election.offered.has(rank)) return false;
         election.offered.set(rank);
@@ -155,7 +156,7 @@ pub const Election = struct {
         return true;
     }
 
-    /// Null until all who are alive have offered, and once it is decided.
+    /// Decides on the offers. Null: not all members have offered, or it is decided.
     pub fn decide(election: *Election, members: Members) ?Verdict {
         if (election.decided or !election.offered.covers(members.alive)) return null;
         if (members.alive.is_empty()) return null;
@@ -176,7 +177,7 @@ pub const Election = struct {
         return election.proclaim(members, winner);
     }
 
-    /// The revision that must come next; 0 if any may.
+    /// The revision that must come next; 0: any may.
     fn expected(election: *const Election, members: *const Members) u64 {
         if (!members.rules.successive) return 0;
         const judges = members.judges();
@@ -186,7 +187,7 @@ pub const Election = struct {
         return most;
     }
 
-    /// Those whose revision may be elected.
+    /// The ranks whose revision may be elected.
     fn in_rule(election: *const Election, members: *const Members, next: u64) Mask {
         var allowed = members.alive.*;
         if (next == 0) return allowed;
@@ -197,7 +198,8 @@ pub const Election = struct {
         return allowed;
     }
 
-    /// Those who would give more than is expected. One that gives less merely receives.
+    /// The ranks that would send a larger revision than is expected. A rank that would send a
+    /// smaller one merely receives.
     fn ahead(election: *const Election, members: *const Members, next: u64) ?Verdict.Ahead {
         var found: Verdict.Ahead = .{ .ranks = .empty, .expected = next };
         if (next == 0) return null;
@@ -210,7 +212,7 @@ pub const Election = struct {
         return if (found.ranks.is_empty()) null else found;
     }
 
-    /// One that sends, and another that does not only receive, in order of their ranks.
+    /// Two ranks in order: one that insists on sending, and another that does not only receive.
     fn givers(election: *const Election, alive: *const Mask) ?[2]u16 {
         const sender = for (0..alive.count()) |position| {
             if (election.at(alive.at(position)).strategy == .send_only) break alive.at(position);
@@ -251,7 +253,7 @@ pub const Election = struct {
         return if (is_tied) null else found;
     }
 
-    /// How many of them have the structure of this member.
+    /// How many of the judges have the structure of this member.
     fn alike(election: *const Election, of: *const Mask, rank: u16) usize {
         var count: usize = 0;
         for (0..of.count()) |position| {

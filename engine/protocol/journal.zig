@@ -20,26 +20,26 @@ const testing = std.testing;
 
 // ---- what is kept
 
-/// The first record. Peers were told these: they stay true after a restart.
+/// The first record of the journal. Peers were told these settings, so they hold after a restart.
 pub const Settings = struct {
     run_id: base.RunId,
     lanes: u8,
     chunk_bytes: u32,
-    /// The window of one operation follows from it.
+    /// Bytes for partial sums of all operations of a peer.
     windows_bytes: u64,
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
     stall_warning_ns: u64,
-    /// 0: nobody is let go for it.
+    /// 0: no member is let go for a missing call.
     stall_ns: u64,
     min_world_size: u32,
     initial_world_size: u32,
-    /// "host:port": the option bind, with the port that the coordinator listens on.
+    /// The option bind as "host:port", with the port that the coordinator listens on.
     bind: Bytes = .{},
     /// The option advertise; empty: none was given.
     advertise: Bytes = .{},
-    /// "host:port" as in the token.
+    /// The address in the token, as "host:port".
     address: Bytes = .{},
 
     pub const bounds = .{
@@ -59,10 +59,10 @@ pub const Settings = struct {
     };
 };
 
-/// A coordinator began to use this journal; the first one is 1.
+/// A coordinator began to use this journal. The first coordinator is 1.
 pub const Start = struct {
     incarnation: u32,
-    /// No epoch of a group that has ended has a larger number.
+    /// The largest number of an epoch of groups that have ended.
     ended_epoch: u64,
 
     pub const bounds = .{
@@ -71,14 +71,14 @@ pub const Start = struct {
     };
 };
 
-/// A group of the same number before it has ended.
+/// A group was made. An earlier group with this number has ended.
 pub const GroupMade = struct {
     id: u16,
     name: Bytes,
     initial_world_size: u32,
-    /// No epoch has this number or a smaller one again.
+    /// The epochs of the group are numbered after this.
     last_epoch: u64,
-    /// Once it has begun, nobody else enters it (door.zig).
+    /// The group is a sub-group: only its founders enter it (door.zig).
     is_founded: bool = false,
 
     pub const bounds = .{
@@ -89,8 +89,8 @@ pub const GroupMade = struct {
     };
 };
 
-/// The message to the members, before it is sent; and which process each of them is, so that
-/// nobody else comes back as it.
+/// An epoch begins: the message that members will be told, and the process of each member, so that
+/// no other process comes back as that member.
 pub const Activation = struct {
     told: wire.control.Activate,
     instances: List(u64),
@@ -98,14 +98,13 @@ pub const Activation = struct {
     pub const bounds = .{ .instances = limits.peers_max };
 };
 
-/// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
-/// write may end anywhere. With no epoch it is out of
-/// one that is over, and only why is kept.
+/// A peer is out of its epochs, of each from an attempt on. The epochs are in one record, because a
+/// write may end anywhere. Without epochs the record keeps only the reason.
 pub const Removal = struct {
     group: u16,
     peer: PeerId,
     epochs: List(From),
-    /// For a peer that comes back; empty where another record says it.
+    /// The reason, for a peer that comes back. Empty: another record has it.
     why: Bytes = .{},
 
     pub const bounds = .{
@@ -121,7 +120,7 @@ pub const From = struct {
     pub const bounds = .{ .epoch = .any, .attempt = .any };
 };
 
-/// An epoch begins an attempt. A record of the log.
+/// A record of the log: an epoch begins an attempt.
 pub const Attempt = struct {
     group: u16,
     epoch: u64,
@@ -171,26 +170,28 @@ pub const Journal = struct {
     vtable: *const VTable,
 
     pub const VTable = struct {
-        /// These bytes are all of it from now on, written and synced when it returns: at the start,
-        /// before anything else.
+        /// Replaces the journal by these bytes, which are synced when it returns. Called once,
+        /// first.
         begin: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// To be written behind all the rest. An error says that it has not been taken.
+        /// Appends to the journal later, and answers. An error: the bytes were not taken.
         append: *const fn (
             ctx: *anyopaque,
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
-        /// These bytes are to be all of it, atomically. Bytes given before need not be written.
+        /// Replaces the journal by these bytes later, atomically, and answers. Bytes given before
+        /// need not be written.
         replace: *const fn (
             ctx: *anyopaque,
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
-        /// Appended to the log when it returns. After an error nothing is logged before `log_anew`.
+        /// Appends to the log before it returns. After an error nothing is logged before
+        /// `log_anew`.
         log: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// These bytes are all of the log when it returns.
+        /// Replaces the log by these bytes before it returns.
         log_anew: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// After a failure: what failed, for people.
+        /// The step that failed last, for people.
         why: *const fn (ctx: *anyopaque) []const u8 = untold,
     };
 
@@ -229,22 +230,22 @@ pub const version: u32 = 6;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
-/// How every file begins: magic, version, CRC-32 of both.
+/// The first bytes of journal and log: magic, version, CRC-32 of both.
 pub const header: [header_bytes]u8 = header_of(version);
 
 /// The first and last byte of a record. Neither becomes zero by one flipped bit, so that a part of
 /// a record that the disk never wrote is told from one that it has damaged.
 const mark_begin: u8 = 0xd7;
 const mark_end: u8 = 0x9b;
-/// Mark, number, length of the body, CRC-32 of these.
+/// The head of a record: mark, number, length of the body, CRC-32 of these.
 const head_bytes = 11;
 const head_sum_at = head_bytes - 4;
-/// CRC-32 of head and body, mark.
+/// The tail of a record: CRC-32 of head and body, mark.
 const tail_bytes = 5;
 const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
     4 + limits.peers_max * @sizeOf(u64);
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
-/// A removal, or an abort with the two calls of a mismatch.
+/// The longest record of the log: a removal, or an abort with the two calls of a mismatch.
 pub const log_record_bytes_max = head_bytes + tail_bytes + 128 +
     @max(limits.removal_why_bytes_max, 2 * wire.control.descriptor_bytes);
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
@@ -258,7 +259,7 @@ comptime {
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
 }
 
-/// How much of these bytes the first record is; all of them, if none is whole.
+/// The length of the first record in these bytes; all of them if that record is not whole.
 pub fn record_length(bytes: []const u8) usize {
     if (bytes.len < head_bytes) return bytes.len;
     const body_bytes: usize = std.mem.readInt(u32, bytes[3..7], .little);
@@ -275,8 +276,8 @@ fn header_of(number: u32) [header_bytes]u8 {
     return bytes;
 }
 
-/// One record. error.TooLong: `bytes` is too small; `record_bytes_max` is enough for any record
-/// within the limits.
+/// Encodes one record. error.TooLong: `bytes` is too small; `record_bytes_max` is enough for any
+/// record within the limits.
 pub fn encode(record: Record, bytes: []u8) wire.codec.Error![]u8 {
     var writer: wire.codec.Writer = .{ .bytes = bytes };
     try writer.put(&@as([head_bytes]u8, @splat(0)));
@@ -329,12 +330,12 @@ pub const Image = struct {
 };
 
 pub const Error = error{
-    /// It begins with something else.
+    /// The file begins with something else.
     NotAJournal,
     UnknownVersion,
-    /// Bytes are not those that were written.
+    /// Bytes differ from those that were written.
     Damaged,
-    /// They are, but not by a coordinator of this version.
+    /// The bytes are whole, and not of this version.
     UnknownRecord,
     BadRecord,
 };
@@ -352,7 +353,7 @@ pub const Replay = struct {
         return .{ .bytes = bytes };
     }
 
-    /// The bytes left by a write that never finished. Meaningful after `next` gave null.
+    /// How many bytes a write left that never finished. Valid after `next` gave null.
     pub fn cut_bytes(replay: *const Replay) usize {
         return replay.bytes.len - replay.good_bytes;
     }
@@ -453,7 +454,7 @@ pub fn is_unused(bytes: []const u8) Error!bool {
     return true;
 }
 
-/// False: it was never written, or only its beginning.
+/// Checks the header. False: none was written, or only a part of it.
 fn check_header(bytes: []const u8) Error!bool {
     if (bytes.len < header_bytes) {
         return if (std.mem.startsWith(u8, &header, bytes)) false else error.NotAJournal;
@@ -467,11 +468,11 @@ fn check_header(bytes: []const u8) Error!bool {
 
 const Framed = union(enum) {
     whole: struct { number: u16, body: []const u8, bytes: usize },
-    /// The file ends inside it.
+    /// The file ends inside the record.
     short,
-    /// Its length is not known.
+    /// The head is not whole, so the length is not known.
     bad_head,
-    /// Its length is.
+    /// The head is whole, and this is the length of the record.
     bad_body: usize,
 };
 

@@ -12,14 +12,14 @@ const control = wire.control;
 const differ = wire.control.differ;
 const limits = base.limits;
 
-/// The words of one peer. Numbers that are 0 are not known.
+/// The rates that one peer has told. A number of 0 is not known.
 pub const Row = struct {
     /// Bytes per second on all links together.
     up: u64 = 0,
     down: u64 = 0,
-    /// Room for them is made when the peer first tells of some.
+    /// The peer's links, with memory from its first account on.
     links: std.ArrayList(Link) = .empty,
-    /// The log has it that the peer tells what cannot be.
+    /// The log says that the peer told a number that cannot be.
     said: std.EnumSet(Fault) = .initEmpty(),
 
     pub fn deinit(row: *Row, gpa: Allocator) void {
@@ -31,7 +31,7 @@ pub const Row = struct {
         return null;
     }
 
-    /// The place of a link; where there are too many, the oldest makes room.
+    /// The entry of a link; if there are too many, it takes the place of the oldest.
     pub fn place(row: *Row, gpa: Allocator, peer: PeerId) Allocator.Error!*Link {
         if (row.find(peer)) |link| return link;
         if (row.links.items.len == limits.links_measured_max) _ = row.links.orderedRemove(0);
@@ -41,14 +41,14 @@ pub const Row = struct {
     }
 };
 
-/// To one other peer.
+/// The link to one other peer.
 pub const Link = struct {
     peer: PeerId,
-    /// Bytes per second that are sent there, and that come from there.
+    /// Bytes per second to the other peer, and from it.
     rate: u64 = 0,
     brought: u64 = 0,
     rtt_ns: u64 = 0,
-    /// Sent a second time, in millionths.
+    /// Bytes sent a second time, in millionths of those sent.
     again_ppm: u32 = 0,
 };
 
@@ -71,9 +71,9 @@ pub const Fault = enum {
 
 /// The rows that the members of an epoch were told, by rank.
 pub const Told = struct {
-    /// So many of the run's measurements were looked at.
+    /// The run's count of measurements when the rows were made.
     version: u64 = 0,
-    /// One for each member, once anything is known.
+    /// A row for each member; empty while nothing is known.
     rows: []Line = &.{},
 
     pub fn deinit(told: *Told, gpa: Allocator) void {
@@ -86,7 +86,7 @@ pub const Told = struct {
         rates: [limits.measured_max]u64 = @splat(0),
         rtts_ns: [limits.measured_max]u64 = @splat(0),
 
-        /// Near by, round trips are never quite the same.
+        /// Changes of a round trip below this are not told: short round trips always vary.
         const rtt_ns_min = 100 * std.time.ns_per_us;
 
         pub fn differs(line: *const Line, now: *const Line) bool {
@@ -105,9 +105,9 @@ pub const Told = struct {
     };
 };
 
-/// Which links of an epoch are to be found out (measurement.zig).
+/// The links of an epoch that are to be probed (measurement.zig).
 pub const Probes = struct {
-    /// A square of its ranks, once there was something to find out.
+    /// A square over the epoch's ranks; empty before the first probe.
     pairs: []Pair = &.{},
 
     pub const Pair = struct { due: base.Instant = 0, asked: u8 = 0 };
@@ -190,7 +190,7 @@ pub const Traffic = struct {
         traffic.links.appendAssumeCapacity(link.*);
     }
 
-    /// Null if it is old: nothing moves, or the peer is away.
+    /// The account; null if it is old, because nothing moves or the peer is away.
     pub fn latest(traffic: *const Traffic, now: base.Instant) ?*const Traffic {
         return if (now -| traffic.told_at > stale_ns) null else traffic;
     }

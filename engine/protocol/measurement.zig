@@ -55,7 +55,7 @@ fn fault_of(run: *const Run, peer: *const Peer, link: *const control.LinkTraffic
     return null;
 }
 
-/// A peer of the run, or one that was a member not long ago.
+/// Whether an id is a peer of the run, or was a member not long ago.
 fn is_known(run: *const Run, id: base.PeerId) bool {
     if (run.peer_of(id) != null) return true;
     for (run.groups.items) |group| for (group.epochs.items) |epoch|
@@ -63,8 +63,8 @@ fn is_known(run: *const Run, id: base.PeerId) bool {
     return false;
 }
 
-/// Once for each fault: a liar must not fill the log. A member that has just gone may still be
-/// named by others.
+/// Logs a number that cannot be, once for each fault, so that a liar does not fill the log. Members
+/// may still name a member that has just gone.
 fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
     if (peer.row.said.contains(fault)) return;
     peer.row.said.insert(fault);
@@ -81,7 +81,7 @@ pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
     return link;
 }
 
-/// At a tick: the members of an epoch of few hear what is new.
+/// At a tick: tells the members of a small epoch the rates that have changed.
 pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
     if (epoch.members.len > limits.measured_max) return;
     const told = &epoch.measured;
@@ -101,7 +101,7 @@ pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
     }
 }
 
-/// Those that are new, or back, hear all of it.
+/// Tells all rates to members that are new or back.
 fn tell_latecomers(run: *Run, epoch: *Epoch) void {
     for (epoch.members) |*member| {
         const peer = member.peer orelse continue;
@@ -114,7 +114,7 @@ fn tell_latecomers(run: *Run, epoch: *Epoch) void {
     }
 }
 
-/// A member is back, and may not have heard it.
+/// A member is back, and is told all rates again.
 pub fn forget(epoch: *Epoch, rank: u16) void {
     epoch.members[rank].knows_measured = false;
 }
@@ -158,14 +158,14 @@ fn message(epoch: *const Epoch, rank: usize, room: *Room) control.Message {
 // Where a probe brings nothing, as between members that are near each other or have calls again,
 // the pair is asked again later and later.
 
-/// Two members take part in one pair for so long: the probe, and what it takes to begin and end it.
+/// How long two members take part in one pair: the probe, its beginning and its end.
 pub const round_ns = limits.probe_ns_max / 2 * 3;
-/// A pair is asked again after a round, and each time after twice as long, up to six minutes.
+/// How long after a round a pair is asked again. It doubles each time, up to six minutes.
 const doubled_max = 8;
-/// Members have a moment at the same time, and say so one after the other.
+/// How long pairs wait for further members that say they may probe.
 const gather_ns = 50 * std.time.ns_per_ms;
 
-/// A member has a moment: pairs are made soon.
+/// A member says that it may probe: pairs are made soon.
 pub fn gather(run: *Run, now: Instant) void {
     if (run.options.probes) run.due_at = @min(run.due_at, now +| gather_ns);
 }
@@ -196,7 +196,7 @@ fn pair_of(epoch: *const Epoch, ranks: [2]u16) *Pair {
     return &epoch.probes.pairs[ranks[0] * epoch.members.len + ranks[1]];
 }
 
-/// The pair of free members whose link is not known that was due first; by rank where several were.
+/// The pair of free members with an unknown link that was due first; of several, the lowest ranks.
 fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     var found: ?[2]u16 = null;
     for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
@@ -211,7 +211,7 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     return found;
 }
 
-/// The way from the first to the second.
+/// Asks the first member to probe the link to the second.
 fn is_unknown(epoch: *const Epoch, ranks: [2]u16) bool {
     const peers = peers_of(epoch, ranks);
     return believed(peers[0], peers[1]).rate == 0;
@@ -221,7 +221,7 @@ fn peers_of(epoch: *const Epoch, ranks: [2]u16) [2]*Peer {
     return .{ epoch.members[ranks[0]].peer.?, epoch.members[ranks[1]].peer.? };
 }
 
-/// Both ways at once, where neither is known.
+/// Asks for both directions at once, if neither is known.
 fn ask_probes(run: *Run, epoch: *Epoch, now: Instant, ranks: [2]u16) void {
     for ([_][2]u16{ ranks, .{ ranks[1], ranks[0] } }) |way| {
         const peer = peers_of(epoch, way)[0];

@@ -843,8 +843,8 @@ pub fn remove_member(
         .why = .of(group.removals.why_of(peer.id).?),
     } };
     const recorded = log.note(run, group, entry);
-    log.add(run, entry); // before the decisions that rely on it
     for (lost[0..lost_count]) |item| item.recorded = recorded;
+    log.add(run, entry); // before the decisions that rely on it
     const epoch = lost[lost_count - 1];
     const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
     run.log(.info, out, .{

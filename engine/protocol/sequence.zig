@@ -9,10 +9,11 @@ const assert = std.debug.assert;
 const Allocator = std.mem.Allocator;
 
 pub const Sequences = struct {
-    /// In the order of their tags, apart. Neighbours differ in `next`, or have a gap between them.
+    /// Runs in the order of their tags. Neighbouring runs differ in `next`, or have a gap between
+    /// them.
     runs: std.ArrayList(Run) = .empty,
 
-    /// The tags from `first` to `last`; each was called `next` times.
+    /// The tags from `first` to `last`, each of which was called `next` times.
     const Run = struct { first: u64, last: u64, next: u64 };
 
     /// These take the place of `runs[from..to]` when a tag is called once more.

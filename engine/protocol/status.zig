@@ -25,10 +25,10 @@ const limits = base.limits;
 pub const schema = 1;
 
 const keep_ns: u64 = 250 * std.time.ns_per_ms;
-/// Less is made anew each time.
+/// A status shorter than this is made anew for each question.
 const keep_bytes_min = 64 * 1024;
 
-/// Valid until it is asked for again.
+/// The status as JSON. Valid until the next call.
 pub fn get(run: *Run, now: base.Instant) error{OutOfMemory}![]const u8 {
     const last = &run.status;
     const fresh = now -| last.made_at < keep_ns;
@@ -265,7 +265,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     try json.endObject();
 }
 
-/// Speeds and lateness of a member that is there.
+/// Writes speeds and lateness of a member that is connected.
 fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
     const json = &page.json;
     const nothing: Traffic = .{};
@@ -295,7 +295,7 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
     try json.endArray();
 }
 
-/// Whom the others wait for, since it is so long that it is worth a word.
+/// Writes the members that others have waited for long.
 fn write_stall(
     page: *Page,
     elsewhere: *const Elsewhere,
@@ -318,7 +318,7 @@ fn write_stall(
     try write_elsewhere(page, elsewhere, &epoch.missing_of(record));
 }
 
-/// The links that move nothing of it, though all have called it.
+/// Writes the links that move nothing of an operation that all have called.
 fn write_stuck(page: *Page, stuck: *const Told) !void {
     const json = &page.json;
     try json.objectField("stuck_links");
@@ -332,7 +332,7 @@ fn write_stuck(page: *Page, stuck: *const Told) !void {
     try json.endArray();
 }
 
-/// The operations that those who have not called wait in themselves.
+/// Writes the operations that the missing members wait in.
 fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const base.Mask) !void {
     const json = &page.json;
     const told = elsewhere.told(missing);
@@ -403,7 +403,7 @@ fn ask_member(run: *Run, member: *Peer, peer: *const Peer) void {
     } });
 }
 
-/// A member says how it went. It could make up a failure, and no proof.
+/// A member says how a dial went. It can make up a failure, and not the proof of success.
 pub fn doctor_told(run: *Run, member: *const Peer, body: *const control.DialedBack) void {
     const asked = &run.dial_back;
     if (!std.mem.eql(u8, &asked.nonce, &body.nonce)) return; // of one before
