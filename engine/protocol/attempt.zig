@@ -39,7 +39,7 @@ pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     epoch.reported = .empty;
     begin_records(epoch);
     forget_reports(epoch);
-    log.attempted(run, epoch);
+    log.add(run, epoch.attempt_record());
     run.broadcast(epoch, .{ .view = .{
         .group = epoch.group,
         .epoch = epoch.number,
@@ -282,7 +282,6 @@ pub fn hear_return(
             return error.Unexpected;
         // The callers of the operations of these decisions are forgotten: all may have called.
         if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
-        member.decisions_seen = report.decisions_seen; // settle_seen judges it
     }
     try operation.acknowledge(epoch, rank, report.decisions_seen);
     member.report.asked_anew(epoch.attempt);
@@ -295,20 +294,21 @@ pub fn hear_return(
 /// members that know the same stays: what they know is over, or is in the log and is told to the
 /// rest of them. The others are let go. False: some must go first.
 pub fn settle_seen(group: *const Group, epoch: *Epoch) bool {
+    var buffer: [limits.peers_max]?u64 = undefined;
+    const all = buffer[0..epoch.members.len];
+    for (all, 0..) |*known, rank| known.* = known_by(group, epoch, rank);
     var most: usize = 0;
     var kept = epoch.decisions;
-    for (epoch.members, 0..) |_, rank| {
-        const known = known_by(group, epoch, rank) orelse continue;
-        var count: usize = 0;
-        for (epoch.members, 0..) |_, other|
-            count += @intFromBool(known_by(group, epoch, other) == known);
+    for (all) |maybe| {
+        const known = maybe orelse continue;
+        const count = std.mem.countScalar(?u64, all, known);
         if (count < most or (count == most and known >= kept)) continue;
         most = count;
         kept = known;
     }
     var is_settled = true;
-    for (epoch.members, 0..) |*member, rank| {
-        const known = known_by(group, epoch, rank) orelse continue;
+    for (epoch.members, all) |*member, maybe| {
+        const known = maybe orelse continue;
         if (known == kept) continue;
         member.peer.?.doom(knows_more);
         is_settled = false;

@@ -13,7 +13,6 @@ const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
 const Decision = @import("record.zig").Decision;
-const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Run = @import("run.zig").Run;
 const PeerId = base.PeerId;
@@ -225,12 +224,7 @@ pub fn decided(run: *Run, message: *const control.Message) void {
     add(run, record_of(message));
 }
 
-/// Called before members hear of the attempt of an epoch.
-pub fn attempted(run: *Run, epoch: *const Epoch) void {
-    add(run, epoch.attempt_record());
-}
-
-/// Logs a record of the log, or a removal.
+/// Logs a record before members hear of it: an attempt, a removal, or a decision.
 pub fn add(run: *Run, entry: journal.Record) void {
     if (!takes_more(run)) return;
     log_one(run, entry) catch {
