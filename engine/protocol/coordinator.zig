@@ -758,6 +758,7 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
     });
     errdefer epoch.destroy();
     if (epoch.ranks.count() != peers.len) return error.BadRecord; // one is named twice
+    epoch.attempt = entry.attempt;
     group.epochs.appendAssumeCapacity(epoch);
     group.last_epoch = @max(group.last_epoch, body.epoch);
 }

@@ -259,6 +259,7 @@ pub const Epoch = struct {
         return .{ .activation = .{
             .told = epoch.activation(ids),
             .instances = .of(buffer[0..ids.len]),
+            .attempt = epoch.attempt,
         } };
     }
 

@@ -90,12 +90,14 @@ pub const GroupMade = struct {
 };
 
 /// An epoch begins: the message that members will be told, and the process of each member, so that
-/// no other process comes back as that member.
+/// no other process comes back as that member. A journal that is written as a whole has the attempt
+/// that the epoch has got to, because the log may lose its end.
 pub const Activation = struct {
     told: wire.control.Activate,
     instances: List(u64),
+    attempt: u32 = 1,
 
-    pub const bounds = .{ .instances = limits.peers_max };
+    pub const bounds = .{ .instances = limits.peers_max, .attempt = limits.attempts_max };
 };
 
 /// A peer is out of its epochs, of each from an attempt on. The epochs are in one record, because a
@@ -243,7 +245,7 @@ const head_sum_at = head_bytes - 4;
 /// The tail of a record: CRC-32 of head and body, mark.
 const tail_bytes = 5;
 const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
-    4 + limits.peers_max * @sizeOf(u64);
+    4 + limits.peers_max * @sizeOf(u64) + 4;
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// The longest record of the log: a removal, or an abort with the two calls of a mismatch.
 pub const log_record_bytes_max = head_bytes + tail_bytes + 128 +

@@ -229,13 +229,14 @@ test "a disk that fails while something waits for it holds up nobody" {
         try expectEqual(1, try told(&court, 1, .joined));
         try court.pass(court.c.run.options.journal_retry_ns);
         try expect(shelf.replaces);
-        try join(&court, 1, "j");
+        try join(&court, 1, "the last");
         try expectEqual(2, try told(&court, 1, .joined));
         // It is well when that is written too, and not only what was given at first.
         court.c.journal_written(court.now, shelf.number - 1);
         try expectEqual(.failed, court.c.run.journal_state);
         try shelf.write(&court);
         try expectEqual(.ok, court.c.run.journal_state);
+        try expect(std.mem.find(u8, shelf.bytes.items, "the last") != null);
         try join(&court, 2, "k");
         try expectEqual(0, try told(&court, 2, .joined));
     }
@@ -243,7 +244,6 @@ test "a disk that fails while something waits for it holds up nobody" {
     defer court.c.destroy();
     // Those that had no members have ended; nobody has heard of k.
     try expectEqual(1, court.c.run.groups.items.len);
-    try expect(std.mem.find(u8, shelf.bytes.items, "j") != null);
 }
 
 test "a removal that the disk does not have yet is in the log" {
@@ -632,6 +632,34 @@ test "an epoch goes on with the attempt after the last one that its members can 
         try expectEqual(told_attempt > 2 + most, court.peers[2] == null);
         try expectEqual(2 + most + 1, court.group().current().?.attempt);
     }
+}
+
+test "a second loss of power uses no number of an attempt twice" {
+    // Method: the second coordinator begins an attempt, and the log with that attempt is lost.
+    const most = limits.attempts_unlogged_max;
+    var shelf: Shelf = .{};
+    defer shelf.deinit();
+    var court: Court = undefined;
+    {
+        try court_file.restart_after(&shelf, &court, begin_attempt);
+        defer court.c.destroy();
+        try expectEqual(2 + most, court.group().current().?.attempt);
+        for (0..peers_max) |index| {
+            try court.come_back(index, 2);
+            try court.say(index, .{ .join_end = .{} });
+        }
+        try expectEqual(2 + most + 1, court.group().current().?.attempt);
+    }
+    shelf.log.clearRetainingCapacity();
+    try shelf.start(&court);
+    defer court.c.destroy();
+    court.epoch = 1;
+    for (0..peers_max) |index| {
+        try court.come_back(index, 2 + most + 1);
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try expectEqual(0b111, court.members_alive());
+    try expectEqual(2 + 2 * most + 1, court.group().current().?.attempt);
 }
 
 fn begin_attempt(court: *Court) !void {

@@ -195,10 +195,14 @@ pub const Disk = struct {
         }
         disk.given.clearRetainingCapacity();
         if (!faults.chance(world, .failing_journal, 2)) return;
-        const left = world.faults.stream(.failing_journal).below(disk.log.items.len + 1);
-        world.note("of {d} bytes of the log {d} are left", .{ disk.log.items.len, left });
+        disk.lose_end_of_log(world.faults.stream(.failing_journal).below(disk.log.items.len + 1));
+    }
+
+    /// As a loss of power does.
+    pub fn lose_end_of_log(disk: *Disk, left: usize) void {
+        disk.world.note("of {d} bytes of the log {d} are left", .{ disk.log.items.len, left });
         disk.log.shrinkRetainingCapacity(left);
-        world.checkers.forgetful = true; // members that know more are let go
+        disk.world.checkers.forgetful = true; // members that know more are let go
     }
 
     /// Nothing of it is written.

@@ -105,6 +105,7 @@ pub const all = .{
     "passed_together_across_a_restart",
     "peer_dies",
     "peers_that_never_join",
+    "power_lost_after_a_restart",
     "complete",
     "complete_to_one_then_both_lost",
     "complete_beside_restart",
@@ -351,6 +352,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         crash,
         start,
         flip,
+        lose,
         compact,
         claim,
         cut,
@@ -404,6 +406,12 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .crash => try crash(script, words),
         .start => try start_coordinator(script, words),
         .flip => try flip(script, words),
+        .lose => {
+            try expect_word(script, words, "log");
+            const node = &world.nodes[world_file.coordinator_index];
+            if (node.state == .up) return script.fail("the coordinator is up", .{});
+            world.disk.lose_end_of_log(0);
+        },
         .compact => {
             try expect_word(script, words, "journal");
             const node = &world.nodes[world_file.coordinator_index];
