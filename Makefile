@@ -1,5 +1,5 @@
 # The everyday commands. Needed on the machine: Python 3.11 or later with its C headers, git, make.
-# Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
+# Zig and everything else come from PyPI into .venv. How it all works: docs/internals/HACKING.md.
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/);
 #                             FRAMEWORK=torch: under DistributedDataParallel; =jax: jitted
@@ -111,7 +111,7 @@ long-tests: $(VENV)/.native $(VENV)/.packages
 	$(PYTEST) -m long
 
 # The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run,
-# and the programs of docs/TORCH.md under Accelerate, Trainer, Lightning and Ray Train.
+# and the programs of docs/guides/TORCH.md under Accelerate, Trainer, Lightning and Ray Train.
 test-torch: build $(VENV)/.with-recipes
 	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch --durations=20
 

@@ -4,7 +4,7 @@
 //!
 //! Steps: the default installs libpccl and its headers; check, test, test-<layer>, sim, mutants,
 //! wan, python.
-//! How to work with it: docs/HACKING.md.
+//! How to work with it: docs/internals/HACKING.md.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -18,7 +18,7 @@ comptime {
 }
 
 /// The layers in order: each imports only layers above it in this list. The header of every
-/// <root> says what it is; docs/ARCHITECTURE.md shows them together.
+/// <root> says what it is; docs/internals/ARCHITECTURE.md shows them together.
 const layers = [_]struct { name: []const u8, root: []const u8, imports: []const []const u8 }{
     .{ .name = "base", .root = "engine/base/root.zig", .imports = &.{} },
     .{ .name = "kernels", .root = "kernels/root.zig", .imports = &.{"base"} },

@@ -10,8 +10,9 @@ repeats some of the methods, with a warm-up and a synchronous training of its ow
     bytes_sent       the same with headers and announcements
     peak_bytes       payload, the most that one exchange sends
 
-The baseline is synchronous training: the average of all gradients in every step. docs/TRAINING.md
-says which numbers of the methods are of the papers, and which were chosen, on another seed.
+The baseline is synchronous training: the average of all gradients in every step.
+docs/guides/DILOCO.md says which numbers of the methods are of the papers, and which were chosen, on
+another seed.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The limit is a loop with the same loads and stores and no arithmetic (kernels/skeleton.zig); a rival
 is what an installed library offers for the same: NumPy, torch, pypiquant, ml_dtypes, xxhash,
 blake3. All take turns, round by round; values are medians, in bytes of f32 per second of processor
-time, so that what else runs on the machine counts less. docs/KERNELS.md has the numbers of one
-machine.
+time, so that what else runs on the machine counts less. docs/internals/KERNELS.md has the numbers
+of one machine.
 """
 
 from __future__ import annotations

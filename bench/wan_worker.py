@@ -36,7 +36,7 @@ from bench.wan_cases import Control, Plan, Work
 Values = NDArray[np.float32]
 DEVICE = "wan"
 
-# The root mean square; four bits lose a sixth, as docs/BENCHMARKS.md tells of `accuracy`.
+# The root mean square; four bits lose a sixth, as docs/internals/BENCHMARKS.md tells of `accuracy`.
 CODEC_ERROR_MAX = 0.5
 
 

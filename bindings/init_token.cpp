@@ -1,5 +1,5 @@
 // init_token.cpp: making and reading tokens, and asking a run for its status. The format of a token
-// is the native library's; the schema of the status is docs/STATUS.md.
+// is the native library's; the schema of the status is docs/reference/STATUS.md.
 #include "common.h"
 
 #include <nanobind/stl/optional.h>
@@ -71,7 +71,7 @@ void init_token(nb::module_ &module) {
   module.def("run_status", &run_status, nb::arg("token"), nb::arg("timeout_ns"),
              nb::arg("dial_back").none(),
              nb::sig("def run_status(token: str, timeout_ns: int, dial_back: bytes | None) -> str"),
-             "JSON of docs/STATUS.md. dial_back: members dial this peer, of 16 bytes.");
+             "JSON of docs/reference/STATUS.md. dial_back: members dial this peer, of 16 bytes.");
 }
 
 }  // namespace pccl_binding

@@ -3,7 +3,8 @@
     pccl run -n 3 -- python examples/jax_data_parallel.py
 
 The third process kills itself inside of a compiled step; the first starts a new one. Left out,
-these two parts leave the loop that a program of your own needs. docs/JAX.md has more about it.
+these two parts leave the loop that a program of your own needs. docs/guides/JAX.md has more about
+it.
 """
 
 import hashlib

@@ -3,7 +3,8 @@
     pccl run -n 3 -- python examples/torch_elastic.py
 
 The third process kills itself in the middle of a backward; the first starts a new one. Left out,
-these two parts leave the loop that a program of your own needs. docs/TORCH.md has more about it.
+these two parts leave the loop that a program of your own needs. docs/guides/TORCH.md has more about
+it.
 """
 
 import os

@@ -4,7 +4,7 @@
     RUST_LOG=warn python examples/torchft_manager.py                      a loss costs a step
     RUST_LOG=warn python examples/torchft_manager.py --recovery resume    the step counts without it
 
-torchft's Manager and optimizer are as always. docs/TORCH.md says what a loss is to them.
+torchft's Manager and optimizer are as always. docs/guides/TORCH.md says what a loss is to them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Hellos, answers and control messages as bytes, the way docs/PROTOCOL.md has them.
+"""Hellos, answers and control messages as bytes, the way docs/internals/PROTOCOL.md has them.
 
 Attackers and tests speak with them to coordinators and peers, and stand in for these. Nothing of
 PCCL is imported here, so bytes that differ from the document's are refused by the library. The

@@ -1,7 +1,7 @@
 /* pccl.h: the C ABI of PCCL, the only public contract of the native library.
  *
  * It owns every type, constant and function that a C program (or a binding) may use, and not how any of it works; start
- * at docs/ARCHITECTURE.md for that, and docs/PROMISE.md for what is promised.
+ * at docs/internals/ARCHITECTURE.md for that, and docs/internals/PROMISE.md for what is promised.
  *
  * Rules that hold for every function:
  *   - A function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
@@ -116,7 +116,7 @@ typedef enum pccl_reduce_op {
   PCCL_BXOR = 7
 } pccl_reduce_op_t;
 
-/* The effect of a peer's death on an operation in flight (docs/PROMISE.md). */
+/* The effect of a peer's death on an operation in flight (docs/internals/PROMISE.md). */
 typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* complete for what is scattered, gathered or exchanged by ranks (reduce_scatter,
                                 all_gather, scatter, gather, all_to_all); else resume for avg, restart for the others */
@@ -134,7 +134,8 @@ typedef enum pccl_recovery {
  * all_gather_object, and say nothing of the bytes. */
 #define PCCL_FORM_OBJECT 1868720741
 
-/* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
+/* How the data of an operation moves (docs/internals/ALGORITHMS.md). Broken links and very large groups may leave no
+ * choice. */
 typedef enum pccl_plan {
   PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
   PCCL_PLAN_RING = 1,  /* from each member to the next */
@@ -142,7 +143,8 @@ typedef enum pccl_plan {
   PCCL_PLAN_MESSAGE = 3 /* in an outcome only: from the sender to the receiver */
 } pccl_plan_t;
 
-/* Which congestion control the lanes of a peer have: how TCP finds out how fast it may send (docs/NETWORKING.md). */
+/* Which congestion control the lanes of a peer have: how TCP finds out how fast it may send
+ * (docs/guides/NETWORKING.md). */
 typedef enum pccl_congestion {
   PCCL_CONGESTION_AUTO = 0,   /* the system's, and bbr for links that lose packets though no queue on the way is full,
                                  if this process may use it; reno between peers of one machine, and in the place of
@@ -152,15 +154,16 @@ typedef enum pccl_congestion {
   PCCL_CONGESTION_CUBIC = 3   /* use it, the log says once what to do, and the system's stays */
 } pccl_congestion_t;
 
-/* Whether links of which nobody knows what they carry are probed while nothing else moves (docs/PERFORMANCE.md). */
+/* Whether links of which nobody knows what they carry are probed while nothing else moves
+ * (docs/guides/PERFORMANCE.md). */
 typedef enum pccl_probe {
   PCCL_PROBE_AUTO = 0, /* over more than 2 ms, for a second and 16 MiB at most */
   PCCL_PROBE_OFF = 1   /* never */
 } pccl_probe_t;
 
-/* How floats travel (docs/KERNELS.md). All members decode a result that all of them have, its owner or source too. A
- * result that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time. In an exchange a peer's
- * own shard is not encoded at all. */
+/* How floats travel (docs/reference/CODECS.md). All members decode a result that all of them have, its owner or source
+ * too. A result that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time. In an exchange a
+ * peer's own shard is not encoded at all. */
 typedef enum pccl_codec {
   PCCL_CODEC_NONE = 0,
   PCCL_CODEC_BF16 = 1,
@@ -265,18 +268,19 @@ PCCL_API uint16_t pccl_coordinator_port(const pccl_coordinator_t *coordinator);
 /* Stops it: its connections close, and peers see PCCL_COORDINATOR_UNREACHABLE. NULL is allowed. */
 PCCL_API void pccl_coordinator_destroy(pccl_coordinator_t *coordinator);
 
-/* Asks the coordinator of a token how the run is: JSON, schema in docs/STATUS.md. Writes at most capacity bytes with
- * the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too small: ask
- * again with *length + 1, or at once with PCCL_RUN_STATUS_BYTES_MAX, which is always enough. A host gets few large
- * answers a second: beyond that this call waits a second, asks once more, and then fails with
+/* Asks the coordinator of a token how the run is: JSON, schema in docs/reference/STATUS.md. Writes at most capacity
+ * bytes with the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too
+ * small: ask again with *length + 1, or at once with PCCL_RUN_STATUS_BYTES_MAX, which is always enough. A host gets few
+ * large answers a second: beyond that this call waits a second, asks once more, and then fails with
  * PCCL_COORDINATOR_UNREACHABLE.
  * Blocks for timeout_ns at most (0: 5 s). */
 PCCL_API pccl_status_t pccl_run_status(const char *token, uint64_t timeout_ns, char *json, size_t capacity,
                                        size_t *length);
 
 /* The same, and members of the run dial this peer, once each, to see whether it can be reached: "dial_back" of the
- * status says how that went, and asking again says how far it has come (docs/NETWORKING.md). The peer must be connected
- * to the coordinator from the machine that asks; else, or while another peer is being dialed, nobody is asked. */
+ * status says how that went, and asking again says how far it has come (docs/guides/NETWORKING.md). The peer must be
+ * connected to the coordinator from the machine that asks; else, or while another peer is being dialed, nobody is
+ * asked. */
 PCCL_API pccl_status_t pccl_run_dial_back(const char *token, const pccl_peer_id_t *peer, uint64_t timeout_ns,
                                           char *json, size_t capacity, size_t *length);
 
@@ -672,7 +676,7 @@ typedef struct pccl_outcome {
   uint64_t bytes_received;
   uint64_t duration_ns;   /* from the call to the commit */
   uint64_t predicted_ns;  /* the same as it was to be expected when the last attempt began, by the rates that members
-                             had found on their links; 0: some of them was not known. docs/PERFORMANCE.md */
+                             had found on their links; 0: some of them was not known. docs/guides/PERFORMANCE.md */
   uint64_t bound_ns;      /* the least time at these rates, whatever the plan; 0: not known */
   uint32_t plan;          /* the way that the data took: PCCL_PLAN_RING, PCCL_PLAN_DIRECT or PCCL_PLAN_MESSAGE */
   uint32_t reserved;
@@ -828,7 +832,7 @@ typedef enum pccl_log_level {
  * takes the oldest: PCCL_OK with *level and a zero-terminated message, PCCL_TIMEOUT if there is none. */
 PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, size_t capacity);
 
-/* ---- Low-communication training (docs/TRAINING.md) -------------------------------------------------------- */
+/* ---- Low-communication training (docs/guides/DILOCO.md) -------------------------------------------------------- */
 
 /* The arithmetic of DiLoCo (arXiv 2311.08105) and its family, on the calling thread, with the same bytes on every CPU.
  * Outer parameters, moments and gradients are f32. The arrays of a call must not overlap, but out may be outer. */
@@ -898,7 +902,7 @@ PCCL_API pccl_status_t pccl_sparse_encode(const float *input, uint64_t count, co
 PCCL_API pccl_status_t pccl_sparse_add(float *into, float *weights, uint64_t count,
                                        const pccl_sparse_options_t *options, const void *piece, float scale);
 
-/* ---- Measuring the kernels (docs/KERNELS.md) ---------------------------------------------------------------- */
+/* ---- Measuring the kernels (docs/internals/KERNELS.md) ---------------------------------------------------------- */
 
 typedef enum pccl_kernel_what {
   PCCL_KERNEL_PREPARE = 0, /* fills the memory with input for the kernel; once, before the others */

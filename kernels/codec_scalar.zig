@@ -1,6 +1,7 @@
 //! The specification of the codecs: what every byte of an encoded piece is, one element at a time,
 //! in plain code. The vector code must give the same bytes on every CPU level; codec_test.zig
-//! demands it. This file is never on a hot path. Why the formats are as they are: docs/KERNELS.md.
+//! demands it. This file is never on a hot path. Why the formats are as they are:
+//! docs/internals/KERNELS.md.
 //!
 //! All arithmetic is in f32, each operation rounded once, nothing contracted. An f64 is rounded to
 //! f32 first and widened at the end. A piece is some consecutive elements of an array, encoded by

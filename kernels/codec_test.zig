@@ -1,6 +1,6 @@
-//! Tests of the codecs: codec_scalar.zig against the promises of docs/KERNELS.md, then every CPU
-//! level that this machine has against codec_scalar.zig, to the bit: every codec, every length from
-//! 0 to 257, all alignments, and the numbers where arithmetic goes wrong first.
+//! Tests of the codecs: codec_scalar.zig against the promises of docs/internals/KERNELS.md, then
+//! every CPU level that this machine has against codec_scalar.zig, to the bit: every codec, every
+//! length from 0 to 257, all alignments, and the numbers where arithmetic goes wrong first.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 """Arguments that environment variables stand in for: which of the two holds, and its checks.
 
-`connect` and `Coordinator` read theirs so; docs/ENVIRONMENT.md has the table. The log's variables
-are _log_output.py's.
+`connect` and `Coordinator` read theirs so; docs/reference/ENVIRONMENT.md has the table. The log's
+variables are _log_output.py's.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def token_parse(token: str) -> tuple[str, bytes]:
 
 def run_status(token: str, timeout_ns: int, dial_back: bytes | None) -> str:
     """
-    JSON of docs/STATUS.md. dial_back: members dial this peer, of 16 bytes.
+    JSON of docs/reference/STATUS.md. dial_back: members dial this peer, of 16 bytes.
     """
 
 def buffer_address(exporter: memoryview) -> int:

@@ -1,7 +1,7 @@
 """How floats travel: the codecs and their options, and error feedback.
 
-docs/KERNELS.md says what a codec makes of an array; the native library checks arguments. Used by
-collectives.py and call.py.
+docs/reference/CODECS.md says what a codec makes of an array; the native library checks arguments.
+Used by collectives.py and call.py.
 """
 
 from __future__ import annotations

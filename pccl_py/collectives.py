@@ -3,7 +3,8 @@
 Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
 here are arguments; everything else is decided in the native library. Each method makes a Call and
 runs it (call.py). Buffers are in buffers.py, shards in rows.py, operations in
-flight in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
+flight in work.py, what each collective costs and what a loss does to it in
+docs/internals/ALGORITHMS.md.
 
 Objects are pickles. A call with an object is two operations: sizes first, which every member checks
 alike against `size_max`, then bytes. A peer whose object cannot be pickled sends the reason in

@@ -3,10 +3,10 @@
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more,
 and `split` and `subgroup` make groups of members of one: here is which members these are, and what
 the group is called. A founder that is lost meanwhile is left out by the coordinator
-(docs/PROTOCOL.md, sub-groups).
+(docs/internals/PROTOCOL.md, sub-groups).
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py and shared_state.py; docs/ARCHITECTURE.md says how they wait for the
-world.
+together are in collectives.py and shared_state.py; docs/internals/ARCHITECTURE.md says how they
+wait for the world.
 """
 
 from __future__ import annotations
@@ -532,8 +532,8 @@ def connect(
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
-    Arguments that are not given come from the environment (docs/ENVIRONMENT.md). `token`: the
-    coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
+    Arguments that are not given come from the environment (docs/reference/ENVIRONMENT.md). `token`:
+    the coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" or "host" to listen on for
     other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to
@@ -551,10 +551,10 @@ def connect(
     CoordinatorUnreachable, or InDoubt after the vote; PCCL_RECONNECT_TIMEOUT, or until their
     deadlines. `send_rate`: what this peer sends to all others together at most, "200mbit", "25MB"
     or bytes per second, and to single peers by their labels, "200mbit,eu-1=20mbit" or {None:
-    "200mbit", "eu-1": "20mbit"} (docs/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`:
-    which congestion control its lanes have, "auto", "system", "bbr" or "cubic" (`Congestion`);
-    PCCL_CONGESTION, or "auto". `probe`: whether its links are probed, "auto" or "off" (`Probe`);
-    PCCL_PROBE, or "auto".
+    "200mbit", "eu-1": "20mbit"} (docs/guides/NETWORKING.md); PCCL_SEND_RATE, or no limit.
+    `congestion`: which congestion control its lanes have, "auto", "system", "bbr" or "cubic"
+    (`Congestion`); PCCL_CONGESTION, or "auto". `probe`: whether its links are probed, "auto" or
+    "off" (`Probe`); PCCL_PROBE, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.

@@ -25,7 +25,7 @@ class Coordinator(Closing):
     know its token from the run id and the address alone.
 
     Arguments that are not given come from the environment: PCCL_COORDINATOR_BIND and so on
-    (docs/ENVIRONMENT.md); defaults are in parentheses.
+    (docs/reference/ENVIRONMENT.md); defaults are in parentheses.
 
     `bind`: "host:port" to listen on, or "host" for a free port there; default: 127.0.0.1.
     `advertise`: address that goes into the token, "host" or "host:port"; default: the bound one.
@@ -166,7 +166,7 @@ def token_parse(token: str) -> Token:
 def run_status(
     token: str, timeout: float | None = None, *, dial_back: PeerId | bytes | str | None = None
 ) -> dict[str, Any]:
-    """The status of a run, from its coordinator: see docs/STATUS.md.
+    """The status of a run, from its coordinator: see docs/reference/STATUS.md.
 
     `dial_back`: members are asked to dial this peer, which must be connected from this machine.
     `dial_back` of the status says how far that has come; ask again until it is `over`.

@@ -1,8 +1,8 @@
 """steps: the loop of a training program that goes on after failures of its run.
 
 It owns the code that each program would otherwise write around its step: connect, the safe point,
-the sync, and the handling of each error. docs/ERRORS.md has the errors as a table. Groups are in
-communicator.py, shared states in shared_state.py.
+the sync, and the handling of each error. docs/reference/ERRORS.md has the errors as a table. Groups
+are in communicator.py, shared states in shared_state.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The sentence in an error comes from the native library (pccl_last_error): which peer, what was
 expected, what to do. Errors of arguments that Python itself checks use the same classes; a wrong
-dtype or byte order is a plain TypeError. docs/PROMISE.md says what holds after each error.
+dtype or byte order is a plain TypeError. docs/internals/PROMISE.md says what holds after each
+error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast the kernels run on this machine, beside loops with the same loads and stores.
 
 For `pccl bench kernels`, and for bench/kernels.py, which sets other libraries beside it.
-kernels/measure.zig lists the kernels; docs/KERNELS.md says what they compute.
+kernels/measure.zig lists the kernels; docs/internals/KERNELS.md says what they compute.
 """
 
 from __future__ import annotations

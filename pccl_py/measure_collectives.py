@@ -63,7 +63,8 @@ PERIOD = 65_521
 EXACT = {DType.I8: 127, DType.U8: 255, DType.BF16: 256, DType.F16: 2048}
 EXACT_OF_OTHERS = 1 << 15
 # A codec may cost this, as the root of the mean square over that of the result. The limit tells
-# what is wrong from what is rounded, and no more; docs/KERNELS.md says how exact codecs are.
+# what is wrong from what is rounded, and no more; docs/reference/CODECS.md says how exact codecs
+# are.
 CODEC_ERROR_MAX = 0.5
 FORMATS = {
     DType.F32: "f",

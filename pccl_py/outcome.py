@@ -1,7 +1,7 @@
 """Answers of operations and safe points: frozen values, and names for people in them.
 
 They are filled from what the native library reports: in work.py, shared_state.py and
-communicator.py. The promises of an outcome are in docs/PROMISE.md (P1, P4).
+communicator.py. The promises of an outcome are in docs/internals/PROMISE.md (P1, P4).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Outcome:
     `plan` is the way that the data took: "ring", "direct" or "message". `predicted` is how many
     seconds the operation was expected to take when its last attempt began, by the rates that
     members had found on their links. `bound` is the least seconds that any plan needs at these
-    rates. Both are None where a rate was not known (docs/PERFORMANCE.md).
+    rates. Both are None where a rate was not known (docs/guides/PERFORMANCE.md).
     """
 
     epoch: int

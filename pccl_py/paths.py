@@ -1,6 +1,6 @@
 """Where this installation has what a C compiler needs: pccl.h, and the library beside this package.
 
-`pccl flags` prints them as a compiler takes them. How to embed PCCL in a program: docs/C.md.
+`pccl flags` prints them as a compiler takes them. How to embed PCCL in a program: docs/guides/C.md.
 """
 
 from __future__ import annotations

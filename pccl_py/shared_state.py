@@ -1,8 +1,8 @@
 """SharedState: named arrays that all members of a group want equal, and `sync`, which sees to it.
 
 The native library decides who wins when they differ, what moves and what a loss does; a
-SharedState holds the arrays. The rules are in docs/ALGORITHMS.md, what is promised in
-docs/PROMISE.md.
+SharedState holds the arrays. The rules are in docs/internals/ALGORITHMS.md, what is promised in
+docs/internals/PROMISE.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work: one operation in flight, to be waited for, awaited, withdrawn, or settled when in doubt.
 
 The operation itself runs in the native library; a Work holds its buffers until it is settled. A
-Call begins it (call.py). docs/PROMISE.md says what a failed operation
+Call begins it (call.py). docs/internals/PROMISE.md says what a failed operation
 leaves behind. Completions reach asyncio through _watcher.py, without a thread per operation.
 """
 

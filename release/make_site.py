@@ -27,29 +27,32 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # Files that are pages under another name.
-PAGES = {"README.md": "index.md", "include/pccl.h": "reference/c.md"}
-# Those that are not there yet are left out; one that is there and not here is an error.
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "include/pccl.h": "reference/c.md",
+}
+# A page that is not listed is an error.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": [
-        *("index.md", "INSTALL.md", "TUTORIAL.md", "TRAINING.md"),
-        *("TORCH.md", "JAX.md", "MIGRATING.md"),
-    ],
-    "Use": [
-        *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
-        *("C.md", "KERNELS.md", "PERFORMANCE.md", "BENCHMARKS.md", "SECURITY.md"),
+    "Start": ["index.md", "guides/INSTALL.md", "TUTORIAL.md"],
+    "Guides": [
+        *("guides/DILOCO.md", "guides/CHECKPOINTS.md", "guides/NETWORKING.md"),
+        *("guides/INTERNET.md", "guides/OPERATE.md", "guides/PERFORMANCE.md"),
+        *("guides/TORCH.md", "guides/FRAMEWORKS.md", "guides/JAX.md", "guides/C.md"),
+        "guides/MIGRATING.md",
     ],
     "Reference": [
-        "reference/python.md",
-        "reference/numpy.md",
-        "reference/torch.md",
-        "reference/jax.md",
-        "reference/train.md",
-        "reference/c.md",
-        "reference/cli.md",
+        *("reference/python.md", "reference/numpy.md", "reference/torch.md"),
+        *("reference/jax.md", "reference/train.md", "reference/c.md", "reference/cli.md"),
+        *("reference/RUN.md", "reference/ENVIRONMENT.md", "reference/ERRORS.md"),
+        *("reference/STATUS.md", "reference/CODECS.md", "reference/PROMISE.md"),
+        "reference/SECURITY.md",
     ],
-    "Inside": [
-        *("PROMISE.md", "ARCHITECTURE.md", "ALGORITHMS.md", "PROTOCOL.md", "SIMULATOR.md"),
-        *("MUTANTS.md", "TRACK_RECORD.md", "LETTER.md", "HACKING.md", "ROADMAP.md"),
+    "Internals": [
+        *("internals/ARCHITECTURE.md", "internals/PROTOCOL.md", "internals/ALGORITHMS.md"),
+        *("internals/PROMISE.md", "internals/KERNELS.md", "internals/SIMULATOR.md"),
+        *("internals/MUTANTS.md", "internals/TRACK_RECORD.md", "internals/BENCHMARKS.md"),
+        *("internals/HACKING.md", "CONTRIBUTING.md", "ROADMAP.md"),
     ],
 }
 
@@ -59,9 +62,10 @@ def main() -> None:
     shutil.rmtree(SOURCES, ignore_errors=True)
     (SOURCES / "reference").mkdir(parents=True)
     write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
-    for document in sorted((ROOT / "docs").glob("*.md")):
-        text = document.read_text("utf-8")
-        write(document.name, with_links(text, document.relative_to(ROOT)))
+    for document in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        source = document.relative_to(ROOT)
+        page = source.as_posix().removeprefix("docs/")
+        write(page, with_links(document.read_text("utf-8"), source))
     write("reference/c.md", c_reference.page((ROOT / "include" / "pccl.h").read_text("utf-8")))
     write("reference/python.md", python_page("pccl_py", "Python reference"))
     write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
@@ -90,20 +94,23 @@ def main() -> None:
 
 
 def write(name: str, text: str) -> None:
+    (SOURCES / name).parent.mkdir(parents=True, exist_ok=True)
     (SOURCES / name).write_text(text, encoding="utf-8")
 
 
 def with_links(text: str, document: Path) -> str:
     """Links as the site has them. One that leads to no page becomes plain text."""
+    here = PAGES.get(document.as_posix(), document.as_posix().removeprefix("docs/"))
 
     def replaced(found: re.Match[str]) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
         file = (ROOT / document.parent / target).resolve().relative_to(ROOT).as_posix()
-        if file in PAGES:
-            return f"[{text}]({PAGES[file]}{anchor})"
-        if file.startswith("docs/") and file.endswith((".md", ".png")):
-            return f"[{text}]({file.removeprefix('docs/')}{anchor})"
-        return text
+        page = PAGES.get(file)
+        if file.startswith("docs/") and file.endswith((".md", ".png", ".svg")):
+            page = file.removeprefix("docs/")
+        if page is None:
+            return text
+        return f"[{text}]({os.path.relpath(page, Path(here).parent)}{anchor})"
 
     return LINK.sub(replaced, text)
 

@@ -7,7 +7,7 @@
 //! the namespaces, an object of JSON. Afterwards a line there is a command (control.zig), and gets
 //! a line as its answer. The process ends when the socket is closed, or its parent is gone, and
 //! everything that it has made with it. bench/wan_network.py starts it; what is emulated, and what
-//! not, is told in docs/BENCHMARKS.md.
+//! not, is told in docs/internals/BENCHMARKS.md.
 
 const std = @import("std");
 const linux = std.os.linux;

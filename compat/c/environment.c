@@ -1,5 +1,5 @@
-/* environment.c: the variables of docs/ENVIRONMENT.md as options of the library, for programs of
- * PCCL 1.0, which have no arguments for them. pccl_py reads the same ones by itself. */
+/* environment.c: the variables of docs/reference/ENVIRONMENT.md as options of the library, for
+ * programs of PCCL 1.0, which have no arguments for them. pccl_py reads the same ones by itself. */
 #include "compat.h"
 
 #include <ctype.h>

@@ -3,7 +3,7 @@
  * It owns the names of PCCL 1.0 with its numbers and fields; ../pccl.h is the interface of this library, which new
  * programs use. Each has the file name pccl.h, so one include path names one of them (`pccl flags --compat` names this
  * one). Both are in libpccl, and every function here does its work by functions of ../pccl.h. Differences from PCCL
- * 1.0, each with its reason, are in docs/MIGRATING.md.
+ * 1.0, each with its reason, are in docs/guides/MIGRATING.md.
  *
  * Rules that hold for every function:
  *   - It returns a pcclResult_t. After a failure pccl_last_error(), the only name that PCCL 1.0 does not have, gives
@@ -14,7 +14,8 @@
  *     read attributes beside it, but must not be in a call during pcclUpdateTopology and pcclDestroyCommunicator.
  *   - Calls that all peers make together block until all have made them, however long that takes. PCCL_DEADLINE in the
  *     environment sets a limit in seconds. A call fails 5 seconds after the master is gone (PCCL_RECONNECT_TIMEOUT).
- *     docs/ENVIRONMENT.md lists further variables. PCCL_TOKEN names the run instead of an address, so that programs run
+ *     docs/reference/ENVIRONMENT.md lists further variables. PCCL_TOKEN names the run instead of an address, so that
+ * programs run
  *     under `pccl run`.
  *   - pcclMasterConnectionFailed: this peer has lost the master, or was removed; destroy the communicator, and connect
  *     with another one. After every other result the communicator may be used again.

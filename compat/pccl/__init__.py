@@ -4,7 +4,7 @@
 
 A program that was written for PCCL 1.0 runs as it is: words.py has the enumerations, descriptors
 and the error, communicator.py what a peer does, master.py the master. The differences, each with
-its reason, are in docs/MIGRATING.md; new programs use pccl_py. This file only lists names.
+its reason, are in docs/guides/MIGRATING.md; new programs use pccl_py. This file only lists names.
 """
 
 from pccl import cuda

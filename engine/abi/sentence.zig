@@ -739,7 +739,7 @@ const Ended = struct {
         return if (it.op.sync()) |moved| moved.differs() else "";
     }
 
-    /// The state of the memory that the caller gave (docs/PROMISE.md, P3).
+    /// The state of the memory that the caller gave (docs/internals/PROMISE.md, P3).
     fn kept(it: Ended) []const u8 {
         // Leaves of a state wait apart until the commit.
         if (it.op.sync() != null) return "The input is as it was";

@@ -1,7 +1,7 @@
 //! Tests of the C ABI under many threads of the user: on one communicator they call, wait, cancel,
-//! ask, close and join other groups at the same time (docs/HACKING.md, "Threads"). A seed draws the
-//! actions; the machine decides their times. Every result is judged: the values, the statuses that
-//! a state allows, that members agree, and that nothing is left.
+//! ask, close and join other groups at the same time (docs/internals/HACKING.md, "Threads"). A seed
+//! draws the actions; the machine decides their times. Every result is judged: the values, the
+//! statuses that a state allows, that members agree, and that nothing is left.
 //!
 //! PCCL_STRESS_SEED and PCCL_STRESS_ROUNDS set the seed and the number of rounds.
 

@@ -1,7 +1,7 @@
 //! training: the arithmetic of low-communication training through the C ABI: the pseudo-gradient of
 //! a worker, the outer step, the mixing of its result into the worker's parameters, and sparse
 //! pieces. It owns the checks of arguments; kernels/outer.zig and kernels/sparse.zig do the rest,
-//! and docs/TRAINING.md says what it is for.
+//! and docs/guides/DILOCO.md says what it is for.
 
 const std = @import("std");
 const builtin = @import("builtin");

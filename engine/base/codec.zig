@@ -1,6 +1,7 @@
 //! How elements are encoded on their way between peers: the kinds, their options, and how many
 //! bytes a piece takes. It is in base because descriptors, frames and kernels all use it.
-//! kernels/codec_scalar.zig says what the bytes mean; docs/KERNELS.md explains the formats.
+//! kernels/codec_scalar.zig says what the bytes mean; docs/internals/KERNELS.md explains the
+//! formats.
 
 const std = @import("std");
 const assert = std.debug.assert;

@@ -10,7 +10,7 @@
 //!
 //! Every contributor has slots of its own at every owner and sends in ascending order of pieces, so
 //! the lowest piece that an owner waits for always has a place. Called by movement.zig. Steps and
-//! bytes: docs/ALGORITHMS.md.
+//! bytes: docs/internals/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");

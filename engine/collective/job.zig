@@ -16,7 +16,7 @@ pub const nobody: u16 = std.math.maxInt(u16);
 pub const Move = struct {
     kind: wire.frame.Kind,
     piece: u64,
-    /// Whose credit it takes (docs/PROTOCOL.md).
+    /// Whose credit it takes (docs/internals/PROTOCOL.md).
     class: u16 = 0,
     reduced_attempt: u32 = 0,
     place: Place,

@@ -4,8 +4,8 @@
 //!
 //! The result grows in the caller's buffer. In place, each piece of the input is saved in `shadow`
 //! before its first byte is overwritten, in the step that reads it anyway, so that a failed call
-//! gives the input back (docs/PROMISE.md, P3). In a separate result buffer nothing is saved: its
-//! contents after a failure are unspecified.
+//! gives the input back (docs/internals/PROMISE.md, P3). In a separate result buffer nothing is
+//! saved: its contents after a failure are unspecified.
 //!
 //! `prepare` is the engine's thread's; `run` any thread's, for pieces that nothing else is at.
 

@@ -12,7 +12,8 @@
 //!
 //! Movers answer with moves and jobs (job.zig). A runner does those jobs that are not small, as
 //! many as there are places for, and `halt` waits for them. Called by session/frame.zig and
-//! outgoing.zig. Kinds of calls: roles.zig; steps: docs/ALGORITHMS.md; tests: movement_test.zig.
+//! outgoing.zig. Kinds of calls: roles.zig; steps: docs/internals/ALGORITHMS.md; tests:
+//! movement_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,8 +1,8 @@
 //! Partition: how the elements of an operation are cut. A piece is the data that one frame carries;
 //! a chunk is the unit of recovery, one piece unless the operation is huge. The cut follows from
 //! the descriptor and the epoch alone, never from the attempt, so a chunk means the same after a
-//! loss (docs/ALGORITHMS.md). No piece belongs to two shards: of two ranks, or of two arrays of one
-//! call.
+//! loss (docs/internals/ALGORITHMS.md). No piece belongs to two shards: of two ranks, or of two
+//! arrays of one call.
 
 const std = @import("std");
 const base = @import("base");

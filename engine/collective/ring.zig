@@ -7,7 +7,7 @@
 //! lane that wakes, and mostly have nothing; to pass a frame on by value costs more than that.
 //! Every owner has slots of its own at every position, so partial sums of one owner never wait for
 //! those of another. Called by movement.zig. Order of the positions:
-//! protocol/path.zig. Steps and bytes: docs/ALGORITHMS.md.
+//! protocol/path.zig. Steps and bytes: docs/internals/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");

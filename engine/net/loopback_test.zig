@@ -1036,8 +1036,8 @@ test "what a failed call has overwritten is given back, while users go on asking
     // Goal: the input is as it was before the call. Method: one of two peers withdraws a call in
     // the middle, while a thread of each takes the lock of its engine again and again. With a size
     // (`zig build test-net -Dtest-filter=overwritten -Dstress-mib=1024`) the test prints how long
-    // those threads waited (docs/ARCHITECTURE.md, "Threads"). It asserts nothing about that: times
-    // are the machine's.
+    // those threads waited (docs/internals/ARCHITECTURE.md, "Threads"). It asserts nothing about
+    // that: times are the machine's.
     const asked = std.c.getenv("PCCL_STRESS_MIB");
     const mib = if (asked) |text| try std.fmt.parseInt(usize, std.mem.span(text), 10) else 8;
     const coordinator = try CoordinatorEngine.create(gpa, .{ .protocol = .{

@@ -109,7 +109,7 @@ pub const System = struct {
         const most: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
         _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &most, @sizeOf(c_int));
         // Linux doubles it, because it counts headers, too. By itself it lets over 2 MiB pile up on
-        // each lane, and both copies go through memory (docs/BENCHMARKS.md).
+        // each lane, and both copies go through memory (docs/internals/BENCHMARKS.md).
         const held: c_int = @intCast(wanted.held_max);
         if (held > 0) _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.SNDBUF, &held, @sizeOf(c_int));
         return keeps == 0;

@@ -1,7 +1,7 @@
 //! thread: how the threads of the library start, and how many cores there are for them. A thread
-//! has a name, no signals, and the floating-point mode that the kernels promise (docs/PROMISE.md,
-//! P5). This file knows no thread's work: peer_engine.zig, coordinator_engine.zig, worker.zig,
-//! dial.zig.
+//! has a name, no signals, and the floating-point mode that the kernels promise
+//! (docs/internals/PROMISE.md, P5). This file knows no thread's work: peer_engine.zig,
+//! coordinator_engine.zig, worker.zig, dial.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

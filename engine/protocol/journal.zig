@@ -6,7 +6,7 @@
 //! records. A torn end of a journal is cut off, and anything else in it that does not check out is
 //! refused; a log is read up to the first record that is not whole. This file touches no file
 //! (net/journal.zig) and does not know the meaning of the records (log.zig). The bytes:
-//! docs/PROTOCOL.md.
+//! docs/internals/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");

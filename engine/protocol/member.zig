@@ -2,7 +2,7 @@
 //! resumes, votes for finished operations and learns their outcome. It never sees the data:
 //! `Actions` says what to move.
 //!
-//! It keeps these rules (docs/PROMISE.md says why):
+//! It keeps these rules (docs/internals/PROMISE.md says why):
 //!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by
 //!     giving up.
 //!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.

@@ -1,7 +1,7 @@
-//! status: the coordinator's view of the run as JSON, for `pccl status`. Schema: docs/STATUS.md.
-//! Anybody that holds the token may ask for it, as often as they like, so a large status is made
-//! four times a second at most, and one that does not fit into a message is cut. `pccl doctor` asks
-//! here, too, whether members can dial a peer.
+//! status: the coordinator's view of the run as JSON, for `pccl status`. Schema:
+//! docs/reference/STATUS.md. Anybody that holds the token may ask for it, as often as they like, so
+//! a large status is made four times a second at most, and one that does not fit into a message is
+//! cut. `pccl doctor` asks here, too, whether members can dial a peer.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,7 @@
 //! control: the messages between a peer and the coordinator. One struct per message; the union's
 //! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
-//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
+//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes:
+//! docs/internals/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! frame: the 64-byte header before everything that travels on a lane between two peers. It says
 //! which operation and attempt the payload belongs to and where it goes, so lanes need no order
-//! among each other. Meaning of the kinds: session/frame.zig. Layout: docs/PROTOCOL.md.
+//! among each other. Meaning of the kinds: session/frame.zig. Layout: docs/internals/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");

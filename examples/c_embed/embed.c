@@ -6,7 +6,7 @@
  *
  * Shows pccl_work_fd: one poll() for all of that, on one thread. To connect and to pass the safe
  * point block, so they come before the loop (or on a thread of their own). README.md beside it has
- * the command that builds this; docs/C.md has more about embedding.
+ * the command that builds this; docs/guides/C.md has more about embedding.
  */
 #include <errno.h>
 #include <poll.h>

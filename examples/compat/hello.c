@@ -6,7 +6,7 @@
  * The arguments are the number of steps and, if it is wanted, RANK@STEP: the process with that RANK
  * kills itself in that step; `pccl run` starts it again, and it joins. A third one is the number of
  * peers that a step needs, 2 or more: with fewer they wait. The names are those of PCCL 1.0, of
- * compat/include/pccl.h; what differs from it is in docs/MIGRATING.md.
+ * compat/include/pccl.h; what differs from it is in docs/guides/MIGRATING.md.
  */
 #include <inttypes.h>
 #include <signal.h>

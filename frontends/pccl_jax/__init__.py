@@ -21,7 +21,7 @@ JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themsel
 
 collectives.py has the functions, primitive.py the primitives, communicators.py the operands,
 derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
-receive, steps.py the loop that goes on. docs/JAX.md is the page for users.
+receive, steps.py the loop that goes on. docs/guides/JAX.md is the page for users.
 """
 
 try:

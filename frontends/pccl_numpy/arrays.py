@@ -3,8 +3,8 @@
 Types, docstrings and all that the functions do are the kit's (pccl_py.kit). Where a collective only
 reads an array, it may be array_like. A packed array is a contiguous copy in native byte order; the
 result is copied back only when the operation has committed, by whoever waits for it. On an error
-every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
-anything. After an InDoubt `work.resolve()` returns the result of the call. A shared state has
+every input is as it was, in place too (docs/internals/PROMISE.md, P3); an `out` apart from it may
+hold anything. After an InDoubt `work.resolve()` returns the result of the call. A shared state has
 packed arrays as they are, and packed copies of others.
 """
 

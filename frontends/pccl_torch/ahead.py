@@ -4,8 +4,8 @@ A shared state with `prefetch` is fetched in the background if it is made betwee
 entering, with the names and shapes that the members have. So start.py tells `connected` of a
 connection, which asks the states that wait for one to begin; and `entries_to_come` says what an
 optimizer will keep before it has made a step, which all members share from the beginning. When it
-is fetched: docs/ALGORITHMS.md. If names or shapes differ nothing is fetched ahead, and the
-first sync brings all of it.
+is fetched: docs/internals/ALGORITHMS.md. If names or shapes differ nothing is fetched ahead, and
+the first sync brings all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors as users of torch.distributed expect them: those of pccl_py that are RuntimeErrors, too.
 
 `torch_error` makes them; backend.py and work.py raise what it returns. PeerLost is the one that
-programs catch: docs/TORCH.md says what to do then.
+programs catch: docs/guides/TORCH.md says what to do then.
 """
 
 from __future__ import annotations

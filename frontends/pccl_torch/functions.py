@@ -5,9 +5,9 @@ is, without a copy; another one is packed, and its result is copied back only wh
 committed, by whoever waits for it. A call raises the version of each tensor that it may write, as
 it begins, whatever becomes of it, so that a backward that needs the old values says so. A tensor
 that requires grad is read as if it were detached, and results require none: nn.py has the
-collectives with gradients. On an error every input is as it was, in place too (docs/PROMISE.md,
-P3); an `out` apart from it may hold anything. After an InDoubt `work.resolve()` returns the result
-of the call.
+collectives with gradients. On an error every input is as it was, in place too
+(docs/internals/PROMISE.md, P3); an `out` apart from it may hold anything. After an InDoubt
+`work.resolve()` returns the result of the call.
 
 A tensor belongs to an operation until that is done. Do not resize it meanwhile (`x.resize_`, or
 `resize_` of its storage): PyTorch frees the old memory, and the operation goes on in it.

@@ -6,7 +6,8 @@
 A process is lost: its replica raises PeerLost, leaves the groups that it shares with other replicas
 in the same moment, and these finish the step with averages over who is left. `pccl_torch.admit` is
 the safe point: there a newcomer takes the free place, all groups are made anew, and `Hsdp.sync`
-fetches each shard from the same shard of another replica. docs/TORCH.md has the loop around it.
+fetches each shard from the same shard of another replica. docs/guides/TORCH.md has the loop around
+it.
 
 Places are agreed on at each change: all say what they have (`_Word`), and `_seats` makes the same
 table of that everywhere. Groups are sub-groups of the default group's epoch: their

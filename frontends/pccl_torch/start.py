@@ -9,7 +9,7 @@ group; backend.py is what it gets.
 
 `admit` is the safe point of all groups of torch.distributed in this process. There newcomers enter
 and those that are lost go, and ranks and sizes change, nowhere else: `dist.get_rank()` and
-`dist.get_world_size()` follow. docs/TORCH.md says what a loss is before it.
+`dist.get_world_size()` follow. docs/guides/TORCH.md says what a loss is before it.
 
 A ReconfigurableGroup is one whose members the program names:
 `init_process_group("pccl", enable_reconfigure=True)`. PyTorch has this since 2.14, for programs
@@ -67,7 +67,8 @@ log = logging.getLogger("pccl.torch")
 # How long rank 0 keeps the coordinator for those that have not left yet.
 _LAST_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
-# Most checks of the backend fail with 2.6, and releases between were not tried (docs/TORCH.md).
+# Most checks of the backend fail with 2.6, and releases between were not tried
+# (docs/guides/TORCH.md).
 _OLDEST = "2.13"
 _TOKEN = "pccl/token"
 # By which its processes, and "env://", find each other.

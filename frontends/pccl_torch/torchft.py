@@ -7,7 +7,7 @@
 torchft decides who is in a quorum, repairs newcomers, and says whether a step counts. Here each
 quorum gets a group, and losses become errors in it, or sums that are right without the lost. The
 collectives are those of backend.py; the token of a run goes through the store as in start.py.
-docs/TORCH.md has what is raised and what goes on.
+docs/guides/TORCH.md has what is raised and what goes on.
 
 This module needs torchft, a nightly or 0.2: pip install torchft.
 """

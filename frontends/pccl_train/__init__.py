@@ -6,8 +6,8 @@
         ...  # the loop as it was: each inner_optimizer.step() counts
 
 `pccl_train.torch`, `pccl_train.jax` and `pccl_train.numpy` have a `DiLoCo` for their parameters;
-all share the settings (`Method`), the outer optimizers and the bytes. docs/TRAINING.md says which
-method is good for what.
+all share the settings (`Method`), the outer optimizers and the bytes. docs/guides/DILOCO.md says
+which method is good for what.
 """
 
 from pccl_train.fragments import Tensor

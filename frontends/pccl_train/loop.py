@@ -63,9 +63,9 @@ def steps(
     `checkpoint`: a file that is read if it is there, and written at the end and after each
     `checkpoint_every` rounds, when the exchange of the round has had `fragment_sync_delay` steps;
     each worker has its own. After `Aborted`, `Expelled` and the other errors that a run survives
-    (docs/ERRORS.md) this worker connects again and takes the state of the others; it raises after
-    `patience` seconds without a step. Leaving the loop leaves the run. Raises the errors of
-    `connect`, `Rounds.begin` and `Rounds.step`, InvalidArgument for a bad argument, and
+    (docs/reference/ERRORS.md) this worker connects again and takes the state of the others; it
+    raises after `patience` seconds without a step. Leaving the loop leaves the run. Raises the
+    errors of `connect`, `Rounds.begin` and `Rounds.step`, InvalidArgument for a bad argument, and
     InvalidUsage if no inner step is counted.
     """
     if total < 0 or checkpoint_every < 1 or not patience > 0:

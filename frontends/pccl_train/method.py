@@ -9,8 +9,8 @@ DiLoCo (arXiv 2311.08105) is the default. The others are settings of the same pa
            fragment_update_alpha=0.5, codec="e3m0")                   Streaming DiLoCo, 2501.18512
     Method(sync_every=30, outer=SGD(1.0), sparse=Sparse(kept=64))     SparseLoCo, 2508.15706
 
-MuLoCo (2505.23725) is DiLoCo with Muon as the worker's own optimizer. docs/TRAINING.md says which
-is good for what.
+MuLoCo (2505.23725) is DiLoCo with Muon as the worker's own optimizer. docs/guides/DILOCO.md says
+which is good for what.
 """
 
 from __future__ import annotations

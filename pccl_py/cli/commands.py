@@ -132,7 +132,7 @@ Congestion = Annotated[
         parser=_word(parse_congestion),
         metavar="WORD",
         help="Congestion control of the connections between peers, auto, system, bbr or cubic: "
-        "docs/NETWORKING.md. " + default("auto"),
+        "docs/guides/NETWORKING.md. " + default("auto"),
     ),
 ]
 Probe = Annotated[
@@ -402,7 +402,7 @@ def run_command(
     congestion: Congestion = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run N processes of COMMAND on this machine: docs/RUN.md.
+    """Run N processes of COMMAND on this machine: docs/reference/RUN.md.
 
     With PCCL_TOKEN in the environment they join the run of that token. Without it, or with \
 --new-run, a coordinator is started for them here.
@@ -475,7 +475,9 @@ of the first that failed.
 def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON: docs/STATUS.md.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON: docs/reference/STATUS.md.")
+    ] = False,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Refresh until Ctrl-C; with --json a line each time."),
@@ -591,7 +593,9 @@ def _add_bench(collective: str) -> None:
         warmup: Annotated[
             int, typer.Option(min=1, metavar="N", help="Calls before, of each size.")
         ] = 2,
-        codec: Annotated[str, typer.Option(help="How floats travel: docs/KERNELS.md.")] = "none",
+        codec: Annotated[
+            str, typer.Option(help="How floats travel: docs/reference/CODECS.md.")
+        ] = "none",
         dtype: Annotated[str, typer.Option(help="Type of elements: f32, bf16, i64, ...")] = "f32",
         initial_world_size: Annotated[
             int | None,

@@ -2,8 +2,8 @@
 
 The token, the way to the coordinator, the ways to every member and from it, how the coordinator
 sees this machine, clocks, descriptors, and what the kernel does with TCP. Each check stands alone,
-so that one that fails hides none behind it. docs/NETWORKING.md says what to do in general; which
-members dial, and whom: engine/protocol/status.zig.
+so that one that fails hides none behind it. docs/guides/NETWORKING.md says what to do in general;
+which members dial, and whom: engine/protocol/status.zig.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The coordinator is the caller's. Each process has a process group of its own, so that a signal
 reaches it once, from here, and reaches what it started too; launch.py ties it to our life. The
-rules for users are in docs/RUN.md.
+rules for users are in docs/reference/RUN.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Showing the status of a run: as JSON, as a page, and both again and again.
 
-docs/STATUS.md says what the numbers mean; here they only get a shape for people. A coordinator may
-lie, or be older than what is refused today, so no text of it reaches the terminal but by `shown`.
+docs/reference/STATUS.md says what the numbers mean; here they only get a shape for people. A
+coordinator may lie, or be older than what is refused today, so no text of it reaches the terminal
+but by `shown`.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def page(status: dict[str, Any]) -> RenderableType:
 
 
 def render(status: dict[str, Any]) -> RenderableType:
-    """A status (docs/STATUS.md, schema 1) as a page. Raises PcclError for another schema."""
+    """A status (docs/reference/STATUS.md) as a page. Raises PcclError unless its schema is 1."""
     if status["schema"] != SCHEMA:
         raise pccl_py.PcclError(
             f"the status has schema {status['schema']}, this command knows {SCHEMA}: use --json"

@@ -4,7 +4,8 @@ Written once: Functions(frontend) has them for single arrays, Trees(frontend) fo
 frontend's modules name their methods. In `tree`, `x` and `out` are trees of arrays that go as one
 operation; shapes, dtypes and errors are then those of each array. Each method prepares the arrays
 (frontend.py), calls that of the Group and makes the result of its outcome. On an error every input
-is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold anything.
+is as it was, in place too (docs/internals/PROMISE.md, P3); an `out` apart from it may hold
+anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* small_stack: a coordinator and a peer on a thread with as much stack as docs/C.md asks for. */
+/* small_stack: a coordinator and a peer on a thread with the stack that docs/guides/C.md names. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

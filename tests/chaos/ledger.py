@@ -1,7 +1,7 @@
 """The reports of all peers of a chaos run, compared: agreement, atomicity, equal state.
 
 Each peer has checked its own values already (chaos_peer.py). A complaint here is a violation of
-docs/PROMISE.md. Old rounds are forgotten once nobody can speak of them any more.
+docs/internals/PROMISE.md. Old rounds are forgotten once nobody can speak of them any more.
 """
 
 from __future__ import annotations

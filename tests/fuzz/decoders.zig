@@ -143,7 +143,7 @@ pub fn journal(_: Allocator, bytes: []const u8) !void {
     _ = protocol.journal.is_unused(bytes) catch {};
 }
 
-/// Records of any number and body whose sums are right (docs/PROTOCOL.md, the journal).
+/// Records of any number and body whose sums are right (docs/internals/PROTOCOL.md, the journal).
 pub fn journal_signed(gpa: Allocator, bytes: []const u8) !void {
     var image: std.ArrayList(u8) = .empty;
     defer image.deinit(gpa);

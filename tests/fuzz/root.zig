@@ -1,7 +1,7 @@
 //! Fuzz targets: bytes in, and no crash, no leak, no broken invariant. Each is a function of bytes,
-//! and is run three ways (docs/HACKING.md, Fuzz): over what is kept in corpus/ by the unit tests;
-//! guided by coverage by `make fuzz`, through std.testing.fuzz; and over fresh bytes by `pccl-sim
-//! fuzz`, which changes what is kept. Whole worlds under fuzz: tests/sim/fuzz.zig.
+//! and is run three ways (docs/internals/HACKING.md, Fuzz): over what is kept in corpus/ by the
+//! unit tests; guided by coverage by `make fuzz`, through std.testing.fuzz; and over fresh bytes by
+//! `pccl-sim fuzz`, which changes what is kept. Whole worlds under fuzz: tests/sim/fuzz.zig.
 
 const std = @import("std");
 const base = @import("base");

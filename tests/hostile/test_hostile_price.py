@@ -2,7 +2,7 @@
 
 The aims are 0.9 while strangers attack and 0.5 while somebody who has the token does; ratios of one
 attack differ by 0.1 from run to run, so the limits leave room. All attacks, and what is measured:
-bench/hostile.py, docs/BENCHMARKS.md.
+bench/hostile.py, docs/internals/BENCHMARKS.md.
 """
 
 from __future__ import annotations

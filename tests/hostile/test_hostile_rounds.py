@@ -1,5 +1,5 @@
 """Newcomers that cost others their time: many at once that go one by one, and those who are never
-ready. Each of them has the token. How rounds let newcomers in: docs/PROTOCOL.md.
+ready. Each of them has the token. How rounds let newcomers in: docs/internals/PROTOCOL.md.
 """
 
 from __future__ import annotations

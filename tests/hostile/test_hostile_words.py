@@ -131,7 +131,7 @@ def test_a_page_obeys_nothing_that_a_status_says() -> None:
     """Every text of it is markup that rich refuses, and has what a terminal obeys."""
     from pathlib import Path
 
-    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     nasty = f"[/red]{OBEYED}:1"
 

@@ -1,4 +1,4 @@
-"""docs/JAX.md has no name that the package has not."""
+"""docs/guides/JAX.md has no name that the package has not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pccl_jax as pj
 import pytest
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "JAX.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "JAX.md").read_text("utf-8")
 
 
 def test_every_name_of_the_page_is_in_the_package() -> None:

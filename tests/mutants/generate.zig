@@ -2,7 +2,7 @@
 //! waits behind one switch (mutant.zig), and the list of them. build.zig runs it; the sources stay
 //! as they are, and each line of a copy has the number of the line that it comes from. An entry
 //! whose original text is not found, or found twice, is an error here. The format of the lists:
-//! docs/MUTANTS.md.
+//! docs/internals/MUTANTS.md.
 //!
 //!   generate OUT LIST.txt... -- FOLDER...
 

@@ -4,7 +4,7 @@ Each one is switched on in processes of its own, so that a panic, a tripped asse
 a way to be caught like any other. The results go to a file of JSON lines, a table to the
 output. It fails if a mutation survives that survivors.txt does not list with its reason, if
 a listed one is caught, or if the catcher that a list names does not see its mutation. It runs `zig
-build mutants`. How to read and write the lists: docs/MUTANTS.md.
+build mutants`. How to read and write the lists: docs/internals/MUTANTS.md.
 """
 
 from __future__ import annotations

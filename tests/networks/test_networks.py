@@ -1,6 +1,6 @@
 """Peers behind NAT, firewalls and hosts files: they meet where one of two can dial the other, and
-where neither can, both are told why. The networks are networks.py's; docs/NETWORKING.md is for
-users.
+where neither can, both are told why. The networks are networks.py's; docs/guides/NETWORKING.md is
+for users.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A TCP proxy that is a bad network: delay, rate, loss of a direction, silence, reset, refusal.
 
 One Gate stands before each process; peers dial the gate's address and know no other. The dialing
-process is read from the hello (docs/PROTOCOL.md), so every ordered pair of processes has a rule of
-its own for the bytes from one to the other. It runs in one thread; what is asked of it from another
-thread is in force when the call returns. It knows no times: tests and tests/chaos do.
+process is read from the hello (docs/internals/PROTOCOL.md), so every ordered pair of processes has
+a rule of its own for the bytes from one to the other. It runs in one thread; what is asked of it
+from another thread is in force when the call returns. It knows no times: tests and tests/chaos do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reductions in plain NumPy: the numbers and the association order that docs/ALGORITHMS.md says.
+"""Reductions in plain NumPy: numbers and association order of docs/internals/ALGORITHMS.md.
 
 Written from the documentation alone, to be compared with the library bit by bit. It knows no
 losses (oracle.py does) and is not fast.

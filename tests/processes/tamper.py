@@ -1,11 +1,11 @@
 """Somebody on the way who changes what one peer says, so that every check still comes out right.
 
-It cuts what passes through the proxy into hellos, frames and control messages (docs/PROTOCOL.md),
-changes a field of a header or bytes of a body now and then, and makes the checksum and the length
-right again. So it is to the others as if that peer lied. It leaves alone the payloads of data, and
-what says where data goes or what a member holds of it: nothing authenticates those, and a lie in
-them is a wrong sum (docs/PROMISE.md, Byzantine members). Hellos go as they are, too: identities
-need keys.
+It cuts what passes through the proxy into hellos, frames and control messages
+(docs/internals/PROTOCOL.md), changes a field of a header or bytes of a body now and then, and makes
+the checksum and the length right again. So it is to the others as if that peer lied. It leaves
+alone the payloads of data, and what says where data goes or what a member holds of it: nothing
+authenticates those, and a lie in them is a wrong sum (docs/internals/PROMISE.md, Byzantine
+members). Hellos go as they are, too: identities need keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes of a stranger, to a coordinator or a peer, crash nothing, cost nothing, stop nobody.
 
 Strangers here are plain TCP clients of the test. Bytes that are nearly right come from
-docs/PROTOCOL.md. That the decoders refuse every wrong byte is unit-tested beside them.
+docs/internals/PROTOCOL.md. That the decoders refuse every wrong byte is unit-tested beside them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every dtype, op, world size and count, bit by bit, between real processes.
 
-The expected bits come from reference.py, a NumPy program that follows docs/ALGORITHMS.md; what
-the peers contribute, from contributions.py.
+The expected bits come from reference.py, a NumPy program that follows docs/internals/ALGORITHMS.md;
+what the peers contribute, from contributions.py.
 """
 
 from __future__ import annotations

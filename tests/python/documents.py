@@ -56,11 +56,11 @@ FOREIGN |= frozenset(
         """,
     )
 )
-# Words of the libraries that docs/TORCH.md has recipes for.
+# Words of the libraries that docs/guides/TORCH.md has recipes for.
 FOREIGN |= frozenset({"TrainingArguments", "DDPStrategy"})
-# Words of the libraries from which docs/TRAINING.md says how to move.
+# Words of the libraries from which docs/guides/DILOCO.md says how to move.
 FOREIGN |= frozenset({"DiLoCoOptimizer"})
-# Words of the libraries that docs/MIGRATING.md is about.
+# Words of the libraries that docs/guides/MIGRATING.md is about.
 FOREIGN |= frozenset(
     re.findall(
         r"\S+",

@@ -1,8 +1,8 @@
 """Codecs of everything but all_reduce over real sockets, compared bit by bit with a model in NumPy.
 
-The model says which contribution is encoded, how often and by whom (docs/ALGORITHMS.md), for codecs
-that need no random numbers; rotation, whose signs follow from the operation, is judged by its
-error. Refusals in C are tested in tests/abi, all_reduce in test_api_codecs.py.
+The model says which contribution is encoded, how often and by whom (docs/internals/ALGORITHMS.md),
+for codecs that need no random numbers; rotation, whose signs follow from the operation, is judged
+by its error. Refusals in C are tested in tests/abi, all_reduce in test_api_codecs.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pccl_py as pccl
 from pccl_py import _log_output, _pccl
 
 LOOPBACK = "127.0.0.1:0"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "ENVIRONMENT.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "ENVIRONMENT.md"
 
 JOIN = """
 import pccl_py as pccl

@@ -47,7 +47,7 @@ def use(state: Path, **options: Any) -> str:
 
 
 def settings_of(state: Path) -> bytes:
-    """The first record of the journal: docs/PROTOCOL.md."""
+    """The first record of the journal: docs/internals/PROTOCOL.md."""
     journal = (state / "journal").read_bytes()
     return journal[16 : 16 + 11 + int.from_bytes(journal[19:23], "little") + 5]
 

@@ -439,7 +439,7 @@ def test_operations_of_all_kinds_are_under_way_at_once(
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_as_many_bytes_travel_as_documented(world_size: int, plan: pccl.PlanName) -> None:
-    """docs/ALGORITHMS.md: what travels round the ring passes those between."""
+    """docs/internals/ALGORITHMS.md: what travels round the ring passes those between."""
     count = 6400
     whole, shard_bytes = 8 * count * world_size, 8 * count
 
@@ -858,7 +858,7 @@ def test_who_gives_up_has_its_input(
 def test_a_doubt_about_a_private_result_is_resolved(pair: list[pccl.Communicator]) -> None:
     """A peer has voted once it has sent its small part of a reduce to the root: it knows no more.
 
-    The other case is when somebody is lost meanwhile, and it is aborted: docs/PROMISE.md.
+    The other case is when somebody is lost meanwhile, and it is aborted: docs/internals/PROMISE.md.
     """
     given = np.arange(100.0)
     for resolves in (True, False):

@@ -29,7 +29,7 @@ def test_a_quick_run_gives_the_documented_errors(tmp_path: Path) -> None:
     def error(case: str) -> float:
         return float(values[case, "relative_l2_error"])
 
-    # docs/BENCHMARKS.md, and what else follows from the formats.
+    # docs/internals/BENCHMARKS.md, and what else follows from the formats.
     assert error("heavy/direct/int8") < 9e-3
     assert error("heavy/direct/int4") < 1.6e-1
     assert error("heavy/direct/int8") < 0.6 * error("heavy/direct/int8_plain")

@@ -207,8 +207,8 @@ def test_help_names_every_command(pccl_command: Any) -> None:
 
 
 def documented_keys() -> set[str]:
-    """Every key that docs/STATUS.md names in its tables and sentences."""
-    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    """Every key that docs/reference/STATUS.md names in its tables and sentences."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "STATUS.md").read_text()
     return set(re.findall(r"`([a-z_]+)`", page.split("## Example")[0]))
 
 
@@ -292,7 +292,7 @@ def test_a_person_who_waits_for_an_answer_is_told_of_whom(
 
 
 def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     (epoch,) = example["groups"][0]["epochs"]
     (operation,) = epoch["operations"]
@@ -317,7 +317,7 @@ def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
 
 
 def test_a_page_renders_every_part_of_the_documented_example() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     assert keys_of(example) <= documented_keys()
     example["groups"][0]["pending"] = [
@@ -354,7 +354,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
 
 def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     """The example has most of it; a group that begins, and a call of a few, are added."""
-    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     (group,) = example["groups"]
     group |= {"here": 2, "needed": 3, "emptied": True, "awaited": ["77" * 16]}

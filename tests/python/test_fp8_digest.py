@@ -1,7 +1,7 @@
 """The fp8 of the kernels is that of ml_dtypes: the digests in kernels/fp8_test.zig are made there.
 
 One difference is left out of them: a NaN that the kernels make is always the positive one
-(docs/KERNELS.md), ml_dtypes keeps the sign of what became NaN.
+(docs/internals/KERNELS.md), ml_dtypes keeps the sign of what became NaN.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ CLI = "pccl_py.cli"
 def test_every_document_has_a_place_in_the_navigation() -> None:
     listed = [page for pages in make_site.NAVIGATION.values() for page in pages]
     assert len(listed) == len(set(listed))
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(listed)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(listed)
 
 
 def test_the_first_page_has_the_picture_of_the_demo(
@@ -40,14 +41,16 @@ def test_the_first_page_has_the_picture_of_the_demo(
 
 def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:
     text = (
-        "[a](docs/RUN.md#signals) [`h`](include/pccl.h) [e](examples/c_embed) "
+        "[a](docs/reference/RUN.md#signals) [`h`](include/pccl.h) [e](examples/c_embed) "
         "[w](https://w.example)"
     )
     assert make_site.with_links(text, Path("README.md")) == (
-        "[a](RUN.md#signals) [`h`](reference/c.md) e [w](https://w.example)"
+        "[a](reference/RUN.md#signals) [`h`](reference/c.md) e [w](https://w.example)"
     )
-    text = "[a](RUN.md) [r](../README.md) [s](../SECURITY.md) [b](#b)"
-    assert make_site.with_links(text, Path("docs/X.md")) == "[a](RUN.md) [r](index.md) s [b](#b)"
+    text = "[a](RUN.md) [r](../../README.md) [s](../../SECURITY.md) [b](#b)"
+    assert make_site.with_links(text, Path("docs/reference/X.md")) == (
+        "[a](RUN.md) [r](../index.md) s [b](#b)"
+    )
 
 
 def test_the_c_reference_has_all_that_the_header_declares() -> None:
@@ -81,7 +84,7 @@ OWNERS: dict[str, Any] = {
 
 
 def right_column() -> list[str]:
-    text = (ROOT / "docs" / "MIGRATING.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / "MIGRATING.md").read_text("utf-8")
     rows = [line.split(" | ", 1)[1] for line in text.splitlines() if line.startswith("| ")]
     spans = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
     return [span for span in spans if span.split(".")[0].split(" ")[-1] in OWNERS]

@@ -46,7 +46,7 @@ WRONG: list[tuple[str, str]] = [
     ("`comm.info().alife`", "alife is in no source file"),
     ("set PCCL_TOKENS=1 or `PCCL_TOKENS`", "PCCL_TOKENS is in no source file"),
     ("as sim cut_of_threes shows", "cut_of_threes is in no source file"),
-    ("see [that](HACKIN.md)", "there is no docs/HACKIN.md"),
+    ("see [that](HACKIN.md)", "there is no docs/internals/HACKIN.md"),
     ("see [that](HACKING.md#testes)", "has no section testes"),
     ("| defect | kept out by |\n|---|---|\n| x | half_open_lanes |", "half_open_lanes is no kept"),
     ("| a | b |\n|---|--:|\n| 1 | 2 |\n\n| 3 | 4 |", "no head above the row | 3"),
@@ -72,12 +72,12 @@ def test_everything_that_a_document_names_exists(document: Path) -> None:
 
 @pytest.mark.parametrize(("text", "complaint"), WRONG)
 def test_a_name_of_nothing_is_seen(text: str, complaint: str) -> None:
-    found = documents.complaints(THERE, Path("docs/X.md"), text)
+    found = documents.complaints(THERE, Path("docs/internals/X.md"), text)
     assert any(complaint in one for one in found), found
 
 
 def test_names_of_what_is_there_pass() -> None:
-    assert documents.complaints(THERE, Path("docs/X.md"), RIGHT) == []
+    assert documents.complaints(THERE, Path("docs/internals/X.md"), RIGHT) == []
     assert len(DOCUMENTS) > 10, "the list of documents is wrong"
 
 
@@ -96,7 +96,9 @@ def test_the_table_of_canaries_is_that_of_the_mutations_which_the_gate_catches()
     pattern = re.compile(r"^by (?:checker|transcript) (\w+)$", re.M)
     caught = {one.split()[0]: set(pattern.findall(one)) for one in mutants}
     canaries = re.findall(r"^mutant (\w+)$", THERE.text("tests/mutants/canaries.txt"), re.M)
-    section = THERE.text("docs/SIMULATOR.md").split("\n## Canaries\n")[1].split("\n## ")[0]
+    section = (
+        THERE.text("docs/internals/SIMULATOR.md").split("\n## Canaries\n")[1].split("\n## ")[0]
+    )
     rows = re.findall(r"^\| ([a-z_, ]+) \| ([a-z0-9_, ]+)(?::.*)? \|$", section, re.M)[1:]
     told = {name: set(by.split(", ")) for names, by in rows for name in names.split(", ")}
     assert set(canaries) <= set(told)
@@ -106,7 +108,7 @@ def test_the_table_of_canaries_is_that_of_the_mutations_which_the_gate_catches()
 
 def test_the_table_of_errors_has_each_class_of_them() -> None:
     classes = re.findall(r"^class (\w+)\(", THERE.text("pccl_py/errors.py"), re.M)
-    rows = re.findall(r"^\| (?!---)(.*?) \|", THERE.text("docs/ERRORS.md"), re.M)
+    rows = re.findall(r"^\| (?!---)(.*?) \|", THERE.text("docs/reference/ERRORS.md"), re.M)
     named = set(re.findall(r"`(\w+)`", "\n".join(rows)))
     assert set(classes) - named == {"PcclError"}
     assert len(classes) > 10

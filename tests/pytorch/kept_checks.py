@@ -51,7 +51,7 @@ def hooks_of_cpp(rank: Rank) -> None:
     dist._register_builtin_comm_hook(module.reducer, dist.BuiltinCommHookType.ALLREDUCE)
     train(module, *share(rank))
     like_alone(module)
-    # It wants a list of C++, which Python cannot put into a Future (docs/TORCH.md).
+    # It wants a list of C++, which Python cannot put into a Future (docs/guides/TORCH.md).
     module = DistributedDataParallel(model())
     dist._register_builtin_comm_hook(module.reducer, dist.BuiltinCommHookType.FP16_COMPRESS)
     with pytest.raises(RuntimeError, match="should return TensorList"):

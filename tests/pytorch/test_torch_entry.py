@@ -117,7 +117,7 @@ print(looking + calling)
 
 FIRST_LINES = {
     re.findall(r"dist\.init_process_group\(.*?\)", (ROOT / page).read_text("utf-8"))[0]
-    for page in ("README.md", "docs/TORCH.md", "docs/MIGRATING.md")
+    for page in ("README.md", "docs/guides/TORCH.md", "docs/guides/MIGRATING.md")
 }
 # Run in a process that has imported torch, and nothing else.
 PROGRAMS = {
@@ -282,8 +282,8 @@ def run_in_turn(count: int, programs: dict[str, str]) -> Callable[[str], list[st
 
 
 def _block_of(word: str) -> str:
-    """The block of docs/TORCH.md that has this word."""
-    page = (ROOT / "docs/TORCH.md").read_text("utf-8")
+    """The block of docs/guides/TORCH.md that has this word."""
+    page = (ROOT / "docs/guides/TORCH.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (block,) = (each for each in blocks if word in each)
     return str(block)

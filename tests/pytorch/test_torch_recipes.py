@@ -1,4 +1,4 @@
-"""The programs of docs/TORCH.md under Accelerate, Trainer, Lightning and Ray Train run as printed.
+"""The programs of docs/guides/TORCH.md under Accelerate, Trainer and others run as printed.
 
 `make test-torch` installs the libraries, and sets PCCL_TORCH_ALL=1.
 """
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("PCCL_TORCH_ALL"), reason="make test-torch runs it"),
 ]
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/TORCH.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/TORCH.md").read_text("utf-8")
 RUN = ["-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable]
 SECONDS_MAX = 240.0
 # The programs do not ask a model hub, and Ray does not report that it was used.

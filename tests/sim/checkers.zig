@@ -1,5 +1,6 @@
-//! Checkers: the promises (docs/PROMISE.md) as conditions on the results of the calls of all peers.
-//! world.zig and users.zig tell them each call and its return; the first breach ends the world.
+//! Checkers: the promises (docs/internals/PROMISE.md) as conditions on the results of the calls of
+//! all peers. world.zig and users.zig tell them each call and its return; the first breach ends the
+//! world.
 //!
 //!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
@@ -185,7 +186,8 @@ pub const Checkers = struct {
             },
         };
         // Whom a coordinator had removed that could not write its journal, and then died, goes on
-        // as if nothing had been: docs/PROMISE.md does not promise agreement with the others.
+        // as if nothing had been: docs/internals/PROMISE.md does not promise agreement with the
+        // others.
         if (c.forgetful) switch (check) {
             .p1_agreement, .p2_atomicity, .together => return,
             else => {},

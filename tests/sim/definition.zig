@@ -1,9 +1,9 @@
 //! Definition: the result that a collective of floats must give, to the bit, and the losses that
-//! each contributor must have: docs/ALGORITHMS.md and docs/KERNELS.md once more, without frames,
-//! slots, credits and losses of peers. From the attempt that reduced a chunk follow its
-//! contributors, their order and its owner, and from these its bits; a chunk with one source
-//! depends on that source alone. The arithmetic is that of the kernels, which have tests of their
-//! own. This file decides who adds what to what, when it is rounded, and what is carried on.
+//! each contributor must have: docs/internals/ALGORITHMS.md and docs/internals/KERNELS.md once
+//! more, without frames, slots, credits and losses of peers. From the attempt that reduced a chunk
+//! follow its contributors, their order and its owner, and from these its bits; a chunk with one
+//! source depends on that source alone. The arithmetic is that of the kernels, which have tests of
+//! their own. This file decides who adds what to what, when it is rounded, and what is carried on.
 //!
 //! `unaccounted` guards against an error that definition and engine share. It knows neither plan
 //! nor order nor codec: the inputs must equal the result plus the losses. Called by floats.zig.

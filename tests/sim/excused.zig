@@ -1,7 +1,8 @@
 //! Excused: demands that the checkers drop in a world with adversaries, because the protocol
-//! without keys cannot meet them (docs/PROMISE.md, "Byzantine members"; docs/ROADMAP.md). Each rule
-//! says what it leaves out, and why; the statistics print how often it was needed. Everything that
-//! no rule leaves out is demanded as ever: P1 to P9 of all honest peers, and memory.
+//! without keys cannot meet them (docs/internals/PROMISE.md, "Byzantine members"; docs/ROADMAP.md).
+//! Each rule says what it leaves out, and why; the statistics print how often it was needed.
+//! Everything that no rule leaves out is demanded as ever: P1 to P9 of all honest peers, and
+//! memory.
 
 const calls = @import("calls.zig");
 const checkers = @import("checkers.zig");

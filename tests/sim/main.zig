@@ -1,5 +1,6 @@
 //! pccl-sim: runs seeds of the deterministic simulator. How to read its output and how to work with
-//! it: docs/SIMULATOR.md. The world is world.zig; this file is the command line and the workers.
+//! it: docs/internals/SIMULATOR.md. The world is world.zig; this file is the command line and the
+//! workers.
 
 const std = @import("std");
 const mutant = @import("mutant");

@@ -1,6 +1,7 @@
 //! Overheard: what travels between nodes, as somebody beside the cables records it: nothing is
-//! encrypted (docs/PROMISE.md), so an adversary has all of it. Insiders (insider.zig) and strangers
-//! (stranger.zig) say it again, changed or not. Only the last part of a long record is kept.
+//! encrypted (docs/internals/PROMISE.md), so an adversary has all of it. Insiders (insider.zig) and
+//! strangers (stranger.zig) say it again, changed or not. Only the last part of a long record is
+//! kept.
 
 const std = @import("std");
 const base = @import("base");

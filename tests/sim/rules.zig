@@ -394,8 +394,8 @@ fn expected(candidates: []const Candidate, incumbents: usize, rules: StateRules)
 
 /// A member that insists wins; else incumbents, of these the members that have committed a sync of
 /// the state, then the highest revision, then what most hold, then the smallest id
-/// (docs/ALGORITHMS.md). By the rule highest_revision, revisions come first. Revisions out of the
-/// rule successive are as if nobody had them.
+/// (docs/internals/ALGORITHMS.md). By the rule highest_revision, revisions come first. Revisions
+/// out of the rule successive are as if nobody had them.
 fn elect(everybody: []const Candidate, incumbents: usize, rules: StateRules) ?*const Call {
     var buffer: [base.limits.peers_max]Candidate = undefined;
     var allowed: std.ArrayList(Candidate) = .initBuffer(&buffer);

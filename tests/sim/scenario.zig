@@ -1,7 +1,7 @@
 //! Scenario: a world that follows a transcript instead of draws. One directive per line says what
 //! users and the network do, and what must then be true; the checkers run as ever. Every bug that a
 //! seed finds leaves a transcript behind in scenarios/, because seeds die with the next change of
-//! the code. The language: docs/SIMULATOR.md.
+//! the code. The language: docs/internals/SIMULATOR.md.
 
 const std = @import("std");
 const base = @import("base");
