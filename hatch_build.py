@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent
 # The oldest C library that a wheel runs with: that of manylinux_2_17.
 GLIBC = (2, 17)
-# Without a terminal a build that takes longer says so every few seconds.
+# A build that takes longer says so every few seconds.
 PROGRESS_SECONDS = 10.0
+TERMINAL = Path("/dev/tty")
 # Zig compiles the C++ library file by file when it is needed first.
 NOTES = {"_pccl": ", the last; the first time the C++ library is compiled for it, for minutes"}
 # A line of `zig build --verbose` that is a command.
@@ -166,8 +168,8 @@ def nanobind_sources(cache: Path) -> Path:
     return copy
 
 
-def build_native(prefix: Path) -> Plan:
-    """Builds the extension, libpccl and its header into `prefix`/pccl_py."""
+def build_native(prefix: Path, say: Callable[[str], None]) -> Plan:
+    """Builds the extension, libpccl and its header into `prefix`/pccl_py. `say` gets progress."""
     python = Interpreter.of(os.environ.get("PCCL_WHEEL_PYTHON") or sys.executable)
     machine = os.environ.get("PCCL_WHEEL_MACHINE") or machine_here()
     made = plan(python, machine)
@@ -184,7 +186,7 @@ def build_native(prefix: Path) -> Plan:
         f"-Dabi3={str(made.stable_abi).lower()}",
         *shlex.split(os.environ.get("PCCL_ZIG_ARGS", "")),
     ]
-    status = run_zig(command)
+    status = run_zig(command, say)
     if status != 0:
         raise RuntimeError(
             f"zig build failed with status {status}; its message is above. "
@@ -193,8 +195,8 @@ def build_native(prefix: Path) -> Plan:
     return made
 
 
-def run_zig(command: list[str]) -> int:
-    """Runs it and returns its status. Zig draws its progress on a terminal; elsewhere we say it."""
+def run_zig(command: list[str], say: Callable[[str], None]) -> int:
+    """Runs it and returns its status. Zig draws progress on a terminal; elsewhere `say` gets it."""
     if sys.stderr.isatty():
         return subprocess.run(command, cwd=ROOT, check=False).returncode
     news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -211,13 +213,13 @@ def run_zig(command: list[str]) -> int:
 
         reader = threading.Thread(target=read)
         reader.start()
-        tell_progress(news)
+        tell_progress(news, say)
         reader.join()
     return running.returncode
 
 
-def tell_progress(news: queue.SimpleQueue[str | None]) -> None:
-    """Passes Zig's messages on, but for its commands: of those the last one, every few seconds."""
+def tell_progress(news: queue.SimpleQueue[str | None], say: Callable[[str], None]) -> None:
+    """Passes Zig's messages on, but for its commands: `say` gets the last every few seconds."""
     begin = said = time.monotonic()
     state, commands = "compiling the build script", 0
     while True:
@@ -225,7 +227,7 @@ def tell_progress(news: queue.SimpleQueue[str | None]) -> None:
             line = news.get(timeout=max(0.0, said + PROGRESS_SECONDS - time.monotonic()))
         except queue.Empty:
             said = time.monotonic()
-            print(f"zig build: {said - begin:.0f} s, {state}", file=sys.stderr, flush=True)
+            say(f"zig build: {said - begin:.0f} s of 2 to 5 minutes the first time, {state}")
             continue
         if line is None:
             return
@@ -237,18 +239,30 @@ def tell_progress(news: queue.SimpleQueue[str | None]) -> None:
             print(line, end="", file=sys.stderr, flush=True)
 
 
+def to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def to_terminal(text: str) -> None:
+    """Pip keeps what a build prints, and shows it after an error: this passes pip by."""
+    try:
+        with TERMINAL.open("w") as terminal:
+            print(text, file=terminal)
+    except OSError:  # no terminal, but a job of CI, say
+        to_stderr(text)
+
+
 class Hook(BuildHookInterface[Any]):
     """Hatchling calls `initialize` before it collects the files of a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
-            made = build_native(ROOT)
+            made = build_native(ROOT, to_terminal)
         else:
-            self.app.display_info("Compiling the native library takes minutes the first time.")
             # For this build only: a file left from another Python must not get into the wheel.
             prefix = ROOT / ".zig-cache" / "wheel"
             shutil.rmtree(prefix, ignore_errors=True)
-            made = build_native(prefix)
+            made = build_native(prefix, to_terminal)
             for path in sorted(prefix.rglob("*")):
                 if path.is_file():
                     build_data["force_include"][str(path)] = str(path.relative_to(prefix))
@@ -258,6 +272,6 @@ class Hook(BuildHookInterface[Any]):
 
 if __name__ == "__main__":
     try:
-        build_native(ROOT)
+        build_native(ROOT, to_stderr)
     except RuntimeError as error:
         sys.exit(str(error))

@@ -114,13 +114,13 @@ def test_another_environment_compiles_nothing_again(
     paths, and pip's environment for building has a new path each time."""
     lines: list[str] = []
 
-    def collect(news: queue.SimpleQueue[str | None]) -> None:
+    def collect(news: queue.SimpleQueue[str | None], say: object) -> None:
         while (line := news.get()) is not None:
             lines.append(line)
 
     def built(folder: str) -> set[str]:
         lines.clear()
-        hatch_build.build_native(tmp_path / folder)
+        hatch_build.build_native(tmp_path / folder, hatch_build.to_stderr)
         installs = [line.split() for line in lines if line.startswith("install -C .zig-cache")]
         return {source for _, _, source, _ in installs}  # whose names are hashes of all that counts
 
@@ -158,12 +158,26 @@ def test_a_long_build_says_what_it_compiles_and_passes_errors_on(
         None,
     ):
         news.put(line)
-    hatch_build.tell_progress(news)
-    assert capsys.readouterr().err == (
-        "zig build: 0 s, compiling the build script\n"
-        "zig build: 0 s, compiling kernels_v3 (command 1)\n"
-        "error: no such thing\n"
-    )
+    said: list[str] = []
+    hatch_build.tell_progress(news, said.append)
+    assert said == [
+        "zig build: 0 s of 2 to 5 minutes the first time, compiling the build script",
+        "zig build: 0 s of 2 to 5 minutes the first time, compiling kernels_v3 (command 1)",
+    ]
+    assert capsys.readouterr().err == "error: no such thing\n"
+
+
+def test_progress_passes_by_pip_which_keeps_what_a_build_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = tmp_path / "terminal"
+    terminal.touch()
+    monkeypatch.setattr(hatch_build, "TERMINAL", terminal)
+    hatch_build.to_terminal("10 s")
+    assert (terminal.read_text(), capsys.readouterr().err) == ("10 s\n", "")
+    monkeypatch.setattr(hatch_build, "TERMINAL", tmp_path / "none" / "terminal")
+    hatch_build.to_terminal("20 s")
+    assert capsys.readouterr().err == "20 s\n"
 
 
 # ---- the sdist and the page of the package

@@ -53,9 +53,9 @@ def build() -> None:
     """The instrumented extension and library, in a package that is otherwise the same."""
     sys.path.insert(0, str(ROOT))
     os.environ["PCCL_ZIG_ARGS"] = "-Dtsan -Doptimize=Debug"
-    from hatch_build import build_native
+    from hatch_build import build_native, to_stderr
 
-    build_native(PREFIX)
+    build_native(PREFIX, to_stderr)
     for source in (ROOT / "pccl_py").iterdir():
         link = PACKAGE / source.name
         if source.suffix in {".so", ".dylib"} or source.name in {"include", "__pycache__"}:
