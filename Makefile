@@ -16,11 +16,12 @@
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
 #   make test-torch           torch.distributed on PCCL, with all of PyTorch's own tests that run,
-#                             and programs under Accelerate, Trainer, Lightning and Ray Train
+#                             and the programs of docs/guides/FRAMEWORKS.md
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
 #   make wheels               wheels for x86-64 and aarch64 in dist/, checked and tried
+#   make release              wheels, source, site, bill of materials and checksums in dist/
 #   make house                lines, files, messages, fields and words of this project
 #   make docs                 the site of the documentation in build/site
 #   make test-portable        those of aarch64 and Windows, golden digests on AVX-512, macOS
@@ -55,7 +56,7 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py
 .PHONY: build test unit-test installed-tests simulator python-test test-long check style demo
 .PHONY: sanitized-and-emulated long-tests bench sim soak test-torch fuzz flaky mutants test-threads
 .PHONY: test-threads-python test-aarch64 test-windows test-avx512 test-portable wheels docs
-.PHONY: house clean
+.PHONY: house release clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -111,9 +112,9 @@ long-tests: $(VENV)/.native $(VENV)/.packages
 	$(PYTEST) -m long
 
 # The tests of torch.distributed, with all of PyTorch's own that a backend of CPU tensors can run,
-# and the programs of docs/guides/TORCH.md under Accelerate, Trainer, Lightning and Ray Train.
+# and the programs of docs/guides/FRAMEWORKS.md under Accelerate, flax and others.
 test-torch: build $(VENV)/.with-recipes
-	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch --durations=20
+	PCCL_TORCH_ALL=1 $(RUN) -m pytest tests/pytorch tests/jax/test_jax_recipes.py --durations=20
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
 test-threads: $(VENV)/.tools
@@ -192,6 +193,12 @@ wheels: $(VENV)/.with-release
 	@command -v qemu-aarch64 >/dev/null || { \
 	echo "make: qemu-aarch64 is missing: apt install qemu-user"; exit 1; }
 	$(RUN) release/wheels.py $(PYTHONS:%=--python %)
+
+# All that is uploaded, from nothing: no file of another release is left beside it.
+release: $(VENV)/.with-release $(VENV)/.with-test
+	rm -rf dist build/site
+	$(MAKE) wheels docs
+	$(RUN) release/bundle.py
 
 docs: build $(VENV)/.with-docs
 	$(RUN) release/make_site.py

@@ -219,6 +219,9 @@ def test_the_page_of_the_package_is_the_readme_without_dead_links(sdist: tarfile
     assert "examples/quickstart.py" in text
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
     assert "Project-URL: Paper, https://arxiv.org/abs/2505.14065" in text
+    # The notices of what is compiled in, as their licences ask.
+    for name in ("nanobind", "robin_map", "xla_ffi", "ziglang"):
+        assert f"License-File: bindings/third_party/{name}/LICENSE" in text
 
 
 def test_links_lead_to_the_source_once_it_has_an_address() -> None:

@@ -1,0 +1,153 @@
+"""What a release has beside its wheels, and the checksums of all: the last part of `make release`.
+
+    python release/bundle.py [--out dist]
+
+Into `out`, where the wheels are: the source archives of pccl-py and pccl-compat, the site as
+pccl-site-VERSION.tar.gz (build/site, which `make docs` has made), the bill of materials as
+pccl-VERSION.cdx.json (CycloneDX 1.6), and SHA256SUMS of everything, for `sha256sum --check`. The
+same commit gives the same bytes: times in archives are those of the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+import make_site
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+
+ROOT = Path(__file__).resolve().parent.parent
+# Parts of other projects that are compiled into the native libraries, and their licences. Versions
+# are those that pyproject.toml pins, or that bindings/third_party names.
+COMPILED_IN = {
+    "ziglang": "MIT",  # its standard library; and libc++, which it brings
+    "nanobind": "BSD-3-Clause",
+}
+XLA_FFI = ("jaxlib", "0.10.2", "Apache-2.0")
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description="Completes a release.")
+    asked.add_argument("--out", type=Path, default=ROOT / "dist")
+    out = asked.parse_args().out
+    wheels = sorted(out.glob("*.whl"))
+    if not wheels:
+        sys.exit(f"bundle: there are no wheels in {out}; `make release` makes them first")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    version = project["project"]["version"]
+    for folder in (ROOT, ROOT / "compat"):
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    site = out / f"pccl-site-{version}.tar.gz"
+    archive(make_site.SITE, site, commit_time())
+    bill = out / f"pccl-{version}.cdx.json"
+    bill.write_text(materials(project, commit_time()), encoding="utf-8")
+    (out / "SHA256SUMS").unlink(missing_ok=True)
+    (out / "SHA256SUMS").write_text(checksums(out), encoding="ascii")
+    for path in sorted(out.iterdir()):
+        print(f"bundle: {path.name}, {path.stat().st_size / 2**20:.2f} MiB", file=sys.stderr)
+
+
+def commit_time() -> int:
+    """Seconds since 1970."""
+    command = ["git", "log", "-1", "--format=%ct"]
+    return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+
+
+def archive(folder: Path, file: Path, seconds: int) -> None:
+    """All of a folder, with nothing of the machine or the user that packed it."""
+    if not (folder / "index.html").exists():
+        sys.exit(f"bundle: {folder} is no site; `make docs` makes it")
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = seconds, 0, 0, "", ""
+        entry.mode = 0o755 if entry.isdir() else 0o644
+        return entry
+
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=seconds) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            tar.add(path, path.relative_to(folder.parent), recursive=False, filter=plain)
+
+
+def materials(project: dict[str, object], seconds: int) -> str:
+    """The bill of materials: what is compiled in, what is required, what the extras bring."""
+    about = project["project"]
+    build = project["build-system"]
+    assert isinstance(about, dict) and isinstance(build, dict)
+    product = component(about["name"], about["version"], "MIT", None)
+    bom = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"{about['name']}@{about['version']}"))
+    bom.metadata.timestamp = datetime.fromtimestamp(seconds, UTC)
+    bom.metadata.component = product
+    pinned = dict(
+        requirement.split("==") for requirement in build["requires"] if "==" in requirement
+    )
+    parts = [
+        component(name, pinned[name], licence, ComponentScope.REQUIRED)
+        for name, licence in COMPILED_IN.items()
+    ]
+    parts.append(component(*XLA_FFI, ComponentScope.REQUIRED))
+    needed = [name_of(requirement) for requirement in about["dependencies"]]
+    parts += [component(name, None, None, ComponentScope.REQUIRED) for name in needed]
+    extras = about["optional-dependencies"]
+    brought = {
+        name_of(one) for extra in ("numpy", "torch", "jax", "train") for one in extras[extra]
+    }
+    parts += [component(name, None, None, ComponentScope.OPTIONAL) for name in sorted(brought)]
+    bom.components.update(parts)
+    bom.register_dependency(product, parts)
+    text = JsonV1Dot6(bom).output_as_string(indent=2)
+    wrong = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    if wrong is not None:
+        sys.exit(f"bundle: the bill of materials breaks its schema: {wrong}")
+    return text
+
+
+def name_of(requirement: str) -> str:
+    """ "numpy" of "numpy>=1.26"."""
+    return re.split(r"[<>=!~;\[ ]", requirement)[0]
+
+
+def component(
+    name: str, version: str | None, licence: str | None, scope: ComponentScope | None
+) -> Component:
+    return Component(
+        name=name,
+        version=version,
+        type=ComponentType.LIBRARY,
+        scope=scope,
+        purl=PackageURL("pypi", None, name, version),
+        bom_ref=f"{name}@{version}" if version else name,
+        licenses=[LicenseExpression(licence)] if licence else [],
+    )
+
+
+def checksums(folder: Path) -> str:
+    """As `sha256sum *` prints them."""
+    lines = (
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.iterdir())
+    )
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    main()
