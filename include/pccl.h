@@ -1,7 +1,7 @@
 /* pccl.h: the C ABI of PCCL, the only public contract of the native library.
  *
  * It owns every type, constant and function that a C program (or a binding) may use, and not how any of it works; start
- * at docs/internals/ARCHITECTURE.md for that, and docs/internals/PROMISE.md for what is promised.
+ * at docs/internals/ARCHITECTURE.md for that, and docs/reference/PROMISE.md for what is promised.
  *
  * Rules that hold for every function:
  *   - A function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one

@@ -1,4 +1,4 @@
-//! Tests of the codecs: codec_scalar.zig against the promises of docs/internals/KERNELS.md, then
+//! Tests of the codecs: codec_scalar.zig against the promises of docs/reference/CODECS.md, then
 //! every CPU level that this machine has against codec_scalar.zig, to the bit: every codec, every
 //! length from 0 to 257, all alignments, and the numbers where arithmetic goes wrong first.
 

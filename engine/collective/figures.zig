@@ -4,7 +4,7 @@
 //!
 //! The bound is of any schedule: all members together send each byte as often as it must be added
 //! and told, and through each cut goes what one side has and the other wants. The prediction is of
-//! one way: the slowest link or member, and the hops. Both are in docs/guides/PERFORMANCE.md.
+//! one way: the slowest link or member, and the hops. Both are in docs/internals/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");

@@ -539,6 +539,6 @@ test "a call allocates as often for many pieces as for few" {
         _ = try it.sum(count);
     };
     const few = try it.sum(1);
-    try expectEqual(7, few); // docs/guides/PERFORMANCE.md
+    try expectEqual(7, few); // docs/internals/ALGORITHMS.md, "How a link is filled"
     try expectEqual(few, try it.sum(world.elements));
 }

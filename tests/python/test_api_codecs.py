@@ -111,7 +111,7 @@ def test_a_codec_sends_fewer_bytes(world: Any) -> None:
 
 
 def test_rotation_helps_where_some_elements_stick_out(world: Any) -> None:
-    """Student's t with three degrees of freedom: docs/internals/KERNELS.md has the figures."""
+    """Student's t with three degrees of freedom: docs/internals/BENCHMARKS.md has the figures."""
     tails = [np.random.default_rng(rank).standard_t(3, COUNT) for rank in range(3)]
     inputs = [tail.astype(np.float32) for tail in tails]
     turned, plain = (

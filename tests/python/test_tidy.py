@@ -2,7 +2,7 @@
 
 Each rule is a function from (path, text) to complaints, applied to every source file; each is also
 shown a text that breaks it, so that a rule which finds nothing is known to look. Why the rules are
-what they are: docs/HACKING.md.
+what they are: docs/internals/HACKING.md.
 """
 
 from __future__ import annotations
