@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pccl_py import Group, InvalidUsage, Mismatch, PcclError, PeerId, Strategy, SyncOutcome
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import StrategyName, first_of, shown
+from pccl_py.words import StrategyName, first_of, shown, unsigned
 from pccl_torch import ahead
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.errors import torch_error
@@ -83,17 +83,19 @@ class ElasticState:
 
     All members make it of modules and optimizers of the same structure. State that an optimizer
     makes at its first step is made in `sync` on members that have none yet. `group`: a process
-    group of pccl; the default group if None, as it is when `sync` is called.
+    group of pccl; the default group if None, as it is when `sync` is called. `revision`: with
+    content of a checkpoint, the `revision` that this state had when it was saved. Of members that
+    start together the content of the highest revision wins.
 
     `prefetch`, the same on all members: a newcomer fetches in the background, before the others let
     it in, the tensors that do not change, those of a frozen base model for example. It must make
     the ElasticState before its `dist.init_process_group`. A member has one such state at a time:
     it keeps the memory of the tensors of the last sync until the next one, or until `close`.
 
-    Raises TypeError for what is no module, no optimizer or no number, for a module with extra state
-    that is no tensor, and for state of an optimizer that is no tensor and no number; `sync` and
-    `digest` also for a DTensor that is not replicated on all of its mesh (FSDP2): `Hsdp.sync` is
-    for these.
+    Raises InvalidArgument for a revision outside [0, 2**62), and TypeError for what is no module,
+    no optimizer or no number, for a module with extra state that is no tensor, and for state of an
+    optimizer that is no tensor and no number; `sync` and `digest` also for a DTensor that is not
+    replicated on all of its mesh (FSDP2): `Hsdp.sync` is for these.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class ElasticState:
         optimizer: Optimizer | None = None,
         *more: Never,
         group: Any = None,
+        revision: int = 0,
         prefetch: bool = False,
         **counters: float,
     ) -> None:
@@ -121,7 +124,7 @@ class ElasticState:
         self._module: nn.Module = inner
         self._optimizer = optimizer
         self._group = group
-        self._revision = 0
+        self._revision = unsigned(revision, "revision", 62)
         self._prefetch = bool(prefetch)
         self._shared: _Shared | None = None
         # With prefetch: what the optimizer will keep, before it or another member's has any.
@@ -157,7 +160,7 @@ class ElasticState:
 
     @property
     def revision(self) -> int:
-        """How many syncs there were; content of a higher revision wins in the next one."""
+        """That of the content: one more after each sync. Save it beside the content."""
         return self._revision
 
     def sync(

@@ -350,6 +350,29 @@ def test_a_newcomer_gets_state_that_its_optimizer_has_not_made_yet(
     assert first == second and first[0] != first[1]
 
 
+def test_the_newer_of_two_checkpoints_wins_whoever_has_it(world: pccl.LocalWorld) -> None:
+    """Goal: peers that start together from different files go on from the newer file. Method: rank
+    1 has gone on alone before, as the last one of a run does."""
+
+    def run(comm: pccl.Communicator) -> tuple[str, float, int]:
+        module = model(comm.rank)
+        optimizer = torch.optim.AdamW(module.parameters())
+        for number in range(1 + comm.rank):
+            step(module, optimizer, number)
+        state = pccl_torch.ElasticState(
+            module, optimizer, group=group_of(comm), revision=40 + comm.rank, step=40 + comm.rank
+        )
+        before = state.digest()
+        state.sync()
+        assert (state.digest() == before) == (comm.rank == 1)
+        return state.digest(), state.step, state.revision
+
+    first, second = world.run(run)
+    assert first == second and first[1:] == (41, 42)
+    with pytest.raises(pccl.InvalidArgument, match="revision must be between 0 and 2"):
+        pccl_torch.ElasticState(model(), revision=1 << 62)
+
+
 def test_members_that_have_made_no_step_agree_and_make_nothing(world: pccl.LocalWorld) -> None:
     def run(comm: pccl.Communicator) -> str:
         module = model(comm.rank)
