@@ -1,7 +1,8 @@
 """The README as the page of a package index shows it: there are no files that a link could mean.
 
 Hatchling calls `Hook` for the metadata of the wheel and of the sdist. With a `Source` among the
-project's URLs in pyproject.toml relative links lead there; without one they become plain text.
+project's URLs in pyproject.toml relative links lead there; without one they become plain text, and
+pictures go.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-RELATIVE_LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)\s]+)\)")
+RELATIVE_LINK = re.compile(r"(!?)\[([^\]\n]+)\]\((?!\w+:|#)([^)\s]+)\)")
 
 
 def for_package_page(text: str, source: str | None) -> str:
     """The text with links that work without a checkout."""
-    target = r"\1" if source is None else rf"[\1]({source.rstrip('/')}/blob/main/\2)"
-    return RELATIVE_LINK.sub(target, text)
+
+    def replaced(found: re.Match[str]) -> str:
+        is_picture, label, target = found[1] == "!", found[2], found[3]
+        if source is None:
+            return "" if is_picture else label
+        kind = "raw" if is_picture else "blob"
+        return f"{found[1]}[{label}]({source.rstrip('/')}/{kind}/main/{target})"
+
+    return RELATIVE_LINK.sub(replaced, text)
 
 
 class Hook(MetadataHookInterface):

@@ -1,23 +1,30 @@
-"""Follows the README from an installed wheel, as a stranger does: a part of `make test-long`.
+"""Follows the README and the guide to collectives from an installed wheel, as a stranger does.
 
     python release/try_readme.py [WHEEL]
 
-Without a wheel it makes one for this Python and CPU, and asks wheel_check.py about it. pip installs
-it with the extra `numpy` into an environment of its own, whose folder has the README's examples and
-nothing else of the repository. There the README's commands run as they stand, its programs under
-`pccl run`, and the pieces of "More examples" one after the other, on two peers.
+A part of `make test-long`. Without a wheel it makes one for this Python and CPU, and asks
+wheel_check.py about it. pip installs it with the extra `numpy` into an environment of its own,
+whose folder has the README's examples and nothing else of the repository. There the README's
+commands run as they stand, one of the four peers of its second run is killed, and the pieces of
+docs/guides/COLLECTIVES.md run one after the other on two peers. The pieces for PyTorch and JAX run
+in the environment of the checkout, which has both.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import venv
 from pathlib import Path
+from typing import IO
 
+import psutil
 import wheel_check
 import wheels
 
@@ -55,25 +62,22 @@ with pccl.connect(initial_world_size=2) as comm:
     print("all of it")
 """
 
-
-BEFORE_TRAINING = """
-import pccl_train.torch
+# Code around the README's pieces for frameworks.
+TORCH = """
 import torch
 
-torch.set_num_threads(1)
-
-
-class Model(torch.nn.Linear):
-    def forward(self, x):
-        return (super().forward(x) - x).square().mean()
-
-
-model = Model(4, 4)
-optimizer = torch.optim.AdamW(model.parameters())
-batches = iter(lambda: torch.randn(8, 4), None)
+x = torch.ones(2)
+dist.all_reduce(x)
+print(x.tolist())
+dist.destroy_process_group()
 """
-AFTER_TRAINING = """
-print(turn.step, diloco.digest())
+JAX = """
+import jax.numpy as jnp
+import pccl_py as pccl
+
+with pccl.connect(initial_world_size=2) as comm:
+    comm.admit()
+    print(total(comm, jnp.ones(2)).tolist())
 """
 
 
@@ -89,10 +93,13 @@ def main() -> None:
         compiler.write_text(f'#!/bin/sh\nexec {sys.executable} -m ziglang cc "$@"\n')
         compiler.chmod(0o755)
     readme = (ROOT / "README.md").read_text("utf-8")
-    first, by_hand, more, training = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    follow_programs(first, by_hand, more)
-    follow_training(training)
-    for block in re.findall(r"```(?:sh|console)\n(.*?)```", readme, re.DOTALL):
+    guide = (ROOT / "docs" / "guides" / "COLLECTIVES.md").read_text("utf-8")
+    first, for_torch, for_jax = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    follow_quickstart(first, readme)
+    follow_pieces("\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
+    follow_framework("for_torch.py", for_torch + TORCH)
+    follow_framework("for_jax.py", for_jax + JAX)
+    for block in re.findall(r"```console\n(.*?)```", readme, re.DOTALL):
         follow_commands(block)
     say(f"{wheel.name}: all that the README shows works")
 
@@ -106,64 +113,79 @@ def made() -> Path:
     return wheel
 
 
-def follow_programs(first: str, by_hand: str, more: str) -> None:
-    """The first program as it stands, the others with what they take for granted."""
-    (FOLDER / "first.py").write_text(first)
-    lines = run("pccl", "run", "-n", "4", "--", "first.py").splitlines()
+def follow_quickstart(program: str, readme: str) -> None:
+    """The first program, by the two commands below it; a peer of the second run is killed."""
+    (FOLDER / "quickstart.py").write_text(program)
+    short, long = re.findall(r"^pccl run .*quickstart.py.*$", readme, re.MULTILINE)
+    lines = run("sh", "-c", short).splitlines()
     steps = {line.partition("] ")[2] for line in lines if "step 20: " in line}
     assert len(lines) == 80 and len(steps) == 1, lines
     assert steps.pop().startswith("step 20: 4 peers, digest ")
-    counted = by_hand.rstrip() + "\n    print(int(steps_done[0]))\n"
-    (FOLDER / "by_hand.py").write_text(BEFORE + counted)
-    said = run("pccl", "run", "-n", "2", "--", "by_hand.py")
-    assert sorted(said.splitlines()) == ["[0] 20", "[1] 20"], said
-    (FOLDER / "more.txt").write_text(more)
-    (FOLDER / "more.py").write_text(BEFORE + EXAMPLES)
-    said = run("pccl", "run", "-n", "2", "--", "more.py", "more.txt")
-    assert sorted(said.splitlines()) == ["[0] all of it", "[1] all of it"], said
+    say(f"{long}, and kill one")
+    with (
+        (FOLDER / "quickstart.errors").open("w") as errors,
+        subprocess.Popen(
+            shlex.split(long),
+            cwd=FOLDER,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as running,
+    ):
+        assert running.stdout is not None
+        timer = threading.Timer(SECONDS_MAX, running.kill)
+        timer.start()
+        try:
+            wait_for(running.stdout, ": 4 peers")
+            psutil.Process(running.pid).children()[-1].kill()
+            wait_for(running.stdout, ": 3 peers")
+            wait_for(running.stdout, ": 4 peers")
+            running.send_signal(signal.SIGINT)
+            running.stdout.read()
+        finally:
+            timer.cancel()
+            running.terminate()
 
 
-def follow_training(block: str) -> None:
-    """The loop for PyTorch, which this environment has and that of the wheel has not."""
-    (FOLDER / "training.py").write_text(BEFORE_TRAINING + block + AFTER_TRAINING)
+def wait_for(lines: IO[str], text: str) -> None:
+    if not any(text in line for line in lines):
+        errors = (FOLDER / "quickstart.errors").read_text("utf-8")
+        sys.exit(f"try_readme: no line with {text!r} before the second run ended\n{errors}")
+
+
+def follow_pieces(pieces: str) -> None:
+    """Those of the guide, with what they take for granted."""
+    (FOLDER / "pieces.txt").write_text(pieces)
+    (FOLDER / "pieces.py").write_text(BEFORE + EXAMPLES)
+    said = run("pccl", "run", "-n", "2", "--", "pieces.py", "pieces.txt").splitlines()
+    ends = [line for line in said if line.endswith("all of it")]
+    assert sorted(ends) == ["[0] all of it", "[1] all of it"], said
+
+
+def follow_framework(name: str, program: str) -> None:
+    """Two peers of the checkout's environment, in which PyTorch and JAX are installed."""
+    (FOLDER / name).write_text(program)
     command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable]
-    lines = run(*command, "training.py").splitlines()
-    assert len(lines) == 2 and len({line.partition("] ")[2] for line in lines}) == 1, lines
+    lines = run(*command, name).splitlines()
+    assert sorted(lines) == ["[0] [2.0, 2.0]", "[1] [2.0, 2.0]"], lines
 
 
 def follow_commands(block: str) -> None:
-    """Commands that use PCCL; those that install or build it have been done another way."""
+    """The commands of a block, as they stand."""
     for line in block.splitlines():
-        command = line.removeprefix("$ ")
-        if not command.startswith(("pccl run ", "cc ")):
-            continue
-        say(command)
-        shown = run("sh", "-c", command)
-        # Numbers of an example: how often its loop went round meanwhile.
-        if line.startswith("$ pccl"):
-            wanted, got = (sorted(digits_aside(text)) for text in (block, shown))
-            assert set(got) <= set(wanted) and got, (wanted, got)
-
-
-def digits_aside(text: str) -> list[str]:
-    """Lines of processes, with ranks and counts that differ from run to run left out."""
-    lines = [line for line in text.splitlines() if line.startswith("[")]
-    return [re.sub(r"^\[\d\]|rank \d|\d+ ticks", "", line) for line in lines]
+        say(line)
+        shown = run("sh", "-c", line.removeprefix("$ ")).splitlines()
+        if "average" in line and "pccl run" in line:
+            assert len(shown) == 3 and all("of 3 contributors" in text for text in shown), shown
 
 
 def run(*command: str) -> str:
     """A command of the environment; what it prints. Ends all if it fails."""
-    programs = FOLDER / "venv" / "bin"
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PCCL_BIND": "127.0.0.1:0",
-    }
-    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         command,
         cwd=FOLDER,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -172,6 +194,14 @@ def run(*command: str) -> str:
     if done.returncode != 0:
         sys.exit(f"try_readme: {' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """That of a shell in which the environment of FOLDER is active."""
+    programs = FOLDER / "venv" / "bin"
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "PATH": path, "PCCL_BIND": "127.0.0.1:0"}
 
 
 def say(text: str) -> None:

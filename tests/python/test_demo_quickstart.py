@@ -11,7 +11,7 @@ from pathlib import Path
 import pccl_py as pccl
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICKSTART = [sys.executable, "examples/quickstart.py"]
+QUICKSTART = [sys.executable, "examples/quickstart.py", "20"]
 # Unbuffered: what a killed process has printed must not die with it.
 ENVIRONMENT = {
     **os.environ,

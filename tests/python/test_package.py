@@ -216,7 +216,7 @@ def test_the_page_of_the_package_is_the_readme_without_dead_links(sdist: tarfile
     assert file is not None
     text = file.read().decode()
     assert "Description-Content-Type: text/markdown" in text and "all_reduce" in text
-    assert "examples/quickstart.py" in text
+    assert "pccl.steps(" in text and "![" not in text
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
     assert "Project-URL: Paper, https://arxiv.org/abs/2505.14065" in text
     # The notices of what is compiled in, as their licences ask.
@@ -225,9 +225,10 @@ def test_the_page_of_the_package_is_the_readme_without_dead_links(sdist: tarfile
 
 
 def test_links_lead_to_the_source_once_it_has_an_address() -> None:
-    text = "[a](docs/A.md#b), [`c`](c/d.py), [e](#e), [f](https://f.example/g)"
+    text = "![p](docs/p.png)[a](docs/A.md#b), [`c`](c/d.py), [e](#e), [f](https://f.example/g)"
     page = hatch_readme.for_package_page(text, "https://git.example/pccl/")
     assert page == (
+        "![p](https://git.example/pccl/raw/main/docs/p.png)"
         "[a](https://git.example/pccl/blob/main/docs/A.md#b), "
         "[`c`](https://git.example/pccl/blob/main/c/d.py), [e](#e), [f](https://f.example/g)"
     )
