@@ -1,4 +1,4 @@
-"""What a release has beside its wheels, and the checksums of all: the last part of `make release`.
+"""Adds all but the wheels to a release, and checksums: the last part of `make release`.
 
     python release/bundle.py [--out dist]
 
@@ -89,7 +89,7 @@ def archive(folder: Path, file: Path, seconds: int) -> None:
 
 
 def materials(project: dict[str, object], seconds: int) -> str:
-    """The bill of materials: what is compiled in, what is required, what the extras bring."""
+    """The bill of materials: parts compiled in, requirements, and requirements of extras."""
     about = project["project"]
     build = project["build-system"]
     assert isinstance(about, dict) and isinstance(build, dict)

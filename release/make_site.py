@@ -1,9 +1,12 @@
-"""The site of the documentation, in build/site: `make docs`.
+"""The site of the documentation, in build/site/VERSION: `make docs`.
 
 mkdocs-material shows docs/, the README as its first page, the Python reference from docstrings
 (mkdocstrings), the C reference from the header (c_reference.py) and that of the commands. Sources
 are put together in build/site-sources, with links to files that the site does not have as plain
-text; a link to nowhere is an error. The picture of the demo is docs/loss.png, drawn by `make demo`.
+text; a link to nowhere is an error.
+
+VERSION is that of the wheel. Sites of other versions that are in build/site stay there: the head of
+each page lets the reader choose among them, and build/site/index.html leads to the newest.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import c_reference
@@ -24,22 +28,24 @@ from typer.cli import get_docs_for_click
 import pccl_py.cli.commands
 
 ROOT = Path(__file__).resolve().parent.parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # Files that are pages under another name.
 PAGES = {
     "README.md": "index.md",
+    "docs/README.md": "contents.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "include/pccl.h": "reference/c.md",
 }
-# A page that is not listed is an error.
+# A page that is not listed is an error, and so is a listed page that does not exist.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["index.md", "guides/INSTALL.md", "TUTORIAL.md"],
+    "Start": ["index.md", "TUTORIAL.md", "guides/INSTALL.md", "contents.md"],
     "Guides": [
-        *("guides/DILOCO.md", "guides/CHECKPOINTS.md", "guides/NETWORKING.md"),
-        *("guides/INTERNET.md", "guides/OPERATE.md", "guides/PERFORMANCE.md"),
-        *("guides/TORCH.md", "guides/FRAMEWORKS.md", "guides/JAX.md", "guides/C.md"),
-        "guides/MIGRATING.md",
+        *("guides/COLLECTIVES.md", "guides/DILOCO.md", "guides/CHECKPOINTS.md"),
+        *("guides/NETWORKING.md", "guides/INTERNET.md", "guides/OPERATE.md"),
+        *("guides/PERFORMANCE.md", "guides/TORCH.md", "guides/FRAMEWORKS.md"),
+        *("guides/JAX.md", "guides/C.md", "guides/MIGRATING.md"),
     ],
     "Reference": [
         *("reference/python.md", "reference/numpy.md", "reference/torch.md"),
@@ -57,6 +63,25 @@ NAVIGATION: dict[str, list[str]] = {
 }
 
 
+# The Python reference by topic. Errors come last: each class of pccl_py.errors.
+TOPICS: dict[str, list[str]] = {
+    "Joining a run": ["connect", "steps", "Step", "exit_on_sigterm"],
+    "Collectives": ["Communicator", "Group", "Run"],
+    "Results": ["Work", "Outcome", "Range", "Admission", "GroupInfo", "Roster", "PeerId"],
+    "Shared state": ["SharedState", "SyncOutcome", "Strategy", "StateRule"],
+    "Codecs": ["Codec", "CodecKind", "Rounding", "ErrorFeedback"],
+    "Choices": ["ReduceOp", "DType", "Plan", "Recovery", "Congestion", "Probe"],
+    "Coordinators and tokens": [
+        *("Coordinator", "run_status", "Token", "token_create", "token_parse", "LocalWorld"),
+    ],
+    "Types of arguments": [
+        *("Array", "Buffer", "CodecName", "CongestionName", "OpName", "PlanName", "ProbeName"),
+        *("RecoveryName", "RoundingName", "StateRuleName", "StrategyName"),
+    ],
+    "The installation": ["cpu_level", "include_dir", "library_dir", "wire_version"],
+}
+
+
 def main() -> None:
     """Ends with status 1 and the words of mkdocs where it has found something wrong."""
     shutil.rmtree(SOURCES, ignore_errors=True)
@@ -64,21 +89,24 @@ def main() -> None:
     write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
     for document in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         source = document.relative_to(ROOT)
-        page = source.as_posix().removeprefix("docs/")
-        write(page, with_links(document.read_text("utf-8"), source))
+        write(page_of(source.as_posix()), with_links(document.read_text("utf-8"), source))
     write("reference/c.md", c_reference.page((ROOT / "include" / "pccl.h").read_text("utf-8")))
-    write("reference/python.md", python_page("pccl_py", "Python reference"))
-    write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
-    write("reference/torch.md", python_page("pccl_torch", "PyTorch reference"))
-    write("reference/jax.md", python_page("pccl_jax", "JAX reference"))
-    write("reference/train.md", python_page("pccl_train", "Training reference"))
+    write("reference/python.md", python_page("pccl_py", "Python reference", TOPICS))
+    write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference", {}))
+    write("reference/torch.md", python_page("pccl_torch", "PyTorch reference", {}))
+    write("reference/jax.md", python_page("pccl_jax", "JAX reference", {}))
+    write("reference/train.md", python_page("pccl_train", "Training reference", {}))
     command = typer.main.get_command(pccl_py.cli.commands.app)
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")
-    write("reference/cli.md", page)
-    for picture in (ROOT / "docs").glob("*.png"):
+    write("reference/cli.md", "# Options of commands\n" + page.partition("\n")[2])
+    for picture in pictures():
         shutil.copy(picture, SOURCES)
-    show_demo()
+    # Programs have up to 100 columns.
+    write(
+        "wide.css",
+        ".md-grid { max-width: 76rem; }\n.md-typeset pre > code { font-size: 0.68rem; }\n",
+    )
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
     # Not --quiet, which hides the warnings from --strict too.
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
@@ -91,6 +119,23 @@ def main() -> None:
     )
     if done.returncode != 0:
         sys.exit(done.stdout + done.stderr)
+    list_versions(SITE)
+
+
+def pictures() -> list[Path]:
+    return sorted(path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg"))
+
+
+def list_versions(site: Path) -> None:
+    """Writes what the choice of versions reads, and a page that leads to the newest version."""
+    versions = [path.parent.name for path in site.glob("*/index.html")]
+    versions.sort(key=lambda text: [int(part) for part in text.split(".")], reverse=True)
+    listed = [{"version": text, "title": text, "aliases": []} for text in versions]
+    (site / "versions.json").write_text(json.dumps(listed), encoding="utf-8")
+    lead = (
+        f'<!doctype html><title>PCCL</title><meta http-equiv="refresh" content="0; {versions[0]}/">'
+    )
+    (site / "index.html").write_text(lead, encoding="utf-8")
 
 
 def write(name: str, text: str) -> None:
@@ -98,27 +143,29 @@ def write(name: str, text: str) -> None:
     (SOURCES / name).write_text(text, encoding="utf-8")
 
 
+def page_of(file: str) -> str:
+    """The path in the site of a file of the repository."""
+    return PAGES.get(file, file.removeprefix("docs/"))
+
+
 def with_links(text: str, document: Path) -> str:
     """Links as the site has them. One that leads to no page becomes plain text."""
-    here = PAGES.get(document.as_posix(), document.as_posix().removeprefix("docs/"))
+    here = page_of(document.as_posix())
 
     def replaced(found: re.Match[str]) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
         file = (ROOT / document.parent / target).resolve().relative_to(ROOT).as_posix()
-        page = PAGES.get(file)
-        if file.startswith("docs/") and file.endswith((".md", ".png", ".svg")):
-            page = file.removeprefix("docs/")
-        if page is None:
+        if file not in PAGES and not re.fullmatch(r"docs/.*\.(md|png|svg)", file):
             return text
-        return f"[{text}]({os.path.relpath(page, Path(here).parent)}{anchor})"
+        return f"[{text}]({os.path.relpath(page_of(file), Path(here).parent)}{anchor})"
 
     return LINK.sub(replaced, text)
 
 
-def python_page(module: str, title: str) -> str:
-    """A directive for each public name, so that the page is in the order of `__all__`.
-
-    The module is read, not imported: what it needs may be missing here.
+def python_page(module: str, title: str, topics: dict[str, list[str]]) -> str:
+    """A directive for each public name: by topic, with all that are in no topic as errors at the
+    end; without topics functions first, then classes. The module is read, not imported: what it
+    needs may be missing here.
     """
     places = (ROOT / module, ROOT / "frontends" / module)
     (source,) = (place for place in places if place.is_dir())
@@ -129,28 +176,30 @@ def python_page(module: str, title: str) -> str:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     names = [name for name in ast.literal_eval(listed) if not name.startswith("__")]
-    directives = [f"::: {module}.{name}\n" for name in names]
+    told = {name for topic in topics.values() for name in topic}
+    rest = [name for name in names if name not in told]
+    sections = dict(topics)
+    if topics:
+        sections["Errors"] = sorted(rest, key=lambda name: name != "PcclError")
+    else:
+        sections["Functions"] = [name for name in rest if name[0].islower()]
+        sections["Classes"] = [name for name in rest if name[0].isupper()]
     opening = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return f"# {title}\n\n{opening}\n\n" + "\n".join(directives)
-
-
-def show_demo() -> None:
-    """On the first page. It is in the repository: the demo takes minutes, and the site does not."""
-    text = (SOURCES / "index.md").read_text("utf-8")
-    head, mark, rest = text.partition("## Twenty lines")
-    assert mark, "the README has no such heading any more"
-    write("index.md", f"{head}![Loss of the peers of the demo](loss.png)\n\n{mark}{rest}")
+    page = f"# {title}\n\n{opening}\n"
+    for topic, members in sections.items():
+        page += f"\n## {topic}\n\n" + "\n".join(f"::: {module}.{name}\n" for name in members)
+    return page
 
 
 def configuration() -> dict[str, object]:
     """For mkdocs, whose YAML takes JSON as well."""
     there = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.md")}
     listed = {page for pages in NAVIGATION.values() for page in pages}
-    if there - listed:
-        sys.exit(f"make_site: no place in the navigation for {sorted(there - listed)}")
+    if there != listed:
+        sys.exit(f"make_site: NAVIGATION and the pages differ by {sorted(there ^ listed)}")
     options = {
         "docstring_style": "google",
-        "heading_level": 2,
+        "heading_level": 3,
         "show_root_heading": True,
         "show_root_full_path": False,
         "show_source": False,
@@ -163,12 +212,19 @@ def configuration() -> dict[str, object]:
     return {
         "site_name": "PCCL",
         "docs_dir": str(SOURCES),
-        "site_dir": str(SITE),
+        "site_dir": str(SITE / VERSION),
+        "extra": {"version": {"provider": "mike"}, "generator": False},
+        "extra_css": ["wide.css"],
         # No fonts and no search from elsewhere: the site works without a network.
         "theme": {
             "name": "material",
             "font": False,
-            "features": ["navigation.sections", "toc.follow", "content.code.copy"],
+            "features": [
+                "navigation.sections",
+                "navigation.top",
+                "toc.follow",
+                "content.code.copy",
+            ],
             "palette": [
                 {"media": "(prefers-color-scheme: light)", "scheme": "default"},
                 {"media": "(prefers-color-scheme: dark)", "scheme": "slate"},
@@ -202,10 +258,7 @@ def configuration() -> dict[str, object]:
             },
             "nav": {"not_found": "warn", "omitted_files": "warn"},
         },
-        "nav": [
-            {title: [page for page in pages if page in there]}
-            for title, pages in NAVIGATION.items()
-        ],
+        "nav": [{title: pages} for title, pages in NAVIGATION.items()],
     }
 
 

@@ -1,4 +1,4 @@
-"""What `make release` puts beside the wheels; the wheels have tests of their own."""
+"""The files that `make release` puts beside the wheels; the wheels have tests of their own."""
 
 from __future__ import annotations
 

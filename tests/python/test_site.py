@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -24,19 +25,39 @@ CLI = "pccl_py.cli"
 def test_every_document_has_a_place_in_the_navigation() -> None:
     listed = [page for pages in make_site.NAVIGATION.values() for page in pages]
     assert len(listed) == len(set(listed))
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert pages <= set(listed)
+    pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert {make_site.page_of(page) for page in pages} <= set(listed)
 
 
-def test_the_first_page_has_the_picture_of_the_demo(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    picture = ROOT / "docs" / "loss.png"
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000
-    monkeypatch.setattr(make_site, "SOURCES", tmp_path)
-    make_site.write("index.md", (ROOT / "README.md").read_text("utf-8"))
-    make_site.show_demo()
-    assert "](loss.png)" in (tmp_path / "index.md").read_text("utf-8")
+def test_pictures_are_small_and_each_is_shown() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = "\n".join(page.read_text("utf-8") for page in pages)
+    pictures = make_site.pictures()
+    assert len(pictures) > 3
+    for picture in pictures:
+        assert picture.stat().st_size < 300_000, picture
+        assert re.search(rf"!\[[^\]]+\]\([\w./]*{picture.name}\)", shown), picture
+
+
+def test_the_python_reference_is_by_topic_with_the_errors_last() -> None:
+    page = make_site.python_page("pccl_py", "Python reference", make_site.TOPICS)
+    names = re.findall(r"^::: pccl_py\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == sorted(set(pccl.__all__) - {"__version__"})
+    assert names[:3] == ["connect", "steps", "Step"]
+    errors = page.partition("## Errors")[2]
+    for name in re.findall(r"^::: pccl_py\.(\w+)$", errors, re.MULTILINE):
+        assert issubclass(getattr(pccl, name), pccl.PcclError), name
+    assert "PcclError" in errors
+
+
+def test_a_version_stays_beside_a_newer_one(tmp_path: Path) -> None:
+    for version in ("0.1.0", "0.10.0", "0.9.0"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "index.html").touch()
+    make_site.list_versions(tmp_path)
+    listed = json.loads((tmp_path / "versions.json").read_text("utf-8"))
+    assert [entry["version"] for entry in listed] == ["0.10.0", "0.9.0", "0.1.0"]
+    assert "0; 0.10.0/" in (tmp_path / "index.html").read_text("utf-8")
 
 
 def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:
