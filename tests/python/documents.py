@@ -56,8 +56,8 @@ FOREIGN |= frozenset(
         """,
     )
 )
-# Words of the libraries that docs/guides/TORCH.md has recipes for.
-FOREIGN |= frozenset({"TrainingArguments", "DDPStrategy"})
+# Words of the libraries that docs/guides/FRAMEWORKS.md has recipes for.
+FOREIGN |= frozenset({"TrainingArguments", "DDPStrategy", "nnx", "eqx"})
 # Words of the libraries from which docs/guides/DILOCO.md says how to move.
 FOREIGN |= frozenset({"DiLoCoOptimizer"})
 # Words of the libraries that docs/guides/MIGRATING.md is about.
