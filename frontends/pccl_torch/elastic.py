@@ -84,8 +84,8 @@ class ElasticState:
     All members make it of modules and optimizers of the same structure. State that an optimizer
     makes at its first step is made in `sync` on members that have none yet. `group`: a process
     group of pccl; the default group if None, as it is when `sync` is called. `revision`: with
-    content of a checkpoint, the `revision` that this state had when it was saved. Of members that
-    start together the content of the highest revision wins.
+    content of a checkpoint, the `revision` that this state had when it was saved. If members start
+    together, the content of the highest revision wins.
 
     `prefetch`, the same on all members: a newcomer fetches in the background, before the others let
     it in, the tensors that do not change, those of a frozen base model for example. It must make
