@@ -2,10 +2,10 @@
 
     pccl run -n 3 --restarts 1 -- python examples/compat/mnist_like.py --peers 3 --kill 1@100
 
-The names are those of PCCL 1.0's package `pccl` (pip install 'pccl-py[compat]'). With `--kill` the
-process with that RANK kills itself in that step; `pccl run` starts it again, and it joins the
-others, which go on until `--peers` are there. Digits are made here: ten patterns of 8 x 8 with
-noise.
+The names are those of PCCL 1.0's package `pccl` (pip install . ./compat in a checkout). With
+`--kill` the process with that RANK kills itself in that step; `pccl run` starts it again, and it
+joins the others, which go on until `--peers` are there. Digits are made here: ten patterns of 8 x 8
+with noise.
 """
 
 import argparse

@@ -292,13 +292,15 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
     if back is None:
         says = way.says if has_address else f"{way.says}: it dials this machine"
         return replace(way, ok=way.ok or not has_address, says=says)
-    at = back["address"] or "an address that nobody knows"
+    at = f" at {back['address']}" if back["address"] else ""
     if back["state"] == "reached":
-        says = f"{way.says}; it has dialed this machine at {at}"
+        says = f"{way.says}; it has dialed this machine{at}"
         remedy = "" if way.ok else "one direction is enough"
         return replace(way, ok=True, says=says, remedy=remedy)
     why = back.get("why", "it has not said how that went")
-    says = f"{way.says}; it has not reached this machine at {at}: {why}"
+    says = f"{way.says}; it has not reached this machine{at}: {why}"
+    if not back["address"]:
+        says = f"{way.says}; it has no address of this machine to dial"
     remedy = (
         "one direction is enough; for both, open PCCL_PORTS here, or PCCL_ADVERTISE what leads here"
         if way.ok

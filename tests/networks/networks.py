@@ -83,6 +83,8 @@ class Machine:
     def __init__(self, namespace: str, address: str) -> None:
         self.namespace = namespace
         self.address = address
+        # Where machines at the bridge see it.
+        self.outside = address
 
     def prefix(self) -> list[str]:
         return ["ip", "netns", "exec", self.namespace]
@@ -172,6 +174,7 @@ class Internet(Closing):
 
     def _routed(self, script: str) -> Machine:
         router, machine = self.public(), self._add("192.168.7.2")
+        machine.outside = router.address
         end = f"eth0 netns {machine.namespace}"
         lines = [f"link add inner type veth peer name {end}"]
         lines += ["address add 192.168.7.1/24 dev inner", "link set inner up"]
