@@ -1,5 +1,5 @@
-//! addresses: where peers say that others can dial them, and what is found out about that. The
-//! coordinator finds it out in door.zig, with the help of its driver (net/finder.zig).
+//! addresses: the addresses at which peers claim that others can dial them, and the search for the
+//! peers there. door.zig searches, with the help of the driver (net/finder.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -9,18 +9,20 @@ const Instant = base.Instant;
 
 /// The address that one peer claims, and the search for the peer there.
 pub const Claim = struct {
-    /// The address as the peer says it.
+    /// The claimed address, as the peer has written it.
     text: []u8 = &.{},
-    /// The key by which the peer proves itself there.
+    /// The key by which the peer proves itself at its address.
     key: wire.hello.Key = @splat(0),
     /// The peer's user has named the address, and is told if it is wrong.
     advertised: bool = false,
     state: State = .unknown,
-    /// The number of the search, new each time; searches wait in this order.
+    /// The number of the last search, new for each search. Searches wait in the order of their
+    /// numbers.
     number: u64 = 0,
-    /// The earliest time of the next search.
+    /// The earliest time at which the queued search may begin.
     not_before: Instant = 0,
-    /// A member was not found before. No peer waits for this search.
+    /// The peer is a member that was not found before, or has changed its address: no round waits
+    /// for this search.
     failed: bool = false,
     /// Groups that the peer enters when the search has ended.
     waiting: std.ArrayList(Waiting) = .empty,
@@ -29,12 +31,14 @@ pub const Claim = struct {
 
     pub const State = enum {
         unknown,
-        /// The search waits for the driver; the driver searches.
+        /// The search waits until the driver is asked.
         queued,
+        /// The driver searches.
         asked,
         /// The peer was found, and others dial it at Peer.address.
         known,
-        /// The peer was not found where it believes to be: it dials the others.
+        /// The peer was not found at the address of its interface: others cannot dial it, so it
+        /// dials them.
         nowhere,
     };
 
@@ -53,43 +57,45 @@ pub const Claim = struct {
         return claim.state == .queued or claim.state == .asked;
     }
 
-    /// Whether the search has an end: others can dial the peer, or know that they cannot.
+    /// Whether the search has ended: others can dial the peer, or it is known that they cannot.
     pub fn is_settled(claim: *const Claim) bool {
         return claim.state == .known or claim.state == .nowhere or claim.failed;
     }
 
-    /// The peer's connection is gone: ends the search and forgets the groups that waited for it.
+    /// The peer's connection is gone: ends the search and forgets the groups that waited for the
+    /// search.
     pub fn disconnected(claim: *Claim) void {
         claim.waiting.clearRetainingCapacity();
         if (claim.state != .known) claim.state = .unknown;
     }
 };
 
-/// A question to the driver.
+/// The driver is asked to look for a peer.
 pub const Question = struct {
     number: u64,
     peer: base.PeerId,
     /// The host that the peer's connection comes from.
     source: base.Source,
-    /// A peer from that network was not found lately.
+    /// A peer from the network of `source` was not found lately.
     is_doubtful: bool = false,
     /// The address to dial, as Endpoint.parse_told takes it. Valid during the call.
     address: []const u8,
-    /// The host of the peer's connection with the port of `address`. It is tried last, and counts
-    /// only if the peer proves itself there. Empty: it is not tried. Valid during the call.
+    /// A second address to dial if `address` fails: the host of the peer's connection with the port
+    /// of `address`. The peer must prove itself there. Empty: there is no second address. Valid
+    /// during the call.
     seen: []const u8 = "",
     key: wire.hello.Key,
 };
 
 pub const Answer = union(enum) {
-    /// The address of the peer in numbers. Valid during the call.
+    /// The numeric address at which the peer was found. Valid during the call.
     found: []const u8,
     not_found: wire.Dialed,
 };
 
 pub const Reply = union(enum) {
     answer: Answer,
-    /// `Coordinator.answered` will be called.
+    /// The driver will give the answer to `Coordinator.answered`.
     later,
     /// The driver has no room for a question from this source, and is asked again later.
     busy,
@@ -99,12 +105,13 @@ pub const Reply = union(enum) {
 pub const Queue = struct {
     last_number: u64 = 0,
     next_at: Instant = 0,
-    /// Whether a search waits.
+    /// Whether a search is queued.
     any: bool = false,
     not_found: NotFound = .{},
 };
 
-/// The networks of peers that were not found lately. Searches for peers from there come last.
+/// The networks of peers that were not found lately. Searches for peers from these networks come
+/// last.
 const NotFound = struct {
     places: [places_max]struct { network: base.Source, at: Instant } = undefined,
     count: usize = 0,
@@ -124,7 +131,8 @@ const NotFound = struct {
         return now -| lost.places[index].at < lately_ns;
     }
 
-    /// Notes a network. If there is no room it takes the place of the oldest.
+    /// Notes the network of `source`. If there is no room, the network takes the place of the
+    /// oldest.
     pub fn add(lost: *NotFound, source: base.Source, now: Instant) void {
         const is_full = lost.count == places_max;
         const index = lost.find(source) orelse if (is_full) lost.oldest() else lost.count;
@@ -141,7 +149,7 @@ const NotFound = struct {
     }
 };
 
-/// Room for an address in numbers.
+/// A buffer for a numeric address as text.
 pub const Room = [base.source.text_bytes_max]u8;
 
 const expect = std.testing.expect;
@@ -163,7 +171,7 @@ test "the network that was not found longest ago makes room, and each has one pl
     var lost: NotFound = .{};
     const most = NotFound.places_max;
     for (0..most) |index| lost.add(test_network(index), index);
-    // The second lies back furthest then: others were not found again.
+    // Network 1 was noted longest ago then, because 0 and 2 are noted again.
     for ([_]usize{ 0, 2 }) |index| lost.add(test_network(index), most);
     for (0..most) |index| try expect(lost.has(test_network(index), most));
     lost.add(test_network(most), most + 1);

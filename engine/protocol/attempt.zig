@@ -1,7 +1,8 @@
 //! attempt: how the operations of an epoch go on after a loss, a broken link, or a restart of the
-//! coordinator. All members stop and report what they hold of the operations in flight. When all
-//! have reported, they hear what is kept, and go on along the paths of the new attempt; what cannot
-//! go on is aborted. Which chunks are kept: record.zig (Holdings). The paths: path.zig.
+//! coordinator. All members stop and report which chunks of the operations in flight they hold.
+//! When all members have reported, they are told which chunks are kept, and go on along the paths
+//! of the new attempt; an operation that cannot go on is aborted. Which chunks are kept: record.zig
+//! (Holdings). The paths: path.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -26,8 +27,8 @@ const control = wire.control;
 const limits = base.limits;
 const testing = std.testing;
 
-/// Begins an attempt: all members of the epoch stop and report, and then go on around broken links
-/// with what the reports say.
+/// Begins an attempt: all members of the epoch stop and report. After their reports the members go
+/// on with the chunks that are kept, along paths around broken links.
 pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     if (epoch.alive.is_empty() or epoch.recovering) return;
     if (epoch.attempt + 1 >= base.limits.attempts_max) return end_attempts(epoch);
@@ -69,13 +70,15 @@ fn begin_records(epoch: *Epoch) void {
     }
 }
 
-/// Frees the reports of an attempt that is over, or whose members have been told what is kept.
+/// Frees the reports of an attempt that is over, or whose members have been told which chunks are
+/// kept.
 fn forget_reports(epoch: *Epoch) void {
     for (epoch.records.items) |known| known.holdings.clear(epoch.gpa, epoch.budget);
     for (epoch.members) |*member| member.held_bytes = 0;
 }
 
-/// Whether reports of this attempt are wanted. None is before all members are back from a restart.
+/// Whether reports of this attempt are taken. After a restart no report is taken before all members
+/// are back.
 fn hears_reports_of(epoch: *const Epoch, attempt: u32) bool {
     return attempt == epoch.attempt and !epoch.running and !epoch.recovering;
 }
@@ -103,14 +106,14 @@ pub fn on_report_op(
     if (known.chunks != message.chunks) {
         const first = known.chunks_from.?;
         if (first == rank) return error.Unexpected;
-        // One of the two is wrong, and nobody can tell which.
+        // One of the two reports is wrong, and the coordinator cannot tell which.
         return operation.abort(run, epoch, message.op, .{
             .reason = .contradiction,
             .peer = epoch.members[first].id,
             .other = epoch.members[rank].id,
         }, operation.spendthrift(epoch, rank));
     }
-    if (known.reported.has(rank)) return error.Unexpected; // nobody reports one thing twice
+    if (known.reported.has(rank)) return error.Unexpected; // a member reports an operation once
     epoch.members[rank].report.parts +%= 1;
     known.reported.set(rank);
     known.stall.called.set(rank);
@@ -126,10 +129,11 @@ pub fn on_report_op(
     epoch.members[rank].held_bytes += known.holdings.bytes() -| before;
 }
 
-/// Refuses a report that contradicts itself.
+/// Refuses a report whose ranges of chunks overlap, are out of order or do not exist, or whose
+/// attempts have not begun.
 fn check_settled(epoch: *const Epoch, message: *const control.ReportOp) ProtocolError!void {
     var it = message.settled.iterator();
-    var after: u32 = 0; // in order, so that a report costs no more than its chunks
+    var after: u32 = 0; // ascending ranges: a report costs no more than its chunks
     while (it.next()) |range| : (after = range.end) {
         if (range.begin < after) return error.Unexpected;
         if (range.begin >= range.end or range.end > message.chunks) return error.Unexpected;
@@ -151,7 +155,8 @@ pub fn on_report_end(
     try check_reported(run, epoch);
 }
 
-/// A member has left this epoch for the next and has nothing in flight here. It owes no report.
+/// A member has left this epoch for the next and has nothing in flight here. The member owes no
+/// report of this epoch.
 pub fn on_closed(run: *Run, epoch: *Epoch, rank: u16) ProtocolError!void {
     epoch.closed.set(rank);
     epoch.least_seen_by = 0;
@@ -163,15 +168,15 @@ fn check_reported(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (epoch.reported.covers(&epoch.inside())) try go_on(run, epoch);
 }
 
-/// All have reported: tells the members what is kept, and lets data move again.
+/// All members have reported: tells them which chunks are kept, and lets data move again.
 fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
     var index = epoch.records.items.len;
     while (index > 0) {
         index -= 1;
         const known = epoch.records.items[index];
         if (known.reported.is_empty()) {
-            // Members that had called the operation do not say so again, and another may have
-            // voted.
+            // No member has reported this operation. If its calls are known to differ, some member
+            // may have voted for another call, so the operation is aborted.
             if (operation.contradiction(epoch, known)) |verdict|
                 try operation.abort(run, epoch, known.id, verdict, null)
             else
@@ -189,7 +194,7 @@ fn go_on(run: *Run, epoch: *Epoch) ProtocolError!void {
     } });
 }
 
-/// The verdict on an operation that cannot go on; null if it can.
+/// The verdict on an operation that cannot go on; null: the operation goes on.
 fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
     if (epoch.is_starved(known.id)) return .{ .reason = .too_few_peers };
     if (Pair.of(known.id.tag)) |pair| return epoch.party_lost(pair);
@@ -205,7 +210,7 @@ fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
     return null;
 }
 
-/// A member that was alive in that attempt and is lost.
+/// A member that was alive in `attempt` and is lost now; null: there is none.
 fn lost_since(epoch: *const Epoch, attempt: u32) ?PeerId {
     const then = epoch.history.members(attempt);
     for (epoch.members, 0..) |*member, rank| {
@@ -226,8 +231,9 @@ fn is_kept(epoch: *const Epoch, known: *const Record, range: *const control.Kept
     if (!kind.reduces()) return true;
     return switch (known.descriptor.recovery) {
         .resume_chunks => true,
-        // One contributor set for all: a voted result as it is, else what the present members
-        // reduced. One that has voted for a private result cannot give it to others.
+        // All chunks must have the same contributors: a voted result is kept as it is, otherwise
+        // the chunks that exactly the present members reduced. A member that has voted for a
+        // private result cannot give that result to others.
         .restart, .raise, .complete => (!kind.is_private() and
             !known.done_reported.is_empty()) or
             epoch.history.members(range.reduced_attempt).eql(&epoch.alive),
@@ -260,12 +266,12 @@ fn send_kept(run: *Run, epoch: *Epoch, known: *const Record) ProtocolError!void 
 
 // ---- members that come back
 //
-// A member tells at the beginning of each connection of the attempt that it knows and of the last
-// decision that it has seen. A coordinator that has started again has both in its log (log.zig). It
-// waits until all members are back or lost, and goes on with the next attempt. If its machine has
-// lost power, the end of the log may be missing, and members know more than it says.
+// At the beginning of each connection a member tells the attempt that it knows and the last
+// decision that it has seen. A coordinator that has started again has both in its log (log.zig).
+// The coordinator waits until all members are back or lost, and begins the next attempt. If its
+// machine has lost power, the end of the log may be missing, and members know more than the log.
 
-/// A member names this epoch on a new connection.
+/// Takes the report of a member that names this epoch on a new connection.
 pub fn hear_return(
     epoch: *Epoch,
     rank: u16,
@@ -280,7 +286,8 @@ pub fn hear_return(
     if (epoch.recovering) {
         if (report.decisions_seen > epoch.decisions +| limits.decisions_unlogged_max)
             return error.Unexpected;
-        // The callers of the operations of these decisions are forgotten: all may have called.
+        // After a restart the callers of decided operations are not known, so all members count as
+        // callers.
         if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
     }
     try operation.acknowledge(epoch, rank, report.decisions_seen);
@@ -289,10 +296,11 @@ pub fn hear_return(
     if (report.entered) epoch.activated.set(rank);
 }
 
-/// All members are back or lost after a restart. Members that have seen decisions which the log
-/// lacks know more than the coordinator, and perhaps more than each other. The largest number of
-/// members that know the same stays: what they know is over, or is in the log and is told to the
-/// rest of them. The others are let go. False: some must go first.
+/// Called when all members are back or lost after a restart. Members that have seen decisions which
+/// the log lacks know more than the coordinator, and perhaps more than other members. The largest
+/// number of members with the same last decision stays: a member that has seen less is told the
+/// decisions in the log, and counts as having seen them. The other members are removed. False: some
+/// members must go first.
 pub fn settle_seen(group: *const Group, epoch: *Epoch) bool {
     var buffer: [limits.peers_max]?u64 = undefined;
     const all = buffer[0..epoch.members.len];
@@ -317,7 +325,7 @@ pub fn settle_seen(group: *const Group, epoch: *Epoch) bool {
     return is_settled;
 }
 
-/// The last decision that a member can be told by this coordinator, or has seen beyond. Null: the
+/// The last decision that a member has seen, or that the log has, if that is later. Null: the
 /// member is lost, or has left the epoch for a later one.
 fn known_by(group: *const Group, epoch: *const Epoch, rank: usize) ?u64 {
     const member = &epoch.members[rank];
@@ -330,12 +338,13 @@ fn known_by(group: *const Group, epoch: *const Epoch, rank: usize) ?u64 {
     return @max(epoch.decisions, member.decisions_seen);
 }
 
-/// The reason that is given to a member that knows of epochs, removals or decisions that are lost.
+/// The reason told to a member that is removed because it knows epochs, removals or decisions that
+/// the coordinator has lost.
 pub const knows_more = "it knows other things than the coordinator, which has started again " ++
     "without its journal, or with one that had failed, or after its machine lost power";
 
-/// The epoch has had all attempts that the number can count, and lets its members go. They may
-/// begin another epoch.
+/// Removes all members of an epoch that has used up its attempt numbers. The members may join again
+/// and begin another epoch.
 pub fn end_attempts(epoch: *Epoch) void {
     for (epoch.members) |*member| {
         if (member.peer) |peer| peer.doom("its epoch has had all attempts that there may be");
@@ -345,7 +354,7 @@ pub fn end_attempts(epoch: *Epoch) void {
 // ---- ways around broken links
 //
 // Ways around the broken links of a group (path.zig), and the member that must leave because there
-// is none.
+// is no way around them.
 
 /// Paths without broken links; if there are none, paths without links that have been broken for
 /// long; if there are none, all paths, until a member leaves.
@@ -358,14 +367,14 @@ fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
     return .all(&epoch.alive, world_size);
 }
 
-/// Members have come or gone: looks for other paths soon.
+/// Has other paths looked for soon, because members have come or gone.
 pub fn look_soon(group: *Group, now: base.Instant) void {
     if (group.broken.claims.items.len > 0) group.look.ask(now, .none);
 }
 
-/// Begins an attempt of each epoch whose paths use a broken link, if there are other paths. True:
-/// an epoch got one that would have gone on as it was. Called only for a look that is due, because
-/// a member may say too often that links are broken.
+/// Makes an attempt due for each epoch whose paths use a broken link, if there are other paths.
+/// True: at least one attempt became due. Called only for a look that is due, because members may
+/// report broken links too often.
 pub fn go_around(group: *Group, now: base.Instant) bool {
     var any = false;
     if (group.broken.claims.items.len == 0) return any;
@@ -381,8 +390,8 @@ pub fn go_around(group: *Group, now: base.Instant) bool {
     return any;
 }
 
-/// The peer that must leave: no ring goes around the links that have been broken for long, and no
-/// member reaches all others.
+/// The peer that must leave, because no ring goes around the links that have been broken for long
+/// and no member reaches all others; null: no peer must leave.
 pub fn stranded(group: *const Group) ?*Peer {
     if (group.broken.claims.items.len == 0) return null;
     for (group.epochs.items) |epoch| {
@@ -395,10 +404,10 @@ pub fn stranded(group: *const Group) ?*Peer {
     return null;
 }
 
-/// How many other members could notice that their lanes to this peer close: members that are
-/// connected and have a working link to it, and members that say they have noticed. A member's word
-/// on its own link must not make its report weigh more. After a restart all members count, because
-/// none is connected at first.
+/// The number of other members that could notice that their lanes to this peer close: members that
+/// are connected and have a working link to it, and members that have reported closed lanes. A
+/// member that calls its own link broken must not thereby give its report more weight. After a
+/// restart all members count, because none is connected at first.
 pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
     var most: usize = 0;
     for (group.epochs.items) |epoch| {

@@ -1,13 +1,13 @@
 //! coordinator-bench: a program that measures the cost of a decision to the coordinator, without
-//! sockets and without a journal (`zig build coordinator-bench`). bench/coordinator.py makes rows
-//! of its output. Only calls into the Coordinator are timed. Its members are scripted: they say
-//! what real members say in such a case. Every answer to them is decoded and checked between the
-//! timed parts.
+//! sockets and without a journal (`zig build coordinator-bench`). bench/coordinator.py makes table
+//! rows of the output. Only calls into the Coordinator are timed. The members are scripted: they
+//! send the messages that real members send in each case. Every answer to a member is decoded and
+//! checked between the timed parts.
 //!
 //!     coordinator-bench ROUNDS PEERS...
 //!
-//! It prints a line for each case and number of peers: case, peers, messages that the coordinator
-//! was told for one decision, and the median of the nanoseconds for all of them together.
+//! The output has a line for each case and number of peers: case, peers, messages to the
+//! coordinator for one decision, and the median of the nanoseconds for all these messages together.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,26 +19,28 @@ const Connection = protocol.Connection;
 const Coordinator = protocol.Coordinator;
 const assert = std.debug.assert;
 
-/// As the library (engine/abi/coordinator.zig).
+/// The allocator that the library uses, too (engine/abi/coordinator.zig).
 const gpa = std.heap.c_allocator;
 const run_id: base.RunId = @splat(1);
 const ms = std.time.ns_per_ms;
 
 const Case = enum {
-    /// All vote, the commit is told to all.
+    /// All members vote, and all are told the commit.
     decision,
-    /// A member dies in the middle of an all_reduce of 64 KiB: two say that their lanes to it are
-    /// closed, all others report, the operation is resumed, voted for and committed.
+    /// A member dies in the middle of an all_reduce of 64 KiB: members with links to the dead one
+    /// say that their lanes are closed, all report, and the operation is resumed, voted for and
+    /// committed.
     loss,
-    /// The same, and links in the ring break at the same time, one of sixteen: the ring of the
-    /// next attempt goes around them.
+    /// As `loss`, and one in sixteen links of the ring breaks at the same time: the ring of the
+    /// next attempt avoids the broken links.
     loss_and_links,
-    /// The same as `loss` in an all_reduce of 64 MiB, which has more chunks the more members.
+    /// As `loss`, in an all_reduce of 64 MiB, whose number of chunks grows with the number of
+    /// members.
     loss_64MiB,
-    /// Shared state that differs everywhere: all offer, one content is elected, all vote for it.
+    /// A shared state that differs at all members: all offer, one content is elected, and all vote
+    /// for it.
     sync,
-    /// A newcomer is let in: all prepare, tell their safe points, enter, and close the epoch
-    /// before.
+    /// A newcomer enters: all prepare, tell their safe points, enter, and close the epoch before.
     join,
 };
 
@@ -62,7 +64,7 @@ pub fn main(init: std.process.Init) !void {
     const cases = std.enums.values(Case);
     const samples = try gpa.alloc(Sample, rounds * sizes.items.len * cases.len);
     defer gpa.free(samples);
-    // Cases and sizes take turns. The first round warms up, and the next overwrites it.
+    // Cases and sizes take turns. The first round warms up, and the next overwrites its samples.
     for (0..rounds + 1) |round| for (sizes.items, 0..) |peers, index| for (cases) |case| {
         const first = (index * cases.len + @intFromEnum(case)) * rounds;
         samples[first + (round -| 1)] = try measure(case, peers);
@@ -76,7 +78,7 @@ pub fn main(init: std.process.Init) !void {
 }
 
 const peers_min = 8;
-/// Without a loss, in one sample: one is too short for the clock.
+/// Decisions in one sample of the case `decision`: a single decision is too short for the clock.
 const decisions = 10;
 
 fn median(samples: []Sample) Sample {
@@ -88,14 +90,14 @@ fn median(samples: []Sample) Sample {
     return samples[samples.len / 2];
 }
 
-/// Each sample has a run of its own, because a loss leaves one member less.
+/// Takes one sample, in a run of its own, because a loss leaves one member less.
 fn measure(case: Case, peers: usize) !Sample {
     const run = try gpa.create(Run);
     defer gpa.destroy(run);
     try run.init(peers, if (case == .join) peers - 1 else peers);
     defer run.deinit();
     const small = 64 * limits.KiB;
-    for (0..3) |_| try run.decide(); // buffers have their size, caches are warm
+    for (0..3) |_| try run.decide(); // grows buffers, warms caches
     run.sample = .{ .messages = 0, .ns = 0 };
     switch (case) {
         .decision => {
@@ -112,28 +114,30 @@ fn measure(case: Case, peers: usize) !Sample {
     return run.sample;
 }
 
-/// Processor time of this thread: others may use the machine too.
+/// The processor time of this thread in nanoseconds: time of other processes does not count.
 fn processor_ns() u64 {
     var ts: std.c.timespec = undefined;
     _ = std.c.clock_gettime(.THREAD_CPUTIME_ID, &ts);
     return @as(u64, @intCast(ts.sec)) * std.time.ns_per_s + @as(u64, @intCast(ts.nsec));
 }
 
-/// The coordinator of one run, and its peers. Ids are those of the ranks in the first epoch.
+/// The coordinator of one run, and its scripted peers. The index of a peer is its rank in the first
+/// epoch.
 const Run = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
     peers: usize,
     connections: [limits.peers_max]?*Connection = @splat(null),
-    /// Whose messages wait to be received, in the order in which they were said.
+    /// The peers whose messages the coordinator has not received, in the order in which they spoke.
     queue: std.ArrayList(usize) = .empty,
-    /// The messages to one of them.
+    /// The bytes of the messages to one peer.
     heard: std.ArrayList(u8) = .empty,
     scratch: [64 * limits.KiB]u8 = undefined,
     sample: Sample = .{ .messages = 0, .ns = 0 },
     sequence: u64 = 0,
 
-    // The messages to each peer since the last look at them, and the last of them.
+    // The number of messages of each kind to each peer since the last `expect_all`, and what the
+    // last of these messages said.
     told: [limits.peers_max]Told = @splat(.{}),
     epoch: u64 = 0,
     attempt: u32 = 1,
@@ -215,11 +219,11 @@ const Run = struct {
             .stop_round = 0,
         } });
         try run.say(index, .{ .join_end = .{} });
-        // Strangers have few places.
+        // Received at once, because strangers have few places.
         try run.receive();
     }
 
-    /// A round lets those in who have joined.
+    /// A round lets in the peers that have joined.
     fn enter(run: *Run) !void {
         const before = run.epoch;
         try run.expect_all("prepare", 1);
@@ -239,7 +243,7 @@ const Run = struct {
         for (0..run.peers) |index| {
             try run.say(index, .{ .activated = .{ .group = 0, .epoch = run.epoch } });
         }
-        // The newcomer, the last, was not in the epoch before.
+        // The newcomer, which is the last peer, was not in the epoch before.
         if (before > 0) for (0..run.peers - 1) |index| {
             try run.say(index, .{ .epoch_closed = .{ .group = 0, .epoch = before } });
         };
@@ -311,14 +315,15 @@ const Run = struct {
         }
         try run.receive();
         try run.expect_all("elected", 1);
-        // All are newcomers, and no content has two holders: the smallest id wins.
+        // All members are newcomers, and no content has two holders: that of the smallest id is
+        // elected.
         if (std.mem.readInt(u64, run.root[0..8], .little) != 0) return error.WrongElection;
         try run.vote(descriptor);
     }
 
     // ---- a loss
 
-    /// The member in the middle dies while an all_reduce of so many bytes is half done, and so many
+    /// The member in the middle dies while an all_reduce of `bytes` is half done, and `broken`
     /// links of the ring break.
     fn lose(run: *Run, bytes: u64, broken: usize) !void {
         const lost = run.peers / 2;
@@ -335,7 +340,7 @@ const Run = struct {
         run.c.closed(run.now, run.connections[lost].?);
         run.sample.ns += processor_ns() - begin;
         run.connections[lost] = null;
-        // Whoever has links to it.
+        // All members with links to the lost member say that their lanes to it are closed.
         const reach = if (run.peers > limits.full_mesh_max) limits.ring_reach else run.peers / 2;
         for (lost - reach..@min(lost + reach + 1, run.peers)) |index| {
             try run.say(index, .{ .link_lost = .{
@@ -357,7 +362,8 @@ const Run = struct {
         if (run.attempt != 2) return error.WrongAttempt;
     }
 
-    /// Half way round the ring: what a rank has settled is that of the owners behind it.
+    /// Reports the state half way round the ring: a rank has settled the chunks of the owners in
+    /// the half of the ring behind it.
     fn report(run: *Run, index: usize, descriptor: control.Descriptor) !void {
         const chunks = chunks_of(descriptor.count * 4, run.peers);
         var ranges: std.ArrayList(control.SettledRange) = .empty;
@@ -391,7 +397,8 @@ const Run = struct {
         } });
     }
 
-    /// As collective/partition.zig cuts it with the defaults of a run.
+    /// The number of chunks into which collective/partition.zig cuts an operation, with the
+    /// defaults of a run.
     fn chunks_of(bytes: u64, peers: usize) usize {
         const options: Coordinator.Options = .{ .run_id = run_id };
         const wanted = @min(bytes / (4 * peers), options.window_bytes / (2 * peers));
@@ -401,7 +408,7 @@ const Run = struct {
 
     // ---- what moves the bytes
 
-    /// Nothing happens if the peer is lost.
+    /// Sends a message of a peer to the coordinator; does nothing if the peer is lost.
     fn say(run: *Run, index: usize, message: control.Message) !void {
         if (run.connections[index] == null) return;
         try run.put(index, try control.encode(message, &run.scratch));
@@ -410,9 +417,10 @@ const Run = struct {
 
     fn put(run: *Run, index: usize, bytes: []const u8) !void {
         const stream = &run.connections[index].?.stream;
-        // No time passes here: what a message costs is measured, not how many there may be.
+        // Takes away the peer's rate limit, because no time passes here and the cost of messages is
+        // measured.
         if (run.connections[index].?.peer) |peer| peer.rates = .{};
-        // Bytes that wait already are received together with these.
+        // A peer whose earlier bytes still wait is in the queue already.
         const waits = for (run.queue.items) |other| {
             if (other == index) break true;
         } else false;
@@ -427,10 +435,10 @@ const Run = struct {
         }
     }
 
-    /// The coordinator takes in what was said, one connection after the other, as its driver has it
-    /// do; then the peers read what it answered.
+    /// The coordinator receives the waiting bytes, one connection after the other, as with a real
+    /// driver. Then the peers read its answers.
     fn receive(run: *Run) !void {
-        run.now += 100 * ms; // so that a round may begin whenever there is a reason
+        run.now += 100 * ms; // the pause between two rounds
         const begin = processor_ns();
         for (run.queue.items) |index| {
             run.c.received(run.now, run.connections[index] orelse return error.LetGo);
@@ -490,12 +498,12 @@ const Run = struct {
                 run.decisions = body.decision;
                 told.commit += 1;
             },
-            .entered => {}, // nothing follows from it
+            .entered => {}, // members do not answer `entered`
             else => return error.UnexpectedAnswer,
         }
     }
 
-    /// Everybody that is left was told this so many times.
+    /// Checks that all peers that are left were told message `what` exactly `count` times.
     fn expect_all(run: *Run, comptime what: []const u8, count: u32) !void {
         for (run.connections[0..run.peers], run.told[0..run.peers]) |connection, *told| {
             if (connection == null) continue;
@@ -506,6 +514,7 @@ const Run = struct {
 };
 
 comptime {
-    // The lost member has neighbours on both sides, and others than they break links.
+    // The lost member has neighbours on both sides, and the links that break are those of other
+    // members.
     assert(peers_min / 2 > limits.ring_reach);
 }

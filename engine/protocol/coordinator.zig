@@ -1,20 +1,20 @@
-//! Coordinator: the end of a run that decides, as its driver sees it: net/, or tests/sim. The
-//! driver has the sockets, the clock and the disk; it says what came in and what time it is.
+//! Coordinator: the part of a run that decides, as its driver (net/ or tests/sim) sees it. The
+//! driver has the sockets, the clock and the disk; it passes in received bytes and the time.
 //!
 //! The state of the run is in run.zig: connections and peers (peer.zig), groups (group.zig), and
-//! their epochs (epoch.zig). This file cuts what peers send into messages and gives each to the
-//! function that is named after it (`on_done` takes `done`), acts on the time that passes, and
-//! takes a run up from a journal. From here it goes on to:
+//! their epochs (epoch.zig). This file cuts received bytes into messages and gives each message to
+//! the function that is named after it (`on_done` takes `done`), acts at ticks, and restores a run
+//! from a journal. This file calls:
 //!   - door.zig: strangers become peers, and ask for groups;
 //!   - membership.zig: newcomers become members, and peers go;
 //!   - operation.zig, attempt.zig: operations are decided, or go on after a loss;
 //!   - debt.zig: who waits for whom;
 //!   - log.zig: the run outlives the coordinator.
 //!
-//! A member whose connection ends has the silence limit to come back, unless another member says
-//! that its lanes to it are closed as well. Facts that a coordinator must know after it was killed
-//! are in its journal (journal.zig) before anybody is told (peer.zig); after a restart all members
-//! are away.
+//! A member whose connection ends has the silence limit to come back, unless other members say that
+//! their lanes to it are closed as well. Facts that a coordinator must know after it was killed are
+//! in its journal (journal.zig) before any peer is told them (peer.zig). After a restart all
+//! members are away.
 
 const std = @import("std");
 const base = @import("base");
@@ -52,7 +52,7 @@ pub const Coordinator = struct {
     pub const Options = Run.Options;
     pub const Host = Run.Host;
 
-    /// `seed` is random: it draws who is let in at the door.
+    /// `seed` must be random: it decides which strangers are let in at the door.
     pub fn create(
         gpa: Allocator,
         options: Options,
@@ -70,14 +70,15 @@ pub const Coordinator = struct {
         return c;
     }
 
-    /// The driver has closed all sockets.
+    /// Frees the coordinator, after the driver has closed all sockets.
     pub fn destroy(c: *Coordinator) void {
         c.run.deinit();
         (c.run.options.secrets orelse c.run.gpa).destroy(c);
     }
 
-    /// Takes up the run that a journal and its log hold, or begins one. Called once, before the
-    /// first connection; afterwards the coordinator is of no use if it fails.
+    /// Restores the run of a journal and its log of decisions, or begins a new run if they are
+    /// empty. Called once, before the first connection. After an error the coordinator can only be
+    /// destroyed.
     pub fn restore(
         c: *Coordinator,
         now: Instant,
@@ -87,44 +88,46 @@ pub const Coordinator = struct {
         return restore_run(&c.run, now, journal_bytes, log_bytes);
     }
 
-    /// Takes a connection that came in. Null: no memory, or no place that could be made; the driver
-    /// closes it.
+    /// Takes an incoming connection as a stranger. Null: there is no memory or no place for the
+    /// connection, and the driver closes it.
     pub fn accept(c: *Coordinator, now: Instant, source: base.Source) ?*Connection {
         return door.accept(&c.run, now, source);
     }
 
-    /// Bytes were appended to connection.stream.
+    /// Takes the bytes that the driver has appended to `connection.stream`.
     pub fn received(c: *Coordinator, now: Instant, connection: *Connection) void {
         hear_bytes(&c.run, now, connection);
         membership.sweep(&c.run, now);
     }
 
-    /// Takes what a paused peer has said, as far as its rates go, before the driver reads more from
-    /// it, so that nothing piles up here.
+    /// Takes the messages that wait from a peer whose pause is over, as far as its rates allow.
+    /// Called before the driver reads more from the peer, so that nothing piles up.
     pub fn take_said(c: *Coordinator, now: Instant, connection: *Connection) void {
         take_heard(&c.run, now, connection);
         membership.sweep(&c.run, now);
     }
 
-    /// The connection ended; it is invalid afterwards.
+    /// Takes the end of a connection; `connection` is invalid afterwards.
     pub fn closed(c: *Coordinator, now: Instant, connection: *Connection) void {
         membership.closed(&c.run, now, connection);
         membership.sweep(&c.run, now);
     }
 
-    /// Takes what `Host.find` was to find out. The driver may be late: nobody need wait.
+    /// Takes the result of search `number`, which `Host.find` began. The driver may answer after
+    /// the peer has gone.
     pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: addresses.Answer) void {
         door.answered(&c.run, now, number, answer);
         membership.sweep(&c.run, now);
     }
 
-    /// The journal has all that it was given up to this number on the disk.
+    /// All journal records up to `number` are on the disk: sends the messages that waited for them.
     pub fn journal_written(c: *Coordinator, now: Instant, number: u64) void {
         log.written(&c.run, number);
         membership.sweep(&c.run, now);
     }
 
-    /// The journal could not write this record, and takes no more before it is written anew.
+    /// The journal could not write record `number`, and writes no later record until it is written
+    /// anew as a whole.
     pub fn journal_failed(c: *Coordinator, now: Instant, number: u64) void {
         log.not_written(&c.run, now, number);
         membership.sweep(&c.run, now);
@@ -134,7 +137,8 @@ pub const Coordinator = struct {
         tick_run(&c.run, now);
     }
 
-    /// The coordinator ends in order, before the driver closes all sockets.
+    /// Ends the coordinator in order, before the driver closes all sockets: without a journal,
+    /// newcomers are told that the run is over.
     pub fn end(c: *Coordinator, now: Instant) void {
         membership.end_newcomers(&c.run, now);
     }
@@ -146,19 +150,20 @@ pub const Coordinator = struct {
 
 // ---- messages of peers
 //
-// The bytes of a connection are cut into messages, and each goes to the function that is named
-// after it. A peer that says too much is not read for a while (peer.zig, operation.zig).
+// The bytes of a connection are cut into messages, and each message goes to the function that is
+// named after it. The connection of a peer that exceeds its rates (peer.zig), or whose vote must
+// wait (operation.zig), is not read for a while.
 
-/// Bytes were appended to connection.stream.
+/// Takes the bytes that were appended to `connection.stream`.
 pub fn hear_bytes(run: *Run, now: Instant, connection: *Connection) void {
     if (connection.state == .stranger) door.greet(run, now, connection);
     if (connection.peer) |peer| peer.last_heard = @max(peer.last_heard, now);
-    // One question each: answers cost more than questions.
+    // A connection may ask for one status only, because an answer costs more than its question.
     if (connection.state == .answered) connection.doom("it goes on after its answer");
     hear(run, now, connection);
 }
 
-/// Takes the messages that are there, as far as its rates go.
+/// Takes the whole messages in the connection's stream, as far as the peer's rates allow.
 fn hear(run: *Run, now: Instant, connection: *Connection) void {
     while (connection.doomed == null and !connection.is_paused(now) and
         (connection.state == .peer or connection.state == .status))
@@ -188,7 +193,7 @@ fn hear(run: *Run, now: Instant, connection: *Connection) void {
     keep_budget(run);
 }
 
-/// Reads nothing from a connection for a while. The peer does not count as silent meanwhile.
+/// Stops reading from a connection for `wait_ns`. The peer does not count as silent meanwhile.
 pub fn pause(run: *Run, now: Instant, connection: *Connection, wait_ns: u64) void {
     connection.paused_until = now +| wait_ns;
     run.due_at = @min(run.due_at, connection.paused_until);
@@ -196,7 +201,8 @@ pub fn pause(run: *Run, now: Instant, connection: *Connection, wait_ns: u64) voi
     peer.last_heard = @max(peer.last_heard, connection.paused_until);
 }
 
-/// How long a message is left unread, with all behind it; null: it is read now.
+/// For how many nanoseconds a message, and all messages behind it, are left unread; null: the
+/// message is read now.
 fn must_wait(
     run: *const Run,
     now: Instant,
@@ -216,9 +222,9 @@ fn must_wait(
     }
 }
 
-/// How long a member that comes back waits before it returns to its groups; null: it does not wait.
-/// A return costs each group an attempt, so a member that returns all the time waits. The wait is
-/// too short to cost the member its place.
+/// For how many nanoseconds a member that comes back waits before it returns to its groups; null:
+/// it does not wait. A return costs each group an attempt, so a member that returns again and again
+/// must wait. The silence limit of the member begins after the wait.
 fn return_wait(run: *const Run, now: Instant, connection: *Connection) ?u64 {
     const peer = connection.peer.?;
     const telling = peer.telling orelse return null;
@@ -235,7 +241,8 @@ fn return_wait(run: *const Run, now: Instant, connection: *Connection) ?u64 {
     return null;
 }
 
-/// Connections whose pause is over are read again.
+/// Takes the messages that wait on connections whose pause is over, and has the driver read from
+/// these connections again.
 pub fn resume_reading(run: *Run, now: Instant) void {
     for (run.connections.items) |connection| {
         const until = connection.paused_until;
@@ -249,14 +256,15 @@ pub fn resume_reading(run: *Run, now: Instant) void {
     }
 }
 
-/// Takes what a paused peer has said, as far as its rates go, before the driver reads more from it.
+/// Takes the messages that wait from a peer whose pause is over, before the driver reads more from
+/// it.
 pub fn take_heard(run: *Run, now: Instant, connection: *Connection) void {
     if (connection.paused_until == 0 or connection.is_paused(now)) return;
     connection.paused_until = 0;
     hear(run, now, connection);
 }
 
-/// Allows longer messages to a member than to other peers. True: it was not allowed them before.
+/// Allows a member longer messages than other peers. True: the member was not allowed them before.
 fn hears_more_of(run: *const Run, connection: *Connection) bool {
     const peer = connection.peer orelse return false;
     const known = connection.stream.in_bytes_max == limits.control_message_bytes_max;
@@ -325,7 +333,7 @@ fn dispatch(
         .called,
         => |*body, tag| {
             const group = try run.group_of(peer, body.group);
-            const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+            const epoch = group.epoch_of(body.epoch) orelse return; // the epoch is over
             const rank = epoch.rank_of(peer) orelse return;
             switch (tag) {
                 .done => try operation.on_done(run, epoch, now, rank, body),
@@ -339,7 +347,7 @@ fn dispatch(
                 else => comptime unreachable,
             }
         },
-        // Messages of coordinators alone, or of those who are no peers.
+        // Messages that only a coordinator sends, or only a connection that asks for the status.
         .status_request,
         .heartbeat_ack,
         .welcome,
@@ -389,21 +397,22 @@ fn reply_status(run: *Run, now: Instant, connection: *Connection) void {
 
 // ---- time
 //
-// The coordinator notices silence, lets go those who owe something for too long,
-// draws the consequences of broken links, and moves each group on. It judges nobody by a time in
-// which it was frozen itself, or heard nobody at all.
+// At a tick the coordinator removes silent peers and members that owe something for too long, acts
+// on broken links, and moves each group on. The coordinator judges no peer by a time in which it
+// was frozen itself or heard no peer at all.
 
-/// How long a peer may take to connect: its kernel repeats a connection after 2 s at most, and the
-/// peer soon after that.
+/// How long a peer may take to connect: its kernel repeats a failed connection after at most 2 s,
+/// and the peer itself soon after that.
 const dial_repeat_ns = 3 * std.time.ns_per_s;
 
-/// Not inlined, and rare: its frame is large.
+/// Not inlined, because its stack frame is large and a tick is rare.
 noinline fn tick_run(run: *Run, now: Instant) void {
     if (run.started_at == 0) run.started_at = now;
     const since = run.last_tick;
     log.tend(run, now);
-    // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
-    // judges nobody. Nor does one that hears nobody at all: its own network may be gone.
+    // If the tick is late by more than a heartbeat, the coordinator was frozen and heard no peer,
+    // so it judges none. The coordinator also judges none while it hears no peer at all: its own
+    // network may be gone.
     const frozen = run.last_tick != 0 and now -| run.last_tick > 2 *| run.options.heartbeat_ns;
     const deaf = hears_nobody(run, now);
     const late = frozen or deaf;
@@ -418,7 +427,8 @@ noinline fn tick_run(run: *Run, now: Instant) void {
                 let_go_idle(run, now, peer, frozen);
                 continue;
             }
-            // With a journal it hears so when it comes back and the removal is on the disk.
+            // With a journal the peer is told when it comes back, because the removal must be on
+            // the disk first.
             if (run.journal_state != .ok) run.say(peer, .{ .expelled = .{
                 .group = std.math.maxInt(u16),
                 .why = .of("the coordinator heard nothing of it for the silence limit"),
@@ -439,7 +449,8 @@ noinline fn tick_run(run: *Run, now: Instant) void {
     judge_absent(run, now, late);
     look_around(run, now);
     for (run.groups.items) |group| {
-        // Members cannot answer a message that waits for the disk.
+        // The round's deadline moves on, because members cannot answer a message that waits for the
+        // disk.
         const waits = run.waits(group.recorded);
         if (waits) group.round_deadline +|= now -| since;
         const pardons = late or waits or waits_for_disk(run, group);
@@ -456,12 +467,13 @@ noinline fn tick_run(run: *Run, now: Instant) void {
     membership.end_groups(run);
 }
 
-/// Lets a peer go that joins no group for too long, because others may wait for its place.
+/// Removes a peer that has joined no group for `idle_ns_max`, because other peers may wait for its
+/// place.
 fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
     if (peer.present != 0 or peer.claim.waiting.items.len > 0 or run.is_member(peer)) return;
     if (peer.joins_waiting > 0 and peer.telling == null) return;
     if (frozen) peer.idle_since = now;
-    // A peer that tells what it is a member of may take as long as a member that is silent.
+    // A peer that is telling its epochs has the silence limit in addition.
     const tells = peer.telling != null or peer.refused;
     const more_ns = if (tells) run.options.silence_ns else 0;
     const until = peer.idle_since +| limits.idle_ns_max +| more_ns;
@@ -470,8 +482,8 @@ fn let_go_idle(run: *Run, now: Instant, peer: *Peer, frozen: bool) void {
 }
 
 /// Whether no peer has been heard for half of the silence limit, though peers were connected. The
-/// coordinator then waits for all members, also those whose connections have ended, until it hears
-/// a peer again.
+/// coordinator then removes no member, not even one whose connection has ended, until it hears a
+/// peer again.
 fn hears_nobody(run: *Run, now: Instant) bool {
     var connected = false;
     for (run.peers.items) |peer| {
@@ -486,10 +498,11 @@ fn hears_nobody(run: *Run, now: Instant) bool {
     return run.deaf;
 }
 
-/// Somebody is heard again, so the others have the silence limit from now on. Unlike after a
-/// restart that is enough: they have heard no answer for half of it already, so they have given
-/// up their connections and try to make new ones (session/control.zig: silent_at). Only what they
-/// try may take a while to be repeated, so a limit that is short is taken twice.
+/// A peer is heard again: gives all silent peers the silence limit from now on. Silent peers need
+/// no more time, unlike after a restart: a peer that has heard no answer for half of the limit has
+/// given up its connection and dials already (session/control.zig: silent_at). A dial may be
+/// repeated only after `dial_repeat_ns`, so a shorter limit is extended to that time, at most
+/// doubled.
 fn wait_for_all(run: *Run, now: Instant) void {
     const silence_ns = run.options.silence_ns;
     const since = now +| @min(silence_ns, dial_repeat_ns -| silence_ns);
@@ -500,8 +513,8 @@ fn wait_for_all(run: *Run, now: Instant) void {
     }
 }
 
-/// Members that did not come back in time are lost. After a restart they have longer: they may
-/// find out about it only by silence.
+/// Loses members that did not come back within the silence limit. After a restart they have twice
+/// the limit, because members may notice a restart only by silence.
 fn judge_absent(run: *Run, now: Instant, late: bool) void {
     var index: usize = 0;
     while (index < run.peers.items.len) {
@@ -514,7 +527,8 @@ fn judge_absent(run: *Run, now: Instant, late: bool) void {
             membership.lose(run, now, peer, why);
             index = 0;
         } else for (run.groups.items) |group| {
-            // It has a connection, and does not say on it that it is still a member.
+            // The peer is connected, but has not said on this connection that it is a member of the
+            // group.
             if (peer.is_present(group.id) or !group.contains(peer)) continue;
             membership.take_out(run, now, group, peer, why);
             index = 0;
@@ -522,7 +536,7 @@ fn judge_absent(run: *Run, now: Instant, late: bool) void {
     }
 }
 
-/// Lets members go whose reports or calls the others have waited for too long.
+/// Removes members whose reports or calls other members have waited for too long (debt.zig).
 fn let_go_overdue(run: *Run, now: Instant) void {
     const stall_ns = run.options.stall_ns;
     var overdue: Overdue = .{};
@@ -536,8 +550,8 @@ fn let_go_overdue(run: *Run, now: Instant) void {
     }
 }
 
-/// Refuses members whose calls or shared states differ from those of the others: newcomers as a
-/// rule.
+/// Removes members whose calls or shared states differ from those of the other members; as a rule
+/// these are newcomers.
 fn refuse_misfits(run: *Run, now: Instant) void {
     var misfits: Overdue = .{};
     for (run.groups.items) |group| while (operation.find_misfits(group, &misfits) or
@@ -558,8 +572,8 @@ fn refuse_misfits(run: *Run, now: Instant) void {
     };
 }
 
-/// Acts on what members said of links, once others have said theirs: lets stranded members go, and
-/// begins attempts around broken links.
+/// Acts on the broken links that members have reported, after a delay for the reports of other
+/// members: removes stranded members, and begins attempts that avoid the broken links.
 fn look_around(run: *Run, now: Instant) void {
     for (run.groups.items) |group| {
         const by = take_look(run, group, now) orelse continue;
@@ -573,7 +587,7 @@ fn look_around(run: *Run, now: Instant) void {
     }
 }
 
-/// The time of the next tick, at most a heartbeat after the last one, so that a later tick shows
+/// The time of the next tick: at most a heartbeat after the last tick, so that a later tick shows
 /// that the coordinator was frozen.
 pub fn next_deadline_of_run(run: *const Run) Instant {
     var next = @min(run.due_at, run.last_tick +| run.options.heartbeat_ns);
@@ -581,7 +595,8 @@ pub fn next_deadline_of_run(run: *const Run) Instant {
     return @min(next, door.next_question_deadline(run, run.last_tick));
 }
 
-/// `late`: the coordinator was frozen, and judges nobody by the time that passed.
+/// Moves a group on at a tick. `late`: the coordinator was frozen or the disk holds up messages, so
+/// no member is judged by the time that passed.
 fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
     if (late and group.phase == .ask) group.round_deadline = now +| silence_ns;
     membership.let_go_mute(run, group, now, silence_ns, late);
@@ -590,7 +605,7 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
             group.out_of_memory = true;
         },
         .ask => membership.release_round(run, group),
-        .idle, .activate => unreachable, // they have no deadline
+        .idle, .activate => unreachable, // these phases have no deadline
     };
     for (group.epochs.items) |epoch| {
         if (epoch.replan_at <= now and epoch.running) try attempt.begin(run, group, epoch);
@@ -610,7 +625,7 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
     debt.review_awaited(run, group, now, late);
 }
 
-/// Whether the disk has held up messages to a member about its epoch for long.
+/// Whether the disk has held up messages about an epoch to one of its members for long.
 fn waits_for_disk(run: *Run, group: *const Group) bool {
     for (group.epochs.items) |epoch| {
         if (!run.waits(epoch.recorded)) continue;
@@ -622,10 +637,11 @@ fn waits_for_disk(run: *Run, group: *const Group) bool {
     return false;
 }
 
-/// Whether ways around broken links are to be looked for now, and at whose expense.
+/// Takes the look for ways around broken links that is due now, and returns the member to charge
+/// for it; null: no look is due.
 fn take_look(run: *Run, group: *Group, now: base.Instant) ?PeerId {
-    // A round may wait for the end of the same pause, and its own look comes first: otherwise
-    // it would wait for as long as anybody has news of links.
+    // A round may wait for the end of the same pause, and its own look comes first: otherwise the
+    // round would wait as long as members keep reporting links.
     if (group.look.at <= now) membership.advance_round(run, group, now);
     var members: usize = 0;
     for (group.epochs.items) |epoch| members += epoch.members.len;
@@ -639,7 +655,8 @@ fn next_deadline_of(run: *const Run, group: *const Group, now: base.Instant) bas
         next = @min(next, epoch.replan_at, epoch.stall_at);
     };
     if (group.phase != .idle) return next;
-    // A newcomer whose time has come waits for another newcomer, whose arrival is an event.
+    // A newcomer that rounds may take again waits only for another newcomer, whose arrival is an
+    // event, so it needs no deadline.
     for (group.newcomers.items) |*newcomer| {
         const until = group.patience.until(newcomer.peer.id);
         if (until > now) next = @min(next, until);
@@ -650,14 +667,15 @@ fn next_deadline_of(run: *const Run, group: *const Group, now: base.Instant) bas
 
 // ---- a run goes on from its journal
 //
-// Its members tell everything else when they come back (membership.zig, attempt.zig).
+// A run is restored from its journal and its log of decisions; its members tell everything else
+// when they come back (membership.zig, attempt.zig).
 
 pub const Error = error{
     OutOfMemory,
-    /// The records are whole, and contradict each other.
+    /// The records of the journal are whole, but contradict each other.
     BadRecord,
-    /// The journal cannot be written at the start. Without that the next coordinator would use the
-    /// numbers of this one.
+    /// The journal cannot be written at the start. Without the record of this start the next
+    /// coordinator would use the same epoch and round numbers.
     JournalFailed,
 } || journal.Error;
 
@@ -670,7 +688,7 @@ pub fn restore_run(
     var replay: journal.Replay = .init(journal_bytes);
     var last_incarnation: u32 = 0;
     while (try replay.next()) |entry| switch (entry) {
-        .settings => {}, // the driver has read them: they are the options
+        .settings => {}, // the driver has read the settings, which are the options
         .start => |body| {
             last_incarnation = @max(last_incarnation, body.incarnation);
             run.ended.epoch = @max(run.ended.epoch, body.ended_epoch);
@@ -681,13 +699,14 @@ pub fn restore_run(
             const group = run.group_at(body.group) orelse return error.BadRecord;
             try group.restore_removal(body);
         },
-        .attempt, .commit, .abort => unreachable, // of a log
+        .attempt, .commit, .abort => unreachable, // records of the log of decisions
     };
     if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     run.incarnation = last_incarnation + 1;
     try log.restore(run, log_bytes);
     for (run.groups.items) |group| group_restored(run, group);
-    // An id may have been that of another process in an epoch that is over.
+    // In an epoch that is over, another process may have had a peer's id: takes the instances of
+    // the live epochs.
     for (run.groups.items) |group| for (group.epochs.items) |epoch| for (epoch.members) |*member| {
         if (member.peer) |peer| peer.instance = member.instance;
     };
@@ -696,13 +715,13 @@ pub fn restore_run(
     log.begin_journal(run) catch |err| return switch (err) {
         error.OutOfMemory => error.OutOfMemory,
         error.JournalFailed => error.JournalFailed,
-        else => error.BadRecord, // larger than any record may be
+        else => error.BadRecord, // a record is too large
     };
     run.journal_state = .ok;
 }
 
 fn restore_group(run: *Run, body: *const journal.GroupMade) Error!void {
-    // The first of two with one number has ended.
+    // The first of two groups with one number has ended.
     if (run.group_at(body.id)) |before| {
         before.drop_empty();
         if (before.epochs.items.len > 0) return error.BadRecord;
@@ -727,7 +746,7 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
     const group = run.group_at(body.group) orelse return error.BadRecord;
     if (group.epoch_of(body.epoch) != null) return error.BadRecord;
     if (body.members.count == 0 or body.members.count > limits.peers_max) return error.BadRecord;
-    // With a third epoch the first one was over.
+    // A group has at most two live epochs: when a third began, the first was over.
     while (group.epochs.items.len > 1) group.epochs.orderedRemove(0).destroy();
     try group.epochs.ensureUnusedCapacity(run.gpa, 1);
     const peers = try run.gpa.alloc(*Peer, body.members.count);
@@ -757,13 +776,14 @@ fn restore_epoch(run: *Run, now: base.Instant, entry: *const journal.Activation)
         },
     });
     errdefer epoch.destroy();
-    if (epoch.ranks.count() != peers.len) return error.BadRecord; // one is named twice
+    if (epoch.ranks.count() != peers.len) return error.BadRecord; // a member is named twice
     epoch.attempt = entry.attempt;
     group.epochs.appendAssumeCapacity(epoch);
     group.last_epoch = @max(group.last_epoch, body.epoch);
 }
 
-/// Prepares a group that was read from a journal: its members have to come back first.
+/// Prepares a group that was read from a journal: it goes on only when its members are back or
+/// lost.
 fn group_restored(run: *Run, group: *Group) void {
     group.round = run.first_round();
     group.had_members = group.current() != null;
@@ -776,6 +796,6 @@ fn epoch_restored(epoch: *Epoch) void {
     epoch.recovering = true;
     epoch.running = false;
     const logged = @max(epoch.attempt, epoch.history.entries.getLast().attempt);
-    // The end of the log may have had further attempts.
+    // The lost end of the log may have had further attempts, so their numbers are skipped.
     epoch.attempt = @min(logged +| limits.attempts_unlogged_max, limits.attempts_max - 2);
 }

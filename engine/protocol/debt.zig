@@ -1,15 +1,17 @@
 //! debt: who waits for whom, why, and since when. A member can owe its call of an operation, its
 //! vote, its report after a loss, and its next safe point; a newcomer can owe its `admit`. The
-//! coordinator names the debtors to those who wait, in the log and in the status. It lets a debtor
-//! go only if the run says so (`--stall`), or if no part of a report comes.
+//! coordinator names the debtors to the members that wait, in the log and in the status. The
+//! coordinator removes a debtor only if the run has the option `--stall`, or if no part of a report
+//! comes.
 //!
-//! The evidence of a call is a vote, an offer, a report, or `called`, which members say of
-//! operations that take long. The coordinator blames no member that has called, however slow it is,
-//! and takes only the member's own word that it has. Over half of the members must have called
-//! before one that has not is let go. A call that a member can make no more, because it has left
-//! the epoch, is aborted. Where all have called, and links move nothing of the operation, the
-//! coordinator names the links, by the word of the members at their ends (session/membership.zig),
-//! and blames nobody. The member's half: member.zig.
+//! The evidence of a member's call is its vote, offer or report, or the message `called`, which
+//! members send for operations that take long. The coordinator blames no member that has called,
+//! however slow it is, and takes only the member's own word for its call. A member that has not
+//! called an operation is removed only if over half of the members have called it. An operation
+//! that a member cannot call any more, because it has left the epoch, is aborted. If all members
+//! have called an operation and links move nothing of it, the coordinator names these links, as the
+//! members at their ends report them (session/membership.zig), and blames no member. The member's
+//! half: member.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -29,8 +31,8 @@ const Mask = base.Mask;
 const control = wire.control;
 const limits = base.limits;
 
-/// Callers are told again when the missing members wait in other operations than before. Members
-/// may change that at will, so callers are told at most twice in a warning time.
+/// Callers are told again when the missing members wait in other operations than before, at most
+/// this many times in a warning time: a member can change its operation at will.
 const again_part = 2;
 
 /// A call near its deadline is reviewed after an eighth of the time that is left, and after 10 ms
@@ -38,8 +40,9 @@ const again_part = 2;
 const looks_per_rest = 8;
 const look_ns_min = 10 * std.time.ns_per_ms;
 
-/// Whether over half of the members have called and some have not. If fewer than half wait, the
-/// call may be their mistake. One call of a message is enough.
+/// Whether an operation stands still: over half of the members have called it and some have not. If
+/// fewer than half wait, the call may be their mistake. A message between two members stands still
+/// with one call.
 fn stands_still(needed: u32, missing: u32) bool {
     if (missing == 0) return false;
     return 2 * missing < needed or (needed == 2 and missing == 1);
@@ -53,7 +56,7 @@ pub fn on_called(
     message: *const control.Called,
 ) ProtocolError!void {
     if (message.attempt > epoch.attempt) return error.Unexpected;
-    // The report says it of a passed attempt, too.
+    // A member's report tells its calls of a passed attempt, so this `called` adds nothing.
     if (message.attempt < epoch.attempt or !epoch.running) return;
     if (epoch.is_decided(message.op)) return;
     const known = try operation.record_of(run, epoch, message.op, &message.descriptor, rank) orelse
@@ -70,8 +73,8 @@ pub fn on_called(
     epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
 }
 
-/// Notes with which ranks a member exchanges nothing of an operation. An empty mask: data moves
-/// again.
+/// Notes the ranks (`stuck`) with which a member exchanges no data of an operation. If `stuck` is
+/// empty, data moves again.
 fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask) !void {
     const told = &known.stall.stuck;
     told.forget(rank);
@@ -86,8 +89,8 @@ fn note_stuck(epoch: *const Epoch, known: *Record, rank: u16, stuck: *const Mask
     });
 }
 
-/// At a tick: aborts operations that a member can call no more, because it has left the epoch. The
-/// abort counts against the first caller.
+/// At a tick: aborts operations that some member cannot call any more, because it has left the
+/// epoch. The abort counts as caused by the first caller.
 pub fn end_passed(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (!epoch.running or epoch.closed.is_empty()) return;
     var index = epoch.records.items.len;
@@ -105,8 +108,8 @@ pub fn end_passed(run: *Run, epoch: *Epoch) ProtocolError!void {
     }
 }
 
-/// At a tick: tells callers whom they wait for, and warns in the log. `late`: the coordinator was
-/// frozen, and waits are counted anew.
+/// At a tick: tells callers which members they wait for, and warns in the log. `late`: the
+/// coordinator was frozen, so all waits are counted from now.
 pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = run.options.stall_warning_ns;
     const told_ns = base.limits.wait_told_ns(warning_ns);
@@ -128,7 +131,7 @@ pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late:
             const is_asked = has_stalled or is_urgent;
             if (is_asked) operation.ask_missing(run, epoch, known, &missing);
             const is_long = is_due or stall.has_waited(now, told_ns);
-            if (is_long and !stall.is_long) stall.told = .empty; // for their logs
+            if (is_long and !stall.is_long) stall.told = .empty; // callers are told again
             stall.is_long = is_long;
             const named: *const Mask = if (is_long or is_urgent) &missing else &.empty;
             const why = if (missing.is_empty()) stall.stuck else elsewhere.told(named);
@@ -143,7 +146,7 @@ pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late:
     for (epoch.members, 0..) |*member, rank| {
         if (!member.waited_for or waited_for.has(rank)) continue;
         member.waited_for = false;
-        // The loss of a member has a line of its own.
+        // The log has another line for the loss of a member.
         if (epoch.alive.has(rank)) run.log(
             .warning,
             "peer {f} of epoch {d} is not waited for any more; group {s}",
@@ -152,7 +155,8 @@ pub fn review_calls(run: *Run, group: *Group, epoch: *Epoch, now: Instant, late:
     }
 }
 
-/// Tells the callers of an operation which members are missing, and which operations those wait in.
+/// Tells the callers of an operation which members are missing, and in which operations the missing
+/// members wait.
 fn tell_callers(
     run: *Run,
     epoch: *Epoch,
@@ -171,9 +175,9 @@ fn tell_callers(
     operation.send_stalled(run, epoch, known, &known.stall.called, missing, why.slice());
 }
 
-/// Warns of links that move nothing of an operation that all have called: a line for each link that
-/// is news. Many operations may stand on one link, and members may report that at will, so there
-/// are at most two warnings in a warning time.
+/// Warns of links that move nothing of an operation that all members have called: one line for each
+/// link. Many operations may stand on one link, and members may report stuck links at will, so the
+/// log warns of links at most twice in a warning time.
 fn warn_of_links(
     run: *Run,
     group: *const Group,
@@ -199,8 +203,8 @@ fn warn_of_links(
     );
 }
 
-/// Warns of missing members: a line for each member and not for each operation, so that callers of
-/// many operations cannot push other lines out of the log.
+/// Warns of members that have not called an operation: one line for each member and not for each
+/// operation, so that callers of many operations cannot push other lines out of the log.
 fn warn(
     run: *Run,
     group: *Group,
@@ -222,13 +226,13 @@ fn warn(
     }
 }
 
-/// Finds the members without whose call an operation has stood still for `stall_ns`, if over half
-/// of all members have called it. A message, or a group of two, has no such half. It takes one
-/// operation at a time: once these members are gone the other operations may go on, so their waits
-/// are counted anew.
+/// Finds the members whose missing call has held up an operation for `stall_ns`, if over half of
+/// all members have called the operation. A message between two members, or a group of two, never
+/// has that half. One operation is taken at a time: without the found members other operations may
+/// go on, so the waits of all operations are counted from now.
 pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *Overdue) bool {
     for (group.epochs.items) |epoch| {
-        if (!epoch.running) continue; // some may be about to report that they have called
+        if (!epoch.running) continue; // members may be about to report their calls
         for (epoch.records.items) |known| {
             if (now -| known.stall.since < stall_ns) continue;
             const missing = epoch.missing_of(known);
@@ -245,8 +249,8 @@ pub fn find_stalled(group: *const Group, now: Instant, stall_ns: u64, overdue: *
     return false;
 }
 
-/// Takes the missing members that are connected. A member that is away cannot say that it has
-/// called, and has the silence limit to come back.
+/// Adds the missing members that are connected to `overdue`. A member that is away cannot say that
+/// it has called, and has the silence limit to come back.
 fn take_missing(
     epoch: *const Epoch,
     known: *const Record,
@@ -266,20 +270,21 @@ fn take_missing(
 
 // ---- reports and votes
 //
-// Members that owe what is not a call of their users (record.zig). A debtor is named like a member
-// whose call is missing.
+// Members that owe a report or a vote, which their engines give and not their users (record.zig).
+// The log names a member that owes a report or a vote like a member whose call is missing.
 //
-// A report is the engine's own step, so a member that is heard and gives none is broken or hostile.
-// It is let go when the run says so. It is let go in any case when no part of its report has come
-// for twelve times the silence limit after all messages to it had left. If only a vote is missing,
-// the member's neighbours may be to blame, by not sending the data that they have; so the debtor is
-// named, and nobody is let go for it.
+// A report is the engine's own step, so a member that is heard and does not report is broken or
+// hostile. A member that owes a report is removed after the time `--stall`, if the run has that
+// option. The member is removed in any case if no part of its report has come for twelve silence
+// limits after all messages to it had left. If only a vote is missing, the member's neighbours may
+// be to blame, by not sending the data that they have: the member is named, but no member is
+// removed for a missing vote.
 
-/// How long no part of a report may come, in silence limits. A long report takes its time on a thin
-/// link, and so do the messages to the member before it.
+/// The longest time without a new part of a report, in silence limits. A long report takes time on
+/// a thin link, and so do the messages that the member must read before it reports.
 const silences_max = 12;
 
-/// At a tick: warns of members that owe a report or a vote, and adds them to `waited_for`.
+/// At a tick: warns of members that owe a report or a vote, and adds these members to `waited_for`.
 pub fn review_debtors(
     run: *Run,
     group: *Group,
@@ -313,7 +318,7 @@ fn review_reports(
             continue;
         }
         const is_new = report.since == base.never;
-        // A member whose messages wait for the disk may not have heard that it is asked.
+        // A member whose messages wait for the disk may not have heard that it must report.
         if (late or is_new or run.holds_up(member.peer.?)) report.since = now;
         if (report.since == now or report.parts != report.parts_seen) report.part_at = now;
         report.parts_seen = report.parts;
@@ -341,7 +346,8 @@ fn review_vote(
     const vote = &known.vote_owed;
     const needed = epoch.voters(known.id);
     const missing = needed.without(&known.done);
-    // In a new attempt all vote again, so that says nothing.
+    // The debt lasts until the member votes: in a new attempt all members vote again, and a missing
+    // vote says nothing.
     if (vote.rank) |rank| if (known.done.has(rank) or !needed.has(rank)) {
         vote.* = .{};
     };
@@ -364,8 +370,9 @@ fn review_vote(
     });
 }
 
-/// Finds the members of one epoch whose report has been waited for too long. `stall_ns` 0: the run
-/// lets no member go for that. A member that is away has the silence limit besides.
+/// Finds the members of one epoch whose report is overdue. `stall_ns` 0: a member is overdue only
+/// if no part of its report comes. A member that is away has the silence limit in addition to
+/// `stall_ns`.
 pub fn find_overdue(
     run: *const Run,
     group: *const Group,
@@ -398,13 +405,14 @@ pub fn find_overdue(
     return false;
 }
 
-/// Whether all messages to the peer have gone to the socket.
+/// Whether all messages to the peer have gone to its socket.
 fn has_left_for(run: *const Run, peer: *const Peer) bool {
     const connection = peer.connection orelse return false;
     return connection.stream.send_slice().len == 0 and !run.holds_up(peer);
 }
 
-/// "has not said what it holds of the calls of epoch 3, for which the others have waited 10 s"
+/// In the log: "has not said what it holds of the calls of epoch 3, for which the others have
+/// waited 10 s"
 const Silent = struct {
     epoch: *const Epoch,
     waited_ns: u64,
@@ -418,14 +426,14 @@ const Silent = struct {
 
 // ---- what a debtor waits for itself
 //
-// The operation in which a member that others wait for waits itself: it has called that operation,
-// and others have not. Two members that wait for each other in this way have called different
-// things: other tags, or states of other names. To refuse one of them would be wrong, because its
-// other thread may be about to call; so each is told, and both have their deadlines. A member that
-// has not entered the epoch waits in nothing there, and is told of as such. No decision depends on
-// it.
+// A debtor may itself wait, in another operation, which it has called and other members have not.
+// Two members that wait for each other in this way have called different operations: with different
+// tags, or of states with different names. To refuse one of the two would be wrong, because another
+// thread of it may be about to call; so each is told in which operation the other waits, and both
+// calls have their deadlines. If a debtor has not entered the epoch, callers are told just that. No
+// decision depends on what a debtor waits for.
 
-/// A member counts as waiting in a call after this part of the warning time.
+/// A member counts as waiting in a call after the warning time divided by this number.
 pub const counts_part = 10;
 
 /// For each member the operation in which it has waited for the longest time.
@@ -447,7 +455,7 @@ pub const Elsewhere = struct {
         return found;
     }
 
-    /// The operation that a rank waits in; null: it is not known to wait.
+    /// The operation in which a rank waits; null: the rank is not known to wait.
     pub fn get(elsewhere: *const Elsewhere, rank: usize) ?control.Elsewhere {
         const known = elsewhere.by_rank[rank] orelse return null;
         const missing = elsewhere.epoch.missing_of(known);
@@ -461,7 +469,7 @@ pub const Elsewhere = struct {
         };
     }
 
-    /// The operations that the first of the missing ranks wait in.
+    /// The operations in which the missing ranks wait; at most `elsewhere_told_max` of them.
     pub fn told(elsewhere: *const Elsewhere, missing: *const Mask) Told {
         var list: Told = .{};
         for (0..missing.count()) |index| {
@@ -471,8 +479,9 @@ pub const Elsewhere = struct {
         return list;
     }
 
-    /// For the log: "; it waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (7f3a01c2)"
-    /// or "; it has not entered the epoch, as a member from before does when its program calls …"
+    /// The wait of a rank in the words of the log: "; it waits in all_reduce (tag 5, sequence 0 of
+    /// epoch 1) for rank 0 (7f3a01c2)" or "; it has not entered the epoch, as a member from before
+    /// does when its program calls …"
     pub fn words(elsewhere: *const Elsewhere, rank: usize) Words {
         return .{ .elsewhere = elsewhere, .rank = rank };
     }
@@ -499,11 +508,12 @@ pub const Elsewhere = struct {
 // ---- newcomers that wait
 //
 // Peers that newcomers wait for. A group without members begins when the users of its newcomers
-// have called `admit`, and one of founders when all of these have asked for it. Where it has
-// members, newcomers wait outside while one of them has not come to the safe point of the epoch
-// that has begun, as after a loss, or has calls of the epoch before in flight. If such a member is
-// away, that is what they are told, because it may be dead; in a round they are told of any that is
-// away. The log and the status say it too. No decision depends on it.
+// have called `admit`; a sub-group begins when all its founders have asked for it. In a group with
+// members, newcomers wait while some member has not passed the safe point at which the newest epoch
+// begins, as after a loss, or has calls of the epoch before in flight. If an awaited member is
+// away, newcomers are told so, because the member may be dead; while a round prepares, newcomers
+// are told of every member that is away. The log and the status name the awaited peers, too. No
+// decision depends on which peers are awaited.
 
 pub const Why = control.Awaited.Why;
 
@@ -514,10 +524,10 @@ pub const Missing = struct {
 
     pub const Item = struct {
         peer: *const Peer,
-        /// Null: the peer is in no epoch.
+        /// The peer's rank; null: the peer is in no epoch.
         rank: ?u16 = null,
 
-        /// The peer as a line of the log has it.
+        /// Writes the peer as the log shows it.
         pub fn format(item: Item, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const peer = item.peer;
             const rank = item.rank orelse return writer.print("peer {f}", .{peer.named()});
@@ -591,7 +601,7 @@ fn away(epoch: *const Epoch) base.Mask {
     return found;
 }
 
-/// Tells a newcomer that could not dial a member that this member is away. The newcomer is told at
+/// Tells a newcomer that could not dial a member that the member is away. The newcomer is told at
 /// once, because its user would look for the reason in the network.
 pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
     var missing: Missing = .{};
@@ -601,8 +611,8 @@ pub fn tell_of_away(run: *Run, group: *const Group, newcomer: *Peer) void {
     run.send(newcomer, group.id, awaited_message(group, &missing, &entries));
 }
 
-/// At a tick: tells newcomers whom they wait for, and warns in the log. `late`: the coordinator was
-/// frozen, and the wait is counted anew.
+/// At a tick: tells newcomers which peers they wait for, and warns in the log. `late`: the
+/// coordinator was frozen, so the wait is counted from now.
 pub fn review_awaited(run: *Run, group: *Group, now: Instant, late: bool) void {
     const it = &group.awaited;
     var missing: Missing = .{};
@@ -639,7 +649,8 @@ fn what(why: Why) []const u8 {
     };
 }
 
-/// Tells the newcomers that could enter, or that wait for the next round.
+/// Tells newcomers which peers they wait for. If the users of other newcomers have not called
+/// `admit`, only newcomers whose users have called it are told.
 fn tell_newcomers(run: *Run, group: *Group, missing: *const Missing) void {
     var entries: Entries = undefined;
     for (group.newcomers.items) |*newcomer| {
@@ -671,8 +682,8 @@ fn awaited_message(
 
 // ---- groups that have too few peers
 //
-// A group without members begins when enough peers have come. While there are too few, the peers
-// that are there are told how many they are, and so are the log and the status.
+// A group without members begins when enough peers have come. While too few have come, these peers
+// are told their number, and the log and the status show it.
 
 pub const Attendance = struct {
     here: u32,
@@ -681,13 +692,13 @@ pub const Attendance = struct {
     emptied: bool,
 };
 
-/// How many peers are there and needed; null: enough are there. A group with members waits for no
-/// peer.
+/// How many peers of a group have come, and how many it needs to begin; null: none or enough have
+/// come. A group with members needs no more peers.
 pub fn attendance_of(run: *const Run, group: *const Group) ?Attendance {
-    if (group.founding != null) return null; // it waits for these peers by name
+    if (group.founding != null) return null; // a sub-group waits for its founders by name
     const needed = group.least();
     var here: usize = group.newcomers.items.len;
-    // They are looked for where they say they are (door.zig).
+    // Peers that are still looked for at their addresses count, too (door.zig).
     for (run.peers.items) |peer| for (peer.claim.waiting.items) |*item| {
         here += @intFromBool(item.group == group.id);
     };
@@ -695,15 +706,16 @@ pub fn attendance_of(run: *const Run, group: *const Group) ?Attendance {
     return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
-/// When the log warns that the peers of a group have waited long.
+/// The time at which the log warns that the peers of a group have waited long; `never`: no warning
+/// is due.
 pub fn next_deadline(run: *const Run, group: *const Group) base.Instant {
     const said = &group.attendance_said;
     if (said.here == 0 or said.waits) return base.never;
     return said.since +| run.options.stall_warning_ns;
 }
 
-/// At a tick: tells newcomers how many peers are there. Peers that come together make one line of
-/// the log.
+/// At a tick: tells newcomers how many peers have come, and logs the number. Peers that come
+/// between two ticks share one line of the log.
 pub fn review_attendance(run: *Run, group: *Group, now: base.Instant) void {
     const said = &group.attendance_said;
     const count = attendance_of(run, group) orelse {
@@ -744,14 +756,16 @@ pub fn review_attendance(run: *Run, group: *Group, now: base.Instant) void {
 
 // ---- members that have not entered
 //
-// Members that have not come to the safe point at which their epoch begins. Each passes it when its
-// user does, so one that has entered may be alone there for a while. All members hear who is
-// missing: at ticks, and at once when those from before have entered, because newcomers may wait
-// for that (member.zig). Where the epoch only closes the gap of a loss, they hear how many
-// newcomers wait outside, too: a program that passes safe points only for newcomers must pass that
-// one. Nothing is decided by it.
+// Members that have not passed the safe point at which their epoch begins. A member passes that
+// safe point when its user calls `admit`, so a member that has entered may be alone for a while.
+// All members are told which members are missing: at ticks, and at once when the last member from
+// the epoch before has entered, because newcomers may wait for that (member.zig). If the epoch only
+// closes the gap of a loss, members are also told how many newcomers wait outside: a program that
+// passes safe points only for newcomers must pass this safe point, too. No decision depends on
+// which members have been named as missing.
 
-/// At a tick: tells members who has not entered the epoch. `outside`: newcomers in no epoch.
+/// At a tick: tells members which members have not entered the epoch. `outside`: the number of
+/// newcomers, which are in no epoch.
 pub fn review_entering(run: *Run, epoch: *Epoch, outside: usize) void {
     const missing = epoch.not_entered();
     const closes_a_gap = epoch.began.joined == 0 and !missing.is_empty();
@@ -766,7 +780,8 @@ fn tell_all(run: *Run, epoch: *Epoch, missing: base.Mask) void {
     run.broadcast(epoch, entered_message(epoch, missing));
 }
 
-/// A member has entered: tells all if it was the last, or the last of the members from before.
+/// A member has entered the epoch: tells all members, if it was the last to enter or the last from
+/// the epoch before.
 pub fn entered(run: *Run, epoch: *Epoch, rank: u16) void {
     const missing = epoch.not_entered();
     const newcomers_begin = epoch.members.len - epoch.began.joined;
@@ -774,7 +789,7 @@ pub fn entered(run: *Run, epoch: *Epoch, rank: u16) void {
     if (is_last or missing.is_empty()) tell_all(run, epoch, missing);
 }
 
-/// Tells a member that is back who has not entered.
+/// Tells a member that has come back which members have not entered the epoch.
 pub fn tell_entering(run: *Run, epoch: *Epoch, rank: u16) void {
     const peer = epoch.members[rank].peer orelse return;
     run.send(peer, epoch.group, entered_message(epoch, epoch.not_entered()));

@@ -1,8 +1,8 @@
-//! door: how strangers become peers, and how peers ask for groups. Connections come in, and their
-//! first bytes say who they are. Strangers have few places, so some must go where many come
-//! (base/places.zig). A peer joins a group, tells what it is a member of, and is looked for at the
-//! address that it claims. Its messages afterwards: coordinator.zig; its way into the group:
-//! membership.zig.
+//! door: how strangers become peers, and how peers ask for groups. A stranger is a connection whose
+//! first bytes (the hello) have not come. Strangers have few places: when all are taken, a drawn
+//! stranger is disconnected (base/places.zig). A peer that joins a group tells the epochs that it
+//! is a member of, and is looked for at the address that it claims. Later messages of a peer:
+//! coordinator.zig; the way of a newcomer into its group: membership.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -37,8 +37,8 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// Takes a connection that came in. Null: no memory, or no place that could be made; the driver
-/// closes it.
+/// Takes an incoming connection as a stranger. Null: there is no memory or no place for the
+/// connection, and the driver closes it.
 pub fn accept(run: *Run, now: Instant, source: base.Source) ?*Connection {
     if (!make_place(run, now, source)) {
         run.strangers_refused += 1;
@@ -56,8 +56,9 @@ pub fn accept(run: *Run, now: Instant, source: base.Source) ?*Connection {
     return connection;
 }
 
-/// Strangers have few places. Each member that is away has a place besides, which no stranger gets
-/// (base/places.zig).
+/// Makes a place for a stranger, if need be by disconnecting another. There are `strangers_max`
+/// places and one more for each member that is away, since a member comes back as a stranger
+/// (base/places.zig). False: the stranger is turned away.
 fn make_place(run: *Run, now: Instant, source: base.Source) bool {
     run.shared.door_at = now;
     run.due_at = @min(run.due_at, now +| limits.stranger_ns_max);
@@ -84,7 +85,8 @@ fn make_place(run: *Run, now: Instant, source: base.Source) bool {
     return true;
 }
 
-/// A connection that was answered keeps its place for a moment, to read the answer.
+/// Gives a place to a connection that asks for the status; if all are taken, a drawn one of them is
+/// disconnected. The connection keeps its place for `status_ns_max`, to read the answer.
 fn ask_places(run: *Run, now: Instant, connection: *Connection) void {
     var taken: usize = 0;
     for (run.connections.items) |item| taken += @intFromBool(item.asker() != null);
@@ -103,28 +105,28 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
     const bytes = connection.stream.take_raw(wire.hello.hello_bytes) orelse return;
     const hello = wire.hello.decode(bytes) catch |err| switch (err) {
         error.VersionMismatch => return refuse(run, connection, .version_mismatch),
-        // Whoever does not speak PCCL gets no answer.
+        // A client that does not speak PCCL gets no answer.
         error.NotPccl, error.BadValue => {
             run.strangers_refused += 1;
             connection.doom("it does not speak PCCL");
             return;
         },
     };
-    // In a time that does not tell how much of it was right.
+    // In constant time, which does not tell how many bytes of the run id were right.
     if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, run.options.run_id))
         return refuse(run, connection, .wrong_run);
     switch (hello.purpose) {
         .lane, .probe => return refuse(run, connection, .wrong_peer),
         .status => ask_places(run, now, connection),
         .control => {
-            // It stands for nobody, so nobody can be it.
+            // The id `none` stands for "no peer", so no peer may have it.
             if (hello.from.eql(.none)) return refuse(run, connection, .refused);
-            // The same of processes; a journal relies on it, too.
+            // No process has instance 0: a journal that names it is refused.
             if (hello.instance == 0) return refuse(run, connection, .refused);
             const known = run.peer_of(hello.from);
             if (known) |peer| {
-                // Only members are known while they are away, and only their processes come
-                // back as them.
+                // A peer that is away is known only if it is a member, and only the member's own
+                // process may come back as it.
                 if (peer.instance != hello.instance) {
                     const taken = peer.connection != null;
                     return refuse(run, connection, if (taken) .refused else .held);
@@ -155,7 +157,7 @@ pub fn greet(run: *Run, now: Instant, connection: *Connection) void {
 fn refuse(run: *Run, connection: *Connection, verdict: wire.hello.Verdict) void {
     run.strangers_refused += 1;
     connection.state = .refused;
-    // Without memory for the answer it is closed without one.
+    // Without memory for the answer the connection is closed unanswered.
     connection.stream.send_raw(&wire.hello.encode_answer(verdict)) catch {};
     connection.doom(@tagName(verdict));
 }
@@ -180,11 +182,12 @@ fn peer_add(
     connection.peer = peer;
     connection.state = .peer;
     run.due_at = @min(run.due_at, now +| limits.idle_ns_max);
-    // Its label comes with its first wish.
+    // The peer's label is not known before its first `join`.
     run.log(.info, "peer {s} is connected", .{hello.from.short()});
 }
 
-/// A peer has a new connection, so its old one is dead, whether or not its end was seen.
+/// Gives a known peer its new connection. The old connection is closed: it is dead, even if its end
+/// was not seen.
 fn comes_back(
     run: *Run,
     now: Instant,
@@ -208,7 +211,7 @@ fn comes_back(
     run.log(.info, "peer {f} is connected again", .{peer.named()});
 }
 
-/// The peer of a member that the journal names, which is away until it connects.
+/// Finds or makes the peer of a member that the journal names. The peer is away until it connects.
 pub fn away_peer(
     run: *Run,
     now: Instant,
@@ -216,7 +219,7 @@ pub fn away_peer(
     instance: u64,
 ) Allocator.Error!*Peer {
     if (run.peer_of(id)) |peer| {
-        peer.instance = instance; // another one has been lost before
+        peer.instance = instance; // the process with the earlier instance is lost
         return peer;
     }
     try run.peers.ensureUnusedCapacity(run.gpa, 1);
@@ -234,15 +237,15 @@ pub fn away_peer(
 
 // ---- joins
 //
-// A peer asks for a group and tells what it is a member of: `join`, the epochs that it knows,
-// `join_end`. Then it is a newcomer, a member that has come back (membership.zig), or it
-// hears that it is no member any more.
+// A peer asks for a group with `join`, an `epoch_report` for each epoch that it knows, and
+// `join_end`. After `join_end` the peer is a newcomer or a member that has come back
+// (membership.zig), or is told that it was removed.
 
 pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) !void {
     const name = body.name.data;
     if (name.len == 0) return error.Unexpected;
     if (peer.telling != null or peer.refused) return error.Unexpected;
-    // Both are shown to people, and the address is dialed by others.
+    // The name is shown to people, and the address is dialed by other peers.
     if (!base.text.is_name(name)) return refuse_group(
         run,
         peer,
@@ -266,7 +269,7 @@ pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) 
     );
     try claim_told(run, peer, body.address.data, body.address_key);
     const known = run.group_named(name);
-    // A peer asks again when it has the answer.
+    // A peer may ask for a group again only when it has the answer to its last `join`.
     if (run.lobby.holds(peer, name)) return error.Unexpected;
     if (known) |group| if (peer.claim.waits_for(group.id)) return error.Unexpected;
     const own = if (known) |group| Peer.bit(group.id) else 0;
@@ -275,8 +278,8 @@ pub fn on_join(run: *Run, now: Instant, peer: *Peer, body: *const control.Join) 
     if (others >= limits.groups_per_peer_max)
         return refuse_group(run, peer, name, "this peer is in 8 groups already; leave one first");
     const told: Told = .of(body);
-    // A member that comes back tells all its groups again, and loses those that it cannot tell
-    // within the silence limit.
+    // The join of a member that comes back is not set aside: the member loses each group whose
+    // epochs it has not told within the silence limit.
     const is_member_here = if (known) |group| group.contains(peer) else false;
     if (!is_member_here and try set_aside(run, now, peer, body)) {
         peer.telling = telling_of(null, &told);
@@ -312,7 +315,7 @@ fn telling_of(group: ?*const Group, told: *const Told) Peer.Telling {
     };
 }
 
-/// Makes a group. Null: there are 64 groups.
+/// Makes a group. Null: the run has 64 groups already.
 fn make_group(
     run: *Run,
     name: []const u8,
@@ -337,7 +340,8 @@ fn make_group(
         .founding = founded,
     });
     run.next_group = (id + 1) % limits.groups_max;
-    // A group of this name, or of this number, may have been there before.
+    // Epoch and round numbers go on after those of ended groups, which may have had this name or
+    // group number.
     group.last_epoch = @max(group.last_epoch, run.ended.epoch);
     group.round = @max(group.round, run.ended.round);
     run.groups.appendAssumeCapacity(group);
@@ -361,27 +365,28 @@ pub fn on_epoch_report(
     telling.newest = @max(telling.newest, body.epoch);
     const group = run.group_at(telling.group orelse return).?;
     if (body.epoch > group.last_epoch) telling.beyond = true;
-    const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+    const epoch = group.epoch_of(body.epoch) orelse return; // the epoch is over
     const rank = epoch.rank_of(peer) orelse return;
-    // It knows of a removal that this coordinator does not: the journal has lost it.
+    // The peer knows of a removal that the journal has lost.
     if (!body.alive.covers(&epoch.alive)) telling.beyond = true;
     try attempt.hear_return(epoch, rank, body);
 }
 
-/// A peer gives an operation up. While it tells its epochs, the group is the one that it tells of,
-/// whose number it may not know yet.
+/// A peer gives up an operation. A peer that is telling its epochs may not know the group's number
+/// yet, so its message is about the group that it tells of.
 pub fn on_gave_up(run: *Run, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
     if (peer.refused) return;
     const group = if (peer.telling) |*telling|
         run.group_at(telling.group orelse return).?
     else
         try run.group_of(peer, body.group);
-    const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+    const epoch = group.epoch_of(body.epoch) orelse return; // the epoch is over
     const rank = epoch.rank_of(peer) orelse return;
     try operation.on_gave_up(run, epoch, rank, body);
 }
 
-/// A peer has told all its epochs: it is a newcomer, a member that came back, or was let go.
+/// A peer has told all its epochs: admits a newcomer, takes a member back, and tells a removed
+/// member why it was removed.
 pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     if (peer.refused) {
         peer.refused = false;
@@ -393,7 +398,7 @@ pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     const group = run.group_at(id).?;
     const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
     if (!knows) membership.take_out(run, now, group, peer, "it left while it was away");
-    // The journal could not be written then, and the coordinator has died since.
+    // The peer knows an epoch or a removal that the journal has lost, so it cannot stay.
     if (telling.beyond) membership.take_out(run, now, group, peer, attempt.knows_more);
     const is_member_here = group.contains(peer);
     if (!is_member_here and !telling.named)
@@ -410,10 +415,10 @@ pub fn on_join_end(run: *Run, now: Instant, peer: *Peer) ProtocolError!void {
     } });
 }
 
-/// A peer leaves a group, perhaps after an `expelled`. Later messages with this number are about
-/// another group.
+/// A peer leaves a group, perhaps after an `expelled`. Later messages of the peer with this group
+/// number are about another group.
 pub fn on_leave(run: *Run, now: Instant, peer: *Peer, id: u16) void {
-    // It may say so twice of a group whose number it did not know yet.
+    // A peer may send `leave` twice for a group whose number it did not know yet.
     if (!peer.is_present(id)) return;
     membership.take_out(run, now, run.group_at(id).?, peer, "it left");
     peer.present &= ~Peer.bit(id);
@@ -421,8 +426,8 @@ pub fn on_leave(run: *Run, now: Instant, peer: *Peer, id: u16) void {
     run.due_at = @min(run.due_at, now +| limits.idle_ns_max);
 }
 
-/// At a tick: lets joins in whose time has come. A peer that is telling its epochs waits for a
-/// later tick.
+/// At a tick: lets in the waiting joins whose rate allows it. The joins of a peer that is telling
+/// its epochs wait for a later tick.
 pub fn let_in(run: *Run, now: Instant) void {
     var index: usize = 0;
     while (index < run.lobby.waiting.items.len) {
@@ -449,18 +454,19 @@ fn enter_group(run: *Run, now: Instant, item: *const Lobby.Waiting) ProtocolErro
     const peer = item.peer;
     try begin_telling(run, peer, item.name, &item.told);
     if (peer.telling != null) return on_join_end(run, now, peer);
-    peer.refused = false; // it has told everything already
+    peer.refused = false; // the `join_end` of this join has come already
 }
 
 // ---- founders of a sub-group
 //
-// Groups that are made of members of one epoch of another group, their parent (sub-groups). Each
-// founder names the same peers in the same order, which is that of the ranks. The group begins when
-// all founders have asked for it that have not been lost to the parent, or left it, since its first
-// founder asked. Nobody else ever enters. The founders are not in the journal: after a restart
-// those who wait ask anew, and a group that has begun is only known to be closed.
+// A sub-group is made of members of one epoch of another group, its parent. Each founder names the
+// same peers, in rank order. The sub-group begins when all founders have asked for it, except those
+// that left the parent or were lost to it. No other peer ever enters a sub-group. The founders are
+// not in the journal: after a restart, founders that wait ask again, and a sub-group that has begun
+// is only known to be closed.
 
-/// The founders that a peer names in its join, or null. `objection` has found nothing against them.
+/// The founders that a peer names in its `join`; null: it names none. Asserts that `objection` has
+/// found nothing against these founders.
 pub fn founders_of(
     run: *const Run,
     peer: *const Peer,
@@ -487,9 +493,9 @@ pub fn founders_of(
     return founding;
 }
 
-/// Why a peer may not ask for this group as one of its founders; null if it may, and if it names
-/// none. Whether other peers may have this group is decided when they have told their epochs: a
-/// peer may be a member that is back.
+/// Why a peer may not ask for a group as one of its founders; null: it may, or it names no
+/// founders. A peer that names no founders may be a member that comes back, so `turns_away` judges
+/// it after it has told its epochs.
 pub noinline fn objection(
     run: *Run,
     name: []const u8,
@@ -497,10 +503,10 @@ pub noinline fn objection(
     told: *const control.Founders,
 ) ?[]const u8 {
     if (told.members.count == 0) return null;
-    membership.end_groups(run); // its own last attempt may be over
+    membership.end_groups(run); // an earlier group of this name may be over
     const parent = run.group_named(told.parent.data);
     const group = run.group_named(name) orelse return problem(parent, peer, told);
-    if (group.contains(peer)) return null; // it is a member, and has not heard of it
+    if (group.contains(peer)) return null; // the peer is a member that has not heard so
     const known = if (group.founding) |*it| it else return other_kind;
     if (group.had_members) return has_begun;
     const maybe = known.place_of(peer.id);
@@ -542,8 +548,8 @@ fn problem(
     return if (named.has(own)) null else "this peer is not one of the founders that it names";
 }
 
-/// Refuses a newcomer that may not enter a sub-group, and tells it why: peers that are not
-/// founders, and founders that do not agree.
+/// Refuses a newcomer that may not enter a sub-group, and tells it why. If two founders name
+/// different lists, all founders are refused. True: the newcomer was refused.
 pub fn turns_away(run: *Run, now: Instant, group: *Group, peer: *Peer) bool {
     const founding = if (group.founding) |*it| it else return false;
     if (group.had_members) return refuse_founder(run, group, peer, has_begun);
@@ -569,8 +575,8 @@ fn refuse_founder(run: *Run, group: *const Group, peer: *Peer, why: []const u8) 
     return true;
 }
 
-/// Tells founders that do not agree that they have called differently (Mismatch), and which founder
-/// differs from which.
+/// Removes a newcomer from a sub-group whose founders name different lists. The newcomer's error
+/// (Mismatch) names the peer `differs` and the first founder that asked.
 fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: PeerId) void {
     const founding = &group.founding.?;
     const first = founding.members[founding.asked.at(0)];
@@ -580,7 +586,7 @@ fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: P
         run.named(group, differs),
         group.name,
         run.named(group, first),
-    }) catch &room; // cut
+    }) catch &room; // the sentence is cut
     if (!peer.is_present(group.id)) membership.welcome_to(run, group, peer);
     membership.expel_as(run, now, group, peer, .{
         .group = group.id,
@@ -591,26 +597,29 @@ fn expel_founder(run: *Run, now: Instant, group: *Group, peer: *Peer, differs: P
 
 // ---- where peers can be dialed
 //
-// Where peers say that others can dial them, and the findings about that. Others are told an
-// address only if the peer's connection comes from its host, or if the driver has found this very
-// peer there (net/finder.zig). So no peer can make all others dial somebody outside the run, or ask
-// a name server: the driver looks names up, once, and members get numbers.
+// The addresses at which peers claim that others can dial them, and the search for the peers there.
+// An address is told to other peers only if the peer's connection comes from the host of that
+// address, or if the driver has found the peer there (net/finder.zig). So no peer can make other
+// peers dial a host outside the run. The driver resolves a host name once and members get numeric
+// addresses, so no peer can make members ask a name server.
 //
-// A peer whose user names no address claims that of its interface. Where that leads nowhere, it is
-// looked for at the host that its connection comes from, at the same port: clouds give a machine a
-// public address that the machine itself does not know, and keep the ports (1:1 NAT). It must prove
-// that it is there, because most NATs lead to somebody else, or to nobody.
+// A peer whose user names no address claims the address of its interface. If it is not found there,
+// the peer is looked for at the host that its connection comes from, at the same port: clouds give
+// a machine a public address that the machine itself does not know, and keep the ports (1:1 NAT).
+// At the host of its connection the peer must prove itself, because most NATs lead to another
+// machine or to none.
 //
-// A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
+// A newcomer waits outside its group until the search has ended. A member stays a member, even if
+// it is not found.
 
-/// The pause between two searches that take time, so that a host named by many newcomers is not
-/// flooded.
+/// The pause after a search that the driver does not answer at once, so that a host named by many
+/// newcomers is not flooded.
 const pace_ns = std.time.ns_per_s / 20;
-/// How often a member that was not found is looked for again.
+/// The pause before a member that was not found is looked for again.
 const again_ns = 10 * std.time.ns_per_s;
 
-/// A peer tells where it is dialed. Its former address holds until the peer is found at the new
-/// one.
+/// A peer tells the address at which it can be dialed. Its former address stays valid until the
+/// peer is found at the new one.
 pub fn claim_told(
     run: *Run,
     peer: *Peer,
@@ -627,30 +636,33 @@ pub fn claim_told(
     const is_other = claim.text.len > 0;
     run.gpa.free(claim.text);
     claim.text = copy;
-    // An answer to what was asked before is not one to this.
+    // Drops the search for the former address, whose answer says nothing about the new one.
     claim.state = if (claim.waiting.items.len > 0) .queued else .unknown;
     if (claim.state == .queued) queue_question(run, peer, 0);
-    // Rounds wait for what a member said first, and not for as long as it goes on to change that.
+    // Rounds wait for a search at a member's first address only, so a member that keeps changing
+    // its address delays no round.
     claim.failed = is_other and run.is_member(peer) and peer.address.len == 0;
 }
 
-/// A peer was found at the host that its connection came from, and may connect from another by now.
+/// Whether the address at which a peer was found still fits its connection. An address at the host
+/// of an earlier connection does not, if the peer connects from another host by now.
 fn is_still_seen(peer: *const Peer) bool {
     if (peer.claim.advertised) return true;
     const connection = peer.connection orelse return true;
-    const at = base.Endpoint.parse(peer.address) catch return true; // it is empty
+    const at = base.Endpoint.parse(peer.address) catch return true; // the address is empty
     const claimed = base.Endpoint.parse(peer.claim.text) catch return true;
     const source = at.source() orelse return true;
     const own = claimed.source() orelse return true;
     return std.mem.eql(u8, &source, &own) or std.mem.eql(u8, &source, &connection.source);
 }
 
-/// A peer has told its epochs: looks for it at its address, unless it was found there.
+/// Looks for a peer that has told its epochs at the address that it claims. No search is needed if
+/// the peer was found there or its connection comes from that host.
 pub fn settle(run: *Run, now: Instant, peer: *Peer) Allocator.Error!void {
     const claim = &peer.claim;
     if (claim.state != .unknown) return;
     const connection = peer.connection orelse return;
-    const endpoint = base.Endpoint.parse(claim.text) catch unreachable; // read at `join`
+    const endpoint = base.Endpoint.parse(claim.text) catch unreachable; // `on_join` checks it
     const from_there = if (endpoint.source()) |source|
         std.mem.eql(u8, &source, &connection.source)
     else
@@ -661,7 +673,7 @@ pub fn settle(run: *Run, now: Instant, peer: *Peer) Allocator.Error!void {
     try ask_question(run, now);
 }
 
-/// A newcomer enters the group now, or when it is found at its address.
+/// Lets a newcomer into the group, at once or when the search at its address has ended.
 pub fn admit(
     run: *Run,
     now: Instant,
@@ -669,7 +681,7 @@ pub fn admit(
     peer: *Peer,
     initial_world_size: u32,
 ) Allocator.Error!void {
-    // First, because the answer may come at once.
+    // Before `settle`, within which the driver may answer.
     try peer.claim.waiting.append(run.gpa, .{
         .group = group.id,
         .initial_world_size = initial_world_size,
@@ -691,7 +703,7 @@ fn enter_found(run: *Run, now: Instant, peer: *Peer) void {
     }
 }
 
-/// Makes a peer a newcomer, whose address is told to others.
+/// Makes a peer a newcomer of the group; rounds tell its address to other peers.
 fn add_question(
     run: *Run,
     now: Instant,
@@ -721,11 +733,11 @@ fn queue_question(run: *Run, peer: *Peer, not_before: Instant) void {
     peer.claim.not_before = not_before;
 }
 
-/// Looks for the peers that wait to be found: members first, because newcomers wait for them too.
-/// Networks take turns.
+/// Asks the driver for the queued searches: for members first, because newcomers wait until members
+/// are found. Networks take turns.
 fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
     if (!run.questions.any) return;
-    // In order once, however many of them there is no room for.
+    // The order is made once, although the driver may have no room for many of the searches.
     var buffer: [base.limits.peers_max]Turn = undefined;
     for (turns(run, now, &buffer)) |turn| {
         if (now < run.questions.next_at) break;
@@ -741,7 +753,7 @@ fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
             .seen = seen_at(peer, &room),
             .key = claim.key,
         });
-        if (reply == .busy) continue; // others may come from elsewhere
+        if (reply == .busy) continue; // the driver may have room for another network
         claim.state = .asked;
         if (reply == .answer) try take(run, now, peer, reply.answer) else run.questions.next_at =
             now +| pace_ns;
@@ -751,13 +763,14 @@ fn ask_question(run: *Run, now: Instant) Allocator.Error!void {
     } else false;
 }
 
-/// Whether an address can be dialed by others. An address that the user has named is meant so; the
-/// loopback interface is no way for others.
+/// The second address at which a peer is looked for: the host of its connection with the port of
+/// its claimed address. Empty: there is none, because the user has named the address, or the
+/// connection comes over the loopback interface, which other machines cannot dial.
 fn seen_at(peer: *const Peer, room: *Room) []const u8 {
     const source = peer.connection.?.source;
     if (peer.claim.advertised or base.source.is_unknown(source)) return "";
     if (base.source.is_loopback(source)) return "";
-    const endpoint = base.Endpoint.parse(peer.claim.text) catch unreachable; // read at `join`
+    const endpoint = base.Endpoint.parse(peer.claim.text) catch unreachable; // `on_join` checks it
     return base.source.write(source, endpoint.port, room);
 }
 
@@ -771,7 +784,7 @@ const Turn = struct {
     }
 };
 
-/// The peers that may be looked for now, in the order in which they are.
+/// The peers whose searches are due, in the order in which the driver is asked.
 fn turns(
     run: *const Run,
     now: Instant,
@@ -794,8 +807,8 @@ fn turns(
     return buffer[0..count];
 }
 
-/// Orders peers that wait alike: networks without a search under way first, and networks from which
-/// a peer was not found lately last.
+/// Orders peers of one kind, members or newcomers. Networks with few searches under way come first,
+/// and networks from which a peer was not found lately come last.
 fn take_turns(run: *const Run, now: Instant, waiting: []Turn) void {
     var candidates: [base.limits.peers_max]NewcomerTurn = undefined;
     var before: [base.limits.peers_max]Turn = undefined;
@@ -817,22 +830,22 @@ fn take_turns(run: *const Run, now: Instant, waiting: []Turn) void {
     for (waiting, candidates[0..waiting.len]) |*turn, *candidate| turn.* = before[candidate.index];
 }
 
-/// The driver has the result of a search, perhaps after the peer has gone.
+/// Takes the driver's result of search `number`; the peer may have gone meanwhile.
 pub fn answered(run: *Run, now: Instant, number: u64, answer: Answer) void {
     take_answer(run, now, number, answer) catch |err| not_asked(run, err);
 }
 
-/// At a tick.
+/// At a tick: asks the driver for the searches that are due.
 pub fn ask_now(run: *Run, now: Instant) void {
     ask_question(run, now) catch |err| not_asked(run, err);
 }
 
-/// Looks again at the next tick for the peers that wait.
+/// Logs that memory ran out during a search; the next tick tries again.
 fn not_asked(run: *Run, err: Allocator.Error) void {
     run.log(.err, "{t} while peers were looked for where they say they are", .{err});
 }
 
-/// Drops a result about a peer that is gone, or that has told another address since.
+/// Takes the result of a search. Drops it if the peer is gone or has told another address since.
 fn take_answer(run: *Run, now: Instant, number: u64, answer: Answer) Allocator.Error!void {
     const peer = for (run.peers.items) |peer| {
         if (peer.claim.state == .asked and peer.claim.number == number) break peer;
@@ -862,7 +875,7 @@ fn take(run: *Run, now: Instant, peer: *Peer, answer: Answer) Allocator.Error!vo
                 do_without(run, now, peer, dialed);
             if (run.is_member(peer)) {
                 const why = "peer {f} is not found at {s}: newcomers are not told where it is";
-                // Behind NAT nothing is wrong with it: only what its user has named needs mending.
+                // Behind NAT this is normal: only an address that the user has named needs mending.
                 if (!is_told) run.log(if (claim.advertised) .warning else .info, why, .{
                     peer.named(),
                     claim.text,
@@ -872,13 +885,13 @@ fn take(run: *Run, now: Instant, peer: *Peer, answer: Answer) Allocator.Error!vo
             }
         },
     }
-    // Rounds wait for a member's.
+    // A round may wait for the end of a member's search.
     for (run.groups.items) |group| if (group.contains(peer))
         membership.advance_round(run, group, now);
 }
 
-/// A peer was not found at the address that it found by itself, as behind NAT. It enters without an
-/// address, and dials the others.
+/// Lets in a peer that was not found at the address of its own interface, as behind NAT. The peer
+/// enters without an address, and dials the others.
 fn do_without(run: *Run, now: Instant, peer: *Peer, why: wire.Dialed) void {
     peer.claim.state = .nowhere;
     const is_news = peer.claim.waiting.items.len > 0;
@@ -898,15 +911,15 @@ fn do_without(run: *Run, now: Instant, peer: *Peer, why: wire.Dialed) void {
     } });
 }
 
-/// Refuses the groups of a peer that was not found where its user says it is, and tells it what to
-/// do. Its other groups stay.
+/// Refuses the pending joins of a peer that was not found at the address that its user advertises,
+/// and tells the peer what to do. The peer stays in the groups that it has entered.
 fn refuse_address(run: *Run, peer: *Peer, dialed: wire.Dialed) void {
     var waiting = peer.claim.waiting;
     peer.claim.waiting = .empty;
     defer waiting.deinit(run.gpa);
     var room: [why_bytes_max]u8 = undefined;
     const why = std.fmt.bufPrint(&room, why_format, .{ peer.claim.text, dialed.why() }) catch
-        unreachable; // why() is short
+        unreachable; // `why_bytes_max` has room for all `why()`
     for (waiting.items) |item| {
         const name = run.group_at(item.group).?.name;
         run.log(.info, "peer {f} may not join group {s}: it is not found at {s}", .{
@@ -924,19 +937,19 @@ const why_bytes_max = why_format.len + base.limits.address_bytes_max + wire.dial
 
 pub fn next_question_deadline(run: *const Run, now: Instant) Instant {
     if (!run.questions.any) return base.never;
-    // Those for whom there was no room wait for an answer, or for the next tick.
+    // A search for which the driver had no room waits for another answer, or for the next tick.
     return if (run.questions.next_at > now) run.questions.next_at else base.never;
 }
 
 // ---- joins that wait
 //
-// Joins of newcomers that wait because there were too many, of one peer or from one network
-// (peer.zig). The coordinator reads on: it hears and answers everything else that the peer says,
-// since the peer may be a member of other groups. Joins of one network are let in in the order in
-// which they came. Members that come back and name their epochs do not wait here. Founders of a
-// group are members of another: they wait for themselves alone.
+// The lobby has joins of newcomers that exceed the rate of their peer or of their network
+// (peer.zig). The coordinator takes all other messages of the peer meanwhile, because the peer may
+// be a member of other groups. Joins from one network enter in order of arrival. The join of a
+// member that comes back does not wait. The join of a founder waits only for the rate of its own
+// peer.
 
-/// Takes a join that must wait. False: the join need not wait.
+/// Puts a join into the lobby if it must wait. False: the join need not wait.
 pub fn set_aside(
     run: *Run,
     now: Instant,
@@ -968,7 +981,7 @@ pub fn aim_of(run: *const Run, name: []const u8, founders: *const control.Founde
     return if (run.group_named(name) == null) .begins_group else .enters_group;
 }
 
-/// Whether earlier joins from the same network wait for the same thing.
+/// Whether an earlier join from the same network, with the same aim, waits in the lobby.
 fn is_behind(run: *const Run, peer: *const Peer, aim: ?Aim) bool {
     for (run.lobby.waiting.items) |*item| {
         if (aim == null and item.peer != peer) continue;
@@ -978,7 +991,8 @@ fn is_behind(run: *const Run, peer: *const Peer, aim: ?Aim) bool {
     return false;
 }
 
-/// How long the join has to wait for its rate; 0: it may enter.
+/// Charges a join that may enter, and returns 0. Otherwise returns the nanoseconds until the join's
+/// rate allows it.
 pub fn pay(run: *Run, now: Instant, peer: *Peer, aim: ?Aim) u64 {
     const own = &peer.rates.joins;
     const own_ns = own.wait_ns(now, join_price);
@@ -1000,7 +1014,8 @@ pub fn look_again(run: *Run, now: Instant, wait_ns: u64) void {
     run.due_at = @min(run.due_at, now +| soon);
 }
 
-/// A peer has told its epochs for the join that was set aside last.
+/// Notes that a peer has told all its epochs for its last join in the lobby, which may enter from
+/// now on.
 pub fn is_whole(run: *Run, peer: *const Peer, newest: u64) void {
     for (run.lobby.waiting.items) |*item| if (item.peer == peer and !item.is_whole) {
         item.told.newest = newest;
@@ -1008,8 +1023,8 @@ pub fn is_whole(run: *Run, peer: *const Peer, newest: u64) void {
     };
 }
 
-/// Whether a message is void: while a join waits, the peer may name a group by its number from
-/// before this connection.
+/// Whether a message is ignored. While a join of a peer waits, the peer may name its group by the
+/// number that the group had on the peer's last connection.
 pub fn is_void(peer: *const Peer, message: *const control.Message) bool {
     if (peer.joins_waiting == 0 or peer.telling != null) return false;
     switch (message.*) {

@@ -1,39 +1,41 @@
-//! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
-//! operation.zig tells it the offers of an attempt and who is alive, and carries out its decision;
-//! session/sync.zig moves the bytes. Where two members have different structures, the election
-//! asks both for their tensors, page by page in order of names, walks through the two lists side by
-//! side and writes a sentence (Structures). It holds one page of each at most.
+//! Election: chooses, from the offers of a sync's members, the content that all of them end up
+//! with. It does no I/O: operation.zig gives it the offers of an attempt and the ranks that are
+//! alive, and carries out its verdict; session/sync.zig moves the bytes. If two members have
+//! different structures, Structures asks both for their tensors, page by page in order of names,
+//! compares the two lists, and writes the differences as a sentence. Structures holds at most one
+//! page of each member.
 //!
 //! 1. All structures must be equal.
 //!
-//! 2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
-//! of a member that is gone.
+//! 2. The root that a member has voted for in an earlier attempt stays elected: the member that
+//! first offered it may be lost.
 //!
-//! 3. Otherwise the content of the members of strategy send_only is elected. Contents of two of
-//! them that differ are a conflict.
+//! 3. Otherwise the content of a send_only member is elected. Two send_only members with different
+//! contents are a conflict.
 //!
-//! 4. Where nobody sends, the contents of the members of strategy popular are compared. The content
-//! of the higher standing wins (Standing in wire/control.zig), then that of the higher revision,
-//! then the content that most of these members hold, then that of the smallest peer id. So content
-//! of newcomers never replaces that of members, whatever the number and the revision of newcomers.
+//! 4. If no member is send_only, the contents of the popular members are compared. The content of
+//! the higher standing wins (Standing in wire/control.zig), then the content of the higher
+//! revision, then the content that more popular members hold, then the content of the smaller peer
+//! id. So newcomers' content never replaces that of members, however many newcomers there are and
+//! whatever revision they offer.
 //!
-//! 5. If all hold the elected content at its revision, and nobody only receives, the offers are
-//! votes, and nothing moves.
+//! 5. If all members hold the elected content at its revision, and none is receive_only, the offers
+//! are votes, and no data moves.
 //!
-//! A state may have further rules (wire.control.StateRules). For two of them the judges count: the
-//! members from before, or all members where none of those is left.
+//! A state may have further rules (wire.control.StateRules). The rules successive and refuse go by
+//! the judges: the members of the previous epoch, or all members if none of those is left.
 //!
-//! highest_revision: the highest revision wins, also that of a newcomer. Where revisions are equal,
-//! the higher standing wins.
+//! highest_revision: the highest revision wins, even a newcomer's. Between equal revisions the
+//! higher standing wins.
 //!
-//! successive: only content of the expected revision is elected, which is one more than the last
-//! one that a judge has committed. Before the first commit any revision may be elected.
+//! successive: only content of the expected revision is elected, which is one more than the highest
+//! revision that a judge has committed. Before the first commit any revision may be elected.
 //!
-//! refuse: where more judges have one structure than any other, members with another one are
-//! refused. A member that would give content of a higher revision than the expected one is refused
-//! as well, if there is content that may be elected.
+//! refuse: if one structure has more judges than any other, members with a different structure are
+//! refused. With successive, members that offer content of a higher revision than expected are
+//! refused as well, if other content may be elected.
 //!
-//! one_sender: beside a member of strategy send_only, all others must be receive_only.
+//! one_sender: if a member is send_only, all others must be receive_only.
 
 const std = @import("std");
 const base = @import("base");
@@ -51,16 +53,16 @@ const limits = base.limits;
 pub const Offer = struct {
     digest: u128,
     revision: u64,
-    /// One more than the member's last committed revision; 0: it has none.
+    /// One more than the last revision that the member has committed; 0: it has committed none.
     expected: u64 = 0,
     structure: Hash,
     root: Hash,
     strategy: Strategy,
-    /// The standing that the member claims, which counts for members from before, and where there
-    /// are none.
+    /// The standing that the member claims. A newcomer's claim counts only if the epoch has no
+    /// member of the previous one.
     standing: Standing = .newcomer,
     voted: bool,
-    /// The member takes the offer for a vote, if all offers are equal.
+    /// The offer is the member's vote, if all offers are equal.
     is_vote: bool,
 };
 
@@ -70,16 +72,19 @@ pub const Verdict = union(enum) {
     elected: Elected,
     /// The structures of these two ranks differ.
     structure: Differ,
-    /// These two ranks insist on different contents.
+    /// These two ranks are send_only and offer different contents.
     conflict: [2]u16,
-    /// These two ranks send, and only one may.
+    /// By the rule one_sender these two ranks contradict: one is send_only, the other not
+    /// receive_only.
     givers: [2]u16,
-    /// Members are refused, and the others go on.
+    /// The offers of these ranks are above the expected revision: they are refused, and the others
+    /// go on.
     ahead: Ahead,
-    /// No offer may be taken.
+    /// No member's content may be elected.
     unavailable,
 
-    /// `refuses`: the second is not that of the judges, and they go on without it.
+    /// `refuses`: the second rank's structure is not the one of most judges, and that rank is
+    /// refused.
     pub const Differ = struct { ranks: [2]u16, refuses: bool };
     pub const Ahead = struct { ranks: Mask, expected: u64 };
     pub const Elected = struct { revision: u64, root: Hash, holders: Mask };
@@ -93,19 +98,19 @@ pub const Election = struct {
     decided: bool = false,
     /// The comparison of two structures that differ; null: none is under way.
     structures: ?Structures = null,
-    /// Ranks whose offers do not fit, and that are refused (operation.zig).
+    /// Ranks that are to be refused because their offers do not fit (operation.zig).
     misfits: Mask = .empty,
-    /// The part of their offers that does not fit.
+    /// The part of the offers of `misfits` that does not fit.
     blame: Blame = .structure,
-    /// The state's rules refuse members from before, too, for their structure.
+    /// By the rule refuse, members of the previous epoch are refused, too, for their structure.
     refuses: bool = false,
-    /// The name of the state, as the first member that offered has it.
+    /// The name of the state in the first offer.
     name: base.Label = .{},
 
     pub const Blame = union(enum) {
         structure,
         content,
-        /// The revision that is expected.
+        /// Offers are above this revision, which is the expected one.
         revision: u64,
     };
 
@@ -113,7 +118,7 @@ pub const Election = struct {
     pub const Members = struct {
         ids: []const PeerId,
         alive: *const Mask,
-        /// Ranks below this were members of the epoch before.
+        /// Ranks below this number were members of the previous epoch.
         incumbents: usize,
         rules: StateRules = .{},
 
@@ -137,7 +142,7 @@ pub const Election = struct {
         election.gpa.destroy(election);
     }
 
-    /// A new attempt: all members offer again.
+    /// Forgets all offers: in a new attempt all members offer again.
     pub fn reset(election: *Election) void {
         if (election.structures) |*structures| structures.deinit(election.gpa);
         election.structures = null;
@@ -156,7 +161,8 @@ pub const Election = struct {
         return true;
     }
 
-    /// Decides on the offers. Null: not all members have offered, or it is decided.
+    /// Decides on the offers. Null: not all members that are alive have offered, or the election is
+    /// decided already.
     pub fn decide(election: *Election, members: Members) ?Verdict {
         if (election.decided or !election.offered.covers(members.alive)) return null;
         if (members.alive.is_empty()) return null;
@@ -177,7 +183,7 @@ pub const Election = struct {
         return election.proclaim(members, winner);
     }
 
-    /// The revision that must come next; 0: any may.
+    /// The only revision that may be elected (rule successive); 0: any may.
     fn expected(election: *const Election, members: *const Members) u64 {
         if (!members.rules.successive) return 0;
         const judges = members.judges();
@@ -198,8 +204,8 @@ pub const Election = struct {
         return allowed;
     }
 
-    /// The ranks that would send a larger revision than is expected. A rank that would send a
-    /// smaller one merely receives.
+    /// The ranks that offer content of a higher revision than `next`; null: none does. A rank with
+    /// a lower revision merely receives the elected content.
     fn ahead(election: *const Election, members: *const Members, next: u64) ?Verdict.Ahead {
         var found: Verdict.Ahead = .{ .ranks = .empty, .expected = next };
         if (next == 0) return null;
@@ -212,7 +218,8 @@ pub const Election = struct {
         return if (found.ranks.is_empty()) null else found;
     }
 
-    /// Two ranks in order: one that insists on sending, and another that does not only receive.
+    /// A send_only rank and another rank that is not receive_only, in ascending order; null: there
+    /// is no such pair.
     fn givers(election: *const Election, alive: *const Mask) ?[2]u16 {
         const sender = for (0..alive.count()) |position| {
             if (election.at(alive.at(position)).strategy == .send_only) break alive.at(position);
@@ -235,7 +242,8 @@ pub const Election = struct {
         return .{ .ranks = .{ first, other }, .refuses = false };
     }
 
-    /// A judge with the structure that more judges have than any other; null if two are equal.
+    /// A judge with the structure that most judges have; null if two structures have equally many
+    /// judges.
     fn usual(election: *const Election, members: *const Members) ?u16 {
         const judges = members.judges();
         var found = judges.at(0);
@@ -253,7 +261,7 @@ pub const Election = struct {
         return if (is_tied) null else found;
     }
 
-    /// How many of the judges have the structure of this member.
+    /// How many ranks in `of` have the structure of `rank`.
     fn alike(election: *const Election, of: *const Mask, rank: u16) usize {
         var count: usize = 0;
         for (0..of.count()) |position| {
@@ -300,7 +308,8 @@ pub const Election = struct {
         return null;
     }
 
-    /// Rule 2. Votes for two roots cannot be: only one was elected since the last loss.
+    /// A rank that has voted in an earlier attempt (rule 2 above). All such votes are for one root,
+    /// because only one was elected since the last loss.
     fn voted_for(election: *const Election, members: Members) ?u16 {
         for (0..members.alive.count()) |position| {
             const rank = members.alive.at(position);
@@ -322,7 +331,7 @@ pub const Election = struct {
             };
             const roots = .{ &election.at(before).root, &election.at(rank).root };
             if (!std.mem.eql(u8, roots[0], roots[1])) return .{ .conflict = .{ before, rank } };
-            // Among equal contents the one that has seen more.
+            // Between send_only members with equal contents the higher revision is elected.
             if (election.at(rank).revision > election.at(before).revision) first = rank;
         }
         return if (first) |rank| .{ .rank = rank } else .none;
@@ -337,7 +346,8 @@ pub const Election = struct {
             buffer[count] = rank;
             count += 1;
         }
-        // Those that hold the same stand together, so each content is counted once.
+        // In the order of roots members with the same content stand together, so that each content
+        // is counted once.
         const ranks = buffer[0..count];
         std.mem.sort(u16, ranks, election, root_less_than);
         var winner: ?Candidate = null;
@@ -355,7 +365,7 @@ pub const Election = struct {
         return if (winner) |candidate| candidate.rank else null;
     }
 
-    /// `followers`: how many of strategy popular hold what this member holds.
+    /// `followers`: how many popular members hold the content of `rank`.
     const Candidate = struct { rank: u16, followers: usize };
 
     fn root_less_than(election: *const Election, a: u16, b: u16) bool {
@@ -384,7 +394,8 @@ pub const Election = struct {
         return members.ids[a].less_than(members.ids[b]);
     }
 
-    /// Beside members from before, a newcomer is one whatever it says.
+    /// The standing of a rank: the one that it claims, but a newcomer's if it came with this epoch
+    /// and the epoch has members of the previous one.
     fn standing(election: *const Election, members: *const Members, rank: u16) Standing {
         if (members.incumbents > 0 and rank >= members.incumbents) return .newcomer;
         return election.at(rank).standing;
@@ -406,7 +417,7 @@ const Case = struct {
             .ids = undefined,
             .alive = .full(ranks),
         };
-        // The smallest id is that of the last rank.
+        // The last rank has the smallest id.
         for (&case.ids, 0..) |*id, rank| id.* = .from_int(100 - rank);
         return case;
     }
@@ -425,7 +436,8 @@ const Case = struct {
         try std.testing.expect(taken);
     }
 
-    /// One whose last committed revision is known, as session/sync.zig makes it.
+    /// Offers like a member that has committed revision `after` (null: none), as session/sync.zig
+    /// does.
     fn offer_after(case: *Case, rank: u16, root: u8, revision: u64, after: ?u64) !void {
         try case.offer(rank, root, revision, .popular);
         const made = &case.election.offers[rank].?;
@@ -468,7 +480,7 @@ test "nothing is decided before all who are alive have offered, and nothing twic
     try case.offer(1, 7, 1, .popular);
     try std.testing.expectEqual(null, case.decide());
     try std.testing.expect(!case.election.take(1, case.election.offers[1].?));
-    case.alive.unset(2); // the third is lost
+    case.alive.unset(2); // rank 2 is lost
     try std.testing.expectEqual(@as(u128, 7) << 64 | 1, case.decide().?.equal);
     try std.testing.expectEqual(null, case.decide());
     case.election.reset();
@@ -489,24 +501,24 @@ test "incumbents outvote newcomers of a higher revision, unless the rule says ot
     defer case.election.destroy();
     case.incumbents = 3;
     for (0..3) |rank| try case.offer(@intCast(rank), 1, 5, .popular);
-    try case.offer(3, 2, 5000, .popular); // a latecomer that takes its step for a revision
+    try case.offer(3, 2, 5000, .popular); // a newcomer that gives its step as its revision
     try case.expect(1, 5, &.{ 0, 1, 2 });
 
-    // One of one.
+    // One incumbent outvotes three newcomers.
     case.election.reset();
     case.incumbents = 1;
     try case.offer(0, 1, 0, .popular);
     for (1..4) |rank| try case.offer(@intCast(rank), 2, 6, .popular);
     try case.expect(1, 0, &.{0});
 
-    // Without any from before, as when a run starts again, the latest checkpoint is taken.
+    // Without incumbents, as when a run starts again, the highest revision is elected.
     case.election.reset();
     case.incumbents = 0;
     for (0..3) |rank| try case.offer(@intCast(rank), 1, 5, .popular);
     try case.offer(3, 2, 6, .popular);
     try case.expect(2, 6, &.{3});
 
-    // Nor where those from before only receive.
+    // If all incumbents are receive_only, the newcomer's content is elected.
     case.election.reset();
     case.incumbents = 3;
     for (0..3) |rank| try case.offer(@intCast(rank), 1, 7, .receive_only);
@@ -519,7 +531,7 @@ test "incumbents outvote newcomers of a higher revision, unless the rule says ot
     try case.offer(3, 2, 6, .popular);
     try case.expect(2, 6, &.{3});
 
-    // Where revisions are equal, that of the members from before is taken.
+    // Between equal revisions the incumbent's content is elected.
     case.election.reset();
     case.incumbents = 1;
     try case.offer_after(0, 1, 6, 5);
@@ -532,9 +544,9 @@ test "a newcomer that has not synced before the next epoch outvotes nobody who h
     defer case.election.destroy();
     case.incumbents = 3;
     try case.offer_after(0, 1, 11, 10);
-    try case.offer_after(1, 2, 12, 10); // the highest of those who have
-    try case.offer(2, 3, 5000, .popular); // came an epoch ago
-    try case.offer_after(3, 4, 6000, 5999); // a newcomer's word is none
+    try case.offer_after(1, 2, 12, 10); // the highest revision of a synced member
+    try case.offer(2, 3, 5000, .popular); // came an epoch ago, and has not synced
+    try case.offer_after(3, 4, 6000, 5999); // a newcomer's claim does not count
     try case.expect(2, 12, &.{1});
 }
 
@@ -558,7 +570,7 @@ test "among equals most members win, then the smallest id" {
     try case.offer(1, 2, 0, .popular);
     try case.offer(2, 2, 0, .popular);
     try case.offer(3, 3, 0, .popular);
-    try case.offer(4, 3, 0, .receive_only); // does not count for its content
+    try case.offer(4, 3, 0, .receive_only); // not counted as a holder
     try case.expect(2, 0, &.{ 1, 2 });
 
     case.election.reset();
@@ -580,7 +592,7 @@ test "who insists wins against any revision, and two who insist on different con
     try case.offer(0, 1, 9, .popular);
     try case.offer(1, 2, 0, .send_only);
     try case.offer(2, 2, 4, .send_only);
-    try case.offer(3, 2, 0, .receive_only); // holds the same by chance, and may give it
+    try case.offer(3, 2, 0, .receive_only); // holds the elected content by chance, and may send it
     try case.expect(2, 4, &.{ 1, 2, 3 });
 
     case.election.reset();
@@ -638,18 +650,18 @@ test "successive: another revision than the one that follows is not elected, who
     case.rules.successive = true;
     case.incumbents = 3;
     try case.offer_after(0, 1, 11, 10);
-    try case.offer_after(1, 2, 1000, 10); // it names a revision of its own
-    try case.offer_after(2, 2, 10, 9); // it was in doubt about the last one
+    try case.offer_after(1, 2, 1000, 10); // not the expected revision 11
+    try case.offer_after(2, 2, 10, 9); // its last sync ended in doubt
     try case.offer_after(3, 3, 4000, null); // a newcomer from another checkpoint
     try case.expect(1, 11, &.{0});
 
-    // One that insists, too.
+    // A send_only member of another revision is not elected, either.
     case.election.reset();
     for (0..3) |rank| try case.offer_after(@intCast(rank), 1, 11, 10);
     try case.offer(3, 3, 12, .send_only);
     try case.expect(1, 11, &.{ 0, 1, 2 });
 
-    // Nobody has it.
+    // No member offers the expected revision.
     case.election.reset();
     for (0..4) |rank| try case.offer_after(@intCast(rank), 1, 12, 10);
     try std.testing.expectEqual(.unavailable, std.meta.activeTag(case.decide().?));
@@ -668,10 +680,10 @@ test "successive: before the first commit any revision may be, and a newcomer's 
     case.incumbents = 2;
     try case.offer_after(0, 1, 11, 10);
     try case.offer_after(1, 1, 11, 10);
-    try case.offer_after(2, 3, 90, 89); // it says that it has committed 89
+    try case.offer_after(2, 3, 90, 89); // claims to have committed 89
     try case.expect(1, 11, &.{ 0, 1 });
 
-    // Nobody is left from before: then the greatest of all counts.
+    // Without incumbents the highest revision that any member has committed counts.
     case.election.reset();
     case.incumbents = 0;
     try case.offer_after(0, 1, 11, 10);
@@ -685,7 +697,7 @@ test "successive: an offer that its member knows to be out of rule is no vote" {
     defer case.election.destroy();
     case.rules.successive = true;
     try case.offer_after(0, 1, 11, 10);
-    try case.offer_after(1, 1, 11, 9); // in doubt, and told by its program
+    try case.offer_after(1, 1, 11, 9); // has not seen the commit of 10
     try case.expect(1, 11, &.{ 0, 1 });
 }
 
@@ -704,14 +716,14 @@ test "refuse: the structure that most judges have is right, and none is where tw
     defer case.election.destroy();
     const Shaped = struct { shapes: *const [5]u8, incumbents: usize, ranks: [2]u16, refuses: bool };
     for ([_]Shaped{
-        // Most have the second; of those that have another, the first is compared.
+        // Most judges have structure b; the first rank with another structure is compared with it.
         .{ .shapes = "abbcb", .incumbents = 5, .ranks = .{ 1, 0 }, .refuses = true },
         .{ .shapes = "abbcb", .incumbents = 0, .ranks = .{ 1, 0 }, .refuses = true },
         .{ .shapes = "aabcd", .incumbents = 5, .ranks = .{ 0, 2 }, .refuses = true },
         // Newcomers are no judges, however many they are.
         .{ .shapes = "aabbb", .incumbents = 2, .ranks = .{ 0, 2 }, .refuses = true },
         .{ .shapes = "abbbb", .incumbents = 1, .ranks = .{ 0, 1 }, .refuses = true },
-        // Two have as many judges.
+        // Two structures have equally many judges.
         .{ .shapes = "aabbc", .incumbents = 5, .ranks = .{ 0, 2 }, .refuses = false },
         .{ .shapes = "abaaa", .incumbents = 2, .ranks = .{ 0, 1 }, .refuses = false },
     }) |shaped| for ([_]bool{ true, false }) |refuses| {
@@ -734,17 +746,17 @@ test "refuse: members ahead of the revision that follows leave, if anybody has i
     try case.offer_after(0, 1, 11, 10);
     try case.offer_after(1, 1, 1000, 10);
     try case.offer_after(2, 1, 10, 9); // behind: it receives
-    try case.offer(3, 1, 4000, .receive_only); // gives nothing
+    try case.offer(3, 1, 4000, .receive_only); // receive_only: gives nothing
     const ahead = case.decide().?.ahead;
     try std.testing.expectEqual(11, ahead.expected);
     try std.testing.expect(ahead.ranks.has(1) and ahead.ranks.count() == 1);
 
-    // Nobody would be left.
+    // If all members are ahead, none is refused.
     case.election.reset();
     for (0..4) |rank| try case.offer_after(@intCast(rank), 1, 1000, 10);
     try std.testing.expectEqual(.unavailable, std.meta.activeTag(case.decide().?));
 
-    // Without the other rule there is no revision that follows.
+    // Without the rule successive no revision is expected.
     case.election.reset();
     case.rules.successive = false;
     try case.offer_after(0, 1, 11, 10);
@@ -797,7 +809,7 @@ pub const Structures = struct {
     found: u32 = 0,
 
     const Side = struct {
-        /// Tensors taken from this side so far, and how many it has; null: not known yet.
+        /// How many tensors of this member are compared, and how many it has; null: not known yet.
         taken: u32 = 0,
         total: ?u32 = null,
         asked: bool = false,
@@ -807,13 +819,14 @@ pub const Structures = struct {
         head: ?StateTensor = null,
     };
 
-    /// More than these are only said to be there.
+    /// The most differences that the sentence lists; for the rest it says "and more".
     const listed_max = 6;
     const name_bytes_shown = 60;
 
     pub const Error = error{ OutOfMemory, Unexpected };
 
-    /// The sentence begins with the names of the two, and calls them by their ranks after that.
+    /// Begins the sentence with the names of the two members; what follows names them by rank
+    /// alone.
     pub fn init(parties: [2]base.Ranked) Structures {
         var s: Structures = .{
             .ranks = .{ @intCast(parties[0].rank), @intCast(parties[1].rank) },
@@ -830,11 +843,11 @@ pub const Structures = struct {
         /// Ask this rank for its tensors from `first` on.
         ask: struct { rank: u16, first: u32 },
         wait,
-        /// Everything that is worth saying is in `text`.
+        /// The comparison is complete, and `text` has the sentence.
         over,
     };
 
-    /// Compares as far as it is known. Call it until it says `wait` or `over`.
+    /// Compares the tensors that have arrived. Call `next` until it returns `wait` or `over`.
     pub fn next(s: *Structures) Next {
         while (s.found <= listed_max) {
             for (&s.sides, s.ranks) |*side, rank| switch (side_ready(side)) {
@@ -859,12 +872,12 @@ pub const Structures = struct {
         return .over;
     }
 
-    /// Whether the next tensor of this side, or its end, is known.
+    /// Whether the next tensor of this member is in `head`, or known not to exist.
     fn side_ready(side: *Side) enum { yes, waits, asks } {
         if (side.head != null) return .yes;
         if (side.left > 0) {
             side.left -= 1;
-            // It was checked when the message was decoded.
+            // Reading a tensor cannot fail: `wire.control.decode` has checked the page.
             side.head = wire.codec.read(StateTensor, &side.reader) catch unreachable;
             return .yes;
         }
@@ -928,7 +941,7 @@ pub const Structures = struct {
         return if (s.found == 1) "" else "; ";
     }
 
-    /// Leaves out what does not fit whole.
+    /// Appends to the sentence, or leaves the addition out if it does not fit whole.
     fn add(s: *Structures, comptime format: []const u8, arguments: anytype) void {
         const free = s.text_storage[s.text_length..];
         const added = std.fmt.bufPrint(free, format, arguments) catch return;
@@ -939,7 +952,8 @@ pub const Structures = struct {
         return s.text_storage[0..s.text_length];
     }
 
-    /// A page arrived. error.Unexpected: nobody asked for it.
+    /// Takes a page of a member's tensors. error.Unexpected: `next` did not ask for this page, or
+    /// it contradicts earlier ones.
     pub fn page(
         s: *Structures,
         gpa: Allocator,
@@ -965,7 +979,7 @@ pub const Structures = struct {
     }
 };
 
-/// A name as a person reads it: quoted, cut, and without anything that a terminal obeys.
+/// A tensor's name for people: quoted, cut to `name_bytes_shown`, and without control characters.
 const Name = struct {
     bytes: []const u8,
 
@@ -983,7 +997,7 @@ const Name = struct {
     }
 };
 
-/// "f32[3, 4]"
+/// A tensor's dtype and shape for people: "f32[3, 4]".
 const Shape = struct {
     tensor: *const StateTensor,
 
@@ -1003,7 +1017,7 @@ const Shape = struct {
 
 // ---- tests
 
-/// Answers questions from two lists, `page_tensors` at a time, as two members would.
+/// Compares two lists of tensors, given in pages of `page_tensors` as two members would send them.
 fn test_compare(a: []const StateTensor, b: []const StateTensor, page_tensors: u32) !Structures {
     const gpa = std.testing.allocator;
     var s: Structures = .init(.{
@@ -1106,10 +1120,10 @@ test "pages that nobody asked for, that lie about their place or never end are r
     page.total = 9;
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page)); // not asked yet
     _ = s.next();
-    try std.testing.expectError(error.Unexpected, s.page(gpa, 2, &page)); // somebody else
+    try std.testing.expectError(error.Unexpected, s.page(gpa, 2, &page)); // a third rank
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page)); // an empty page
     page.tensors = .{ .count = 1, .encoded = "of no account" };
-    page.first = 3; // the one asked for begins with 0
+    page.first = 3; // the page asked for begins with 0
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page));
     page.first = 0;
     try s.page(gpa, 0, &page);

@@ -1,8 +1,8 @@
-//! Epoch, as the coordinator keeps it: one admitted membership, which of its members are alive, its
-//! attempts, the operations that are not decided (record.zig), and the decisions that some member
-//! has not seen. It answers questions and changes nothing else. Operations are decided in
-//! operation.zig; attempt.zig goes on after a loss and after a restart. Peers become members in
-//! membership.zig. The member's half: member.zig.
+//! Epoch, as the coordinator keeps it: the members, which of them are alive, the attempt, the
+//! operations that are not decided (record.zig), and the decisions that some member has not seen.
+//! The functions of Epoch answer questions and change the Epoch alone: they send nothing.
+//! operation.zig decides operations; attempt.zig begins attempts after a loss or a restart;
+//! membership.zig makes epochs. The member's view of an epoch: member.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -27,38 +27,39 @@ const control = wire.control;
 
 pub const MemberState = struct {
     id: PeerId,
-    /// Null: the member is lost.
+    /// The process of the member; null if the member is lost.
     peer: ?*Peer,
-    /// The label of a lost member; a member that is not lost has it in `peer`.
+    /// The label of a lost member. The label of a member that is alive is in `peer`.
     lost_label: base.Label = .{},
-    /// The number that tells the member's process from others with the same id.
+    /// A number that distinguishes the member's process from other processes with the same id.
     instance: u64,
-    /// The member has named this epoch on the connection that it has now.
+    /// The member has named this epoch (`epoch_report`) on its present connection.
     named: bool = false,
-    /// The last decision that the member says it has seen.
+    /// The number of the last decision that the member has acknowledged.
     decisions_seen: u64 = 0,
-    /// Aborts that the member has caused alone, and that some other member has not seen.
+    /// The number of aborts that this member alone caused, and that some member has not seen.
     caused: u32 = 0,
-    /// Bytes that the coordinator holds of the member's reports in this attempt.
+    /// Bytes that the member's reports of this attempt take in the coordinator's memory.
     held_bytes: usize = 0,
-    /// The number that `decisions_seen` must reach, and since when it must.
+    /// The value that `decisions_seen` must reach, and since when the member is asked for that.
     seen_wanted: u64 = 0,
     seen_asked: Asked = .{},
-    /// Votes of the member since it has been far behind with decisions (operation.zig).
+    /// The number of votes that the member has cast since it fell far behind in acknowledging
+    /// decisions (operation.zig: is_behind).
     votes_behind: u32 = 0,
-    /// The log says that other members have waited for this member (debt.zig).
+    /// The coordinator's log has a warning that other members wait for this one (debt.zig).
     waited_for: bool = false,
-    /// The member has heard the rates of links that its epoch was told (measurement.zig).
+    /// The member was told all link rates in `Epoch.measured` (measurement.zig).
     knows_measured: bool = false,
-    /// The report that the member owes after a view.
+    /// The report of settled chunks that the member owes after a `view`.
     report: ReportOwed = .{},
-    /// The answer that the round under way wants of the member: its lanes, then its safe points
-    /// (membership.zig).
+    /// Since when the round under way waits for the member's answer: first `prepared`, then
+    /// `safe_points` (membership.zig).
     round_asked: Asked = .{},
-    /// How many safe points the member has passed, as it says.
+    /// The number of safe points that the member has passed, by its own `safe_points` message.
     safe_points: u64 = 0,
 
-    /// The member's name for people.
+    /// The member's label, a name for people.
     pub fn label(member: *const MemberState) *const base.Label {
         return if (member.peer) |peer| &peer.label else &member.lost_label;
     }
@@ -95,41 +96,44 @@ pub const Epoch = struct {
     group: u16,
     number: u64,
     attempt: u32 = 1,
-    /// False from a view until its resume.
+    /// False from a `view`, at which members stop, until `resume_all`, at which data moves again.
     running: bool = true,
-    /// From a restart until the members are back: they are told nothing.
+    /// The coordinator has restarted, and not all members are back or lost: decisions are kept, and
+    /// not sent.
     recovering: bool = false,
     min_world_size: u32,
-    /// The budget of all queues of the coordinator.
+    /// The coordinator's budget of memory, shared by all its queues and all reports.
     budget: *wire.Budget,
     members: []MemberState,
-    /// The rank of each id, lost members included.
+    /// Maps the id of each member to its rank, lost members included.
     ranks: Ranks = .empty,
-    /// How the epoch began, for members that have not been told.
+    /// The round, safe point, newcomers and lost members with which the epoch began.
     began: Began,
     /// The number of the last record of the journal that names the epoch (log.zig).
     recorded: u64 = 0,
     alive: Mask,
-    /// Ranks that have called a committed operation, or may have before a restart.
+    /// Ranks that have called an operation that was committed, or may have done so before a
+    /// restart.
     fitted: Mask = .empty,
-    /// Ranks that have passed the safe point at which the epoch begins.
+    /// Ranks that have entered the epoch: they have passed the safe point at which it begins.
     activated: Mask = .empty,
-    /// Ranks that have not, as members were told last (debt.zig). Members begin with all ranks.
+    /// Ranks that have not entered the epoch, as the members were last told (debt.zig). A Member
+    /// assumes all ranks until it is told.
     missing_told: Mask,
-    /// Newcomers that wait outside while this epoch only closes a gap, and the count that members
-    /// were told last.
+    /// The number of newcomers that wait outside while this epoch only closes the gap of a loss,
+    /// and the number that the members were last told.
     waiting: u16 = 0,
     waiting_told: u16 = 0,
-    /// Ranks that are in the next epoch and have nothing in flight here.
+    /// Ranks that have entered the next epoch and have nothing in flight in this one.
     closed: Mask = .empty,
-    /// Ranks that have reported in the current attempt.
+    /// Ranks whose reports of the current attempt are complete (`report_end`).
     reported: Mask = .empty,
     /// Ranks that have told the round under way how many safe points they have passed
     /// (membership.zig).
     stopping: Mask = .empty,
-    /// The paths in the current attempt (path.zig).
+    /// The order of the ring and the hubs in the current attempt (path.zig).
     paths: base.Paths,
-    /// The rates of links that members were told.
+    /// The link rates that the members were last told.
     measured: Told = .{},
     /// The links that members are asked to probe, and when (measurement.zig).
     probes: Probes = .{},
@@ -139,24 +143,26 @@ pub const Epoch = struct {
     /// decisions before index `decided_first`.
     decided: std.ArrayList(record_file.Decision) = .empty,
     decided_first: usize = 0,
-    /// The operations of the decisions from `decided_first` on.
+    /// The ids of the operations in `decided[decided_first..]`.
     decided_ids: std.AutoHashMapUnmanaged(OpId, void) = .empty,
-    /// The number of the last decision.
+    /// The number of the epoch's last decision; 0: none was made.
     decisions: u64 = 0,
-    /// The smallest `decisions_seen` of the members in the epoch, and how many of them have that.
-    /// With a count of 0 `seen_by_all` finds both anew.
+    /// The smallest `decisions_seen` of the members in `inside()`, and how many of them have that
+    /// value. If `least_seen_by` is 0, `seen_by_all` computes both anew.
     least_seen: u64 = 0,
     least_seen_by: usize = 0,
-    /// Committed operations of users.
+    /// The number of committed operations, without the agreements on safe points.
     committed: u64 = 0,
-    /// The last safe point after which a committed operation was called.
+    /// The largest number of safe points that members had passed when they called a collective that
+    /// was committed.
     committed_at: u64 = 0,
-    /// When a new attempt with the same members is due, because lanes broke or the ring must go
-    /// around a link.
+    /// When the next attempt with the same members begins, because lanes broke or the ring must go
+    /// around a broken link; `never`: none is due.
     replan_at: base.Instant = base.never,
-    /// When calls whose deadlines are near are looked at (debt.zig).
+    /// When the coordinator next reviews calls whose deadlines are near (debt.zig); `never`: there
+    /// are none.
     stall_at: base.Instant = base.never,
-    /// When the log last named links that move nothing; 0: never.
+    /// When the log last warned of links that move nothing of an operation; 0: never.
     stuck_said_at: base.Instant = 0,
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };
@@ -166,9 +172,9 @@ pub const Epoch = struct {
         number: u64,
         min_world_size: u32,
         budget: *wire.Budget,
-        /// In rank order.
+        /// The members in rank order.
         peers: []const *Peer,
-        /// `left` is copied.
+        /// `create` copies `began.left`.
         began: Began,
     };
 
@@ -199,8 +205,9 @@ pub const Epoch = struct {
             .paths = .all(&.full(peers.len), peers.len),
         };
         epoch.began.left = left;
-        // Members only go, so this is all that it will ever hold: a loss needs no memory.
-        try epoch.history.reserve(gpa, peers.len + 1); // in the end nobody is left
+        // Members only leave, so `history` never needs more entries, and a loss allocates no
+        // memory.
+        try epoch.history.reserve(gpa, peers.len + 1); // the last entry has no members
         epoch.history.note(1, &epoch.alive);
         return epoch;
     }
@@ -222,21 +229,21 @@ pub const Epoch = struct {
 
     pub fn rank_of(epoch: *const Epoch, peer: *const Peer) ?u16 {
         const rank = epoch.ranks.get(peer.id) orelse return null;
-        // Another process may have the id of one that is lost.
+        // A new process may have the id of a lost member.
         return if (epoch.members[rank].peer == peer) rank else null;
     }
 
-    /// Those who are neither lost nor through with it.
+    /// Members that are alive and have not closed the epoch.
     pub fn inside(epoch: *const Epoch) Mask {
         return epoch.alive.without(&epoch.closed);
     }
 
-    /// Those who are there and have not passed the safe point at which it begins.
+    /// Members that are alive and have not entered the epoch.
     pub fn not_entered(epoch: *const Epoch) Mask {
         return epoch.alive.without(&epoch.activated);
     }
 
-    /// The message that begins the epoch; `ids` are its members.
+    /// The `activate` message of the epoch. `ids`: all its members in rank order.
     pub fn activation(epoch: *const Epoch, ids: []const PeerId) control.Activate {
         return .{
             .group = epoch.group,
@@ -249,7 +256,7 @@ pub const Epoch = struct {
         };
     }
 
-    /// The journal's record of it.
+    /// The journal's record of the epoch. The record refers to `ids` and `buffer`.
     pub fn record(
         epoch: *const Epoch,
         ids: []const PeerId,
@@ -263,7 +270,7 @@ pub const Epoch = struct {
         } };
     }
 
-    /// The log's record of the attempt.
+    /// The log's record of the epoch's current attempt and last decision.
     pub fn attempt_record(epoch: *const Epoch) journal.Record {
         return .{ .attempt = .{
             .group = epoch.group,
@@ -273,13 +280,13 @@ pub const Epoch = struct {
         } };
     }
 
-    /// The members in rank order, lost ones included.
+    /// The ids of all members in rank order, lost members included.
     pub fn member_ids(epoch: *const Epoch, buffer: *[base.limits.peers_max]PeerId) []const PeerId {
         for (buffer[0..epoch.members.len], epoch.members) |*id, *member| id.* = member.id;
         return buffer[0..epoch.members.len];
     }
 
-    /// Its members in the words of an error, for wire.Described.
+    /// Names the epoch's members in error texts, for wire.Described.
     pub fn names(epoch: *const Epoch) Names {
         return .{ .epoch = epoch };
     }
@@ -307,7 +314,8 @@ pub const Epoch = struct {
         }
     };
 
-    /// Too few members are left for this operation; those who agree on a safe point let others in.
+    /// Whether too few members are left for this operation. Agreements on a safe point are exempt,
+    /// because newcomers enter by them.
     pub fn is_starved(epoch: *const Epoch, id: OpId) bool {
         if (id.tag >= base.limits.pending_tag) return false;
         return epoch.alive.count() < epoch.min_world_size;
@@ -335,13 +343,13 @@ pub const Epoch = struct {
         epoch.decided_ids.putAssumeCapacity(decision.id, {});
     }
 
-    /// Those who have a part in an operation, are alive, and have not called it.
+    /// Members that are alive and must call the operation, and have not called it.
     pub fn missing_of(epoch: *const Epoch, known: *const Record) Mask {
         return epoch.voters(known.id).without(&known.stall.called);
     }
 
-    /// Whose votes decide on an operation: of all who are alive, and of a message between two of
-    /// those of them who are.
+    /// Ranks whose votes a commit needs: all that are alive, or, for a message, those of its two
+    /// ranks that are alive.
     pub fn voters(epoch: *const Epoch, id: OpId) Mask {
         const pair = Pair.of(id.tag) orelse return epoch.alive;
         var both: Mask = .empty;
@@ -349,7 +357,7 @@ pub const Epoch = struct {
         return both;
     }
 
-    /// A message between two is nobody else's business.
+    /// error.Unexpected: the operation is a message of two ranks, and `rank` is not one of them.
     pub fn check_party(epoch: *const Epoch, id: OpId, rank: u16) ProtocolError!void {
         const pair = Pair.of(id.tag) orelse return;
         if (!pair.has(rank) or pair.src == pair.dst) return error.Unexpected;
@@ -366,10 +374,11 @@ pub const Epoch = struct {
 
     // ---- the next epoch
 
-    /// The last safe point that members pass in this epoch, once all have said how many they have
-    /// passed: the largest count, as far as somebody else is near it, or something that was called
-    /// there was committed. Whoever is further ahead goes back to it: what it has passed since had
-    /// nothing in between.
+    /// The last safe point that members pass in this epoch; null until all have told their counts
+    /// of safe points. The result is the largest count, but no member is believed alone: the result
+    /// is at most `safe_points_ahead_max` above the second largest count, the safe point where the
+    /// epoch began, or `committed_at`, whichever is largest. A member with a higher count goes back
+    /// to the result: no collective that it called since then was committed.
     pub fn last_safe_point(epoch: *const Epoch) ?u64 {
         if (!epoch.stopping.covers(&epoch.alive)) return null;
         var largest: u64 = 0;
@@ -380,13 +389,15 @@ pub const Epoch = struct {
             vouched = @max(vouched, @min(count, largest));
             largest = @max(largest, count);
         }
-        // All three have a bound where they come in, so this is below `safe_points_max`.
+        // Counts, `began.safe_point` and `committed_at` are bounded where they are decoded, so the
+        // sum is below `safe_points_max`.
         return @min(largest, vouched + base.limits.safe_points_ahead_max);
     }
 
     // ---- losses
 
-    /// A member is gone: nothing is sent to it any more. Attempt `from` must follow.
+    /// Marks a member as lost: nothing is sent to it any more. The caller must begin attempt
+    /// `from`, the first without that member.
     pub fn detach(epoch: *Epoch, rank: u16, from: u32) void {
         const member = &epoch.members[rank];
         if (member.peer) |peer| member.lost_label = peer.label;
@@ -401,7 +412,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// Null while both who have a part in a message are alive.
+    /// The verdict on a message that names its lost rank; null while both ranks are alive.
     pub fn party_lost(epoch: *const Epoch, pair: Pair) ?record_file.Verdict {
         for (pair.ranks()) |rank| if (!epoch.alive.has(rank))
             return .{ .reason = .peer_lost, .peer = epoch.members[rank].id };
@@ -411,9 +422,9 @@ pub const Epoch = struct {
 
 // ---- history
 //
-// Which members each attempt of an epoch had. A chunk remembers the attempt that reduced it, and
-// the history tells who contributed. The coordinator keeps one for an epoch, a peer one for each of
-// its calls (session/operation.zig).
+// Which members each attempt of an epoch had. A chunk has the number of the attempt that reduced
+// it, and the history gives the members of that attempt, which contributed. The coordinator keeps a
+// History for each epoch, a peer for each of its calls (session/operation.zig).
 
 pub const History = struct {
     entries: std.ArrayList(Entry) = .empty,
@@ -424,19 +435,20 @@ pub const History = struct {
         history.entries.deinit(gpa);
     }
 
-    /// Makes room for so many entries: one for each number of members that there may be.
+    /// Reserves memory for `entries_max` entries: one for each number of members that an attempt
+    /// may have.
     pub fn reserve(history: *History, gpa: Allocator, entries_max: usize) Allocator.Error!void {
         try history.entries.ensureTotalCapacityPrecise(gpa, entries_max);
     }
 
-    /// Attempts rise and members only go; attempts with equal members share an entry. Asserts that
-    /// room was reserved.
+    /// Notes the members of an attempt. Attempts must ascend, and members only leave; attempts with
+    /// equal members share an entry. Asserts that `reserve` has made room.
     pub fn note(history: *History, attempt: u32, alive: *const Mask) void {
         if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
         history.entries.appendAssumeCapacity(.{ .attempt = attempt, .members = alive.* });
     }
 
-    /// Members of the given attempt. Asserts that the first attempt is noted.
+    /// The members of an attempt. Asserts that the first attempt was noted.
     pub fn members(history: *const History, attempt: u32) *const Mask {
         var index = history.entries.items.len;
         while (index > 1) : (index -= 1) {

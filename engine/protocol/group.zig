@@ -1,8 +1,8 @@
 //! Group, as the coordinator keeps it: its live epochs, the newcomers, and the round that lets them
-//! in. It answers questions, and changes nothing but its own parts: the founders, the newcomers and
-//! the order in which rounds take them, the roster of a round, the peers that could not be dialed,
-//! and the reasons why peers were removed. Events of a group: membership.zig; events inside an
-//! epoch: operation.zig and attempt.zig.
+//! in. The functions here answer questions, and change only the group's own parts: the founders,
+//! the newcomers and the order in which rounds take them, the roster of a round, failed dials, and
+//! the reasons of removals. membership.zig handles the events of a group; operation.zig and
+//! attempt.zig handle those inside an epoch.
 
 const std = @import("std");
 const base = @import("base");
@@ -27,7 +27,7 @@ const limits = base.limits;
 pub const Awaited = struct {
     /// Since when a newcomer waits; `never` while none does.
     since: base.Instant = base.never,
-    /// When newcomers were told last.
+    /// When newcomers were last told whom they wait for.
     told_at: base.Instant = 0,
     is_logged: bool = false,
 };
@@ -37,7 +37,7 @@ pub const Said = struct {
     /// The number of peers that the log named last; 0: enough are there.
     here: u32 = 0,
     since: base.Instant = 0,
-    /// The log has warned that they have waited long.
+    /// The log has warned that the peers have waited long.
     waits: bool = false,
 };
 
@@ -56,33 +56,37 @@ pub const Group = struct {
     recorded: u64 = 0,
     newcomers: std.ArrayList(Newcomer) = .empty,
     phase: Phase = .idle,
-    /// The number of the last round. A round's number is never used again, so a late answer names
-    /// its own round.
+    /// The number of the last round. Numbers are never reused, so a late answer cannot pass for an
+    /// answer to a later round.
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
     round_began: base.Instant = 0,
-    /// The next round begins no earlier, unless `lost_member`: a member was lost since the last
-    /// round began.
+    /// The next round begins no earlier, except with `lost_member`: a member was lost since the
+    /// last round began.
     next_round_at: base.Instant = 0,
     lost_member: bool = false,
-    /// Rounds since the last one that made an epoch. The pause between rounds grows with them.
+    /// The number of rounds since the last one that made an epoch. The pause between rounds grows
+    /// with this number.
     fruitless: u6 = 0,
     /// The thing that the round under way waits for until `round_deadline`.
     waits_for: WaitsFor = .lanes,
     roster: Roster = .{},
     patience: Patience = .{},
-    /// The next round takes only newcomers that are `chosen`, so that later ones hold nobody up.
+    /// The next round takes only newcomers that are `chosen`, so that newcomers who came later
+    /// cannot hold those up.
     narrow: bool = false,
-    /// A step of the round failed for want of memory, and is tried again.
+    /// A step of the round failed for want of memory, and the next tick repeats it.
     out_of_memory: bool = false,
-    /// The coordinator has started again, and not all members are back or lost.
+    /// The coordinator has restarted, and not all members of the group are back or lost.
     recovering: bool = false,
-    /// Members that are back, and are answered when all are.
+    /// Members that have come back after a restart; they are answered when all members are back.
     returned: std.ArrayList(Returned) = .empty,
-    /// Broken links between peers of the group, and when ways around them are looked for.
+    /// Broken links between peers of the group, and when the coordinator next searches for paths
+    /// around them.
     broken: Broken = .{},
     look: Look = .{},
-    /// The round for which a way around broken links was found, and the state of both then.
+    /// The round, and the state of its newcomers and of `broken`, at the last search for paths
+    /// around broken links: an equal state is not searched again.
     found: Found = .{},
     removals: Removals = .{},
     /// Dials between peers of the group that failed.
@@ -103,7 +107,7 @@ pub const Group = struct {
         /// Lanes of the remaining peers: some newcomers could enter without them.
         rest,
         /// The `admit` of the other newcomers: all lanes are open, and some newcomers have called
-        /// it.
+        /// `admit`.
         users,
         /// The first `admit` of a newcomer: all lanes are open.
         any_user,
@@ -137,9 +141,10 @@ pub const Group = struct {
         initial_world_size: u32,
         min_world_size: u32,
         prepare_ns: u64,
-        /// No round of an earlier group with this number had a larger number.
+        /// The group's rounds are numbered after this: no round of an earlier group with this `id`
+        /// had a larger number.
         round: u64,
-        /// The group owns it from then on.
+        /// `create` moves the founders into the group, which frees them.
         founding: ?Founding = null,
     };
 
@@ -182,7 +187,7 @@ pub const Group = struct {
         return false;
     }
 
-    /// The journal's record of it.
+    /// The journal's record of the group.
     pub fn record(group: *const Group) journal.GroupMade {
         return .{
             .id = group.id,
@@ -193,19 +198,21 @@ pub const Group = struct {
         };
     }
 
-    /// Reads a removal back, perhaps a second time: the journal and the log have it.
+    /// Applies a removal that was read from the journal or the log. Both may have it, so it may
+    /// come twice.
     pub fn restore_removal(group: *Group, body: *const journal.Removal) error{BadRecord}!void {
         if (body.why.data.len > 0) group.removals.note(body.peer, body.why.data);
         var last: u64 = 0;
         var it = body.epochs.iterator();
         while (it.next()) |from| {
             last = @max(last, from.epoch);
-            const epoch = group.epoch_of(from.epoch) orelse continue; // it is over
+            const epoch = group.epoch_of(from.epoch) orelse continue; // this epoch is over
             const rank = epoch.ranks.get(body.peer) orelse return error.BadRecord;
             if (from.attempt <= 1) return error.BadRecord;
             if (epoch.alive.has(rank)) epoch.detach(rank, from.attempt);
         }
-        // The peer was out of each epoch that was not over: an earlier one that it is in was over.
+        // A removal names all epochs of the peer that had not ended. So an earlier epoch in which
+        // the peer is still alive had ended.
         var index = group.epochs.items.len;
         while (index > 0) {
             index -= 1;
@@ -216,34 +223,36 @@ pub const Group = struct {
         }
     }
 
-    /// When the next round may begin, if there is one to begin. A loss begins one at once: members
-    /// whose operation went on without the lost one find the new epoch at their next safe point.
+    /// When the next round may begin. After a loss it may begin at once, so that members whose
+    /// operations go on without the lost one find a new epoch at their next safe point.
     pub fn round_due(group: *const Group) base.Instant {
         if (group.lost_member) return 0;
         return if (group.narrow) group.round_began +| interval_ns else group.next_round_at;
     }
 
-    /// Newcomers that a round needs, unless it closes gaps.
+    /// The number of newcomers that a round needs to make an epoch. A round that closes the gap of
+    /// a loss needs none.
     pub fn least(group: *const Group) u32 {
         if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
         if (group.founding) |*founding| return founding.least(group.newcomers.items);
         return @max(group.initial_world_size, group.min_world_size);
     }
 
-    /// A rank is empty, and somebody is left.
+    /// Whether a member of the current epoch is lost, and another one is alive.
     pub fn has_gaps(group: *const Group) bool {
         const epoch = group.current() orelse return false;
         return !epoch.alive.is_empty() and epoch.alive.count() < epoch.members.len;
     }
 
-    /// Whether the round under way has anybody left to enter an epoch.
+    /// Whether a member or a newcomer is left that could enter the epoch of the round under way.
     pub fn has_candidates(group: *const Group) bool {
         if (group.current() != null) return true;
         for (group.newcomers.items) |*newcomer| if (newcomer.in_round) return true;
         return false;
     }
 
-    /// Epochs that nobody is in any more are over. The newest stays while it has members.
+    /// Frees the epochs that each member has closed or been lost from. No member closes the newest
+    /// epoch, so that one stays while it has members.
     pub fn drop_empty(group: *Group) void {
         var index = group.epochs.items.len;
         while (index > 0) {
@@ -253,7 +262,7 @@ pub const Group = struct {
         }
     }
 
-    /// Whether this round, whose end the peer has not heard of, made it a member.
+    /// Whether this round, of whose end the peer has not heard, made the peer a member.
     pub fn was_let_in(group: *const Group, peer: *const Peer, round: u64) bool {
         for (group.epochs.items) |epoch| {
             if (epoch.began.round == round and epoch.rank_of(peer) != null) return true;
@@ -264,23 +273,24 @@ pub const Group = struct {
 
 // ---- founders
 //
-// The founders of a group (a sub-group), as they have named each other.
+// The founders of a sub-group are the peers that have named each other to make it.
 
-/// The founders of a sub-group. A group from the journal has none, because it has begun.
+/// The founders of a sub-group. A sub-group that was read from the journal has an empty list,
+/// because it has begun.
 pub const Founding = struct {
-    /// The group that the founders are members of, and the epoch.
+    /// The id of the parent group, and its epoch in which the founders are members.
     parent: u16 = limits.groups_max,
     epoch: u64 = 0,
-    /// The founders in rank order.
+    /// The founders in the rank order of the sub-group.
     members: []PeerId = &.{},
     places: Ranks = .empty,
-    /// Founders that have named the same list.
+    /// Founders that have asked for the sub-group with this list, by their places in it.
     asked: Mask = .empty,
-    /// Founders that the parent has lost since: the others do not wait for them.
+    /// Founders that the parent has lost since, by their places: the others do not wait for them.
     gone: Mask = .empty,
-    /// A founder that has named another list, which ends the group.
+    /// A founder that has named another list, which ends the sub-group; `.none`: there is none.
     differs: PeerId = .none,
-    /// The last peer that named another list and is no founder. It alone is turned away.
+    /// The last peer that named another list and is no founder: this peer alone is turned away.
     outsider: PeerId = .none,
 
     pub fn deinit(founding: *Founding, gpa: Allocator) void {
@@ -292,7 +302,7 @@ pub const Founding = struct {
         return founding.places.get(id);
     }
 
-    /// Founders that the others wait for.
+    /// Founders that the others wait for: neither lost nor newcomers of the sub-group yet.
     pub fn awaited(founding: *const Founding, newcomers: []const Newcomer) Mask {
         var here: Mask = founding.gone;
         for (newcomers) |*newcomer| {
@@ -321,7 +331,8 @@ pub const Founding = struct {
     }
 };
 
-/// A copy that outlives the message.
+/// Copies the founders that a message names, so that they outlive it. `free_founders` frees the
+/// copy.
 pub fn copy_founders(
     gpa: Allocator,
     told: *const control.Founders,
@@ -347,43 +358,44 @@ pub const Newcomer = struct {
     in_round: bool = false,
     /// The newcomer has all lanes of the round.
     prepared: bool = false,
-    /// The newcomer's user has called `admit` in this round.
+    /// The newcomer's user waits in `admit`, as the newcomer has said in this round.
     entering: bool = false,
-    /// The user has called `admit` in some round, and the newcomer had its lanes in some round
-    /// (debt.zig).
+    /// `wants`: the user waits in `admit`, as the newcomer said last. `was_ready`: the newcomer has
+    /// had all lanes of some round. Both are for debt.zig.
     wants: bool = false,
     was_ready: bool = false,
-    /// The newcomer kept a round waiting for its user. It is left out of rounds until the user
-    /// calls `admit`, or it is alone.
+    /// A round has waited in vain for the newcomer's user. Rounds leave the newcomer out until its
+    /// user calls `admit`, or until no round can begin without dawdlers.
     dawdles: bool = false,
-    /// The newcomer could have entered when the last round ended, so the next round is for it.
+    /// The newcomer could have entered when the last round ended, so a `narrow` round takes it.
     chosen: bool = false,
-    /// The number of peers that the newcomer was told are there (debt.zig); 0: it was not told.
+    /// The number of peers present, as the newcomer was last told (debt.zig); 0: it was not told.
     here_told: u32 = 0,
 };
 
 // ---- the roster of a round
 //
-// The peers that take part in the preparation of a round, in the rank order of the epoch that the
-// round is to make, and what each has said of its lanes to the others. From that follows who can go
-// on when somebody does not open its lanes. It knows no time; the round is in membership.zig.
+// A roster has the peers of a round, in the rank order of the epoch that the round is to make, and
+// the lanes that each peer says it lacks. From that `fit` finds the newcomers that can enter when
+// others do not open their lanes. A roster knows no time; membership.zig runs the round.
 
 pub const Roster = struct {
     /// Members first, then newcomers.
     places: std.ArrayList(Place) = .empty,
     members: usize = 0,
     ranks: Ranks = .empty,
-    /// How many members, and how many peers, have not answered.
+    /// How many members, and how many of all peers, have not answered the round.
     silent_members: usize = 0,
     silent: usize = 0,
-    /// The members keep links to all members in their present epoch.
+    /// Each member keeps links to all others in the present epoch, so the round asks for no lanes
+    /// between members.
     members_meet: bool = true,
-    /// Places of newcomers that have gone since the round began.
+    /// Places of newcomers that have left since the round began.
     gone: Mask = .empty,
 
     pub const Place = struct {
         id: PeerId,
-        /// The peer has answered.
+        /// The peer has answered the round.
         spoke: bool = false,
         /// Places of peers to which this peer has no lanes yet.
         missing: Mask = .empty,
@@ -418,14 +430,14 @@ pub const Roster = struct {
         return roster.ranks.get(id);
     }
 
-    /// A peer says which lanes it lacks, of those it was asked for.
+    /// Notes the lanes that a peer lacks of those that the round asked it for.
     pub fn hear(
         roster: *Roster,
         id: PeerId,
         missing: *const wire.codec.List(control.Missing),
     ) void {
         const index = roster.find(id) orelse return;
-        if (roster.gone.has(index)) return; // it has come back, and is not in this round
+        if (roster.gone.has(index)) return; // the peer is back, and not in this round
         const place = &roster.places.items[index];
         if (!place.spoke) {
             roster.silent -= 1;
@@ -436,12 +448,12 @@ pub const Roster = struct {
         var it = missing.iterator();
         while (it.next()) |other| {
             const lacked = roster.find(other.peer) orelse continue;
-            // Links between members are another matter than who is let in (path.zig).
+            // Lanes that the round did not ask for do not decide which newcomers enter (path.zig).
             if (roster.needs_link(index, lacked)) place.missing.set(lacked);
         }
     }
 
-    /// Whether it has said that it has no lanes to the other one.
+    /// Whether the peer `id` has said that it has no lanes to `other`.
     pub fn lacks(roster: *const Roster, id: PeerId, other: PeerId) bool {
         const index = roster.find(id) orelse return false;
         return roster.places.items[index].missing.has(roster.find(other) orelse return false);
@@ -461,7 +473,7 @@ pub const Roster = struct {
         return base.reaches(a, b, count, count);
     }
 
-    /// All places to which the round asks this one for lanes.
+    /// The places to which the round asks the peer at `index` for lanes.
     pub fn linked(
         roster: *const Roster,
         index: usize,
@@ -490,8 +502,8 @@ pub const Roster = struct {
         return roster.places.items[roster.find(id) orelse return true].spoke;
     }
 
-    /// Everybody has all lanes, so that the epoch can begin. Where not all keep links to all, the
-    /// neighbours of whoever has gone would have others.
+    /// Whether all peers have all lanes, so that the epoch can begin. In a large world it is false
+    /// once a newcomer has left, because that newcomer's neighbours need lanes to others.
     pub fn is_whole(roster: *const Roster) bool {
         const moved = !roster.gone.is_empty() and roster.places.items.len > limits.full_mesh_max;
         for (roster.places.items, 0..) |*place, index| {
@@ -500,7 +512,7 @@ pub const Roster = struct {
         return !moved;
     }
 
-    /// Somebody has not answered, or lacks lanes to one that is still there.
+    /// Whether a peer has not answered, or lacks lanes to a peer that has not left.
     pub fn waits(roster: *const Roster) bool {
         if (roster.silent > 0) return true;
         for (roster.places.items, 0..) |*place, index| {
@@ -516,8 +528,9 @@ pub const Roster = struct {
         count: u32 = 0,
     };
 
-    /// Those whose lanes to all members are open, and to each other, chosen in the order in which
-    /// they came: nobody can keep out one who was there before by saying that it lacks lanes to it.
+    /// Chooses newcomers whose lanes to all members and to each other are open. Newcomers are
+    /// chosen in the order of `arrivals`, so that no newcomer can keep an earlier one out by
+    /// claiming to lack lanes to it.
     pub fn fit(roster: *const Roster, arrivals: []const PeerId) Fit {
         const members: Mask = .full(roster.members);
         var lacked: Mask = .empty;
@@ -539,7 +552,7 @@ pub const Roster = struct {
         return found.places.has(roster.find(id) orelse return false);
     }
 
-    /// Ids of all from this place on, to be told.
+    /// The ids of the peers at all places from `first` on.
     pub fn ids_from(
         roster: *const Roster,
         first: usize,
@@ -591,10 +604,11 @@ test "a newcomer that opens no lanes is left out, and those who lack only it are
     const found = roster.fit(&arrivals);
     try std.testing.expectEqual(2, found.count);
     try expect(!roster.has(&found, silent));
-    // Once it is gone nobody waits; but those who lacked it are asked anew.
+    // Once the silent newcomer has left, the round waits for no lanes, but peers that lacked it are
+    // asked anew.
     roster.leave(silent);
     try expect(!roster.waits() and !roster.is_whole());
-    say_members(&roster, 5, &.{}); // from the one that has its id now
+    say_members(&roster, 5, &.{}); // from a new process with this id
     roster.leave(silent);
     for (1..5) |number| say_members(&roster, number, &.{});
     try expect(roster.is_whole());
@@ -607,7 +621,7 @@ test "of two newcomers that lack lanes to each other, the one that came first go
     defer roster.deinit(gpa);
     say_members(&roster, 1, &.{});
     for ([_][2]u64{ .{ 2, 3 }, .{ 3, 2 } }) |order| {
-        // Whichever of the two says so.
+        // Either of the two may claim to lack lanes.
         for ([_]u64{ 2, 3 }) |claims| {
             for ([_]u64{ 2, 3 }) |number| {
                 const other: PeerId = .from_int(5 - number);
@@ -658,15 +672,15 @@ test "in a large world each place is asked for its neighbours, and one that goes
 
 // ---- newcomers of the next round
 //
-// Which newcomers the next round of a group takes, in which order, and who the members of the epoch
-// would be that it makes.
+// The newcomers that a group's next round takes, and the members of the epoch that the round would
+// make.
 
-/// Newcomers of one round, where members must open lanes to them.
+/// The most newcomers of a round if there are members, which must open lanes to all of them.
 const newcomers_per_round = 32;
 
 const Which = enum { chosen, prompt, all, waiting };
 
-/// Marks the newcomers of the next round. False: there is none to begin.
+/// Marks the newcomers that the next round takes. False: no round can begin.
 pub fn take_newcomers(group: *Group, now: base.Instant) bool {
     const members = if (group.current()) |epoch| epoch.alive.count() else 0;
     const gaps = group.has_gaps();
@@ -676,15 +690,16 @@ pub fn take_newcomers(group: *Group, now: base.Instant) bool {
         if (chosen >= needed or gaps) return true;
         forget_chosen(group);
     }
-    // In the first round of a large world nobody has an epoch that its size could hold up.
+    // The first round may be of any size, because there are no members that it could hold up.
     const most: u32 = if (members == 0) base.limits.peers_max else @min(
         newcomers_per_round,
         base.limits.peers_max - members,
     );
     if (mark(group, now, .prompt, most) >= needed or gaps) return true;
-    // Dawdlers come along only where there is nothing else to do.
+    // Newcomers that dawdle are taken only if no round can begin without them.
     if (mark(group, now, .all, most) >= needed) return true;
-    // Nothing can begin without those who have failed: only they have to wait for it.
+    // If no first epoch can begin without newcomers that have failed, these need not wait
+    // (Patience).
     if (members == 0 and mark(group, now, .waiting, most) >= needed) return true;
     take_nobody(group);
     return false;
@@ -721,7 +736,7 @@ fn mark(group: *Group, now: base.Instant, which: Which, most: u32) u32 {
     return taken;
 }
 
-/// Some who could be in the round under way are not, because it has not room for them.
+/// Whether some newcomers that could be in the round under way are not, because it has no room.
 pub fn leaves_some_out(group: *const Group, now: base.Instant) bool {
     for (group.newcomers.items) |*newcomer| {
         const is_out = !newcomer.in_round and !newcomer.dawdles;
@@ -734,7 +749,7 @@ fn is_due(group: *const Group, newcomer: *const Newcomer, now: base.Instant) boo
     return group.patience.until(newcomer.peer.id) <= now;
 }
 
-/// The next round is for all who have come by then, and soon.
+/// Lets the next round begin soon, and take all newcomers instead of the chosen ones.
 pub fn open_to_all(group: *Group) void {
     group.fruitless = 0;
     group.next_round_at = group.round_began +| Group.interval_ns;
@@ -746,8 +761,8 @@ fn forget_chosen(group: *Group) void {
     for (group.newcomers.items) |*newcomer| newcomer.chosen = false;
 }
 
-/// Members of the next epoch in rank order: incumbents as they are, then newcomers by id, or
-/// founders as they are named.
+/// The members of the next epoch in rank order: present members in their order, then the newcomers
+/// of the round by id, or founders in the order of their list.
 pub fn future_members(group: *Group) Allocator.Error![]*Peer {
     var peers: std.ArrayList(*Peer) = .empty;
     errdefer peers.deinit(group.gpa);
@@ -767,17 +782,17 @@ pub fn future_members(group: *Group) Allocator.Error![]*Peer {
 
 // ---- turns of newcomers
 //
-// In which order newcomers are taken into rounds that have no room for all. Newcomers that have not
+// The order in which a round takes newcomers if it has no room for all. Newcomers that have not
 // failed come before those that have. Within both kinds networks take turns, so that a crowd from
-// one network, which never opens a lane, keeps nobody from elsewhere out. Within a network the
-// order is that in which they came.
+// one network, which never opens a lane, cannot keep newcomers of other networks out. Within a
+// network newcomers are taken in the order of arrival.
 
 pub const NewcomerTurn = struct {
-    /// Its place among those who have come.
+    /// The newcomer's index in `Group.newcomers`, which is in the order of arrival.
     index: u32,
     source: base.Source,
     has_failed: bool,
-    /// Before it there are so many of its kind from its network.
+    /// The number of earlier newcomers of the same network and the same `has_failed`.
     turn: u32 = 0,
 
     fn less_than(_: void, a: NewcomerTurn, b: NewcomerTurn) bool {
@@ -787,7 +802,7 @@ pub const NewcomerTurn = struct {
     }
 };
 
-/// They are given in the order in which they came.
+/// Sorts newcomers, given in the order of arrival, into the order in which a round takes them.
 pub fn turn_order(candidates: []NewcomerTurn) void {
     for (candidates, 0..) |*candidate, count| {
         for (candidates[0..count]) |*earlier| {
@@ -814,7 +829,7 @@ test "networks take turns, and those who have failed come last" {
     for ([_]u32{ 1, 5, 2, 4, 0, 3 }, candidates) |index, candidate| {
         try std.testing.expectEqual(index, candidate.index);
     }
-    // One of the crowd that has failed takes no turn of another one.
+    // A newcomer that has failed does not delay the turns of others from its network that have not.
     var few = [_]NewcomerTurn{
         .{ .index = 0, .source = crowd, .has_failed = true },
         .{ .index = 1, .source = crowd, .has_failed = false },
@@ -828,17 +843,17 @@ test "networks take turns, and those who have failed come last" {
 
 // ---- newcomers that failed
 //
-// Which peers have failed to enter a group, and until when they wait before they are tried again:
-// 1, 2, 4 ... 60 s. It goes by the id, so that a peer that leaves and comes back does not begin
-// anew.
+// Peers that have failed to enter a group, and until when each waits before a round takes it again:
+// 1, 2, 4 ... 60 s. Failures count by id, so that a peer that leaves and comes back does not begin
+// at 1 s again.
 
 pub const Patience = struct {
-    /// The one that failed last comes last.
+    /// In the order of their last failures, the latest last.
     failed: std.ArrayList(Failed) = .empty,
 
     const Failed = struct { id: PeerId, until: Instant, count: u6 };
 
-    /// Beyond this many, the one whose failure lies back furthest is forgotten: it has waited.
+    /// The most peers in `failed`: beyond, the peer whose last failure is oldest is dropped.
     const failed_max = 1024;
     const wait_ns_min: u64 = std.time.ns_per_s;
     const wait_ns_max: u64 = 60 * std.time.ns_per_s;
@@ -852,8 +867,8 @@ pub const Patience = struct {
         return null;
     }
 
-    /// It did not get in; from now on it waits, twice as long as the last time. Without memory for
-    /// that it waits for nothing, and the next round judges it anew.
+    /// Notes that a peer failed to enter: from now on it waits, twice as long as the last time.
+    /// Without memory to note that, the peer does not wait, and the next round may take it.
     pub fn lose(patience: *Patience, gpa: Allocator, id: PeerId, now: Instant) void {
         var failed: Failed = .{ .id = id, .until = 0, .count = 0 };
         if (patience.find(id)) |index| failed = patience.failed.orderedRemove(index);
@@ -861,18 +876,18 @@ pub const Patience = struct {
         failed.count +|= 1;
         while (patience.failed.items.len > 0) {
             if (patience.failed.items[0].until +| wait_ns_max > now) break;
-            _ = patience.failed.orderedRemove(0); // it has waited, and for long
+            _ = patience.failed.orderedRemove(0); // the wait ended more than a minute ago
         }
         if (patience.failed.items.len >= failed_max) _ = patience.failed.orderedRemove(0);
         patience.failed.append(gpa, failed) catch return;
     }
 
-    /// It is in.
+    /// Forgets the failures of a peer that has entered.
     pub fn forget(patience: *Patience, id: PeerId) void {
         if (patience.find(id)) |index| _ = patience.failed.orderedRemove(index);
     }
 
-    /// Until when it waits; 0: it does not.
+    /// Until when a peer waits before a round takes it; 0: it has not failed.
     pub fn until(patience: *const Patience, id: PeerId) Instant {
         return if (patience.find(id)) |index| patience.failed.items[index].until else 0;
     }
@@ -923,22 +938,22 @@ test "of very many who have failed, those that failed last are remembered" {
 
 // ---- peers that could not be dialed
 //
-// Which peers of a group could not dial which others, by their own words.
+// Failed dials between peers of a group, by the word of the peers that dialed.
 
-/// The other side and the log hear of one pair no more often.
+/// The shortest time between two reports of one pair's failed dials to the log and the dialed peer.
 const tell_ns = 30 * std.time.ns_per_s;
 
 pub const Unreached = struct {
-    /// About peers that a round has asked for lanes to each other.
+    /// The last failed dial of each pair of peers that should have lanes to each other.
     claims: std.ArrayList(Claim) = .empty,
 
     pub const Claim = struct {
         from: PeerId,
         to: PeerId,
-        /// `pending` once it can, or need not any more.
+        /// How the dial failed; `pending` once `from` reaches `to`, or need not any more.
         dialed: Dialed,
         source: base.Source,
-        /// Null: the other side and the log have not heard of it.
+        /// When the log and the dialed peer were last told; null: never.
         told_at: ?Instant,
 
         pub fn is_due(claim: *const Claim, now: Instant) bool {
@@ -957,7 +972,7 @@ pub const Unreached = struct {
         return null;
     }
 
-    /// Pairs of this peer that were told lately.
+    /// The number of failed dials by this peer that were told in the last `tell_ns`.
     pub fn told_by(unreached: *const Unreached, from: PeerId, now: Instant) usize {
         var count: usize = 0;
         for (unreached.claims.items) |*claim| {
@@ -966,7 +981,7 @@ pub const Unreached = struct {
         return count;
     }
 
-    /// The peer is gone.
+    /// Drops all failed dials by, or of, a peer that is gone.
     pub fn forget(unreached: *Unreached, id: PeerId) void {
         var index = unreached.claims.items.len;
         while (index > 0) {
@@ -979,12 +994,13 @@ pub const Unreached = struct {
 
 // ---- reasons of removals
 //
-// Why peers are out of a group, for peers that come back and do not know it. A peer that is there
-// hears it at once; a peer that was away asks when the others have long gone on, perhaps after the
-// coordinator has started again. So the reasons are in the journal, too (coordinator.zig).
+// Why peers were removed from a group, for peers that come back and do not know it. A connected
+// peer is told at once; a peer that was away may ask much later, perhaps after the coordinator has
+// restarted. So the journal has the reasons, too (log.zig).
 
 pub const Removals = struct {
-    /// Oldest first. Room for all of them from the beginning: a group's memory stays flat.
+    /// The last removals, oldest first. The array has a fixed size, so that a group's memory does
+    /// not grow.
     entries: [entries_max]Entry = undefined,
     count: usize = 0,
 

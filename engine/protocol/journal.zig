@@ -1,12 +1,11 @@
-//! journal: the facts that a coordinator must still know after it was killed, as bytes, in two
-//! files. The journal has the settings of the run, groups, epochs and removals: each record is on
-//! the disk before a peer hears of it. The log has the attempts and the decisions: each record is
-//! written before a peer hears of it, and not synced, so it survives the process and not the
-//! machine. This file has the format of both: records to bytes, and bytes that were read back to
-//! records. A torn end of a journal is cut off, and anything else in it that does not check out is
-//! refused; a log is read up to the first record that is not whole. This file touches no file
-//! (net/journal.zig) and does not know the meaning of the records (log.zig). The bytes:
-//! docs/internals/PROTOCOL.md.
+//! journal: the format of the two files from which a coordinator goes on after it was killed. The
+//! journal has the settings of the run, groups, epochs and removals: each record is synced to the
+//! disk before a peer is told of it. The log has attempts, decisions and removals: each record is
+//! written before a peer is told of it, but not synced, so it survives the end of the process and
+//! not a loss of power. Here records become bytes, and bytes that were read back become records. A
+//! torn end of a journal is cut off, and any other damage is refused; a log is read up to the first
+//! record that is not whole. net/journal.zig reads and writes the files; log.zig knows the meaning
+//! of the records. The bytes: docs/internals/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -31,7 +30,8 @@ pub const Settings = struct {
     silence_ns: u64,
     prepare_ns: u64,
     stall_warning_ns: u64,
-    /// 0: no member is let go for a missing call.
+    /// After this time without its call a member is let go; 0: no member is let go for a missing
+    /// call.
     stall_ns: u64,
     min_world_size: u32,
     initial_world_size: u32,
@@ -59,7 +59,8 @@ pub const Settings = struct {
     };
 };
 
-/// A coordinator began to use this journal. The first coordinator is 1.
+/// A coordinator began to use this journal. `incarnation` counts the coordinators of the run from
+/// 1.
 pub const Start = struct {
     incarnation: u32,
     /// The largest number of an epoch of groups that have ended.
@@ -71,12 +72,12 @@ pub const Start = struct {
     };
 };
 
-/// A group was made. An earlier group with this number has ended.
+/// A group was made. An earlier group with the same `id` has ended.
 pub const GroupMade = struct {
     id: u16,
     name: Bytes,
     initial_world_size: u32,
-    /// The epochs of the group are numbered after this.
+    /// The group's next epoch has a larger number than this.
     last_epoch: u64,
     /// The group is a sub-group: only its founders enter it (door.zig).
     is_founded: bool = false,
@@ -89,9 +90,10 @@ pub const GroupMade = struct {
     };
 };
 
-/// An epoch begins: the message that members will be told, and the process of each member, so that
-/// no other process comes back as that member. A journal that is written as a whole has the attempt
-/// that the epoch has got to, because the log may lose its end.
+/// An epoch begins. `told`: the message to its members. `instances`: the process of each member, so
+/// that no other process can come back as that member. `attempt`: the epoch's attempt at the time
+/// when the journal was last written as a whole, because the log may lose its end; 1 in an epoch
+/// begun since.
 pub const Activation = struct {
     told: wire.control.Activate,
     instances: List(u64),
@@ -100,8 +102,8 @@ pub const Activation = struct {
     pub const bounds = .{ .instances = limits.peers_max, .attempt = limits.attempts_max };
 };
 
-/// A peer is out of its epochs, of each from an attempt on. The epochs are in one record, because a
-/// write may end anywhere. Without epochs the record keeps only the reason.
+/// A peer was removed from its epochs, from an attempt of each on. One record has all these epochs,
+/// because a write may be torn anywhere. A record without epochs keeps only the reason.
 pub const Removal = struct {
     group: u16,
     peer: PeerId,
@@ -127,7 +129,7 @@ pub const Attempt = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
-    /// The last decision by then; 0: there was none.
+    /// The number of the epoch's last decision before the attempt; 0: there was none.
     decision: u64,
 
     pub const bounds = .{
@@ -162,38 +164,39 @@ pub const Record = union(enum(u16)) {
 
 // ---- where it is kept
 
-/// The two files, as the coordinator sees them: net/journal.zig, or a simulated disk. The journal
-/// is given one thing to write after the other, each under a number one larger, and answers later,
-/// in that order, by Coordinator.journal_written and journal_failed. After a failure it fails
-/// whatever it is given to append, until it is given all of it to write anew. The log answers at
-/// once.
+/// The two files, as the coordinator uses them: net/journal.zig, or a simulated disk. Each write to
+/// the journal has a number, one larger than the last. The driver answers it later, in the order of
+/// numbers, by Coordinator.journal_written or journal_failed. After a failure all appends fail,
+/// until `replace` writes the whole journal anew. The functions for the log return when the log is
+/// written.
 pub const Journal = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
 
     pub const VTable = struct {
-        /// Replaces the journal by these bytes, which are synced when it returns. Called once,
-        /// first.
+        /// Replaces the journal by these bytes, which are synced when it returns. `begin` is called
+        /// once, before the other functions.
         begin: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// Appends to the journal later, and answers. An error: the bytes were not taken.
+        /// Queues bytes to append to the journal; the answer comes later. An error: the bytes were
+        /// not queued.
         append: *const fn (
             ctx: *anyopaque,
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
-        /// Replaces the journal by these bytes later, atomically, and answers. Bytes given before
-        /// need not be written.
+        /// Queues the atomic replacement of the journal by these bytes; the answer comes later.
+        /// Appends that still wait in the queue need not be written.
         replace: *const fn (
             ctx: *anyopaque,
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
-        /// Appends to the log before it returns. After an error nothing is logged before
+        /// Appends to the log before it returns. After an error the log takes nothing before
         /// `log_anew`.
         log: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
         /// Replaces the log by these bytes before it returns.
         log_anew: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// The step that failed last, for people.
+        /// Names the step that failed last, for people.
         why: *const fn (ctx: *anyopaque) []const u8 = untold,
     };
 
@@ -235,8 +238,8 @@ pub const header_bytes = magic.len + 8;
 /// The first bytes of journal and log: magic, version, CRC-32 of both.
 pub const header: [header_bytes]u8 = header_of(version);
 
-/// The first and last byte of a record. Neither becomes zero by one flipped bit, so that a part of
-/// a record that the disk never wrote is told from one that it has damaged.
+/// The first and last byte of a record. One flipped bit makes neither byte zero, so a zero there
+/// shows that the disk never wrote that part of the record.
 const mark_begin: u8 = 0xd7;
 const mark_end: u8 = 0x9b;
 /// The head of a record: mark, number, length of the body, CRC-32 of these.
@@ -250,9 +253,9 @@ pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// The longest record of the log: a removal, or an abort with the two calls of a mismatch.
 pub const log_record_bytes_max = head_bytes + tail_bytes + 128 +
     @max(limits.removal_why_bytes_max, 2 * wire.control.descriptor_bytes);
-/// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: records
-/// with a name are shorter, an address has no zero, no two members have one id, and no process is
-/// 0.
+/// The bytes that a disk writes wholly or not at all. No record has so many zero bytes in a row:
+/// records with a name are shorter, an address has no zero byte, members have different ids, and no
+/// `instances` entry is 0.
 const sector_bytes = 512;
 
 comptime {
@@ -261,7 +264,8 @@ comptime {
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
 }
 
-/// The length of the first record in these bytes; all of them if that record is not whole.
+/// The length of the first record in these bytes; the length of all bytes if that record is not
+/// whole.
 pub fn record_length(bytes: []const u8) usize {
     if (bytes.len < head_bytes) return bytes.len;
     const body_bytes: usize = std.mem.readInt(u32, bytes[3..7], .little);
@@ -303,8 +307,7 @@ fn sign_head(head: *[head_bytes]u8) void {
     std.mem.writeInt(u32, head[head_sum_at..], sum, .little);
 }
 
-/// Several records in memory: a whole file (which begins with `header`), or what is appended at
-/// once.
+/// Several records as bytes: a whole file, which begins with `header`, or one append.
 pub const Image = struct {
     list: std.ArrayList(u8) = .empty,
 
@@ -332,22 +335,22 @@ pub const Image = struct {
 };
 
 pub const Error = error{
-    /// The file begins with something else.
+    /// The file does not begin with `magic`.
     NotAJournal,
     UnknownVersion,
     /// Bytes differ from those that were written.
     Damaged,
-    /// The bytes are whole, and not of this version.
+    /// A record is whole, and this version does not know its kind.
     UnknownRecord,
     BadRecord,
 };
 
-/// Reads a file back. Records refer to its bytes. Every function is total: any bytes give records,
-/// then the end or an error.
+/// Reads a journal back. Records refer to `bytes`. Any bytes give records, and then the end or an
+/// error.
 pub const Replay = struct {
     bytes: []const u8,
-    /// The header and the records so far. After `null`: where appending goes on; with an error:
-    /// where what does not check out begins. 0: the file needs a new header.
+    /// The length of the header and of the records read so far. After the last record appending
+    /// goes on here; after an error the damage begins here. 0: the file needs a new header.
     good_bytes: usize = 0,
     records: usize = 0,
 
@@ -355,7 +358,8 @@ pub const Replay = struct {
         return .{ .bytes = bytes };
     }
 
-    /// How many bytes a write left that never finished. Valid after `next` gave null.
+    /// The number of bytes at the end of the file from a write that never finished. Valid after
+    /// `next` gave null.
     pub fn cut_bytes(replay: *const Replay) usize {
         return replay.bytes.len - replay.good_bytes;
     }
@@ -369,7 +373,7 @@ pub const Replay = struct {
         switch (frame(rest)) {
             .whole => |framed| {
                 const record = try decode(framed.number, framed.body);
-                // Settings come first, and once.
+                // The settings are the first record of a journal, and no later one.
                 if ((replay.records == 0) != (record == .settings)) return error.BadRecord;
                 if (!record.files().journal) return error.BadRecord;
                 replay.records += 1;
@@ -384,8 +388,8 @@ pub const Replay = struct {
         }
     }
 
-    /// The part of the record's head in a sector was never written: all of that sector is zero as
-    /// far as the file goes. How long the record is, is not known.
+    /// Whether a sector with a part of the record's head was never written: all bytes of that
+    /// sector in the file are zero. The length of the record is not known.
     fn head_is_unwritten(replay: *const Replay) bool {
         const at = replay.good_bytes;
         const rest = replay.bytes[at..];
@@ -399,7 +403,7 @@ pub const Replay = struct {
         return all_zero(rest[boundary..@min(boundary + sector_bytes, rest.len)]);
     }
 
-    /// A sector of the record was never written, and nothing was written behind it.
+    /// Whether a sector of the record was never written, and all bytes after the record are zero.
     fn body_is_unwritten(replay: *const Replay, record_bytes: usize) bool {
         const at = replay.good_bytes;
         const record = replay.bytes[at..][0..record_bytes];
@@ -414,7 +418,7 @@ pub const Replay = struct {
 };
 
 /// Reads a log back, up to the first record that is not whole. A coordinator that was killed has
-/// told of no decision behind it; one whose machine lost power may have.
+/// told peers of no decision after that record; a coordinator whose machine lost power may have.
 pub const LogReplay = struct {
     rest: []const u8,
 
@@ -436,15 +440,15 @@ pub const LogReplay = struct {
     }
 };
 
-/// The settings of a file, if it has got as far as having any.
+/// The settings of a journal; null if they were never written whole.
 pub fn settings_of(bytes: []const u8) Error!?Settings {
     var replay: Replay = .init(bytes);
     const first = try replay.next() orelse return null;
     return first.settings;
 }
 
-/// No group of the run has had an epoch, so no member relies on its settings. Peers may wait for
-/// the first one.
+/// Whether no group of the run has had an epoch, so that no member relies on the settings. Peers
+/// may wait for a first epoch.
 pub fn is_unused(bytes: []const u8) Error!bool {
     var replay: Replay = .init(bytes);
     while (try replay.next()) |entry| switch (entry) {
@@ -456,7 +460,7 @@ pub fn is_unused(bytes: []const u8) Error!bool {
     return true;
 }
 
-/// Checks the header. False: none was written, or only a part of it.
+/// Checks the header of a journal. False: it was not written, or only in part.
 fn check_header(bytes: []const u8) Error!bool {
     if (bytes.len < header_bytes) {
         return if (std.mem.startsWith(u8, &header, bytes)) false else error.NotAJournal;
@@ -474,7 +478,7 @@ const Framed = union(enum) {
     short,
     /// The head is not whole, so the length is not known.
     bad_head,
-    /// The head is whole, and this is the length of the record.
+    /// The head is whole and the rest is not; this is the length of the record.
     bad_body: usize,
 };
 
@@ -498,7 +502,8 @@ fn frame(rest: []const u8) Framed {
     } };
 }
 
-/// Behind a record that is not whole nothing was ever written: whole ones say that it once was.
+/// Whether a whole record lies in these bytes. If so, the record before them, which is not whole,
+/// was whole before and is damaged now.
 fn has_record(bytes: []const u8) bool {
     for (0..bytes.len) |index| if (frame(bytes[index..]) == .whole) return true;
     return false;
@@ -519,7 +524,7 @@ fn decode(number: u16, body: []const u8) Error!Record {
     return record;
 }
 
-/// Checks what bounds do not say (wire/codec.zig).
+/// Checks the rules on a record that bounds of single fields (wire/codec.zig) cannot express.
 fn is_sensible(record: *const Record) bool {
     return switch (record.*) {
         .settings, .start, .removal, .attempt, .commit, .abort => true,
@@ -616,7 +621,7 @@ const Sample = struct {
         return it;
     }
 
-    /// How far a file of so many bytes is made of whole records.
+    /// The length of the whole records in the first `size` bytes.
     fn whole(sample: *const Sample, size: usize) usize {
         var good: usize = 0;
         for (sample.ends[0..sample.count]) |end| {
@@ -748,7 +753,7 @@ test "a log that ends anywhere, or has any bit changed, gives the records before
     }
 }
 
-/// The log is whole up to this byte.
+/// Expects the records that end before the byte `good`, the first that is missing or wrong.
 fn expect_records_before(ends: []const usize, log: []const u8, good: usize) !void {
     var replay: LogReplay = .init(log);
     var count: usize = 0;
@@ -769,8 +774,8 @@ test "a record of the journal ends a log" {
 }
 
 test "a journal that ends anywhere, in nothing or in zeros, gives the records before" {
-    // Goal: whatever a crash leaves of the last write costs no earlier record. Method: every
-    // length, and what is missing replaced by zeros, as much as is missing or a lot more.
+    // Goal: whatever a crash leaves of the last write costs no earlier record. Method: the journal
+    // cut at every length, as it is, filled with zeros to its old length, and far beyond.
     var sample: Sample = undefined;
     try sample.init();
     defer sample.deinit();
@@ -782,7 +787,7 @@ test "a journal that ends anywhere, in nothing or in zeros, gives the records be
         if (size < header_bytes) continue; // a header is written whole, by replace
         @memset(&file, 0);
         @memcpy(file[0..size], whole[0..size]);
-        // Bytes that are zero anyway are as good as written.
+        // Bytes of the journal that are zero need not be written.
         var written = size;
         while (written < whole.len and whole[written] == 0) written += 1;
         for ([_]usize{ whole.len, file.len }) |length| {
@@ -845,7 +850,8 @@ test "a flipped bit is refused where it is, and in an unfinished end costs no ea
     const whole = sample.image.bytes();
     var file: [16 * 1024]u8 = @splat(0);
     const last = sample.ends[sample.count - 2];
-    // Whole; without its last byte; with a torn last record in a file of full size, and beyond it.
+    // A whole file; a file without its last byte; a torn last record at the end, in a file of full
+    // size, and in a longer one.
     const Case = struct { written: usize, length: usize };
     for ([_]Case{
         .{ .written = whole.len, .length = whole.len },
@@ -880,7 +886,8 @@ test "a record that was lost before whole ones is refused, not cut" {
     var file: [16 * 1024]u8 = undefined;
     const whole = sample.image.bytes();
     for (1..sample.count - 1) |index| {
-        // Zeros in its place; then, its end missing and the others moved up.
+        // Zeros in place of the record; then the record without its second half, and the later
+        // records moved up.
         const from, const to = .{ sample.ends[index - 1], sample.ends[index] };
         @memcpy(file[0..whole.len], whole);
         @memset(file[from..to], 0);
@@ -889,7 +896,7 @@ test "a record that was lost before whole ones is refused, not cut" {
         @memcpy(file[to - gap ..][0 .. whole.len - to], whole[to..]);
         @memcpy(file[from .. to - gap], whole[from .. to - gap]);
         try testing.expectError(error.Damaged, sample.replay(file[0 .. whole.len - gap]));
-        // Only its sector is gone.
+        // Only the first sector of the record is zero.
         const boundary = std.mem.alignForward(usize, from, sector_bytes);
         if (boundary >= sample.ends[sample.count - 2]) continue;
         @memcpy(file[0..whole.len], whole);
@@ -900,7 +907,7 @@ test "a record that was lost before whole ones is refused, not cut" {
     @memcpy(file[0..whole.len], whole);
     file[sample.ends[sample.count - 2]] = 0;
     try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
-    // As it ends after the whole one behind it, it looks unfinished.
+    // By its length the torn record ends after the whole record behind it, so it looks unfinished.
     try sample.add(.{ .start = .{ .incarnation = 2, .ended_epoch = 0 } });
     const longer = sample.image.bytes();
     const last = sample.ends[sample.count - 2];
@@ -908,7 +915,7 @@ test "a record that was lost before whole ones is refused, not cut" {
     @memcpy(file[0..end], longer[0..end]);
     @memcpy(file[end..][0 .. longer.len - last], longer[last..]);
     try testing.expectError(error.Damaged, sample.replay(file[0 .. end + longer.len - last]));
-    // More than a record can be has been written behind its beginning.
+    // More bytes than a record can have are written behind the torn head.
     var large: [2 * record_bytes_max]u8 = @splat('x');
     @memcpy(large[0..end], longer[0..end]);
     const from = sample.ends[sample.count - 3];
@@ -927,7 +934,7 @@ test "what another version wrote is named, and a stranger's file is none" {
         try testing.expectError(error.NotAJournal, replay.next());
         try testing.expectEqual(0, replay.good_bytes);
     }
-    // By its checksums this is of this version, but not by what it says.
+    // Header and checksums are right, but the record has an unknown kind or breaks a rule.
     var image: Image = .{};
     defer image.deinit(testing.allocator);
     try image.begin_file(testing.allocator);
@@ -1031,7 +1038,7 @@ fn mangle(prng: *base.Prng, file: []u8, size: usize) usize {
     return size;
 }
 
-/// Makes the checksums of what looks like a record right, so that reading goes on behind them.
+/// Corrects the checksums of all that looks like a record, so that reading goes on behind it.
 fn repair(file: []u8) void {
     var at: usize = header_bytes;
     while (at + head_bytes + tail_bytes <= file.len and file[at] == mark_begin) {

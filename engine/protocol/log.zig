@@ -1,12 +1,14 @@
-//! log: what a coordinator puts into its journal and its log, when, and what is said if that fails.
+//! log: which records a coordinator writes into its journal and its log of decisions, when, and how
+//! it reports failures.
 //!
-//! Epochs and removals go into the journal, and messages that rely on a record wait until it is on
-//! the disk (run.zig). Attempts and decisions go into the log, and are told at once after that: a
-//! coordinator that is killed and started again knows all that it has told anybody, and asks no
-//! member. A removal goes into both, because the log must have it before the decisions that rely on
-//! it. The log may hold decisions that nobody has heard. Its end is missing if the machine lost
-//! power, or if it could not be written; then members show what is missing (attempt.zig:
-//! settle_seen). How a run begins again: coordinator.zig; the format: journal.zig.
+//! Groups, epochs and removals go into the journal, and messages that rely on a record wait until
+//! the record is on the disk (run.zig). Attempts and decisions go into the log, and members are
+//! told right after: a coordinator that is killed and started again knows all that it has told any
+//! member. A removal goes into both files, because the log must have it before the decisions that
+//! rely on it. The log may have decisions that no member has heard. The end of the log is missing
+//! if the machine lost power, or if the log could not be written; then the reports of members show
+//! which decisions are missing (attempt.zig: settle_seen). How a run is restored: coordinator.zig;
+//! the format of both files: journal.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,16 +21,17 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// A file is written anew as a whole when so much was appended.
+/// The journal, or the log, is written anew as a whole when this many bytes were appended to it, or
+/// as many as the whole had, if that is more.
 const compact_bytes = limits.MiB;
 
-/// How long the disk may take before it is said.
+/// How long a journal record may take to reach the disk before the coordinator warns.
 const slow_ns = 2 * std.time.ns_per_s;
 
 // ---- the journal
 
-/// Gives a record to the journal. Messages that rely on it wait until the number that is returned
-/// is settled. A coordinator that cannot write goes on, and says so.
+/// Gives a record to the journal, and returns its number. Messages that rely on the record wait
+/// until that number is on the disk. A coordinator that cannot write the record goes on, and warns.
 pub fn record(run: *Run, entry: journal.Record) u64 {
     const progress = &run.journal_progress;
     if (!takes_more(run)) return progress.given;
@@ -40,14 +43,15 @@ pub fn record(run: *Run, entry: journal.Record) u64 {
     return progress.given;
 }
 
-/// Gives the journal a record about a group: what is said of the group waits for that.
+/// Gives the journal a record about a group. Later messages about the group wait until the record
+/// is on the disk.
 pub fn note(run: *Run, group: *Group, entry: journal.Record) u64 {
     group.recorded = record(run, entry);
     return group.recorded;
 }
 
-/// Whether what journal and log are given is written. Behind a whole journal that is being written
-/// it has a place; with one that has failed it is in the next one.
+/// Whether a new record is given to the journal or the log. A failed journal takes records again
+/// once it is being written anew as a whole; earlier records are part of that whole.
 fn takes_more(run: *const Run) bool {
     return switch (run.journal_state) {
         .off => false,
@@ -62,20 +66,20 @@ fn append(run: *Run, entry: journal.Record) !void {
     try image.add(run.gpa, entry);
     try run.options.journal.?.append(run.journal_progress.given, image.bytes());
     run.journal_bytes += image.bytes().len;
-    // However large the whole is, each byte is written again only a few times.
+    // The threshold grows with the journal, so each byte is written again only a few times.
     if (run.journal_bytes >= @max(compact_bytes, run.journal_progress.whole_bytes))
         run.journal_due = true;
 }
 
-/// All up to this number is on the disk.
+/// All records up to `number` are on the disk: sends the messages that waited for them.
 pub fn written(run: *Run, number: u64) void {
     const progress = &run.journal_progress;
     progress.settled = @max(progress.settled, number);
     progress.waits_since = null;
     progress.said = false;
     if (run.journal_state == .failed) {
-        // Nothing was left out since it was given all of it, and nobody has heard of what is not
-        // on the disk.
+        // The failed journal works again if it was written as a whole after the failure, and all
+        // its records are on the disk.
         if (number < progress.given or progress.replaced <= progress.failed) return;
         run.journal_state = .ok;
         run.log(.warning, "the journal is written again: from now on " ++
@@ -84,7 +88,8 @@ pub fn written(run: *Run, number: u64) void {
     release(run);
 }
 
-/// This was not written, nor what is appended until all of it is written anew.
+/// The journal could not write record `number`, and writes no later record until it is written anew
+/// as a whole.
 pub fn not_written(run: *Run, now: base.Instant, number: u64) void {
     const progress = &run.journal_progress;
     progress.failed = @max(progress.failed, number);
@@ -97,8 +102,8 @@ fn release(run: *Run) void {
     for (run.connections.items) |connection| run.release(connection, settled);
 }
 
-/// Between two calls, when nothing is half done: writes the whole run as one file when much was
-/// appended, or when a journal that has failed may work again, because there is room on its disk.
+/// Called at a tick, when no change of the run is half done: writes the journal anew as a whole if
+/// much was appended, or tries that again after a failure.
 pub fn tend(run: *Run, now: base.Instant) void {
     say_slow(run, now);
     const due = switch (run.journal_state) {
@@ -117,12 +122,12 @@ pub fn tend(run: *Run, now: base.Instant) void {
 
 fn replace(run: *Run) !void {
     const progress = &run.journal_progress;
-    const gpa = run.options.secrets orelse run.gpa; // it has the run id
+    const gpa = run.options.secrets orelse run.gpa; // the image has the run id
     progress.given += 1;
     var image: journal.Image = .{};
     defer image.deinit(gpa);
     try write_all(run, gpa, &image);
-    if (run.journal_state == .failed) try log_anew(run); // it may lack what could not be written
+    if (run.journal_state == .failed) try log_anew(run); // the log may lack records
     try run.options.journal.?.replace(progress.given, image.bytes());
     progress.replaced = progress.given;
     progress.whole_bytes = image.bytes().len;
@@ -142,10 +147,10 @@ fn say_slow(run: *Run, now: base.Instant) void {
         "or lose a member wait for it; all else goes on", .{slow_ns / std.time.ns_per_s});
 }
 
-/// The run goes on, and nothing waits for this journal any more.
+/// Notes that the journal has failed: the run goes on, and no message waits for the disk any more.
 fn failed(run: *Run, now: base.Instant) void {
     run.journal_retry_at = now +| run.options.journal_retry_ns;
-    if (run.journal_state == .failed) return; // it was said
+    if (run.journal_state == .failed) return; // the failure was logged before
     run.journal_state = .failed;
     run.log(.err, "the run continues, but will end with this coordinator until its " ++
         "journal can be written again, which is tried every {d} s: {s}", .{
@@ -155,7 +160,8 @@ fn failed(run: *Run, now: base.Instant) void {
     release(run);
 }
 
-/// Waits for the disk: nobody is connected yet, and a start must be on it.
+/// Writes the journal of this start and waits for the disk: no peer is connected yet, and the
+/// record of a start must be on the disk first.
 pub fn begin_journal(run: *Run) !void {
     const gpa = run.options.secrets orelse run.gpa;
     var image: journal.Image = .{};
@@ -195,7 +201,7 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
             var buffer: [limits.peers_max]PeerId = undefined;
             var instances: [limits.peers_max]u64 = undefined;
             try image.add(gpa, epoch.record(epoch.member_ids(&buffer), &instances));
-            // In the order in which it happened.
+            // Removals are written in the order in which they happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
                 const before = &epoch.history.entries.items[index - 1].members;
                 for (epoch.members, 0..) |*member, rank| {
@@ -219,7 +225,7 @@ fn write_all(run: *Run, gpa: std.mem.Allocator, image: *journal.Image) !void {
 
 // ---- the log
 
-/// Called before members hear of a decision.
+/// Logs a decision. Called before members hear of the decision.
 pub fn decided(run: *Run, message: *const control.Message) void {
     add(run, record_of(message));
 }
@@ -238,25 +244,26 @@ fn log_one(run: *Run, entry: journal.Record) !void {
     const encoded = try journal.encode(entry, &bytes);
     try run.options.journal.?.log(encoded);
     run.log_bytes += encoded.len;
-    // The journal must have the removals without which a decision might still be told.
+    // A new log has no removals, so the journal must have all removals on the disk.
     const is_journaled = run.journal_progress.given == run.journal_progress.settled;
     if (run.log_bytes >= @max(compact_bytes, run.log_whole_bytes) and is_journaled)
         try log_anew(run);
 }
 
-/// The log as a whole: of each epoch the attempt, and the decisions that some member may not have
-/// heard of.
+/// Writes the log anew as a whole: for each epoch its attempt, and the decisions that some member
+/// may not have heard.
 fn log_anew(run: *Run) !void {
     var image: journal.Image = .{};
     defer image.deinit(run.gpa);
     try image.begin_file(run.gpa);
     for (run.groups.items) |group| for (group.epochs.items) |epoch| {
         for (epoch.outstanding()) |*decision| {
-            if (decision.number == Decision.unnumbered) continue; // nobody has heard of it
+            if (decision.number == Decision.unnumbered) continue; // no member has heard it
             const message = decision.message(epoch.group, epoch.number);
             try image.add(run.gpa, record_of(&message));
         }
-        // It says which decision was the last, so it comes behind all: an end may be lost.
+        // The attempt record names the last decision, so it comes after all decisions: the end of
+        // the log may be lost.
         try image.add(run.gpa, epoch.attempt_record());
     };
     try run.options.journal.?.log_anew(image.bytes());
@@ -272,7 +279,8 @@ fn record_of(message: *const control.Message) journal.Record {
     };
 }
 
-/// Reads a log back into the epochs that the journal has. Other epochs are over.
+/// Reads the records of a log into the epochs that the journal has. Records of other epochs are
+/// skipped, because those epochs are over.
 pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
     var replay: journal.LogReplay = .init(bytes);
     defer if (replay.rest.len > 0) run.log(.warning, "the last {d} bytes of the log of " ++
@@ -280,7 +288,7 @@ pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
     while (replay.next()) |entry| switch (entry) {
         .removal => |*body| {
             const group = run.group_at(body.group) orelse continue;
-            group.restore_removal(body) catch continue; // of an earlier group of this number
+            group.restore_removal(body) catch continue; // an earlier group's removal
         },
         inline .attempt, .commit, .abort => |body, tag| {
             const group = run.group_at(body.group) orelse continue;
@@ -298,6 +306,6 @@ pub fn restore(run: *Run, bytes: []const u8) std.mem.Allocator.Error!void {
                     .{ .abort = .of(&body) },
             });
         },
-        .settings, .start, .group, .activation => unreachable, // not of a log
+        .settings, .start, .group, .activation => unreachable, // records of a journal
     };
 }

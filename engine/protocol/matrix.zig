@@ -1,7 +1,7 @@
-//! matrix: what the links of a run carry, and its peers on all links together: plain data. A row is
-//! what one peer tells of its own links; what was told of it to the members of an epoch is beside.
-//! The matrix is in memory alone: after a restart members tell it again. measurement.zig fills it
-//! in and says what is believed.
+//! matrix: the rates of the links of a run, and of each peer on all its links together, as plain
+//! data. A Row has the rates that one peer reports of its own links; Told has the rows that the
+//! members of an epoch were told. The matrix is only in memory: after a restart members report
+//! their rates again. measurement.zig fills the matrix in and decides which numbers are believed.
 
 const std = @import("std");
 const base = @import("base");
@@ -12,14 +12,14 @@ const control = wire.control;
 const differ = wire.control.differ;
 const limits = base.limits;
 
-/// The rates that one peer has told. A number of 0 is not known.
+/// The rates that one peer has reported. A rate of 0 is not known.
 pub const Row = struct {
-    /// Bytes per second on all links together.
+    /// The most bytes per second that the peer has sent, and received, on all its links together.
     up: u64 = 0,
     down: u64 = 0,
-    /// The peer's links, with memory from its first account on.
+    /// The peer's links; the list takes memory from the peer's first report on.
     links: std.ArrayList(Link) = .empty,
-    /// The log says that the peer told a number that cannot be.
+    /// The kinds of impossible numbers for which the log has named the peer.
     said: std.EnumSet(Fault) = .initEmpty(),
 
     pub fn deinit(row: *Row, gpa: Allocator) void {
@@ -31,7 +31,7 @@ pub const Row = struct {
         return null;
     }
 
-    /// The entry of a link; if there are too many, it takes the place of the oldest.
+    /// Finds or makes the entry of the link to `peer`; a full table drops its oldest entry.
     pub fn place(row: *Row, gpa: Allocator, peer: PeerId) Allocator.Error!*Link {
         if (row.find(peer)) |link| return link;
         if (row.links.items.len == limits.links_measured_max) _ = row.links.orderedRemove(0);
@@ -44,15 +44,15 @@ pub const Row = struct {
 /// The link to one other peer.
 pub const Link = struct {
     peer: PeerId,
-    /// Bytes per second to the other peer, and from it.
+    /// Bytes per second to the other peer (`rate`), and from it (`brought`).
     rate: u64 = 0,
     brought: u64 = 0,
     rtt_ns: u64 = 0,
-    /// Bytes sent a second time, in millionths of those sent.
+    /// Bytes sent a second time, in millionths of the bytes sent.
     again_ppm: u32 = 0,
 };
 
-/// Why a number is not believed.
+/// Why a number that a peer reports is not believed.
 pub const Fault = enum {
     rate,
     round_trip,
@@ -73,7 +73,7 @@ pub const Fault = enum {
 pub const Told = struct {
     /// The run's count of measurements when the rows were made.
     version: u64 = 0,
-    /// A row for each member; empty while nothing is known.
+    /// A row for each member, by rank; empty: members were told no rates yet.
     rows: []Line = &.{},
 
     pub fn deinit(told: *Told, gpa: Allocator) void {
@@ -86,7 +86,7 @@ pub const Told = struct {
         rates: [limits.measured_max]u64 = @splat(0),
         rtts_ns: [limits.measured_max]u64 = @splat(0),
 
-        /// Changes of a round trip below this are not told: short round trips always vary.
+        /// Smaller changes of a round trip than this are not told: short round trips always vary.
         const rtt_ns_min = 100 * std.time.ns_per_us;
 
         pub fn differs(line: *const Line, now: *const Line) bool {
@@ -107,7 +107,7 @@ pub const Told = struct {
 
 /// The links of an epoch that are to be probed (measurement.zig).
 pub const Probes = struct {
-    /// A square over the epoch's ranks; empty before the first probe.
+    /// An entry for each pair of ranks, at low * size + high; empty: no pair was looked for yet.
     pairs: []Pair = &.{},
 
     pub const Pair = struct { due: base.Instant = 0, asked: u8 = 0 };
@@ -151,33 +151,35 @@ test "what has changed by more than a tenth is told, and round trips only where 
 
 // ---- traffic
 //
-// A peer's account of what it moves, in all and on its links in one span, for the status. No
-// decision depends on it. Only the peer knows these numbers, so the status shows them as the peer's
-// own words.
+// A peer's report of the bytes per second that it moves in one span of time, in all and on each
+// link, for the status. No decision depends on this report. Only the peer knows these numbers, so
+// the status shows them as the peer reports them.
 
 pub const Traffic = struct {
     span_ns: u64 = 0,
     sent: u64 = 0,
     received: u64 = 0,
-    /// Room for them is made when a peer first tells of some: a newcomer has none.
+    /// The rates of each link. The list takes memory from the peer's first report on, so newcomers
+    /// take none.
     links: std.ArrayList(control.LinkTraffic) = .empty,
     told_at: base.Instant = 0,
 
-    /// It is told every two seconds while anything moves.
+    /// A report older than this is not shown. A peer reports every two seconds while any data
+    /// moves.
     const stale_ns = 10 * std.time.ns_per_s;
 
     pub fn deinit(traffic: *Traffic, gpa: Allocator) void {
         traffic.links.deinit(gpa);
     }
 
-    /// An account comes in; its links follow.
+    /// Takes a new report of the peer without its links, which `add` takes.
     pub fn begin(
         traffic: *Traffic,
         gpa: Allocator,
         now: base.Instant,
         body: *const control.Traffic,
     ) Allocator.Error!void {
-        // Decoding has bounded how many there are.
+        // Decoding has bounded the number of links.
         try traffic.links.ensureTotalCapacityPrecise(gpa, body.links.count);
         traffic.links.clearRetainingCapacity();
         traffic.told_at = now;
@@ -190,7 +192,7 @@ pub const Traffic = struct {
         traffic.links.appendAssumeCapacity(link.*);
     }
 
-    /// The account; null if it is old, because nothing moves or the peer is away.
+    /// The peer's last report; null: it is old, because no data moves or the peer is away.
     pub fn latest(traffic: *const Traffic, now: base.Instant) ?*const Traffic {
         return if (now -| traffic.told_at > stale_ns) null else traffic;
     }

@@ -1,8 +1,9 @@
-//! measurement: what members measure of their links, in the words of each (matrix.zig), and what is
-//! believed of that. A number that cannot be is logged and left out. A peer that claims more of a
-//! link than the other end has seen is believed no more than the other end. At ticks, members of an
-//! epoch hear what has changed by more than a tenth. No decision depends on it: an operation's
-//! outcome has figures that follow from it (collective/figures.zig).
+//! measurement: the rates and round trips that members report of their links (matrix.zig), and how
+//! far the coordinator believes them. An impossible number is logged and left out. If a peer claims
+//! a higher rate of a link than the other end has seen, the rate of the other end is believed. At
+//! ticks, members of an epoch are told the numbers that have changed by more than a tenth. No
+//! decision depends on reported rates: the figures of an operation's outcome follow from them
+//! (collective/figures.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -55,7 +56,7 @@ fn fault_of(run: *const Run, peer: *const Peer, link: *const control.LinkTraffic
     return null;
 }
 
-/// Whether an id is a peer of the run, or was a member not long ago.
+/// Whether an id is that of a peer of the run, or of a lost member of a live epoch.
 fn is_known(run: *const Run, id: base.PeerId) bool {
     if (run.peer_of(id) != null) return true;
     for (run.groups.items) |group| for (group.epochs.items) |epoch|
@@ -63,8 +64,8 @@ fn is_known(run: *const Run, id: base.PeerId) bool {
     return false;
 }
 
-/// Logs a number that cannot be, once for each fault, so that a liar does not fill the log. Members
-/// may still name a member that has just gone.
+/// Logs an impossible number of a peer, once for each kind of fault, so that a liar does not fill
+/// the log. A link to a stranger is no warning, because the other member may have just gone.
 fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
     if (peer.row.said.contains(fault)) return;
     peer.row.said.insert(fault);
@@ -73,7 +74,8 @@ fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
     run.log(level, format, .{ peer.named(), fault.why() });
 }
 
-/// The link from one peer to another, as far as both have told.
+/// The link from one peer to another as `from` reports it, with a rate no higher than `to` reports
+/// to receive.
 pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
     var link = (from.row.find(to.id) orelse return .{ .peer = to.id }).*;
     const seen = to.row.find(from.id) orelse return link;
@@ -81,7 +83,7 @@ pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
     return link;
 }
 
-/// At a tick: tells the members of a small epoch the rates that have changed.
+/// At a tick: tells the members of a small epoch (`measured_max`) the rates that have changed.
 pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
     if (epoch.members.len > limits.measured_max) return;
     const told = &epoch.measured;
@@ -101,7 +103,7 @@ pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
     }
 }
 
-/// Tells all rates to members that are new or back.
+/// Tells all known rates to members that have just entered or come back.
 fn tell_latecomers(run: *Run, epoch: *Epoch) void {
     for (epoch.members) |*member| {
         const peer = member.peer orelse continue;
@@ -114,7 +116,7 @@ fn tell_latecomers(run: *Run, epoch: *Epoch) void {
     }
 }
 
-/// A member is back, and is told all rates again.
+/// Notes that a member has come back, so that it is told all rates again.
 pub fn forget(epoch: *Epoch, rank: u16) void {
     epoch.members[rank].knows_measured = false;
 }
@@ -152,17 +154,18 @@ fn message(epoch: *const Epoch, rank: usize, room: *Room) control.Message {
 
 // ---- probes
 //
-// Which members of an epoch of few are asked now to find out a link of which nobody knows what it
-// carries. A probe may move only while nothing else does: members say with each heartbeat whether
-// they have a moment, and none is in two pairs at a time. The pair that was due first comes first.
-// Where a probe brings nothing, as between members that are near each other or have calls again,
-// the pair is asked again later and later.
+// Which members of a small epoch are asked to probe a link whose rate is not known. A probe may
+// move only while no other data does: members say with each heartbeat whether they may probe, and
+// no member is in two pairs at a time. The pair that was due first comes first. If a probe brings
+// no rate, as between members that are near each other or have begun calls, the pause before the
+// pair is asked again doubles.
 
-/// How long two members take part in one pair: the probe, its beginning and its end.
+/// How long two members are occupied by one probe, with its beginning and its end.
 pub const round_ns = limits.probe_ns_max / 2 * 3;
-/// How long after a round a pair is asked again. It doubles each time, up to six minutes.
+/// How many times the pause before a pair is asked again doubles: from `round_ns` (1.5 s) to over
+/// six minutes.
 const doubled_max = 8;
-/// How long pairs wait for further members that say they may probe.
+/// How long the coordinator waits for further members that may probe before it makes pairs.
 const gather_ns = 50 * std.time.ns_per_ms;
 
 /// A member says that it may probe: pairs are made soon.
@@ -170,7 +173,7 @@ pub fn gather(run: *Run, now: Instant) void {
     if (run.options.probes) run.due_at = @min(run.due_at, now +| gather_ns);
 }
 
-/// At a tick.
+/// At a tick: asks pairs of members that may probe to probe links whose rate is not known.
 pub fn review_probes(run: *Run, epoch: *Epoch, now: Instant) Allocator.Error!void {
     if (!run.options.probes or !epoch.running or epoch.members.len > limits.measured_max) return;
     var free: Mask = .empty;
@@ -197,6 +200,7 @@ fn pair_of(epoch: *const Epoch, ranks: [2]u16) *Pair {
 }
 
 /// The pair of free members with an unknown link that was due first; of several, the lowest ranks.
+/// Null: no pair is due.
 fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     var found: ?[2]u16 = null;
     for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
@@ -211,7 +215,7 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     return found;
 }
 
-/// Asks the first member to probe the link to the second.
+/// Whether the rate of the link from the first rank to the second is not known.
 fn is_unknown(epoch: *const Epoch, ranks: [2]u16) bool {
     const peers = peers_of(epoch, ranks);
     return believed(peers[0], peers[1]).rate == 0;
@@ -221,7 +225,7 @@ fn peers_of(epoch: *const Epoch, ranks: [2]u16) [2]*Peer {
     return .{ epoch.members[ranks[0]].peer.?, epoch.members[ranks[1]].peer.? };
 }
 
-/// Asks for both directions at once, if neither is known.
+/// Asks two members to probe the link between them, in each direction whose rate is not known.
 fn ask_probes(run: *Run, epoch: *Epoch, now: Instant, ranks: [2]u16) void {
     for ([_][2]u16{ ranks, .{ ranks[1], ranks[0] } }) |way| {
         const peer = peers_of(epoch, way)[0];

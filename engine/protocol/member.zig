@@ -1,16 +1,18 @@
-//! Member: one peer's membership of one group. It joins, passes safe points, follows views and
-//! resumes, votes for finished operations and learns their outcome. It never sees the data:
-//! `Actions` says what to move.
+//! Member: one peer's membership of one group. A Member joins, passes safe points, stops at a view
+//! and goes on at a resume, votes for finished operations, and takes the coordinator's decisions. A
+//! Member never sees the data of operations: by `Actions` it tells the session what to move.
 //!
-//! It keeps these rules (docs/internals/PROMISE.md says why):
-//!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by
-//!     giving up.
-//!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.
-//!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
-//!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
-//!     connection. While there is none, data moves on and no vote is cast.
-//! The other side: coordinator.zig. Driven by session/driver.zig; what it wants is done in
-//! session/control.zig.
+//! A Member keeps these rules (docs/internals/PROMISE.md has the reasons):
+//!   - A vote (`done`) is irrevocable: a call that has voted ends as committed, aborted or in
+//!     doubt, and is never withdrawn.
+//!   - At a view the member first stops all data, and then sends its report; data moves again after
+//!     the resume.
+//!   - A member takes a commit or an abort in any attempt; a vote counts only in its own attempt.
+//!   - On each new connection to the coordinator the member tells all its epochs and the calls that
+//!     it gave up, so nothing relies on an earlier connection. Without a connection data moves on,
+//!     and the member casts no vote.
+//! The coordinator's half: coordinator.zig. session/control.zig passes messages to a Member and
+//! carries out its actions.
 
 const std = @import("std");
 const base = @import("base");
@@ -48,7 +50,7 @@ pub const Status = enum {
 pub const Failure = struct {
     status: Status,
     reason: ?control.AbortReason = null,
-    /// The peer that gave up, was lost, or called something else.
+    /// The peer that gave up, was lost, or made a call that differs.
     peer: PeerId = .none,
     other: PeerId = .none,
     /// The calls of `peer` and `other` in a mismatch; null for other reasons.
@@ -58,22 +60,24 @@ pub const Failure = struct {
     missing: Mask = .empty,
     /// Ranks among `missing` that had not entered the operation's epoch, and so could not call it.
     outside: Mask = .empty,
-    /// The operations that the missing ranks waited in.
+    /// The operations in which the ranks in `missing` waited.
     elsewhere: Told = .{},
-    /// How long the coordinator had been silent, if longer than a heartbeat allows; else 0.
+    /// Nanoseconds for which the coordinator had been silent, if more than a heartbeat allows; else
+    /// 0.
     coordinator_silent_ns: u64 = 0,
-    /// How long there had been no connection to the coordinator; null: there was one.
+    /// Nanoseconds without a connection to the coordinator; null: it was connected.
     coordinator_away_ns: ?u64 = null,
 };
 
-/// The protocol's knowledge of one operation; the session's Operation contains it.
+/// One operation as a Member knows it, from its call to its decision; a part of session's
+/// Operation.
 pub const Op = struct {
     id: OpId = .{ .tag = 0, .sequence = 0 },
     epoch: u64 = 0,
     descriptor: Descriptor,
     chunks: u32,
     state: State = .new,
-    /// All chunks are settled in the current attempt; `digest` is then that of the result.
+    /// All chunks are settled in the current attempt; `digest` is then the digest of the result.
     complete: bool = false,
     digest: u128 = 0,
     /// The attempt in which `done` was last sent; 0 before the vote.
@@ -86,7 +90,7 @@ pub const Op = struct {
     abort_asked: ?control.AbortReason = null,
     /// Nanoseconds from the call to the vote.
     age_ns: u64 = 0,
-    /// The coordinator was told that the call takes long.
+    /// The coordinator was told (`called`) that this member has called the operation.
     is_told: bool = false,
     /// The coordinator was told that the deadline of the call is near.
     is_left_told: bool = false,
@@ -99,41 +103,46 @@ pub const Op = struct {
 
     pub const State = enum {
         new,
-        /// Called while too many operations were in flight. No peer is told of it before its turn.
+        /// Called while too many operations were in flight. The call waits for its turn, and no
+        /// other peer is told of it before.
         queued,
-        /// Called, and not voted for.
+        /// In flight, and this member has not voted for it.
         running,
         /// The member has voted: `done` is sent.
         voted,
-        /// Voted, and the call has returned InDoubt; the outcome is still wanted.
+        /// The call has returned InDoubt after its vote; the member still waits for the decision.
         in_doubt,
-        /// Decided or given up: no list of the member has it.
+        /// Decided or given up: the operation is in no list of the Member any more.
         finished,
     };
 };
 
-/// Actions that the member wants done. Called from inside its functions; must not call back into
-/// it.
+/// The actions that a Member has the session do. A function of Member calls them, and they must not
+/// call Member.
 pub const Actions = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
 
     pub const VTable = struct {
         send: *const fn (ctx: *anyopaque, message: control.Message) void,
-        /// Stop moving data of this epoch: nothing may read or write buffers of its operations
-        /// afterwards.
+        /// Stops the data of this epoch: once it returns, nothing may read or write buffers of the
+        /// epoch's operations.
         stop: *const fn (ctx: *anyopaque, epoch: u64) void,
-        /// Settled chunks of a stopped operation: the attempt that reduced each, or 0.
+        /// For each chunk of a stopped operation, the attempt that reduced it; 0: it is not
+        /// settled.
         chunks: *const fn (ctx: *anyopaque, op: *Op) []const u32,
-        /// Move data of this operation in the current attempt of its epoch.
+        /// Starts to move data of this operation in the current attempt. `kept`: the chunks that
+        /// members hold already.
         start: *const fn (ctx: *anyopaque, op: *Op, kept: []const KeptRange) void,
-        /// The call returns. On in_doubt the operation goes on.
+        /// The call returns to the user. `failure` null: the operation is committed. After in_doubt
+        /// the operation stays in flight until `resolved`.
         finished: *const fn (ctx: *anyopaque, op: *Op, failure: ?Failure) void,
-        /// An operation in doubt is decided. Null: this peer will never be told.
+        /// An operation whose call returned InDoubt is decided. `committed` null: this peer will
+        /// never learn the decision.
         resolved: *const fn (ctx: *anyopaque, op: *Op, committed: ?bool) void,
-        /// The pending admit() is over. Null: it has passed the safe point.
+        /// The pending admit() returns. `failure` null: the member has passed the safe point.
         admitted: *const fn (ctx: *anyopaque, failure: ?Status) void,
-        /// An epoch is over; its frames are not wanted any more.
+        /// This member has closed an epoch: frames of that epoch can be dropped.
         closed: *const fn (ctx: *anyopaque, epoch: u64) void,
     };
 };
@@ -142,7 +151,7 @@ pub const Actions = struct {
 pub const Epoch = struct {
     number: u64,
     attempt: u32 = 1,
-    /// False between a view and its resume.
+    /// False from a view until its resume: no data of the epoch moves.
     running: bool = true,
     entered: bool = false,
     rank: u16,
@@ -151,37 +160,39 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
-    /// Members that have not passed the safe point at which the epoch begins, as far as this member
-    /// knows.
+    /// Ranks that have not entered the epoch, as far as this member knows.
     missing: Mask,
-    /// Newcomers that wait outside until all members have passed that safe point.
+    /// The number of newcomers outside the epoch that wait until all its members have entered it.
     waiting: u32 = 0,
-    /// The paths in the current attempt.
+    /// The order of the ring and the hubs in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
-    /// Operations that were called while `ops` had no room, in the order of the calls.
+    /// Operations that wait for their turn because too many are in flight, in the order of the
+    /// calls.
     queued: std.ArrayList(*Op) = .empty,
     sequences: Sequences = .{},
-    /// A call has failed at this member alone, and no peer was told (fail_alone).
+    /// A call of this epoch has failed at this member alone, without an abort (fail_alone).
     has_failed_alone: bool = false,
-    /// Aborts of operations that were not called yet, oldest first.
+    /// Aborts of operations that this member has not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
-    /// The current attempt's resumes of operations that were not called yet.
+    /// The `resume_op` messages of the current attempt whose operations this member has not begun
+    /// in it.
     resumes: std.ArrayList(StoredResume) = .empty,
-    /// Operations that others have called, and that the coordinator has asked for in this attempt.
+    /// Operations that this member has not called, and that the coordinator has asked for
+    /// (`stalled`) in this attempt.
     asked: std.AutoHashMapUnmanaged(OpId, void) = .empty,
-    /// The last decision that this member has taken in.
+    /// The number of the last decision that this member has received.
     decisions_seen: u64 = 0,
     /// The value of `decisions_seen` that the coordinator was told last.
     decisions_told: u64 = 0,
 
-    /// The abort of sequences [first, end) of a tag: a member that gives up a row of calls costs
-    /// one entry.
+    /// Aborts of the sequences [first, end) of a tag. Aborts of successive calls for one reason
+    /// share an entry.
     const Stored = struct {
         tag: u64,
         first: u64,
         end: u64,
-        /// The rank that caused the aborts, if it is known.
+        /// The rank that caused the aborts, or `unknown_maker`.
         maker: u16,
         failure: Failure,
 
@@ -213,7 +224,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// Members that are alive and have not entered, as far as this member knows.
+    /// Members that are alive and have not entered the epoch, as far as this member knows.
     pub fn not_entered(epoch: *const Epoch) Mask {
         return epoch.alive.intersect(&epoch.missing);
     }
@@ -222,7 +233,7 @@ pub const Epoch = struct {
         return if (epoch.joined > 0) epoch.joined else epoch.waiting;
     }
 
-    /// Whether members from before have not entered.
+    /// Whether some member of the previous epoch has not entered this one.
     fn awaits_incumbents(epoch: *const Epoch) bool {
         return epoch.not_entered().meets(&.full(epoch.ids.len - epoch.joined));
     }
@@ -249,7 +260,7 @@ pub const Epoch = struct {
         epoch.resumes.clearRetainingCapacity();
     }
 
-    /// Whether the resume that is coming in names this operation.
+    /// Whether a `resume_op` of the current attempt names this operation.
     fn goes_on(epoch: *const Epoch, id: OpId) bool {
         for (epoch.resumes.items) |*stored| if (stored.id.eql(id)) return true;
         return false;
@@ -260,7 +271,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// Finds a call in flight, or one that waits for its turn.
+    /// Finds an operation in flight or in the queue.
     fn find_called(epoch: *const Epoch, id: OpId) ?*Op {
         if (epoch.find(id)) |op| return op;
         for (epoch.queued.items) |op| if (op.id.eql(id)) return op;
@@ -279,7 +290,7 @@ pub const Epoch = struct {
         return found;
     }
 
-    /// Whether a call of this kind of turn waits.
+    /// Whether a call of this kind (collective, send or receive) is in the queue.
     fn has_queued(epoch: *const Epoch, turns: Turns) bool {
         for (epoch.queued.items) |op| if (Turns.of(op.id.tag, epoch.rank) == turns) return true;
         return false;
@@ -291,9 +302,9 @@ pub const Epoch = struct {
         return false;
     }
 
-    /// Keeps an abort until this member makes the call. Members may have operations aborted that
-    /// nobody ever calls: the oldest abort of the member that caused most makes room. A call whose
-    /// abort was dropped ends at its deadline.
+    /// Keeps an abort until this member makes the call. If too many are kept, the oldest abort of
+    /// the member that caused most is dropped, because a member may have operations aborted that no
+    /// member ever calls. A call whose abort was dropped ends at its deadline.
     fn store(epoch: *Epoch, gpa: Allocator, id: OpId, failure: Failure) Allocator.Error!void {
         for (epoch.aborts.items) |*stored| {
             if (stored.has(id)) return;
@@ -325,13 +336,14 @@ pub const Epoch = struct {
         };
     }
 
-    /// Whether an abort waits for the call of this operation.
+    /// Whether an abort is stored for this operation, which this member has not called.
     pub fn is_aborted(epoch: *const Epoch, id: OpId) bool {
         for (epoch.aborts.items) |*stored| if (stored.has(id)) return true;
         return false;
     }
 
-    /// The abort that was stored for this operation; calls come in the order of their sequences.
+    /// Takes out the abort stored for this operation. Aborts of lower sequences in the same entry
+    /// are dropped, because those calls were made.
     fn recall(epoch: *Epoch, id: OpId) ?Failure {
         for (epoch.aborts.items, 0..) |*stored, index| {
             if (!stored.has(id)) continue;
@@ -349,7 +361,8 @@ pub const Member = struct {
     group: u16,
     self: PeerId,
     actions: Actions,
-    /// The most operations of one epoch in flight for each kind of turn; fewer in tests.
+    /// The most operations of an epoch in flight of each kind (collectives, sends, receives); tests
+    /// set fewer.
     in_flight_max: u32 = base.limits.operations_in_flight_max,
     state: State = .joining,
     safe_points: u64 = 0,
@@ -359,35 +372,38 @@ pub const Member = struct {
     stop_round: u64 = 0,
     admitting: bool = false,
     how: How = .alone,
-    /// Whether a new epoch begins at the safe point under way, where all members have agreed on it.
+    /// In `admit_agreed`: whether the next epoch begins at the safe point under way. Null: the safe
+    /// point is not an agreed one.
     agreed: ?bool = null,
     /// At most two: the epoch that this member leaves, and the epoch that it enters.
     epochs: [2]?*Epoch = .{ null, null },
     current: ?*Epoch = null,
-    /// How many newcomers the round under way has, for the user.
+    /// The number of newcomers in the round under way, to tell the user.
     pending: u32 = 0,
-    /// The round for which `prepared` was said; 0 if none.
+    /// The round whose lanes are all open, for which `prepared` was sent; 0 if none.
     linked_round: u64 = 0,
-    /// The last round that was neither released nor ended in an epoch. The next coordinator is
-    /// told, because the round may have let this member in.
+    /// The last round that was neither released nor ended in an epoch. The next `join` names it,
+    /// because the round may have let this member in.
     unanswered_round: u64 = 0,
     /// The coordinator is connected, and has answered for this group.
     connected: bool = false,
     /// Operations that this peer gave up, or that failed here alone, until the coordinator aborts
-    /// them. Room is reserved for all in flight.
+    /// them. The list has memory for all operations in flight.
     withdrawn: std.ArrayList(Withdrawn) = .empty,
 
     const Withdrawn = struct {
         epoch: u64,
         id: OpId,
         reason: control.AbortReason,
-        /// The coordinator was told. False until `say_failed_alone` for a call that failed alone.
+        /// The coordinator was told that the operation is given up. False for a call that failed
+        /// alone, until `say_failed_alone`.
         is_said: bool = true,
     };
 
     pub const ActionsTable = Actions.VTable;
     pub const State = enum { joining, ready, active, gone };
-    /// `together`: a newcomer waits until the members from before have entered.
+    /// How a newcomer enters its first epoch: `alone`, at once, or `together`, after all members of
+    /// the previous epoch.
     pub const How = enum { alone, together };
 
     pub fn init(gpa: Allocator, group: u16, self: PeerId, actions: Actions) Member {
@@ -427,14 +443,14 @@ pub const Member = struct {
 
     // ---- connections
 
-    /// The connection to the coordinator is gone; another one will come.
+    /// The connection to the coordinator ended. The session makes another one.
     pub fn disconnected(m: *Member) void {
         m.connected = false;
     }
 
     /// Tells the coordinator on a new connection the epochs of this member, and the operations that
-    /// it has given up. The member has finished with an epoch that it does not name, and the
-    /// operations that it gave up there must not pass for votes.
+    /// it has given up. The coordinator takes an epoch that is not named as closed by this member;
+    /// the operations that it gave up there must not pass for voted ones.
     pub fn present(m: *Member) void {
         for (m.epochs) |slot| if (slot) |epoch| m.send(.{ .epoch_report = .{
             .epoch = epoch.number,
@@ -449,13 +465,14 @@ pub const Member = struct {
         m.send(.{ .join_end = .{} });
     }
 
-    /// The coordinator answers with the number of the group.
+    /// The coordinator has answered the join of this group with the group's number.
     pub fn welcomed(m: *Member, group: u16) void {
         m.group = group;
         m.connected = true;
     }
 
-    /// Gives up a call that failed here alone, because others wait in a call that differs from it.
+    /// Sends `gave_up` for a call that has failed at this member alone, and that other members wait
+    /// for.
     fn say_gave_up(m: *Member, epoch: *const Epoch, id: OpId) void {
         m.send_gave_up(&.{ .epoch = epoch.number, .id = id, .reason = .cancelled });
     }
@@ -471,7 +488,7 @@ pub const Member = struct {
 
     // ---- joining
 
-    /// The coordinator wants lanes to the members of this round; the session is opening them.
+    /// The coordinator begins a round: the session opens lanes to the peers of the round.
     pub fn on_prepare(m: *Member, round: u64, newcomers: u32) void {
         m.round = round;
         m.unanswered_round = round;
@@ -487,12 +504,14 @@ pub const Member = struct {
         m.send_prepared();
     }
 
-    /// Some lanes of the round are still missing: the others need not wait for them.
+    /// Tells the coordinator which lanes of the round are still missing, so that the round can go
+    /// on without them.
     pub fn links_missing(m: *Member, missing: []const control.Missing) void {
         m.say_prepared(m.round, missing);
     }
 
-    /// A newcomer sends it again when its user calls `admit`. Until then the others need not wait.
+    /// Sends `prepared` for the round whose lanes are open. A newcomer sends `prepared` again when
+    /// its user calls `admit`; until then the round need not wait for the newcomer.
     fn send_prepared(m: *Member) void {
         m.say_prepared(m.linked_round, &.{});
     }
@@ -507,8 +526,8 @@ pub const Member = struct {
         } });
     }
 
-    /// A newcomer has a new connection: its round went on without it, or is over. Only
-    /// `unanswered_round` stays, because the round may have let the newcomer in.
+    /// Forgets the round of a newcomer that has a new connection, because the round went on without
+    /// it or is over. `unanswered_round` stays, because the round may have let the newcomer in.
     pub fn forget_round(m: *Member) void {
         m.round = 0;
         m.linked_round = 0;
@@ -525,8 +544,8 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// Tells the round how many safe points this member has passed, without waiting for the user.
-    /// The member stops at its next safe point from now on.
+    /// Tells the coordinator at once how many safe points this member has passed. From now on the
+    /// member stops at its next safe point.
     pub fn on_ask(m: *Member, round: u64) void {
         m.stop_round = round;
         m.send(.{ .safe_points = .{ .group = m.group, .round = round, .count = m.safe_points } });
@@ -576,8 +595,8 @@ pub const Member = struct {
         return epoch;
     }
 
-    /// Drops what was given up in the epoch before the last. All members have closed that epoch
-    /// when a new one begins.
+    /// Drops the `withdrawn` operations of epochs that this member has closed. When a new epoch
+    /// begins, all members have closed those.
     fn forget_older(m: *Member) void {
         var kept: usize = 0;
         for (m.withdrawn.items) |given_up| if (m.epoch_of(given_up.epoch) != null) {
@@ -587,7 +606,8 @@ pub const Member = struct {
         m.withdrawn.shrinkRetainingCapacity(kept);
     }
 
-    /// All members of a new epoch, in rank order.
+    /// The members of a new epoch in rank order. With `base` the message has only the changes to
+    /// that earlier epoch.
     fn members_of(m: *const Member, message: *const control.Activate) EpochError![]PeerId {
         if (message.base == 0) return ids_copy(m.gpa, &message.members);
         const before = m.epoch_of(message.base) orelse return error.Unexpected;
@@ -616,20 +636,22 @@ pub const Member = struct {
 
     // ---- safe points
 
-    /// Newcomers that wait for the user's next admit(): those of the epoch that is not entered yet,
-    /// or, if that only closes the gap of a loss, those that it keeps outside; or else those of the
-    /// round under way.
+    /// The number of newcomers that wait for the user's next admit(). If an epoch has begun that
+    /// this member has not entered: the newcomers of that epoch, or, if that epoch only closes the
+    /// gap of a loss, the newcomers outside it. Otherwise: the newcomers of the round under way.
     pub fn newcomers_waiting(m: *const Member) u32 {
         if (m.current == null) return m.pending;
         return if (m.activation()) |epoch| epoch.newcomers() else m.pending;
     }
 
-    /// Newcomers that wait for a safe point that all members pass together.
+    /// The number of newcomers that enter if all members now pass a safe point together
+    /// (`admit_agreed`).
     pub fn newcomers_waiting_together(m: *const Member) u32 {
         return if (m.epoch_to_enter()) |epoch| epoch.newcomers() else 0;
     }
 
-    /// The user calls admit(). `admitted` follows, at once if nothing is pending.
+    /// The user calls admit(). The action `admitted` follows, at once if neither a round nor an
+    /// epoch is pending.
     pub fn admit(m: *Member) void {
         assert(!m.admitting);
         m.admitting = true;
@@ -637,9 +659,9 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// Passes a safe point that all members have agreed on. `enters`: the epoch of `epoch_to_enter`
-    /// begins there. Otherwise no member stops there for the round under way, so that all are at
-    /// the same place afterwards.
+    /// Passes a safe point that all members have agreed on. With `enters` all members enter the
+    /// epoch of `epoch_to_enter` there. Without it no member stops there, even if a round asks for
+    /// it, so that all have passed equally many safe points afterwards.
     pub fn admit_agreed(m: *Member, enters: bool) void {
         assert(!m.admitting and m.current != null);
         assert(!enters or m.epoch_to_enter() != null);
@@ -648,7 +670,7 @@ pub const Member = struct {
         m.admit_continue();
     }
 
-    /// The deadline of the user's admit() has passed. The safe point was not.
+    /// The user's admit() has reached its deadline: the member does not pass the safe point.
     pub fn admit_give_up(m: *Member) void {
         m.admitting = false;
         m.agreed = null;
@@ -659,14 +681,17 @@ pub const Member = struct {
         if (!m.admitting) return;
         const next = m.activation();
         if (m.current == null) {
-            // A newcomer enters where the others do, and takes over their count.
+            // A newcomer need not reach the epoch's safe point: `enter` sets its count of safe
+            // points.
             const epoch = next orelse return;
             if (m.how == .together and epoch.awaits_incumbents()) return;
             return m.enter(epoch);
         }
         if (m.agreed) |enters| return if (enters) m.enter(next.?) else m.pass();
         if (next) |epoch| {
-            // The others do not come as far as this peer: nothing that it has called is missing.
+            // This member enters at its next safe point, even if the epoch begins at an earlier
+            // one: no collective that it called in between was committed (epoch.zig:
+            // last_safe_point).
             if (epoch.safe_point <= m.safe_points + 1) return m.enter(epoch);
         } else if (m.stop_round != 0) return;
         m.pass();
@@ -689,13 +714,14 @@ pub const Member = struct {
         return null;
     }
 
-    /// The coordinator says who has not come to the safe point at which an epoch begins.
+    /// The coordinator tells which members have not entered an epoch, and how many newcomers wait
+    /// outside.
     pub fn on_entered(m: *Member, message: *const control.Entered) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
         epoch.missing = message.missing;
         epoch.waiting = message.waiting;
-        // It may not have heard of this one yet.
+        // The coordinator may not have heard yet that this member has entered.
         if (epoch.entered) epoch.missing.unset(epoch.rank);
         m.admit_continue();
     }
@@ -746,7 +772,7 @@ pub const Member = struct {
         NotAdmitted,
     };
 
-    /// Whether a call with this tag may start now, or wait for its turn.
+    /// Checks that a call with this tag may start now or be queued, and reserves memory for it.
     pub fn check_start(m: *Member, tag: u64) StartError!void {
         const epoch = m.current orelse return error.NotAdmitted;
         const waits = m.is_full(tag);
@@ -757,7 +783,8 @@ pub const Member = struct {
         try epoch.sequences.reserve(m.gpa, tag);
         if (waits) {
             try epoch.queued.ensureUnusedCapacity(m.gpa, 1);
-            // For its turn, whatever has begun by then.
+            // Reserves a place in `ops` for the call's turn, however many operations have begun by
+            // then.
             try epoch.ops.ensureTotalCapacity(m.gpa, base.limits.operations_in_flight_total_max);
         } else try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
         try m.withdrawn.ensureUnusedCapacity(m.gpa, m.in_flight() + 1);
@@ -793,8 +820,8 @@ pub const Member = struct {
         return .{ .tag = tag, .sequence = m.current.?.sequences.next(tag) };
     }
 
-    /// Starts a checked call: gives it its sequence number, and ends it if its abort is known. The
-    /// call waits in the queue if too many are in flight.
+    /// Starts a call that `check_start` has passed: gives it its sequence number, and fails it at
+    /// once if an abort is stored for it. The call is queued if too many are in flight.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
         const waits = m.is_full(tag);
@@ -803,7 +830,8 @@ pub const Member = struct {
         op.epoch = epoch.number;
         if (epoch.recall(op.id)) |failure| {
             op.state = .finished;
-            // Another may have failed alone, for the same reason.
+            // A `cancelled` abort may come from a member whose call failed alone because a peer is
+            // lost; this call then fails for the same loss.
             var why = failure;
             if (failure.reason == .cancelled and op.descriptor.recovery == .complete)
                 if (epoch.any_lost()) |lost| {
@@ -815,7 +843,7 @@ pub const Member = struct {
             op.state = .queued;
             epoch.queued.appendAssumeCapacity(op);
         } else m.take_up(epoch, op);
-        // One that waits was called, too: nobody shall be blamed for it.
+        // A queued call counts as called, so that this member is not blamed for its absence.
         const is_called = op.state == .running or op.state == .queued;
         if (!epoch.asked.remove(op.id)) return;
         if (is_called) return m.say_called(epoch, op, far);
@@ -829,7 +857,7 @@ pub const Member = struct {
         if (epoch.running) m.begin(epoch, op);
     }
 
-    /// The waiting call whose turn it is; null if none waits or there is no room.
+    /// The queued call whose turn it is; null if none is queued or too many are in flight.
     pub fn next_queued(m: *const Member) ?*Op {
         for (m.epochs) |slot| if (slot) |epoch| {
             if (epoch.queued.items.len == 0) continue;
@@ -842,21 +870,22 @@ pub const Member = struct {
         return null;
     }
 
-    /// Starts the call that `next_queued` has given.
+    /// Starts the queued call that `next_queued` has returned.
     pub fn start_queued(m: *Member, op: *Op) void {
         const epoch = m.epoch_of(op.epoch).?;
         const index = std.mem.findScalar(*Op, epoch.queued.items, op).?;
         _ = epoch.queued.orderedRemove(index);
         m.take_up(epoch, op);
-        m.close_drained(); // it may have failed alone
+        m.close_drained(); // the call may have failed alone
     }
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
         op.attempts += 1;
-        // A result that was complete, and perhaps unheard, may have to be sent again.
+        // In a new attempt even a complete result may have to be sent to others, and this member
+        // votes anew.
         op.complete = false;
-        // It goes on, so nobody was told that it was committed; and a private result may have to be
-        // formed again, which makes the vote for it void.
+        // An operation that is resumed was not committed. A private result may have to be formed
+        // anew, so this member's vote for the old result is void.
         if (op.descriptor.kind.is_private() and op.state == .voted) {
             op.state = .running;
             op.voted_attempt = 0;
@@ -870,7 +899,8 @@ pub const Member = struct {
             if (!stored.id.eql(op.id)) continue;
             _ = epoch.resumes.swapRemove(index);
             defer m.gpa.free(stored.kept);
-            // Another call under this number goes on, and nobody holds anything of this one.
+            // The resume keeps no chunk of this call: none was settled, or members resume a
+            // different call under the same id.
             const is_foreign = stored.kept.len == 0 and op.state == .running;
             if (is_foreign and is_lost) break;
             return m.actions.vtable.start(m.actions.ctx, op, stored.kept);
@@ -879,11 +909,13 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// Fails a call that needs a member which was lost before the call. In a message no other
-    /// member waits. Where all members are needed, all know the loss before they go on, so all fail
-    /// alike and need not be told. But a member may have called the same operation with another
-    /// recovery, and must not succeed after this member has gone on: so the coordinator is told
-    /// before anything shows that it has. If the coordinator knows of the call it is told at once.
+    /// Fails a call that needs a member which was lost before the call: the other rank of a
+    /// message, or any member with recovery `complete`. The coordinator is not told of a failed
+    /// message, which concerns no third member. With `complete` all members learn of the loss
+    /// before they go on, so all fail alike. But a member may have called the operation with
+    /// another recovery, and its call must not succeed after this member has gone on. So the
+    /// coordinator is told before this member shows that it has gone on (say_failed_alone), or at
+    /// once if the coordinator knows of the call.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         epoch.has_failed_alone = true;
         if (op.is_told)
@@ -898,8 +930,8 @@ pub const Member = struct {
         return .{ .status = .aborted, .reason = .peer_lost, .peer = lost };
     }
 
-    /// Notes a call that failed alone, to be given up later. A program may repeat such calls as
-    /// fast as it can, so only the first are kept: others may wait in them with another recovery.
+    /// Notes a call that failed alone, to tell the coordinator later (say_failed_alone). A program
+    /// may repeat failing calls as fast as it can, so only the first `failed_alone_max` are noted.
     fn take_back_later(m: *Member, op: *const Op) void {
         if (m.withdrawn.items.len >= base.limits.failed_alone_max) return;
         m.withdrawn.appendAssumeCapacity(.{
@@ -910,10 +942,11 @@ pub const Member = struct {
         });
     }
 
-    /// Gives up the calls that failed alone. Called before each vote and report, and before this
-    /// member enters or closes an epoch, because those show others that it has gone on (P2).
+    /// Tells the coordinator of the calls that failed at this member alone. Called before each vote
+    /// and report, and before this member enters or closes an epoch, because these show other
+    /// members that it has gone on (P2).
     fn say_failed_alone(m: *Member) void {
-        if (!m.connected) return; // the next connection begins with them
+        if (!m.connected) return; // `present` tells them on the next connection
         for (m.withdrawn.items) |*given_up| {
             if (given_up.is_said) continue;
             given_up.is_said = true;
@@ -921,14 +954,14 @@ pub const Member = struct {
         }
     }
 
-    /// Whether the operation was called after its root was lost, so that no member holds any of it.
+    /// Whether the operation has data and its root is lost.
     fn root_lost(epoch: *const Epoch, op: *const Op) bool {
         if (!op.descriptor.kind.has_root() or op.chunks == 0) return false;
         const root = epoch.rank_of(op.descriptor.root) orelse return true;
         return !epoch.alive.has(root);
     }
 
-    /// Tells the coordinator that the operation must abort for all, and returns the call.
+    /// Asks the coordinator to abort the operation for all members, and fails the call.
     fn withdraw(
         m: *Member,
         epoch: *Epoch,
@@ -959,8 +992,8 @@ pub const Member = struct {
         m.actions.vtable.finished(m.actions.ctx, op, failure);
     }
 
-    /// Gives an operation up. The coordinator is told again on each new connection, until it
-    /// aborts.
+    /// Sends `gave_up` for an operation. Each new connection repeats that until the coordinator's
+    /// abort comes.
     fn take_back(m: *Member, op: *const Op, reason: control.AbortReason) void {
         m.withdrawn.appendAssumeCapacity(.{ .epoch = op.epoch, .id = op.id, .reason = reason });
         m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
@@ -968,17 +1001,17 @@ pub const Member = struct {
 
     // ---- calls that others wait for
 
-    /// Tells the coordinator, once, that a call takes long, perhaps because others have not made
-    /// it. A vote and a report say so, too. `left_ns`: the time until a deadline that is near,
-    /// which they do not say.
+    /// Tells the coordinator, once, that this member has made a call which takes long, perhaps
+    /// because others have not made it. `left_ns`: nanoseconds until a deadline that is near; a
+    /// near deadline is told once, even if the coordinator knows of the call.
     pub fn takes_long(m: *Member, op: *Op, left_ns: ?u64) void {
         if (!m.may_say_called(op, left_ns != null)) return;
         if (left_ns != null) op.is_left_told = true;
         m.say_called(m.epoch_of(op.epoch).?, op, left_ns orelse far);
     }
 
-    /// Tells the coordinator the members with which nothing of the operation moves, when they
-    /// change.
+    /// Tells the coordinator the ranks with which nothing of the operation moves, if they have
+    /// changed.
     pub fn say_stuck(m: *Member, op: *Op, stuck: *const Mask) void {
         if (op.state != .running or !m.connected or op.stuck.eql(stuck)) return;
         const epoch = m.epoch_of(op.epoch) orelse return;
@@ -1010,8 +1043,8 @@ pub const Member = struct {
         } });
     }
 
-    /// The coordinator says that most members have called an operation and some have not, or that
-    /// all have and links move nothing of it.
+    /// The coordinator tells that some members have called an operation and others have not, or
+    /// that all have called it and links move nothing of it.
     pub fn on_stalled(m: *Member, message: *const control.Stalled) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or !epoch.running) return;
@@ -1019,7 +1052,7 @@ pub const Member = struct {
         const elsewhere: Told = try .read(&message.elsewhere, epoch.ids.len);
         const is_missing = message.missing.has(epoch.rank);
         if (epoch.find_called(message.op)) |op| {
-            // It has called meanwhile.
+            // This member has called the operation meanwhile.
             if (is_missing) return m.say_called(epoch, op, far);
             op.missing = message.missing;
             op.elsewhere = elsewhere;
@@ -1027,7 +1060,7 @@ pub const Member = struct {
         }
         const next = epoch.sequences.next(message.op.tag);
         if (!is_missing) return;
-        if (message.op.sequence < next) { // it is over here
+        if (message.op.sequence < next) { // the call has ended here
             if (epoch.has_failed_alone) m.say_gave_up(epoch, message.op);
             return;
         }
@@ -1035,7 +1068,8 @@ pub const Member = struct {
         try epoch.asked.put(m.gpa, message.op, {});
     }
 
-    /// Writes into `failure` the ranks that the failed call waited for at its end, and why.
+    /// Writes into `failure` the ranks that the failed call waited for, and the operations that
+    /// those waited in.
     fn note_missing(m: *const Member, op: *const Op, failure: *Failure) void {
         failure.outside = m.outside_of(op);
         failure.elsewhere = op.elsewhere;
@@ -1049,13 +1083,14 @@ pub const Member = struct {
         return epoch.not_entered().intersect(&op.missing);
     }
 
-    /// All chunks of the operation are settled in the current attempt: vote.
+    /// All chunks of the operation are settled in the current attempt: casts this member's vote.
     pub fn completed(m: *Member, op: *Op, digest: u128) void {
         const epoch = m.epoch_of(op.epoch) orelse return;
         if (op.state == .finished or !epoch.running) return;
         op.complete = true;
         op.digest = digest;
-        // Nobody would hear the vote. The coordinator that comes back begins a new attempt.
+        // Without a connection no vote is cast: once the coordinator is back a new attempt begins,
+        // in which this member votes.
         if (!m.connected or op.voted_attempt == epoch.attempt) return;
         op.voted_attempt = epoch.attempt;
         if (op.state == .running) op.state = .voted;
@@ -1074,14 +1109,16 @@ pub const Member = struct {
     }
 
     /// Gives up a call whose deadline passed, or that the user cancelled. Before the vote the
-    /// operation is withdrawn for all members; after the vote the call returns in doubt.
+    /// operation is withdrawn for all members; after the vote the call returns in doubt, or, for a
+    /// sync, asks for an abort first (give_up_sync).
     pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
         switch (op.state) {
             .queued, .running => {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            // The message may have arrived; the other one knows.
+            // The link broke after this rank's vote: the other rank knows whether the message
+            // arrived.
             .voted => if (reason == .link_broken) return //
             else if (op.descriptor.kind == .sync) {
                 m.give_up_sync(op, reason);
@@ -1095,7 +1132,7 @@ pub const Member = struct {
 
     // ---- syncs
 
-    /// The part of a sync's offer that the member does not know.
+    /// The fields of `state_offer` that the session supplies to the Member.
     pub const Offer = struct {
         digest: u128,
         revision: u64,
@@ -1108,13 +1145,14 @@ pub const Member = struct {
         name: base.Label,
     };
 
-    /// Offers the content of a sync in the current attempt. The offer counts as a vote, because
-    /// equal offers of all members are one, until the coordinator says that another content was
-    /// elected.
+    /// Offers this member's content for a sync in the current attempt. Equal offers of all members
+    /// are their votes, so the operation counts as voted until `state_elected` says that the offers
+    /// differ.
     pub fn offer(m: *Member, op: *Op, what: Offer) void {
         const epoch = m.epoch_of(op.epoch) orelse return;
         if (!epoch.running) return;
-        // Nobody would hear it. The coordinator that comes back begins a new attempt.
+        // Without a connection nothing is offered: once the coordinator is back a new attempt
+        // begins, in which this member offers.
         if (!m.connected) return;
         const message: control.StateOffer = .{
             .group = m.group,
@@ -1136,7 +1174,8 @@ pub const Member = struct {
         const votes = message.is_vote();
         switch (op.state) {
             .running, .voted => op.state = if (votes) .voted else .running,
-            // Others would wait for an offer that cannot come any more.
+            // A call in doubt offers nothing more, so this member asks for the abort again: others
+            // would wait for its offer.
             .in_doubt => return m.ask_to_abort(op),
             .new, .queued, .finished => return,
         }
@@ -1149,7 +1188,8 @@ pub const Member = struct {
         m.ask_to_abort(op);
     }
 
-    /// The offers of a sync differ, so none was a vote. Null: the sync is not under way here.
+    /// The coordinator has elected a content because the offers of a sync differ: this member's
+    /// offer was no vote. Returns the sync; null if it is not under way at this member.
     pub fn on_elected(m: *Member, message: *const control.StateElected) EpochError!?*Op {
         const epoch = m.epoch_of(message.epoch) orelse return null;
         if (message.attempt != epoch.attempt or !epoch.running) return null;
@@ -1162,7 +1202,7 @@ pub const Member = struct {
         return op;
     }
 
-    /// The sync that a message is about; null: this peer has not called it.
+    /// The sync with this id in this epoch; null: this peer has none in flight.
     pub fn find_sync(m: *Member, number: u64, id: OpId) ?*Op {
         const epoch = m.epoch_of(number) orelse return null;
         const op = epoch.find(id) orelse return null;
@@ -1188,8 +1228,9 @@ pub const Member = struct {
         } });
     }
 
-    /// Asks the coordinator to abort a sync after the vote. No buffer changes before the commit, so
-    /// a deadline need not end in doubt while the coordinator answers; its decision counts.
+    /// Asks the coordinator to abort a sync after this member's vote. No buffer changes before the
+    /// commit, so at its deadline the call waits for the coordinator's decision. The call returns
+    /// in doubt if it is cancelled, or given up a second time.
     fn give_up_sync(m: *Member, op: *Op, reason: control.AbortReason) void {
         const again = op.abort_asked != null;
         op.abort_asked = reason;
@@ -1197,7 +1238,8 @@ pub const Member = struct {
         if (reason != .deadline or again) m.doubt(op, reason);
     }
 
-    /// Repeats in each later attempt that this member has given up, so that no member waits for it.
+    /// Asks the coordinator to abort an operation that this member gave up after its vote. Each
+    /// later attempt repeats that, so that no member waits for this one.
     pub fn ask_to_abort(m: *Member, op: *const Op) void {
         m.send(.{ .gave_up = .{
             .group = m.group,
@@ -1248,7 +1290,7 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
         const op = epoch.find(message.op) orelse return;
-        // A commit needs this peer's vote, so anything else is a coordinator that lies.
+        // A commit needs this peer's vote; without one the coordinator breaks the protocol.
         if (op.state == .running) return error.Unexpected;
         const was = op.state;
         m.forget(epoch, op);
@@ -1270,7 +1312,7 @@ pub const Member = struct {
             m.note_missing(op, &failure);
             const was = op.state;
             const own = message.reason == .deadline and message.peer.eql(m.self);
-            if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked
+            if (own) failure.status = .deadline_exceeded; // give_up_sync asked for this abort
             m.forget(epoch, op);
             if (was == .in_doubt)
                 m.actions.vtable.resolved(m.actions.ctx, op, false)
@@ -1280,7 +1322,7 @@ pub const Member = struct {
         }
         if (!epoch.has_part_in(message.op.tag)) return;
         const next = epoch.sequences.next(message.op.tag);
-        if (message.op.sequence < next) return; // this peer gave up itself
+        if (message.op.sequence < next) return; // the call has ended here
         try epoch.store(m.gpa, message.op, failure);
     }
 
@@ -1292,8 +1334,8 @@ pub const Member = struct {
         }
     }
 
-    /// Notes a decision as seen. Votes and reports tell the coordinator; after 64 decisions without
-    /// either, a message of its own does.
+    /// Notes a decision as seen. Votes and reports tell the coordinator which decisions were seen;
+    /// after `decisions_untold_max` decisions without either, the message `decisions_seen` does.
     fn saw(m: *Member, epoch: *Epoch, decision: u64) void {
         epoch.decisions_seen = @max(epoch.decisions_seen, decision);
         if (epoch.decisions_seen - epoch.decisions_told < base.limits.decisions_untold_max) return;
@@ -1326,7 +1368,7 @@ pub const Member = struct {
 
     // ---- views
 
-    /// A new attempt begins: stops data, reports what is settled, and waits for the resume.
+    /// A new attempt begins: stops all data, reports the settled chunks, and waits for the resume.
     pub fn on_view(m: *Member, message: *const control.View) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt <= epoch.attempt) return;
@@ -1367,7 +1409,7 @@ pub const Member = struct {
         };
     }
 
-    /// The order of a ring: each rank that is alive, once.
+    /// Reads the order of the ring, which must have each rank that is alive once.
     fn order_of(message: *const control.View) error{Unexpected}!base.Order {
         if (message.order.count == 0) return .of(&message.alive);
         if (message.order.count != message.alive.count()) return error.Unexpected;
@@ -1430,13 +1472,14 @@ pub const Member = struct {
     pub fn on_resume(m: *Member, message: *const control.Resume) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or epoch.running) return;
-        // All that was reported is decided by now, or goes on; what was voted for was reported.
+        // The coordinator has decided or resumed each operation in the reports, and all that this
+        // member voted for were reported.
         for (epoch.ops.items) |op| {
             if (op.state != .running and !epoch.goes_on(op.id)) return error.Unexpected;
         }
         epoch.running = true;
         var index = epoch.ops.items.len;
-        while (index > 0) { // one that is withdrawn leaves the list
+        while (index > 0) { // `begin` may take the operation from the list
             index -= 1;
             m.begin(epoch, epoch.ops.items[index]);
         }
@@ -1445,26 +1488,27 @@ pub const Member = struct {
 
     // ---- the end
 
-    /// The coordinator is given up: calls fail, and calls that have voted are in doubt.
+    /// The session has given up the coordinator: calls fail, and calls that have voted are in
+    /// doubt.
     pub fn coordinator_lost(m: *Member) void {
         m.end(.coordinator_unreachable, .in_doubt);
     }
 
-    /// The coordinator has removed this peer. `refused`: its calls do not fit, and end as
-    /// mismatches.
+    /// The coordinator has removed this peer. `refused`: this peer's calls differ from those of the
+    /// members, and end as mismatches.
     pub fn on_expelled(m: *Member, refused: bool) void {
         const status: Status = if (refused) .mismatch else .expelled;
         m.end(status, status);
     }
 
-    /// Whether the others go on with an operation if this peer, which has not voted, is lost.
+    /// Whether other members go on with the operation if this peer is lost before it votes.
     pub fn others_take_part(m: *Member, op: *const Op) bool {
         if (op.state != .running and op.state != .queued) return false;
         const epoch = m.epoch_of(op.epoch) orelse return false;
         return epoch.partner(op.id.tag) == null and epoch.alive.count() > 1;
     }
 
-    /// The user leaves the group; the others go on without this peer.
+    /// The user leaves the group; the other members go on without this peer.
     pub fn leave(m: *Member) void {
         if (m.state == .gone) return;
         m.send(.{ .leave = .{ .group = m.group } });

@@ -1,12 +1,12 @@
-//! membership: peers become members of a group in rounds, and leave it.
+//! membership: peers become members of a group in rounds, and leave the group.
 //!
-//! A round has four phases. prepare: members and newcomers open lanes to each other while they
-//! work; when the first can go on, the others have a little time, and then the round begins again
-//! without them (group.zig: Roster, Patience). ask: members tell how many safe points they have
-//! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
-//! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
-//! entered, and the next round may start. A loss is followed by such a round too, without
-//! newcomers: ranks are dense again from the next safe point on.
+//! A round has the phases prepare, ask and activate. prepare: members and newcomers open lanes to
+//! each other while calls go on; once some newcomers could enter, the others have a little more
+//! time, and then the round begins again without those (group.zig: Roster, Patience). ask: members
+//! tell how many safe points they have passed, and stop at their next one. activate: the epoch
+//! begins one safe point after the largest count that is believed (epoch.zig: last_safe_point).
+//! When all members have entered the epoch, the next round may start. A loss is followed by a round
+//! as well, even without newcomers: from the next safe point on ranks are dense again.
 
 const std = @import("std");
 const base = @import("base");
@@ -52,9 +52,10 @@ pub fn add_newcomer(
     try group.newcomers.append(group.gpa, .{ .peer = peer });
     if (group.phase == .prepare) switch (group.waits_for) {
         .rest, .users => {},
-        // It waits for nobody in particular, so it lets this one in.
+        // The round waits for the first `admit` of any newcomer: it ends, so that the next round
+        // takes this newcomer, too.
         .any_user => release_round(run, group),
-        // Nobody can enter yet: the next round has this one, so it must not be long in coming.
+        // No newcomer can enter yet, and only the next round takes this one: the round ends sooner.
         .lanes => group.round_deadline = @min(
             group.round_deadline,
             @max(now, group.round_began +| patience_ns(group)),
@@ -64,10 +65,10 @@ pub fn add_newcomer(
 }
 
 /// Starts a round if one is due, and moves the round on. Each step takes all its memory before it
-/// changes anything, so that the next tick can repeat a step that found none.
+/// changes anything, so that the next tick can repeat a step that ran out of memory.
 pub fn advance_round(run: *Run, group: *Group, now: base.Instant) void {
     step_round(run, group, now) catch {
-        group.out_of_memory = true; // the coordinator says so at its tick
+        group.out_of_memory = true; // the next tick logs it and tries again
     };
 }
 
@@ -94,7 +95,8 @@ fn start_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void
     send_prepare(run, group, peers);
     if (epoch) |it| it.stopping = .empty;
     ask_members(group, now);
-    // They open lanes anew, and what comes of that is said then.
+    // Newcomers of the round open their lanes anew, so their reports of broken links are out of
+    // date.
     for (group.newcomers.items) |*newcomer| {
         if (newcomer.in_round) group.broken.forget(newcomer.peer.id);
     }
@@ -102,20 +104,21 @@ fn start_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void
     group.waits_for = .lanes;
     group.round_began = now;
     const doublings = @min(group.fruitless, doublings_max);
-    // Where it was too short for the first epoch, it is longer the next time: nobody waits who
-    // could do without.
+    // Before the first epoch each fruitless round doubles the time for lanes: there are no members
+    // yet that a long round could hold up.
     const is_first = group.roster.members == 0;
     group.round_deadline = now +| (group.prepare_ns <<| if (is_first) doublings else 0);
     group.lost_member = false;
-    // As in `add`: others wait for it to end.
+    // Newcomers that the round leaves out wait for its end, so the round is short, as in
+    // `add_newcomer`.
     if (!is_first and !group.narrow and leaves_some_out(group, now))
         group.round_deadline = now +| patience_ns(group);
     group.next_round_at = now +| (Group.interval_ns << doublings);
     group.fruitless +|= 1;
 }
 
-/// Sends `prepare`: the new peers to members, all peers to newcomers, and to each peer the
-/// addresses of the peers to which it is to have lanes.
+/// Sends `prepare` to all peers of a round. Members are told the ids of the newcomers, newcomers
+/// the ids of all peers, and each peer the addresses of the peers to which it must open lanes.
 fn send_prepare(run: *Run, group: *Group, peers: []const *Peer) void {
     var places: [base.limits.full_mesh_max]usize = undefined;
     var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
@@ -190,14 +193,15 @@ pub fn on_activated(run: *Run, group: *Group, now: base.Instant, peer: *Peer, nu
 fn evaluate_round(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
     if (group.phase == .prepare) {
         if (group.roster.waits()) return hurry(group, now);
-        // Only those who have gone since are missed.
+        // Newcomers have left, and other peers lack lanes to them or would have other neighbours:
+        // the round begins again.
         if (!group.roster.is_whole()) return begin_again(run, group, now, .lanes);
         const is_left_out = try leave_out_unreachable(run, group, now) orelse return;
         if (is_left_out) return start_round(run, group, now);
         const some = count_entering(group);
         if (some < group.roster.newcomers()) {
-            // Lanes are open: from here on it is their users who take their time.
-            // Founders enter together or not at all.
+            // All lanes are open: the round waits for users of newcomers to call `admit`. Founders
+            // of a sub-group enter together or not at all.
             const others_wait = group.has_gaps() or (some > 0 and group.founding == null);
             return wait_for(group, now, if (others_wait) .users else .any_user);
         }
@@ -236,7 +240,7 @@ fn wait_for(group: *Group, now: base.Instant, whom: Group.WaitsFor) void {
     group.waits_for = whom;
     if (whom == .any_user) open_to_all(group);
     group.round_deadline = switch (whom) {
-        .lanes => unreachable, // that is how a round begins
+        .lanes => unreachable, // a round begins with `lanes`
         .rest => @min(group.round_deadline, now +| patience_ns(group)),
         .users => now +| patience_ns(group),
         .any_user => base.never,
@@ -253,8 +257,9 @@ fn fit(group: *const Group) Roster.Fit {
     return group.roster.fit(buffer[0..count]);
 }
 
-/// Begins the round again with the newcomers that are ready: by their lanes alone, or by their
-/// users as well. Newcomers whose lanes are not open wait before a round takes them again.
+/// Begins the round again with the newcomers whose lanes are open and, with `users`, whose users
+/// have called `admit`. Newcomers whose lanes are not open must wait before another round takes
+/// them (Patience).
 fn begin_again(
     run: *Run,
     group: *Group,
@@ -277,17 +282,18 @@ fn begin_again(
     try start_round(run, group, now);
 }
 
-/// The time of a preparation is over. If no newcomer can be left out the preparation goes on:
-/// members have to find out what has become of their own links.
+/// The time of a preparation is over: the round begins again without the newcomers that are not
+/// ready. If all newcomers are ready, only members keep the round waiting, and the preparation goes
+/// on.
 pub fn end_preparation(run: *Run, group: *Group, now: base.Instant) Allocator.Error!void {
     if (group.waits_for == .users) return begin_again(run, group, now, .users);
     if (fit(group).count < group.roster.newcomers()) return begin_again(run, group, now, .lanes);
     group.round_deadline = now +| group.prepare_ns;
 }
 
-/// Leaves out the newcomer that reaches fewest peers, if there would be no way around broken links
-/// with all newcomers of the round. True: it did. Null: it is too early to look, and the round
-/// waits.
+/// Leaves out the newcomer that reaches fewest peers, if broken links leave no paths for all
+/// members and newcomers of the round. True: a newcomer was left out. Null: it is too early to
+/// search for paths, and the round waits.
 fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.Error!?bool {
     if (group.broken.claims.items.len == 0) return false;
     const found: Group.Found = .{
@@ -319,7 +325,7 @@ fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.
     return true;
 }
 
-/// Ends a preparation: tells members and newcomers that the round is over.
+/// Ends a round in phase prepare or ask without an epoch, and tells its members and newcomers.
 pub fn release_round(run: *Run, group: *Group) void {
     if (group.phase != .prepare and group.phase != .ask) return;
     const message: control.Message = .{ .release = .{
@@ -341,7 +347,8 @@ fn patience_ns(group: *const Group) u64 {
     return group.prepare_ns / 5;
 }
 
-/// Whether the address of a member is still looked for: newcomers could not dial it.
+/// Whether the coordinator still searches for the address of a member, which newcomers could not
+/// dial before.
 fn awaits_address(group: *const Group) bool {
     const epoch = group.current() orelse return false;
     for (epoch.members) |*member| if (member.peer) |peer| {
@@ -365,9 +372,9 @@ fn ask_members(group: *Group, now: base.Instant) void {
     }
 }
 
-/// Lets members go that do not answer the round. An engine tells its lanes and its safe points at
-/// once, whatever its user does; without the answer newcomers wait, and in the end all members
-/// stop.
+/// Lets members go that do not answer the round within the silence limit. An engine tells its lanes
+/// and its safe points at once, whatever its user does. Without the answer newcomers wait, and
+/// members stop at their next safe point.
 pub fn let_go_mute(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late: bool) void {
     const epoch = group.current() orelse return;
     const prepares = group.phase == .prepare;
@@ -390,7 +397,8 @@ pub fn let_go_mute(run: *Run, group: *Group, now: base.Instant, silence_ns: u64,
 
 // ---- the epoch begins
 //
-// A round ends in an epoch. It is put into the journal, and all its members hear that it begins.
+// A round ends in an epoch: `activate` puts the epoch into the journal, and tells all members that
+// it begins.
 
 pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Allocator.Error!void {
     const peers = try future_members(group);
@@ -439,7 +447,7 @@ pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Al
     }
     group.newcomers.shrinkRetainingCapacity(kept);
     announce_to_all(run, epoch, ids.items, if (before) |old| old.number else 0);
-    // The name comes last: it may be long, and the end of a long line is cut.
+    // The group's name comes last: it may be long, and the end of a long line is cut.
     const begins = "epoch {d} begins with world size {d} (joined: {f}; left: {f}) in group {s}";
     run.log(.info, begins, .{
         number,
@@ -452,8 +460,8 @@ pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Al
     attempt.look_soon(group, now);
 }
 
-/// Tells all members that the epoch has begun. `before`: the number of the epoch whose members are
-/// told the difference alone; 0: all are told all members.
+/// Tells all members that the epoch has begun. `before`: the number of the previous epoch, whose
+/// members are told only the changes; 0: there was none.
 fn announce_to_all(run: *Run, epoch: *Epoch, ids: []const PeerId, before: u64) void {
     const message = epoch.activation(ids);
     const first = ids.len - message.joined;
@@ -509,14 +517,16 @@ test "a long list of peers is cut in a line of the log" {
 
 // ---- dials that came to nothing
 //
-// Peers tell of dials that came to nothing. The status has it, and the log and the peer that
-// was dialed hear of it, at most once in a while for each pair. No decision depends on it: lanes
-// decide who is let in (group.zig), and links the way of data (path.zig).
+// Peers tell the coordinator of dials that failed. The status shows a failed dial, the log warns of
+// it, and the dialed peer is told, for each pair of peers at most every `tell_ns` (group.zig). No
+// decision depends on a failed dial: open lanes decide which newcomers enter (group.zig), and
+// working links decide the paths of data (path.zig).
 
-/// The number of failed dials of one peer that are told and logged in a period (group.zig).
+/// The most failed dials of one peer that are told and logged in a period of `tell_ns` (group.zig).
 const tells_max = base.limits.full_mesh_max;
 
-/// Tells and logs which lanes a peer says it lacks. The roster knows them already.
+/// Tells and logs the failed dials to peers to which a peer says it lacks lanes. `Roster.hear` must
+/// have taken the message before.
 pub fn prepared(
     run: *Run,
     group: *Group,
@@ -526,7 +536,8 @@ pub fn prepared(
 ) void {
     for (group.unreached.claims.items) |*claim| {
         if (!claim.from.eql(from.id) or group.roster.lacks(from.id, claim.to)) continue;
-        // A round does not wait for a link that is down, and does not name it.
+        // The dial has succeeded or is not wanted any more, unless the link is known to be broken:
+        // rounds do not ask for broken links between members.
         if (!group.broken.has(from.id, claim.to)) claim.dialed = .pending;
     }
     var it = missing.iterator();
@@ -540,7 +551,8 @@ pub fn prepared(
     if (lacks_away and group.newcomer_of(from) != null) debt.tell_of_away(run, group, from);
 }
 
-/// Notes how a peer's link to another peer of the group is, as it says.
+/// Notes, by a peer's own word, that its link to another peer is up, or that its dial of that peer
+/// failed.
 pub fn link_told(
     run: *Run,
     group: *Group,
@@ -558,8 +570,9 @@ pub fn link_told(
     if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
 }
 
-/// A peer could not dial a member that is away. The member may be dead, so its ports need not be at
-/// fault: only newcomers are told, namely that they wait for it (debt.zig).
+/// Notes a failed dial, and tells the log and the dialed peer if that is due. Nothing is told of a
+/// peer that is away, because it may be dead and its ports not at fault; newcomers are told that
+/// they wait for that peer (debt.zig).
 fn say_unreached(
     run: *Run,
     group: *Group,
@@ -582,7 +595,7 @@ fn say_unreached(
         .dialed = missing.dialed,
         .source = missing.source,
         .told_at = if (is_new) now else null,
-    }) catch return; // it is said again
+    }) catch return; // the peer tells it again
     if (!is_new) return;
     var room: addresses.Room = undefined;
     const address = from.told_to(other, &room);
@@ -608,11 +621,12 @@ fn say_unreached(
 
 // ---- names for people
 //
-// The names of peers for people go to the members with a round of the group. A peer says its own in
-// `join`; the coordinator keeps it as long as the peer, so no label is in the journal.
+// Each round tells its peers the labels of the others, which are names for people. A peer tells its
+// own label in `join`, and the coordinator keeps the label as long as the peer, so no label is in
+// the journal.
 
-/// Sends the labels of a round's peers behind `prepare`: those of newcomers to members, all to
-/// newcomers.
+/// Sends the labels of a round's peers after `prepare`: members are told the labels of newcomers,
+/// newcomers the labels of all peers.
 pub fn tell_labels(run: *Run, group: u16, peers: []const *Peer, members: usize) void {
     var buffer: [base.limits.peers_max]control.LabelEntry = undefined;
     tell_some_labels(run, group, peers[members..], label_entries(peers, &buffer));
@@ -646,11 +660,13 @@ fn label_entries(
 
 // ---- members that come back
 //
-// A member has a connection again and has told everything (attempt.zig). It hears what it has
-// missed, and its epoch begins another attempt. After a restart that is so when all members of the
-// group are back. A member that has left an epoch behind is here, too.
+// A member that comes back has told its epochs on a new connection (attempt.zig). The coordinator
+// tells the member what it missed, and begins another attempt of its epochs. After a restart the
+// coordinator does so once all members of the group are back. Members that close an epoch are here,
+// too.
 
-/// A peer begins to tell which epochs it is in.
+/// A peer begins to tell its epochs on a new connection: its earlier word on epochs and links is
+/// forgotten.
 pub fn begin_report(group: *Group, peer: *const Peer) void {
     group.broken.forget_from(peer.id);
     for (group.epochs.items) |epoch| {
@@ -658,8 +674,8 @@ pub fn begin_report(group: *Group, peer: *const Peer) void {
     }
 }
 
-/// A member has told all its epochs. A coordinator that has started again answers when all members
-/// have, so that one new attempt is enough.
+/// A member has told all its epochs on a new connection. A coordinator that has restarted answers
+/// only when all members have told theirs, so that one new attempt is enough.
 pub fn come_back(
     run: *Run,
     group: *Group,
@@ -671,7 +687,7 @@ pub fn come_back(
         try group.returned.append(group.gpa, .{ .peer = peer, .rounds = waited_for });
         return check_recovered(run, group, now);
     }
-    // The round under way asked it on a connection that is gone.
+    // The round under way asked this member on its earlier connection, so the round ends.
     release_round(run, group);
     try answer_return(run, group, peer, waited_for);
     for (group.epochs.items) |epoch| {
@@ -682,7 +698,8 @@ pub fn come_back(
     advance_round(run, group, now);
 }
 
-/// Answers a member that is back: epochs, the end of rounds, decisions, and who has not entered.
+/// Tells a member that is back what it missed: epochs, ends of rounds, decisions, and which members
+/// have not entered.
 fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) ProtocolError!void {
     var told = false;
     var newer_named = false;
@@ -695,7 +712,7 @@ fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) Prot
         if (member.named) {
             newer_named = true;
         } else if (newer_named) {
-            try attempt.on_closed(run, epoch, rank); // it is in a later one, and not in this
+            try attempt.on_closed(run, epoch, rank); // the member has closed this epoch
         } else if (epoch.activated.has(rank)) {
             return peer.doom("it has forgotten what it is a member of");
         } else {
@@ -703,8 +720,8 @@ fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) Prot
             told = true;
         }
     }
-    // Whatever it waits for will not come. A peer that is let into an epoch stays where it
-    // stopped.
+    // The rounds that the member waits for are over, so it may go on. A member that was told an
+    // epoch here must stay at its safe point to enter.
     if (!told) for ([_]u64{ waited_for.preparing, waited_for.stopping }) |round| {
         if (round == 0) continue;
         run.send(peer, group.id, .{ .release = .{ .group = group.id, .round = round } });
@@ -717,7 +734,7 @@ fn answer_return(run: *Run, group: *Group, peer: *Peer, waited_for: Rounds) Prot
     }
 }
 
-/// After a restart: the group goes on when every member is back or lost.
+/// Lets a group go on after a restart, once every member is back or lost.
 pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolError!void {
     if (!group.recovering) return;
     for (group.epochs.items) |epoch| for (epoch.members) |*member| {
@@ -737,7 +754,7 @@ pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolErro
     group.drop_empty();
     for (group.epochs.items) |epoch| try attempt.begin(run, group, epoch);
     attempt.look_soon(group, now);
-    if (group.current() != null) group.phase = .activate; // until all have entered
+    if (group.current() != null) group.phase = .activate; // until all members have entered
     run.log(.info, "group {s} goes on after a restart", .{group.name});
     advance_round(run, group, now);
 }
@@ -745,7 +762,7 @@ pub fn check_recovered(run: *Run, group: *Group, now: base.Instant) ProtocolErro
 pub fn on_closed(run: *Run, group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
     const epoch = group.epoch_of(number) orelse return;
     const rank = epoch.rank_of(peer) orelse return;
-    // One that has entered no later one has closed nothing.
+    // A member can close an epoch only after it has entered a later one.
     const later = group.current().?;
     const place = later.rank_of(peer) orelse return;
     if (epoch == later or !later.activated.has(place)) return error.Unexpected;
@@ -756,10 +773,11 @@ pub fn on_closed(run: *Run, group: *Group, now: base.Instant, peer: *Peer, numbe
 
 // ---- a peer leaves a group
 //
-// A peer leaves one group, as a newcomer that waits no more or as a member. Its operations in
-// flight go on among the others.
+// A peer leaves one group: a newcomer waits no more, or a member is out of its epochs. Operations
+// in flight go on among the other members.
 
-/// The peer's connection ended: it is told nothing more until it comes back.
+/// Removes a peer that is away or out from the group's newcomers, and from the members that wait
+/// for an answer after a restart.
 pub fn peer_away(
     run: *Run,
     group: *Group,
@@ -801,9 +819,9 @@ fn remove_newcomer(
     advance_round(run, group, now);
 }
 
-/// Whether the round goes on after a newcomer has gone: enough peers are left, and no member has
-/// stopped for an epoch in which it would have other neighbours. Peers that come and go must not
-/// have the others begin anew each time.
+/// Whether the round goes on after a newcomer has left: enough peers remain, and, in the phase ask
+/// of a large world, no peer would get other neighbours. Peers that come and go must not restart
+/// the round each time.
 fn can_go_on(group: *const Group) bool {
     const places = group.roster.places.items.len;
     if (group.phase == .ask and places > base.limits.full_mesh_max) return false;
@@ -823,7 +841,7 @@ pub fn remove_member(
     var lost: [2]*Epoch = undefined;
     var from: [2]journal.From = undefined;
     var lost_count: usize = 0;
-    // Everywhere at once, before anything that may fail: the peer's memory goes away.
+    // The peer is detached from all epochs before anything may fail, because the caller frees it.
     for (group.epochs.items) |epoch| if (epoch.rank_of(peer)) |rank| {
         from[lost_count] = .{ .epoch = epoch.number, .attempt = epoch.attempt + 1 };
         epoch.detach(rank, epoch.attempt + 1);
@@ -844,7 +862,7 @@ pub fn remove_member(
     } };
     const recorded = log.note(run, group, entry);
     for (lost[0..lost_count]) |item| item.recorded = recorded;
-    log.add(run, entry); // before the decisions that rely on it
+    log.add(run, entry); // before decisions that rely on the removal
     const epoch = lost[lost_count - 1];
     const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
     run.log(.info, out, .{
@@ -855,7 +873,7 @@ pub fn remove_member(
         epoch.members.len,
         group.name,
     });
-    // Nobody can open lanes to who is gone: the round begins again, without it.
+    // No peer can open lanes to the lost member: the round begins again without it.
     if (group.phase == .prepare) release_round(run, group);
     attempt.look_soon(group, now);
     for (lost[0..lost_count]) |item| {
@@ -871,7 +889,7 @@ pub fn remove_member(
     advance_round(run, group, now);
 }
 
-/// A peer has left a parent: sub-groups that wait for it begin without it.
+/// A peer has left a parent group: sub-groups that wait for this founder begin without it.
 fn lose_founder(run: *Run, now: Instant, parent: *const Group, id: PeerId) void {
     for (run.groups.items) |group| {
         const founding = if (group.founding) |*it| it else continue;
@@ -883,13 +901,15 @@ fn lose_founder(run: *Run, now: Instant, parent: *const Group, id: PeerId) void 
 
 // ---- a peer is lost
 //
-// Peers go, because their connections end or because they must. A member that is away may come back
-// within the silence limit (coordinator.zig), unless other members have seen its lanes close.
+// A peer is lost because its connection ended, or because the coordinator lets it go. A member that
+// is away may come back within the silence limit (coordinator.zig), unless other members have seen
+// its lanes close.
 
-/// How long the report of a second member may take on a busy machine.
+/// After a first member has seen a peer's lanes close, how long a second one may take to say so, in
+/// ns.
 pub const second_witness_ns = 100 * std.time.ns_per_ms;
 
-/// The connection ended; it is invalid afterwards.
+/// A connection ended. `connection` is invalid afterwards.
 pub fn closed(run: *Run, now: Instant, connection: *Connection) void {
     if (connection.peer) |peer| member_away(run, now, peer);
     forget_connection(run, connection);
@@ -903,7 +923,7 @@ fn forget_connection(run: *Run, connection: *Connection) void {
     connection.destroy(run.gpa);
 }
 
-/// Closes doomed connections, until no further connection is doomed by that.
+/// Closes doomed connections and loses their peers, until no further connection is doomed by that.
 pub fn sweep(run: *Run, now: Instant) void {
     if (!run.shared.any_doomed) return;
     var index: usize = 0;
@@ -919,13 +939,13 @@ pub fn sweep(run: *Run, now: Instant) void {
         }
         run.host.vtable.close(run.host.ctx, connection);
         forget_connection(run, connection);
-        index = 0; // a removal may doom others
+        index = 0; // the loss of a peer may doom others
     }
     run.shared.any_doomed = false;
 }
 
-/// The coordinator ends without a journal: tells newcomers that the run is over. Members are told
-/// nothing, because their calls may be in doubt, and have deadlines.
+/// A coordinator without a journal ends: tells newcomers that the run is over. Members are told
+/// nothing, because their calls may be in doubt; these end at their deadlines.
 pub fn end_newcomers(run: *Run, now: Instant) void {
     if (run.journal_state != .off) return;
     for (run.connections.items) |connection| {
@@ -953,7 +973,8 @@ pub fn disconnect(run: *Run, peer: *Peer) void {
     peer.claim.disconnected();
 }
 
-/// A peer's connection ended. A member may come back; a newcomer asks again.
+/// A peer's connection ended. A member may come back within the silence limit; any other peer is
+/// lost, and may join again.
 fn member_away(run: *Run, now: Instant, peer: *Peer) void {
     const why = "its connection to the coordinator closed";
     if (peer.connection.?.has_answered) peer.away_since = now;
@@ -966,7 +987,8 @@ fn member_away(run: *Run, now: Instant, peer: *Peer) void {
 }
 
 pub fn hear_witnesses(run: *Run, now: Instant, peer: *Peer) void {
-    // If it is dead, another one will say so soon: an attempt with it would be in vain.
+    // A witness suggests that the peer is dead, and an attempt with a dead peer is in vain:
+    // attempts wait for a second witness.
     if (peer.connection == null and peer.has_witness()) {
         for (run.groups.items) |group| for (group.epochs.items) |epoch| {
             if (epoch.replan_at == base.never or epoch.rank_of(peer) == null) continue;
@@ -976,8 +998,8 @@ pub fn hear_witnesses(run: *Run, now: Instant, peer: *Peer) void {
     lose_abandoned(run, now);
 }
 
-/// Loses members that are away and whose lanes are closed as well: their processes are dead. A
-/// member that is away cannot object, so where two others could have noticed, two must say so.
+/// Loses members that are away and whose lanes others have seen close: their processes are dead. A
+/// member that is away cannot object, so if two other members could have noticed, two must say so.
 fn lose_abandoned(run: *Run, now: Instant) void {
     var index: usize = 0;
     while (index < run.peers.items.len) {
@@ -985,13 +1007,13 @@ fn lose_abandoned(run: *Run, now: Instant) void {
         index += 1;
         if (peer.connection != null or !is_abandoned(run, peer)) continue;
         lose(run, now, peer, "it is away, and its lanes to other members are closed");
-        index = 0; // with it, others may have one less who could notice
+        index = 0; // other peers may now need fewer witnesses
     }
 }
 
 fn is_abandoned(run: *const Run, peer: *const Peer) bool {
     if (!peer.has_witness()) {
-        // A newcomer is heard where no member is left that could have noticed.
+        // A newcomer's word counts only if no member is left that could have noticed.
         if (!peer.has_bystander()) return false;
         for (run.groups.items) |group| if (attempt.neighbours_of(group, peer) > 0) return false;
         return true;
@@ -1002,7 +1024,7 @@ fn is_abandoned(run: *const Run, peer: *const Peer) bool {
     return true;
 }
 
-/// Takes a peer out of the run.
+/// Takes a peer out of all groups and out of the run. `peer` is invalid afterwards.
 pub fn lose(run: *Run, now: Instant, peer: *Peer, why: []const u8) void {
     run.log(.info, "peer {f} is gone: {s}", .{ peer.named(), why });
     disconnect(run, peer);
@@ -1060,8 +1082,8 @@ pub fn take_out(
     why: []const u8,
 ) void {
     remove_member(run, group, now, peer, why) catch |err| {
-        // Out of memory: the group's promises cannot be kept, so its members are let go, not
-        // misled.
+        // Without memory the coordinator cannot keep its promises to the group, so it lets all
+        // members go.
         run.log(.err, "group {s}: {t} while removing a peer", .{ group.name, err });
         for (run.peers.items) |other| {
             if (group.contains(other)) other.doom("the coordinator ran out of memory");
@@ -1071,7 +1093,7 @@ pub fn take_out(
 
 // ---- groups that end
 //
-// The end of groups that nobody is in, and the welcome to one. They are made in door.zig.
+// The end of groups without peers, and the welcome of a peer to a group. door.zig makes groups.
 
 /// Ends groups that have no member, no newcomer, and no peer that asks for them.
 pub fn end_groups(run: *Run) void {
@@ -1112,11 +1134,12 @@ pub fn welcome_to(run: *Run, group: *const Group, peer: *Peer) void {
 
 // ---- links between members
 //
-// Peers tell of the links to each other, and ask for an address. A link that broke
-// begins another attempt, or shows that a member is dead; the ring goes around one that stays
-// broken (attempt.zig).
+// Peers tell the health of their links, and ask for addresses. A link that broke begins another
+// attempt, or shows that a member is dead. The ring goes around a link that stays broken
+// (attempt.zig).
 
-/// Lanes may have broken because a peer died. Its control connection closes within this time.
+/// The delay from a broken link to a new attempt, in ns: if a peer's death broke the link, its
+/// connection to the coordinator closes within this time.
 const replan_ns = 20 * std.time.ns_per_ms;
 
 /// A member says that lanes to another member broke: begins an attempt with the same members,
@@ -1135,7 +1158,8 @@ pub fn on_link_lost(
     const other = epoch.members[rank].peer orelse return;
     if (other == peer) return error.Unexpected;
     const is_news = body.attempt == epoch.attempt and epoch.running;
-    // Whoever says so all the time does not make others wait who have reason to say so.
+    // Reports of a member that tells broken links too often count later (`attempt_wait_ns`), but
+    // another member's report may bring the attempt forward.
     const at = now + replan_ns + peer.rates.attempt_wait_ns(now);
     const is_put_off = epoch.replan_at > now + second_witness_ns;
     if (is_news and is_put_off and at < epoch.replan_at) {
@@ -1147,7 +1171,8 @@ pub fn on_link_lost(
     hear_witnesses(run, now, other);
 }
 
-/// A newcomer says that the lanes of a member closed, which it had for the round that lets it in.
+/// A newcomer of the round says that its lanes to a member closed: notes its word (`bystander`),
+/// which may show that the member is dead.
 fn on_link_lost_to_newcomer(
     run: *Run,
     now: Instant,
@@ -1175,8 +1200,8 @@ pub fn on_link_told(
     if (!group.contains(peer) or !group.contains(other)) return;
     const is_news = try group.broken.tell(run.gpa, peer.id, other.id, body.health);
     link_told(run, group, now, peer, &body);
-    // Whoever says it as often as it likes must not push other lines out of the log; what
-    // follows from it is a line of its own, and the status shows how links are now.
+    // At level debug, because a peer that tells this often must not push other lines out of the
+    // log. Consequences have log lines of their own, and the status shows the health of links.
     run.log(.debug, "peer {f} says of its link to peer {f}: {t}", .{
         peer.named(),
         other.named(),
@@ -1186,7 +1211,7 @@ pub fn on_link_told(
     group.look.ask(now + replan_ns + peer.rates.attempt_wait_ns(now), peer.id);
 }
 
-/// Answers a peer that needs an address which its round did not tell.
+/// Tells a peer the address of another peer of the group, which it asked for.
 pub fn on_ask_address(run: *Run, peer: *Peer, body: control.AskAddress) ProtocolError!void {
     const group = try run.group_of(peer, body.group);
     const other = run.peer_of(body.peer) orelse return;

@@ -1,9 +1,8 @@
-//! operation: how the coordinator decides the operations of an epoch. The first word of a member
-//! about an operation makes its record. All members must call the same; a newcomer that differs is
-//! refused alone. When all whose votes count have voted for one result, the operation is committed;
-//! it is aborted when a member gives it up or members contradict each other. All members hear a
-//! decision once, and it is kept until every member has said that it has seen it. After a loss:
-//! attempt.zig.
+//! operation: how the coordinator decides the operations of an epoch. The first message about an
+//! operation makes its record. All members must make the same call; a newcomer whose call differs
+//! is refused alone. When all voters have voted for one result, the operation is committed. It is
+//! aborted when a member gives it up, or when members contradict each other. Each decision is sent
+//! to all members, and kept until all have acknowledged it. After a loss: attempt.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -35,8 +34,8 @@ const control = wire.control;
 const limits = base.limits;
 const testing = std.testing;
 
-/// The record of an operation, made if there is none. Null: the descriptors differ, and the
-/// operation is aborted, or the call that differs is a newcomer's, which does not count.
+/// The record of an operation, made if there is none. Null: this call differs from the recorded
+/// one, and the operation is aborted, or the newcomer that made this call is to be refused.
 pub fn record_of(
     run: *Run,
     epoch: *Epoch,
@@ -53,7 +52,7 @@ pub fn record_of(
             .misfit => return null,
             .contradicts => {},
         }
-        if (known.from == rank) return error.Unexpected; // nobody calls one thing twice
+        if (known.from == rank) return error.Unexpected; // a member calls an operation once
         try abort(run, epoch, id, .{
             .reason = .mismatch,
             .peer = epoch.members[known.from].id,
@@ -78,11 +77,11 @@ pub fn record_of(
 
 // ---- decisions
 //
-// An operation ends as committed or aborted, once, and all members hear it. Decisions are kept
-// until every member has said that it has seen them.
+// Each operation is committed or aborted once, and all members are told. A decision is kept until
+// all members have acknowledged it.
 
 pub fn commit(run: *Run, epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
-    // A message of two says nothing of how far the others are.
+    // A message between two ranks does not show how many safe points other members have passed.
     const called = if (Pair.of(id.tag) != null) 0 //
         else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
         else 0;
@@ -92,8 +91,8 @@ pub fn commit(run: *Run, epoch: *Epoch, id: OpId, committed: Outcome.Committed) 
 }
 
 /// Aborts an operation that is not decided. `maker`: the rank that alone causes the abort, perhaps
-/// of an operation that nobody will ever call. The abort counts against that member until all have
-/// seen it. error.Unexpected: the member has caused more than an honest member can.
+/// of an operation that no member ever calls; the abort counts against that member until all have
+/// seen it. error.Unexpected: the maker has caused more aborts than an honest member can.
 pub fn abort(run: *Run, epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
     if (epoch.is_decided(id)) return;
     if (maker) |rank| if (epoch.members[rank].caused >= base.limits.decisions_kept_max)
@@ -122,7 +121,8 @@ fn decide(run: *Run, epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) Pro
     epoch.record_free(index);
 }
 
-/// All members are back after a restart: numbers and logs what was decided while they came back.
+/// Called when all members are back after a restart: numbers and logs the decisions that were made
+/// while they came back.
 pub fn number_decided(run: *Run, epoch: *Epoch) void {
     for (epoch.decided.items[epoch.decided_first..]) |*decision| {
         if (decision.number != Decision.unnumbered) continue;
@@ -132,14 +132,16 @@ pub fn number_decided(run: *Run, epoch: *Epoch) void {
     }
 }
 
-/// The maker of an abort when two members contradict each other: null, because either may be
-/// honest. Beyond the number that honest members can reach it is `rank`, which spoke later.
+/// The maker of an abort because two members contradict each other: null, because either may be
+/// honest. Once `contradictions_kept_max` decisions are kept the maker is `rank`, the member that
+/// spoke later.
 pub fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
     return if (epoch.outstanding().len < base.limits.contradictions_kept_max) null else rank;
 }
 
-/// A member says which decision it has seen last. After a restart this may be one that the log
-/// lacks, so nothing is concluded before all are back (attempt.zig: settle_seen).
+/// Notes the last decision that a member has seen, and drops the decisions that all have seen.
+/// After a restart members may have seen decisions that the log lacks, so none is dropped before
+/// all are back (attempt.zig: settle_seen).
 pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
     const member = &epoch.members[rank];
     if (epoch.recovering) {
@@ -159,14 +161,15 @@ pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
         if (known.maker) |maker| epoch.members[maker].caused -= 1;
         epoch.decided_first += 1;
     }
-    // Now and then, so that each is moved but a few times.
+    // The list is compacted when half of it is dropped, so that each decision is moved only a few
+    // times.
     if (epoch.decided_first * 2 < epoch.decided.items.len) return;
     epoch.decided.replaceRangeAssumeCapacity(0, epoch.decided_first, &.{});
     epoch.decided_first = 0;
 }
 
-/// The last decision that all members in the epoch have seen. Members are looked at one by one only
-/// when the last of the members that had seen least has seen more.
+/// The last decision that all members in the epoch have seen. The result is computed anew only when
+/// no member is left that has seen `least_seen` and no more.
 fn seen_by_all(epoch: *Epoch) u64 {
     if (epoch.least_seen_by > 0) return epoch.least_seen;
     const inside_now = epoch.inside();
@@ -181,8 +184,8 @@ fn seen_by_all(epoch: *Epoch) u64 {
     return epoch.least_seen;
 }
 
-/// A member must say within the silence limit which decisions it has seen. Otherwise the decisions
-/// kept for it grow, and count against honest members that cause aborts.
+/// Lets a member go that does not acknowledge decisions within the silence limit. Otherwise ever
+/// more decisions would be kept for it, and count against honest members that cause aborts.
 pub fn check_seen(
     run: *const Run,
     epoch: *Epoch,
@@ -190,14 +193,14 @@ pub fn check_seen(
     silence_ns: u64,
     late: bool,
 ) void {
-    if (epoch.recovering) return; // they are told when all are back
+    if (epoch.recovering) return; // decisions are sent when all are back
     for (epoch.members, 0..) |*member, rank| {
         const peer = member.peer orelse continue;
         if (epoch.closed.has(rank)) continue;
         const pardons = late or run.holds_up(peer);
         if (!peer.is_present(epoch.group) or member.decisions_seen >= member.seen_wanted) {
             member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
-            member.seen_asked = .{}; // it has answered the one before, or cannot
+            member.seen_asked = .{}; // the member has answered, or is away
             member.seen_asked.ask(peer, now);
         } else if (member.seen_asked.is_overdue(peer, now, silence_ns, pardons)) {
             peer.doom("it does not say which decisions it has seen");
@@ -215,25 +218,27 @@ pub fn tell_missed(run: *Run, epoch: *Epoch, rank: u16) void {
         var once: Circular = .{ .message = &message, .load = .bulk };
         once.send(run, epoch.group, peer);
     }
-    member.seen_wanted = 0; // what it has seen is asked anew, behind all that
+    member.seen_wanted = 0; // check_seen asks again, after these decisions
 }
 
 // ---- decisions that some member has not seen
 //
-// Votes make decisions, so they must not run far ahead of what members have seen. A vote waits
-// while some other member is far behind: that member says what it has seen, or is let go. A member
-// that is far behind itself may vote for operations that it has called by then, and is let go
-// beyond.
+// Votes cause decisions, and decisions are kept until all members have seen them. So a vote is left
+// unread while some other member is far behind in acknowledging decisions; that member does so
+// within the silence limit, or is let go. A member that is far behind itself may vote
+// `decisions_kept_max` times more, and is let go after that.
 
-/// How long a vote waits until it is looked at again.
+/// How long a vote is left unread until the coordinator tries again, in ns.
 pub const wait_ns = 10 * std.time.ns_per_ms;
 
-/// Whether a vote of this member has to wait, because another member is far behind.
+/// Whether a vote of this member is left unread, because another member is far behind in
+/// acknowledging decisions.
 pub fn must_wait(epoch: *const Epoch, rank: u16) bool {
     return epoch.outstanding().len >= limits.decisions_unseen_max and !is_behind(epoch, rank);
 }
 
-/// Counts a vote, or an offer, of a member that is far behind. error.Unexpected: too many of them.
+/// Counts a vote, or an offer, of a member that is far behind in acknowledging decisions.
+/// error.Unexpected: the member has sent too many.
 pub fn count_vote(epoch: *Epoch, rank: u16) ProtocolError!void {
     const member = &epoch.members[rank];
     if (!is_behind(epoch, rank)) {
@@ -251,7 +256,8 @@ fn is_behind(epoch: *const Epoch, rank: u16) bool {
 
 const Court = court_file.Court;
 
-/// All members vote for so many operations; those who `tell` say that they have seen the rest.
+/// All members vote for `count` operations with tags from `first`. Members with `tell` acknowledge
+/// all earlier decisions.
 fn decide_all(court: *Court, first: u64, count: u64, tell: [court_file.peers_max]bool) !void {
     for (first..first + count) |tag| {
         for (tell, 0..) |tells, index| try court.done(index, tag, if (tells) tag else 0);
@@ -264,7 +270,7 @@ fn alive_of(court: *const Court) u64 {
 }
 
 test "a member that votes on and never says what it has seen is let go" {
-    // The others are lost, so that its vote alone decides.
+    // Members 0 and 1 are lost, so that the vote of member 2 alone decides.
     var court: Court = undefined;
     try court.init(testing.allocator);
     defer court.c.destroy();
@@ -291,7 +297,7 @@ test "a vote waits for a member that is far behind, and is taken when that has s
     try decide_all(&court, 0, most, .{ true, true, false });
     const epoch = court.group().current().?;
     try testing.expectEqual(most, epoch.decisions);
-    // The one that is behind votes for what it has called; the vote of another is not read.
+    // Member 2, which is behind, may vote; the votes of members 0 and 1 are left unread.
     try court.done(2, most, 0);
     try court.done(0, most, most);
     try court.done(1, most, most);
@@ -309,11 +315,11 @@ test "a vote waits for a member that is far behind, and is taken when that has s
 
 // ---- members that are waited for
 //
-// Members whose call, or vote, others wait for: how they are asked for it, and how the log and
-// errors name them.
+// Some members wait for the calls or votes of others: how those are asked for them, and how the log
+// and errors name them.
 
-/// Asks the missing members whether they have called the operation. Each answers at once if it has,
-/// otherwise as soon as it calls.
+/// Asks the missing members whether they have called the operation. A member that has called
+/// answers at once, any other member as soon as it calls.
 pub fn ask_missing(run: *Run, epoch: *Epoch, known: *Record, missing: *const Mask) void {
     const asked = missing.without(&known.stall.asked);
     if (asked.is_empty()) return;
@@ -343,7 +349,8 @@ pub fn send_stalled(
     }
 }
 
-/// "has not called all_reduce (tag 0, sequence 12 of epoch 3), for which 2 of 3 have waited 10 s"
+/// A member's debt in words: "has not called all_reduce (tag 0, sequence 12 of epoch 3), for which
+/// 2 of 3 have waited 10 s".
 pub const Waits = struct {
     epoch: *const Epoch,
     known: *const Record,
@@ -370,7 +377,7 @@ pub const Waits = struct {
             if (known.state().len > 0) try writer.print(" of \"{s}\"", .{known.state()});
             try writer.writeAll(" (");
         }
-        // The tag of a sync says nothing to a person.
+        // The tag of a sync follows from the state's name, and means nothing to people.
         if (known.descriptor.kind != .sync)
             try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});
         try writer.print("sequence {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{
@@ -385,8 +392,8 @@ pub const Waits = struct {
 
 // ---- votes
 //
-// Members say that they are done with an operation, or give it up. When all whose votes count have
-// voted for one result, it is committed.
+// Members vote for an operation (`done`), or give it up. When all voters have voted for one result,
+// the operation is committed.
 
 pub fn on_done(
     run: *Run,
@@ -404,7 +411,7 @@ pub fn on_done(
     const known = try record_of(run, epoch, message.op, &message.descriptor, rank) orelse
         return;
     known.stall.called.set(rank);
-    known.stall.stuck.forget(rank); // it has all of it
+    known.stall.stuck.forget(rank); // the member has all data
     if (known.done.is_empty()) {
         known.digest = message.digest;
         known.digest_from = rank;
@@ -423,7 +430,7 @@ pub fn on_done(
 
 pub fn evaluate(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
     const needed = epoch.voters(known.id);
-    // Nobody may be left in a message, and then nobody waits for it.
+    // If both ranks of a message are lost, `needed` is empty and no member waits.
     if (!epoch.running or needed.is_empty() or !known.done.covers(&needed)) return;
     if (epoch.is_starved(known.id))
         return abort(run, epoch, known.id, .{ .reason = .too_few_peers }, null);
@@ -441,7 +448,8 @@ pub fn evaluate(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
     });
 }
 
-/// Whether the root has voted. The root alone has the result, so without its vote no other counts.
+/// Whether the root has voted. Called for operations whose result the root alone has: without the
+/// root's vote no other counts.
 fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
     for (epoch.members, 0..) |*member, rank| {
         if (member.id.eql(known.descriptor.root)) return known.done.has(rank);
@@ -449,7 +457,7 @@ fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
     return false;
 }
 
-/// After a loss, commits what all members that are left have voted for.
+/// After a loss, commits the operations that all members that are left have voted for.
 pub fn commit_voted(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (epoch.alive.is_empty()) return;
     var index = epoch.records.items.len;
@@ -503,8 +511,8 @@ pub fn on_mismatch(
     }, rank);
 }
 
-/// A member has seen that another calls something else. False: two contradict each other of whom
-/// none can be refused.
+/// Takes a member's word that another member's call differs. False: neither of the two can be
+/// refused, so the operation must be aborted.
 fn on_seen(
     run: *Run,
     epoch: *Epoch,
@@ -518,7 +526,8 @@ fn on_seen(
     const mine = message.mine.of_all();
     const is_of_two = mine.uneven and mine.eql(&message.theirs.of_all());
     if (is_of_two and from_newcomer == is_newcomer(epoch, other)) return false;
-    // In a new attempt the reports say what all have called, and what two see they say again.
+    // Until the resume nothing is done: reports tell all calls, and members tell mismatches again
+    // in the new attempt.
     if (!epoch.running or epoch.is_decided(message.op)) return true;
     const known = try record_of(run, epoch, message.op, &mine, rank) orelse return true;
     known.stall.called.set(rank);
@@ -533,8 +542,8 @@ fn on_seen(
     return true;
 }
 
-/// An operation of all is committed. Nobody can say who was to come first in a message, and the
-/// votes of a sync have no ages.
+/// Notes which member called a committed collective last (record.zig: Lateness). Messages are
+/// exempt because neither rank need call first, and syncs because the votes for them have no ages.
 fn judge(epoch: *const Epoch, known: *const Record) void {
     const kind = known.descriptor.kind;
     if (kind == .send_recv or kind == .sync or known.calls.count < 2) return;
@@ -550,9 +559,9 @@ fn judge(epoch: *const Epoch, known: *const Record) void {
 
 // ---- shared states
 //
-// Members offer their shared states. When all have, one content is elected (election.zig), or the
-// reason is found why there is none. Afterwards a sync is voted for like any
-// operation.
+// Members offer their shared states. When all have offered, one content is elected (election.zig),
+// or the sync is aborted, or some members are refused. After an election members vote for the sync
+// as for any operation.
 
 pub fn on_state_offer(
     run: *Run,
@@ -565,7 +574,7 @@ pub fn on_state_offer(
     if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
         return error.Unexpected;
     const name = base.Label.read(message.name.data) orelse return error.Unexpected;
-    if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
+    if (message.attempt < epoch.attempt or !epoch.running) return; // the member offers anew
     if (epoch.is_decided(message.op)) return;
     const known = try record_of(run, epoch, message.op, &message.descriptor, rank) orelse
         return;
@@ -629,7 +638,8 @@ fn elect(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
                 .peer = ids[ranks[0]],
                 .other = ids[ranks[1]],
             }, null),
-        // A strategy is chosen anew for each call, so all members hear of it and nobody is refused.
+        // Each call chooses its strategy anew, so the sync is aborted for all, and no member is
+        // refused.
         .givers => |ranks| try abort(run, epoch, known.id, .{
             .reason = .state_strategy,
             .peer = ids[ranks[0]],
@@ -652,7 +662,7 @@ pub fn on_state_tensors(
     message: *const control.StateTensors,
 ) ProtocolError!void {
     if (message.attempt != epoch.attempt or !epoch.running) return;
-    const index = epoch.find(message.op) orelse return; // decided meanwhile
+    const index = epoch.find(message.op) orelse return; // the sync is decided
     const known = epoch.records.items[index];
     const election = known.election orelse return error.Unexpected;
     if (election.structures == null) return error.Unexpected;
@@ -660,13 +670,13 @@ pub fn on_state_tensors(
     try compare_structures(run, epoch, known);
 }
 
-/// Finds out how two structures differ. Then a newcomer, or one of few, is refused; or all hear
-/// it, and the operation is aborted.
+/// Compares two structures that differ, as far as their tensors have arrived. At the end a newcomer
+/// or a minority is refused, or all members are told the differences and the sync is aborted.
 fn compare_structures(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!void {
     const structures = &known.election.?.structures.?;
     switch (structures.next()) {
         .wait => {},
-        // Whoever is asked has offered in this attempt, so it is alive.
+        // A member that is asked has offered in this attempt, so it is alive.
         .ask => |ask| run.send(epoch.members[ask.rank].peer.?, epoch.group, .{ .state_ask = .{
             .group = epoch.group,
             .epoch = epoch.number,
@@ -693,24 +703,24 @@ fn compare_structures(run: *Run, epoch: *Epoch, known: *Record) ProtocolError!vo
 
 // ---- newcomers that differ
 //
-// A newcomer whose first call of a tag differs from that of the members that were there before it,
-// or whose shared state does not fit theirs. It alone is refused and told both calls; the others go
-// on as after a death. If the members from before differ among themselves, or there are none, the
-// operation is aborted for all.
+// A newcomer is refused if its first call of a tag differs from the call of the elders, which are
+// the members of the previous epoch, or if its shared state does not fit the elders'. The newcomer
+// is told both calls; the others go on as after a loss. If elders differ among themselves, or there
+// are none, the operation is aborted for all.
 //
-// The evidence is each member's own word about its call. When some member sees a call that is not
-// its own, all are asked for theirs. A newcomer is refused when all members from before have named
-// the same call, and the newcomer another. So a member that lies about a newcomer has it refused
-// only where no other member was there before. A message belongs to two members alone: nobody is
-// refused for one. Only its two ranks know a shard of an uneven all_to_all, so the word of one is
-// enough there: a newcomer is refused when it and a member disagree, whichever of them says so.
+// The evidence is each member's own word about its call. When a member sees a call that differs
+// from its own, all members are asked for theirs. A newcomer is refused when all elders have named
+// one call, and the newcomer another. So a member that lies about a newcomer has it refused only if
+// the liar is the only elder. No newcomer is refused for a message, which concerns two members
+// alone. The size of a shard of an uneven all_to_all is known to two ranks alone: there a newcomer
+// is refused when it and an elder disagree, whichever of the two says so.
 //
-// The rules of a shared state may also have members from before refused, at any of its syncs
+// By the rules of a shared state elders may be refused, too, at any sync of the state
 // (election.zig).
 //
-// A newcomer may make its first call on a tag, or of a shared state, that nobody else uses. It is
-// refused, too, when all members from before have waited for it in their first call elsewhere, and
-// it in its own, for the time of the stall warning.
+// A newcomer may make its first call on a tag, or of a shared state, that no other member uses. A
+// newcomer that waits in such a call is refused once it has waited there, and all elders have
+// waited for it in another call, for the time of the stall warning.
 
 const Described = wire.Described(Epoch.Names);
 
@@ -718,7 +728,7 @@ pub fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
     return rank >= epoch.members.len - epoch.began.joined;
 }
 
-/// Ranks that are alive and were members before this epoch.
+/// Ranks that are alive and were members of the previous epoch.
 fn elders(epoch: *const Epoch) Mask {
     const before: Mask = .full(epoch.members.len - epoch.began.joined);
     return epoch.alive.intersect(&before);
@@ -730,7 +740,8 @@ pub fn may_be(epoch: *const Epoch, id: control.OpId) bool {
     return !elders(epoch).is_empty();
 }
 
-/// A member says what it has called. `contradicts`: there is nobody to refuse.
+/// Takes a member's word on its call. `misfit`: the call differs, and this newcomer may be refused.
+/// `contradicts`: the call differs, and no newcomer can be refused for it.
 pub fn hear_call(
     run: *Run,
     epoch: *Epoch,
@@ -739,7 +750,7 @@ pub fn hear_call(
     rank: u16,
 ) ProtocolError!enum { fits, misfit, contradicts } {
     const misfits = &known.misfits;
-    if (misfits.of(rank)) |said| // nobody calls one thing twice
+    if (misfits.of(rank)) |said| // a member calls an operation once
         return if (said.descriptor.eql(descriptor)) .misfit else error.Unexpected;
     const is_first_elder = !is_newcomer(epoch, rank) and is_newcomer(epoch, known.from);
     if (known.descriptor.eql(descriptor)) {
@@ -757,8 +768,9 @@ pub fn hear_call(
     return if (misfits.of(rank) == null) .fits else .misfit;
 }
 
-/// Only newcomers have spoken so far, and the first of the others calls something else. Their votes
-/// and reports are of no use: one of them will be refused, and all begin anew.
+/// Gives the record the call of the first elder, after only newcomers with another call have
+/// spoken. The votes and reports of the newcomers are dropped: one of them will be refused, which
+/// begins a new attempt.
 fn overrule(
     epoch: *Epoch,
     known: *Record,
@@ -790,13 +802,14 @@ fn overrule(
     };
 }
 
-/// Marks an operation whose callers differ, and asks all members what they have called.
+/// Marks an operation whose callers differ, and asks the members that have not told their calls.
 pub fn open_misfit(run: *Run, epoch: *Epoch, known: *Record) void {
     known.misfits.is_open = true;
     if (epoch.running) ask_missing(run, epoch, known, &epoch.missing_of(known));
 }
 
-/// At a tick.
+/// At each tick: asks on for the calls of operations whose callers differ, and aborts those
+/// operations if no elder is left.
 pub fn review_misfits(run: *Run, epoch: *Epoch) ProtocolError!void {
     if (!epoch.running) return;
     var index = epoch.records.items.len;
@@ -805,7 +818,7 @@ pub fn review_misfits(run: *Run, epoch: *Epoch) ProtocolError!void {
         const known = epoch.records.items[index];
         if (!known.misfits.is_open) continue;
         forget_lost(epoch, known);
-        // Nobody is left whose word would count for more.
+        // Without elders no member's call counts more than another's.
         const verdict = if (elders(epoch).is_empty()) contradiction(epoch, known) else null;
         if (verdict) |it|
             try abort(run, epoch, known.id, it, null)
@@ -814,7 +827,7 @@ pub fn review_misfits(run: *Run, epoch: *Epoch) ProtocolError!void {
     }
 }
 
-/// The verdict that names the two calls; null if all calls are the same.
+/// The verdict on an operation that names two calls which differ; null if all calls are the same.
 pub fn contradiction(epoch: *const Epoch, known: *const Record) ?Verdict {
     const said = known.misfits.said.items;
     if (said.len == 0) return null;
@@ -836,8 +849,9 @@ fn forget_lost(epoch: *const Epoch, known: *Record) void {
     }
 }
 
-/// Whether a member in the epoch has made the call that the record describes. If none has, members
-/// that made another call say so in their reports, and may have voted for theirs.
+/// Whether a member in the epoch has made the call that the record describes. If none has, the next
+/// attempt drops the record: members that made another call report that call anew, and may have
+/// voted for it.
 pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
     const inside = epoch.inside();
     var callers = inside.intersect(&known.stall.called);
@@ -845,17 +859,17 @@ pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
     return !callers.is_empty();
 }
 
-/// Whether a rank starts the operation from nothing in the next attempt, because the chunks that
-/// others keep are of another call.
+/// Whether a rank's call differs from the record's. In the next attempt such a rank starts from
+/// nothing, because the chunks that others keep belong to another call.
 pub fn is_one(known: *const Record, rank: u16) bool {
     return known.misfits.of(rank) != null;
 }
 
 // ---- shared states
 
-/// Two members contradict each other about a shared state. The second is refused if it is a
-/// newcomer or the state's rules say so, with those who hold the same structure; where it is not
-/// about structures, also if the first is a newcomer, too.
+/// Two members contradict each other about a shared state. Marks the second to be refused if the
+/// state's rules say so or if it is a newcomer, and returns whether it did. Neither of two
+/// newcomers with different structures is refused. All members with a refused structure are marked.
 pub fn blames(
     epoch: *const Epoch,
     known: *Record,
@@ -881,7 +895,8 @@ pub fn blames(
 
 // ---- calls that nobody else makes
 
-/// Newcomers that wait in a call that no member makes, while all members wait for theirs.
+/// Finds a newcomer that waits in a call which no elder has made, while all elders wait for the
+/// newcomer in another call.
 pub fn find_stranded(run: *Run, group: *const Group, now: Instant, overdue: *Overdue) bool {
     const warning_ns = run.options.stall_warning_ns;
     for (group.epochs.items) |epoch| {
@@ -915,7 +930,7 @@ fn take_stranded(
         const own = lonely_call(epoch, rank, now, warning_ns) orelse continue;
         const peer = epoch.members[rank].peer orelse continue;
         if (!peer.is_present(epoch.group)) continue;
-        // It may have called meanwhile, and cannot be heard.
+        // A peer that was not heard for two heartbeats may have called meanwhile.
         if (now -| peer.last_heard > 2 *| run.options.heartbeat_ns) continue;
         overdue.add(peer);
         overdue.say("it waits in {f}, which no member has called, and the members have waited " ++
@@ -924,11 +939,12 @@ fn take_stranded(
             (now -| known.stall.called_at) / std.time.ns_per_s,
             MisfitCall{ .record = known },
         });
-        return; // what the next one waits in may be another call
+        return; // the next newcomer may wait in another call
     }
 }
 
-/// The first call of a newcomer, if it has waited there for the warning time.
+/// The first call of a newcomer, if no elder has made it and its callers have waited for the
+/// warning time.
 fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*const Record {
     if (epoch.fitted.has(rank)) return null;
     const before = elders(epoch);
@@ -936,20 +952,20 @@ fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*
     for (epoch.records.items) |record| {
         const called = &record.stall.called;
         if (!called.has(rank)) continue;
-        if (called.meets(&before)) return null; // it has a call in common with them
+        if (called.meets(&before)) return null; // an elder has made this call
         if (may_be(epoch, record.id)) own = record;
     }
     const record = own orelse return null;
     return if (record.stall.all_have_waited(now, warning_ns)) record else null;
 }
 
-/// "all_reduce (tag 5)"
+/// A call in words: "all_reduce (tag 5)".
 const MisfitCall = struct {
     record: *const Record,
 
     pub fn format(call: MisfitCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const kind = call.record.descriptor.kind;
-        // The tag of a sync says nothing to a person: it follows from the name of the state.
+        // A sync is named by its state: its tag follows from the state's name.
         if (kind == .sync) return writer.print("sync of \"{s}\"", .{call.record.state()});
         try writer.print("{t} (tag {d})", .{ kind, call.record.id.tag });
     }
@@ -957,7 +973,8 @@ const MisfitCall = struct {
 
 // ---- letting go
 
-/// Members that must leave, and why: of one operation, those who have called the same.
+/// Finds members that must be refused, and the reason: of one operation, all that made the same
+/// wrong call.
 pub fn find_misfits(group: *const Group, overdue: *Overdue) bool {
     for (group.epochs.items) |epoch| {
         if (epoch.recovering) continue;
@@ -997,7 +1014,8 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
     election.misfits = .empty;
 }
 
-/// A newcomer whose shards do not fit those of a member, if both are still there.
+/// Takes a newcomer whose shard sizes in an uneven all_to_all differ from an elder's, if both are
+/// alive.
 fn take_apart(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
     const apart = known.misfits.apart orelse return;
     known.misfits.apart = null;
@@ -1048,15 +1066,16 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
 
 // ---- members that must leave
 //
-// Members that must leave a group, and why: debtors (debt.zig), and newcomers that differ. They are
-// let go at ticks (coordinator.zig).
+// Members that must leave a group, and the reason: debtors (debt.zig), and newcomers whose calls
+// differ. coordinator.zig lets them go at ticks.
 
 pub const Overdue = struct {
     peers: [base.limits.peers_max]*Peer = undefined,
     count: usize = 0,
     why_storage: [why_bytes_max]u8 = undefined,
     why_length: usize = 0,
-    /// The call that they should have made, where that is why, and who has made it.
+    /// If these peers made a wrong call: the call that they should have made, and a peer that made
+    /// it.
     call: ?Call = null,
 
     const Call = struct { op: control.OpId, peer: base.PeerId, descriptor: control.Descriptor };

@@ -1,12 +1,12 @@
-//! path: the order of the ring and the hubs of a direct schedule in an attempt, from the members
-//! that are alive and the links that are broken; and the members that must leave where neither
-//! avoids the broken links. Members report their links (Broken). The search is pure, and the same
-//! everywhere; collective/ring.zig and direct.zig move the data.
+//! path: finds the order of the ring and the hubs of a direct schedule for an attempt, from the
+//! members that are alive and the links that are broken; and the member that must leave if neither
+//! avoids the broken links. Members report broken links (Broken). The search depends on nothing but
+//! its arguments; collective/ring.zig and direct.zig move the data.
 //!
-//! Up to 12 members the search is exact. Above that, a broken edge of the ring is taken out by
-//! turning round a part of the ring, which mends at least one edge each time and breaks none. That
-//! always succeeds while any two members whose link is broken have, together, as many good links as
-//! there are members (Ore's theorem), so in particular while nobody has lost half of its links.
+//! Up to 12 members the search is exact. Above that, a broken edge of the ring is removed by
+//! reversing a part of the ring; each reversal mends at least one edge and breaks none. Reversals
+//! always succeed while any two members whose link is broken have, together, as many good links as
+//! there are members (Ore's theorem), so in particular while no member has lost half of its links.
 
 const std = @import("std");
 const base = @import("base");
@@ -53,8 +53,8 @@ pub const Edges = struct {
     }
 };
 
-/// Paths without broken links: around them in a ring, or through members that have none. Null if
-/// there are no such paths. `world_size` is that of the epoch, lost members included.
+/// Paths without broken links: a ring around the broken links, or hubs that have no broken link.
+/// Null: there are no such paths. `world_size` is that of the epoch, lost members included.
 pub fn paths_of(alive: *const Mask, world_size: usize, edges: *const Edges) ?Paths {
     const hubs = hubs_of(alive, world_size, edges);
     if (search(alive, edges)) |order| return .{ .order = order, .hubs = hubs };
@@ -62,7 +62,8 @@ pub fn paths_of(alive: *const Mask, world_size: usize, edges: *const Edges) ?Pat
     return .{ .order = .of(alive), .has_ring = false, .hubs = hubs };
 }
 
-/// The ranks that reach all others; none in a group so large that no member has links to all.
+/// The ranks that reach all other ranks; none in a group so large that no member has links to all
+/// others.
 fn hubs_of(alive: *const Mask, world_size: usize, edges: *const Edges) Mask {
     var hubs = Paths.all(alive, world_size).hubs;
     for (0..world_size) |rank| {
@@ -91,7 +92,8 @@ pub fn crosses(order: *const Order, edges: *const Edges) bool {
     return false;
 }
 
-/// A ring without broken links: rank order if that has none; null if no ring has none.
+/// A ring without broken links, in rank order if that has none. Null: there is no such ring, or
+/// among more than 12 members none was found.
 pub fn search(alive: *const Mask, edges: *const Edges) ?Order {
     const ranks: Order = .of(alive);
     if (!crosses(&ranks, edges)) return ranks;
@@ -103,13 +105,14 @@ pub fn search(alive: *const Mask, edges: *const Edges) ?Order {
 
 const exact_max = 12;
 
-/// A search for a ring, depth first and with a note of dead ends. It finds the order with the
-/// lowest ranks first.
+/// A depth-first search for a ring that remembers dead ends. The search finds the order that has
+/// the lowest ranks first.
 const Exact = struct {
     ranks: Order,
     edges: *const Edges,
     found: Order = .{},
-    /// For each set of used positions, the last positions from which there is no way home.
+    /// For each set of used positions, a bit for each last position from which the ring cannot be
+    /// closed.
     dead: [1 << exact_max]u16 = @splat(0),
 
     fn extend(x: *Exact, used: u16, last: u4) bool {
@@ -128,13 +131,13 @@ const Exact = struct {
     }
 };
 
-/// Turns round parts of the ring until no edge of it is broken; null if that leads nowhere.
+/// Reverses parts of the ring until no edge is broken; null: no further reversal helps.
 fn mend(start: Order, edges: *const Edges) ?Order {
     var order = start;
     const n: usize = order.count;
     var from: usize = 0;
     while (find_turn(&order, edges, from)) |turn| {
-        // Positions count round the ring.
+        // Positions wrap round at the end of the ring.
         for (0..turn.length / 2) |index| {
             const a = (turn.first + index) % n;
             const b = (turn.first + turn.length - 1 - index) % n;
@@ -143,7 +146,7 @@ fn mend(start: Order, edges: *const Edges) ?Order {
         from = turn.first;
     }
     if (crosses(&order, edges)) return null;
-    // The same ring, from the lowest rank on, so that little changes its place.
+    // Rotates the ring so that it begins with the lowest rank, and few members change their places.
     const lowest = std.mem.findMin(u16, order.slice());
     std.mem.rotate(u16, order.ranks[0..n], lowest);
     return order;
@@ -151,8 +154,9 @@ fn mend(start: Order, edges: *const Edges) ?Order {
 
 const Turn = struct { first: usize, length: usize };
 
-/// The shortest part of the ring that begins behind a broken edge and whose turn replaces that
-/// edge, and the edge at its end, by two good edges. It looks at broken edges from a position on.
+/// The shortest part of the ring that begins behind a broken edge and whose reversal replaces that
+/// edge, and the edge at the end of the part, by two good edges. Broken edges are tried from
+/// position `from` on.
 fn find_turn(order: *const Order, edges: *const Edges, from: usize) ?Turn {
     const n: usize = order.count;
     for (from..from + n) |before| {
@@ -171,7 +175,7 @@ fn find_turn(order: *const Order, edges: *const Edges, from: usize) ?Turn {
 
 // ---- tests
 
-/// Whether there is a ring, found by trying all orders.
+/// Whether there is a ring without broken links, found by trying all orders.
 fn test_any(order: *Order, fixed: usize, edges: *const Edges) bool {
     if (fixed == order.count) return !crosses(order, edges);
     for (fixed..order.count) |index| {
@@ -212,8 +216,8 @@ fn test_edges(alive: *const Mask, count: usize, pairs: u64) Edges {
 }
 
 test "an order is found whenever there is one, for up to 8 members" {
-    // Goal: a broken link costs nobody its place that it need not cost. Method: all graphs of up to
-    // five members and random ones of more, against all permutations.
+    // Goal: no member must leave while some ring avoids the broken links. Method: all graphs of up
+    // to five members, and random graphs of more, against all permutations.
     var alive: Mask = .empty;
     for (1..9) |count| {
         alive.set(count * 3);
@@ -226,7 +230,7 @@ test "an order is found whenever there is one, for up to 8 members" {
         }
         var prng: base.Prng = .init(count);
         for (0..300) |_| {
-            // Dense ones and thin ones: around half of the links, rings are rare.
+            // Dense graphs and sparse graphs: with about half of the links, rings are rare.
             var bits = prng.next();
             if (prng.chance(2)) bits &= prng.next();
             try test_search(&alive, &test_edges(&alive, count, bits));
@@ -270,7 +274,7 @@ test "two members need their link, and who has lost most or has the higher rank 
     edges.add(0, 1);
     try std.testing.expectEqual(null, search(&alive, &edges));
     try std.testing.expectEqual(1, edges.worst(&alive, &alive));
-    edges.add(0, 7); // not alive
+    edges.add(0, 7); // rank 7 is not alive
     try std.testing.expectEqual(1, edges.worst(&alive, &alive));
     edges.add(0, 5);
     try std.testing.expectEqual(0, edges.worst(&.full(6), &.full(6)));
@@ -281,7 +285,7 @@ test "two members need their link, and who has lost most or has the higher rank 
 
 test "large worlds do without any links, as long as nobody has lost half of its own" {
     // Goal: the theorem at the head of this file. Method: break random links while both ends keep
-    // more than half of theirs.
+    // more than half of their links.
     var prng: base.Prng = .init(7);
     for ([_]usize{ 13, 14, 33, 100, 512 }) |count| for (0..4) |_| {
         const alive: Mask = .full(count);
@@ -293,7 +297,7 @@ test "large worlds do without any links, as long as nobody has lost half of its 
             const full = edges.of[a].count() >= most or edges.of[b].count() >= most;
             if (a != b and !full) edges.add(a, b);
         }
-        // The ring of rank order, above all.
+        // Breaks links of the ring in rank order, too.
         for (0..count / 4) |index| {
             const full = edges.of[4 * index].count() >= (count - 1) / 2 or
                 edges.of[4 * index + 1].count() >= (count - 1) / 2;
@@ -314,18 +318,18 @@ test "a member of a large world that reaches only two others is between them" {
 
 // ---- broken links
 //
-// Which links of a group are broken, by the reports of the members. A link is broken when either
-// end says so, until that end takes it back.
+// Which links of a group are broken, as the members report. A link is broken when the member at
+// either end reports it, until that member takes its report back.
 
 pub const Broken = struct {
     claims: std.ArrayList(Claim) = .empty,
-    /// Grows with each change of the claims.
+    /// A counter that grows with each change of `claims`.
     changes: u64 = 0,
 
     pub const Claim = struct {
         from: PeerId,
         to: PeerId,
-        /// Never `up`.
+        /// How the link is, as `from` reports it; never `up`.
         health: Health,
     };
 
@@ -333,8 +337,9 @@ pub const Broken = struct {
         broken.claims.deinit(gpa);
     }
 
-    /// `from` says how its link to `to` is. False: it has said so before. If it has claimed more
-    /// links than an honest member has, an earlier claim is dropped.
+    /// Takes a report of `from` about its link to `to`. False: the report changes nothing. If
+    /// `from` claims more broken links than an honest member can have, an earlier claim of `from`
+    /// is dropped.
     pub fn tell(
         broken: *Broken,
         gpa: Allocator,
@@ -364,7 +369,7 @@ pub const Broken = struct {
         return true;
     }
 
-    /// Whether `from` says that its link to `to` is broken.
+    /// Whether `from` reports that its link to `to` is broken.
     pub fn has(broken: *const Broken, from: PeerId, to: PeerId) bool {
         for (broken.claims.items) |*claim| {
             if (claim.from.eql(from) and claim.to.eql(to)) return true;
@@ -372,7 +377,7 @@ pub const Broken = struct {
         return false;
     }
 
-    /// Drops the claims of a member, which repeats those that still hold.
+    /// Drops the claims of a member that comes back; the member repeats the claims that still hold.
     pub fn forget_from(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, false);
     }
@@ -393,8 +398,8 @@ pub const Broken = struct {
         broken.claims.shrinkRetainingCapacity(kept);
     }
 
-    /// Broken links between peers that have a rank. `lasting`: without those that may work again at
-    /// once.
+    /// Broken links between peers that have a rank. `lasting`: without silent links, which may work
+    /// again at once.
     pub fn edges(broken: *const Broken, ranks: *const Ranks, lasting: bool) Edges {
         var found: Edges = .{};
         for (broken.claims.items) |*claim| {
@@ -426,7 +431,7 @@ test "a link is broken until both ends that said so have taken it back" {
     var ranks: Ranks = .empty;
     defer ranks.deinit(gpa);
     for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
-    // It was never said to be broken.
+    // The link was never reported as broken.
     try std.testing.expect(!try broken.tell(gpa, ids[2], ids[0], .up));
     try std.testing.expectEqual(0, broken.claims.items.len);
     try std.testing.expect(try broken.tell(gpa, ids[0], ids[1], .silent));
@@ -472,7 +477,7 @@ test "a member that repeats itself changes nothing, and of very many words its l
         try std.testing.expectEqual(before, broken.changes);
     }
     try std.testing.expectEqual(1 + most, broken.claims.items.len);
-    try expect(!try broken.tell(gpa, honest, liar, .down)); // it is still there
+    try expect(!try broken.tell(gpa, honest, liar, .down)); // the claim of `honest` is still there
     var ranks: Ranks = .empty;
     defer ranks.deinit(gpa);
     for (1..4) |number| try ranks.put(gpa, .from_int(number), @intCast(number));
@@ -488,20 +493,21 @@ test "a member that repeats itself changes nothing, and of very many words its l
 
 // ---- when ways are looked for
 //
-// When the coordinator looks again for ways around the broken links of a group, and for members
-// that no way leads to. A look takes long where there are many members, and a member can cause one
-// with a few bytes. So it follows a little later, once for everything that was said until then, and
-// the next one only after a pause.
+// When the coordinator looks again for ways around the broken links of a group, and for members to
+// which no way leads. A look takes long in a large group, and a member can cause a look with a few
+// bytes. So a look follows a little after the first report, once for all reports until then, and
+// the next look only after a pause.
 
 pub const Look = struct {
-    /// When the look is due; `never` while nothing has changed.
+    /// The time at which the next look is due; `never`: nothing has changed.
     at: Instant = base.never,
-    /// The member whose report hastened the look, and that is charged for the attempt.
+    /// The member whose report made the look due at `at`, and which is charged for the attempt.
     by: PeerId = .none,
     /// The earliest time of the next look.
     not_before: Instant = 0,
 
-    /// The pause between looks for each member. A look at 256 members takes a few milliseconds.
+    /// The pause after a look, for each member of the group. A look at 256 members takes a few
+    /// milliseconds.
     const pause_ns = 2 * std.time.ns_per_ms;
 
     pub fn ask(look: *Look, at: Instant, by: PeerId) void {
@@ -511,7 +517,8 @@ pub const Look = struct {
         look.by = by;
     }
 
-    /// Takes a look that is due: the member that is charged. Null: no look is due.
+    /// Takes a look that is due, and returns the member that is charged for it. Null: no look is
+    /// due.
     pub fn take(look: *Look, now: Instant, members: usize) ?PeerId {
         if (now < look.at) return null;
         look.at = base.never;
@@ -524,7 +531,7 @@ pub const Look = struct {
         look.not_before = now +| pause_ns *| members;
     }
 
-    /// The time of the next look, or the end of the pause, when a round that waits for it goes on.
+    /// The time of the next look, or of the end of the pause, at which a waiting round goes on.
     pub fn next_deadline(look: *const Look, now: Instant) Instant {
         return if (look.not_before > now) @min(look.at, look.not_before) else look.at;
     }
@@ -541,7 +548,7 @@ test "however often it is asked for, a look comes once, and again only after a p
     try expectEqual(PeerId.from_int(1), look.take(20 * ms, 256).?);
     try expectEqual(null, look.take(20 * ms, 256));
     look.ask(40 * ms, .from_int(2));
-    look.ask(20 * ms, .from_int(1)); // no earlier: who asked first pays
+    look.ask(20 * ms, .from_int(1)); // not earlier than 532 ms: member 2 still pays
     try expectEqual(532 * ms, look.next_deadline(20 * ms));
     try expectEqual(null, look.take(532 * ms - 1, 256));
     try expectEqual(PeerId.from_int(2), look.take(532 * ms, 3).?);

@@ -1,6 +1,6 @@
-//! Peer and Connection: what a coordinator knows of a process in the run, and of one TCP connection
-//! to it: what it may ask in a time (Rates), what waits for the disk before the peer may hear it
-//! (Hold), and questions that it must answer (Asked). run.zig sends. Peers come in through
+//! Peer and Connection: what a coordinator knows of a process of the run, and of its TCP
+//! connection: the rates of its messages (Rates), messages to it that wait for the disk (Hold), and
+//! questions that a member must answer (Asked). run.zig sends messages. Peers come in through
 //! door.zig, and go in membership.zig. The state of a member in its group: epoch.zig.
 
 const std = @import("std");
@@ -22,12 +22,12 @@ const limits = base.limits;
 const ms = std.time.ns_per_ms;
 const testing = std.testing;
 
-/// The faults of a message, besides those of its bytes.
+/// The faults of a decoded message; those of its bytes are in wire.control.Error.
 pub const ProtocolError = error{ OutOfMemory, Unexpected };
 
 const Fault = wire.control.Error || ProtocolError;
 
-/// The reason for closing the connection of a peer that sent such a message.
+/// The reason, in words, for closing the connection of a peer whose message had this fault.
 pub fn fault_of(err: Fault) []const u8 {
     return switch (err) {
         error.OutOfMemory => "the coordinator has no memory for its messages",
@@ -37,44 +37,46 @@ pub fn fault_of(err: Fault) []const u8 {
 
 /// The state that all connections of a coordinator share.
 pub const Shared = struct {
-    /// A connection is doomed.
+    /// At least one connection is doomed, so `sweep` must close it (membership.zig).
     any_doomed: bool = false,
-    /// When the last connection came in.
+    /// The time at which the last connection came in.
     door_at: Instant = 0,
 };
 
-/// One TCP connection to the coordinator. The driver owns the socket and moves bytes of `stream`.
+/// One TCP connection to the coordinator. The driver owns the socket and moves the bytes of
+/// `stream`.
 pub const Connection = struct {
     stream: wire.Stream,
-    /// Messages that wait until the records that they rely on are on the disk. They are lost if the
-    /// connection ends before.
+    /// Messages that wait until the journal records that they rely on are on the disk. A message
+    /// that still waits when the connection ends is lost.
     hold: Hold = .{},
-    /// A number for the driver.
+    /// A number of the driver's own, which leads it to the connection's socket.
     driver: usize = 0,
     state: State = .stranger,
-    /// When the connection came in, or asked for the status.
+    /// The time at which the connection came in, or later asked for the status.
     since: Instant,
     /// The host that the connection comes from.
     source: base.Source,
-    /// The address at which the connection reached the coordinator, as seen here; zeros: unknown.
+    /// The coordinator's own address on this connection; zeros: unknown.
     here: base.Source = @splat(0),
     peer: ?*Peer = null,
     /// The peer said something after the answer to its hello, so it hears the coordinator.
     has_answered: bool = false,
-    /// The driver reads nothing from the connection before this time, because the peer has said too
-    /// much.
+    /// The driver reads nothing from the connection before this time, because the peer exceeds its
+    /// rates or its vote must wait.
     paused_until: Instant = 0,
-    /// When the peer may come back to its groups, and whether it has.
+    /// The time at which a member that comes back may return to its groups (null: not set yet), and
+    /// whether it has returned.
     returns_at: ?Instant = null,
     has_returned: bool = false,
-    /// Why the connection is closed before the call under way returns, and its peer let go; null:
-    /// it is not.
+    /// Why the connection will be closed, and its peer removed, before the current call into the
+    /// coordinator returns; null: the connection stays.
     doomed: ?[]const u8 = null,
     shared: *Shared,
 
     pub const State = enum { stranger, peer, status, answered, refused };
 
-    /// Whether the connection has a stranger's place (door.zig).
+    /// The connection as a guest among strangers; null: it has no stranger's place (door.zig).
     pub fn stranger(connection: *const Connection) ?base.places.Guest {
         if (connection.state != .stranger or connection.doomed != null) return null;
         return .{
@@ -94,12 +96,13 @@ pub const Connection = struct {
         return connection.paused_until > now;
     }
 
-    /// Bytes of the connection's queues, which are freed with it.
+    /// Bytes of the connection's queues, which are freed with the connection.
     pub fn memory(connection: *const Connection) usize {
         return connection.stream.memory() + connection.hold.memory();
     }
 
-    /// Closes the connection before the call under way returns, and lets its peer go.
+    /// Marks the connection: it is closed, and its peer removed, before the current call into the
+    /// coordinator returns.
     pub fn doom(connection: *Connection, why: []const u8) void {
         connection.doomed = why;
         connection.shared.any_doomed = true;
@@ -112,25 +115,27 @@ pub const Connection = struct {
     }
 };
 
-/// Rounds whose end a member waits for; 0: none.
+/// The rounds whose end a member waits for: the one that it prepares for, and the one for which it
+/// stops at a safe point; 0: none.
 pub const Rounds = struct { preparing: u64, stopping: u64 };
 
-/// A process in the run: while it is connected, and as long as it is a member of anything.
+/// A process of the run. The coordinator keeps it while it is connected or a member of a group.
 pub const Peer = struct {
     id: PeerId,
-    /// Null: the peer is away.
+    /// The peer's connection; null: the peer is away.
     connection: ?*Connection,
     /// The number that tells the peer's process from others with the same id.
     instance: u64,
-    /// The address at which other peers dial this peer, in numbers; empty while it is not known.
+    /// The numeric address at which other peers dial this peer; empty: it is not known.
     address: []u8 = &.{},
     /// The address that the peer claims, and the search for the peer there.
     claim: Claim = .{},
     last_heard: Instant,
     /// The host of the peer's last connection.
     source: base.Source = @splat(0),
-    /// Since when the peer is away: the end of its last connection on which it had answered. A
-    /// connection on which it answers nothing is no return, because the peer may not hear.
+    /// The time since which the peer is away: the end of its last connection on which it had
+    /// answered. A connection on which the peer answers nothing is no return, because the peer may
+    /// not hear the coordinator.
     away_since: Instant = 0,
     /// The last two members that have said that their lanes to this peer are closed.
     witnesses: [2]Witness = @splat(.{}),
@@ -138,26 +143,30 @@ pub const Peer = struct {
     bystander: Witness = .{},
     /// A bit for each group in which the peer has told its epochs on this connection.
     present: u64 = 0,
-    /// The group whose epochs the peer is telling, and what it has told; null: none.
+    /// The join under way, from `join` to `join_end`, with what the peer has told so far; null: no
+    /// join is under way.
     telling: ?Telling = null,
-    /// The group that the peer asks for was refused: the rest of its account is passed over.
+    /// The join under way was refused: its messages up to `join_end` are ignored.
     refused: bool = false,
-    /// The peer's joins that wait (door.zig).
+    /// The number of the peer's joins in the lobby (door.zig).
     joins_waiting: u32 = 0,
-    /// Since when the peer is connected, or since it left a group for the last time.
+    /// The time at which the peer last connected, left a group, or came from the lobby into a
+    /// group.
     idle_since: Instant = 0,
-    /// Until when a message of the peer was left unread, with all behind it.
+    /// The end of the last pause for which a message of the peer, and all messages behind it, were
+    /// left unread.
     unread_until: Instant = 0,
     rates: Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     /// The peer's name for people.
     label: base.Label = .{},
-    /// For the status.
+    /// The rates at which the peer moves data now, as it reports them, for the status.
     traffic: Traffic = .{},
-    /// The rates of links that the peer has told.
+    /// The rates and round trips of links that the peer has reported.
     row: Row = .{},
-    /// The last heartbeat says that the peer may probe a link; and until when it is probing.
+    /// The peer's last heartbeat says that it may probe a link; and the time until which the peer
+    /// is probing.
     may_probe: bool = false,
     probes_until: Instant = 0,
     late: Late = .{},
@@ -165,11 +174,11 @@ pub const Peer = struct {
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
 
     pub const Telling = struct {
-        /// The number of the group; null: the join waits.
+        /// The number of the group that the peer asks for; null: the join waits in the lobby.
         group: ?u16,
         rounds: Rounds,
         initial_world_size: u32,
-        /// The peer names an epoch, so it is or was a member.
+        /// The peer has named an epoch, so it is or was a member.
         named: bool = false,
         newest: u64 = 0,
         /// The peer knows an epoch or a removal that the journal has lost.
@@ -221,21 +230,21 @@ pub const Peer = struct {
         return @as(u64, 1) << @intCast(group);
     }
 
-    /// Lets the peer go before the call under way returns.
+    /// Marks the peer: it is removed before the current call into the coordinator returns.
     pub fn doom(peer: *Peer, why: []const u8) void {
         if (peer.connection) |connection| connection.doom(why);
     }
 
-    /// Whether the address of a member is looked for since a restart: newcomers could not dial it
-    /// yet.
+    /// Whether the search for a member's address is under way, as after a restart: newcomers could
+    /// not dial the member yet.
     pub fn is_address_awaited(peer: *const Peer) bool {
         return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
     }
 
-    /// The address at which this peer dials `other`; empty if it is not known. A peer that came
-    /// over the loopback interface of the coordinator's machine is told to peers of other machines
-    /// at the address at which those reached the coordinator: a loopback address would lead them to
-    /// themselves.
+    /// The address at which `listener` dials `other`; empty: it is not known. If `other` has a
+    /// loopback address and `listener` is on another machine, it is the address at which `listener`
+    /// reached the coordinator, with the port of `other`: the loopback address would lead
+    /// `listener` to itself.
     pub fn told_to(listener: *const Peer, other: *const Peer, room: *Room) []const u8 {
         const connection = listener.connection orelse return other.address;
         const endpoint = base.Endpoint.parse(other.address) catch return other.address;
@@ -257,7 +266,7 @@ pub const Peer = struct {
     }
 };
 
-/// Ranks of the members of an epoch.
+/// The rank of each member of an epoch, by peer id.
 pub const Ranks = std.AutoHashMapUnmanaged(PeerId, u16);
 
 pub fn ranks_of(gpa: Allocator, peers: []const *Peer) Allocator.Error!Ranks {
@@ -268,26 +277,28 @@ pub fn ranks_of(gpa: Allocator, peers: []const *Peer) Allocator.Error!Ranks {
 }
 
 comptime {
-    assert(limits.groups_max <= 64); // Peer.present
+    assert(limits.groups_max <= 64); // Peer.present has a bit for each group
 }
 
 // ---- messages that wait for the disk
 //
-// Messages of a coordinator on one connection that nobody may hear yet, because they rely on a
-// record that is not on the disk. Each message waits for its own record, in the order of its group,
-// and nothing else waits: other groups, epochs that the record does not name, signs of life. Which
-// records there are, and when they are on the disk: log.zig. run.zig sends the messages.
+// A Hold has the messages of one connection that the peer may not hear yet, because they rely on a
+// journal record that is not on the disk. Each message waits for its own record, and messages about
+// one group keep their order. Messages about other groups, about epochs that the record does not
+// name, and signs of life do not wait. The records, and when they are on the disk: log.zig. run.zig
+// sends the messages.
 
-/// The records that a message relies on.
+/// The journal records that a message relies on.
 pub const Subject = union(enum) {
-    /// No record: signs of life, settings, the status.
+    /// The message relies on no record: signs of life, settings, the status.
     nothing,
-    /// No record, but the answer must not overtake others, because it names no group by number.
+    /// The message relies on no record, but must not overtake other messages: it names no group by
+    /// number.
     order,
-    /// Every record of a group.
+    /// The message relies on every record of a group.
     group: u16,
-    /// The records that name this epoch, and those that earlier messages about its group as a whole
-    /// rely on.
+    /// The message relies on the records that name this epoch, and on those of earlier messages
+    /// about its whole group.
     epoch: struct { group: u16, number: u64 },
 
     pub fn of(message: *const control.Message) Subject {
@@ -305,18 +316,20 @@ pub const Subject = union(enum) {
 
 pub const Hold = struct {
     entries: std.ArrayList(Entry) = .empty,
-    /// Bytes of all messages that wait, and of the bulk among them (wire/stream.zig).
+    /// Bytes of all held messages, and of the bulk among them (wire/stream.zig).
     bytes: usize = 0,
     bulk: usize = 0,
 
-    /// The last record that anything here has waited for; that an answer to a join without a number
-    /// has; and that what was said of each group as a whole has. Those that are on the disk since
-    /// hold up nothing, so nothing is ever taken back.
+    /// The number of the last record that any message has waited for (`until`), that a `refused`
+    /// has (`order_until`), and that a message about each whole group has (`group_until`). `until`,
+    /// `order_until` and `group_until` never shrink: a record that is on the disk holds up no
+    /// message.
     until: u64 = 0,
     order_until: u64 = 0,
     group_until: [base.limits.groups_max]u64 = @splat(0),
 
-    /// One message, in a queue of its own, which others that are told the same may share.
+    /// One held message, in a queue of its own. Other connections that are sent the same message
+    /// share its bytes.
     const Entry = struct {
         until: u64,
         /// When the message began to wait.
@@ -330,26 +343,26 @@ pub const Hold = struct {
         hold.entries.deinit(gpa);
     }
 
-    /// Bytes that are freed with the hold.
+    /// Bytes of the held messages and of their list, which are freed with the hold.
     pub fn memory(hold: *const Hold) usize {
         var bytes = hold.entries.capacity * @sizeOf(Entry);
         for (hold.entries.items) |*entry| bytes += entry.queue.memory();
         return bytes;
     }
 
-    /// Since when the oldest message waits; null: none waits.
+    /// The time since which the oldest held message waits; null: no message waits.
     pub fn waits_since(hold: *const Hold) ?base.Instant {
         return if (hold.entries.items.len > 0) hold.entries.items[0].since else null;
     }
 
-    /// Whether hold and stream together have all that may wait for a peer that reads nothing.
+    /// Whether hold and stream together have as many bytes as may wait for one peer.
     pub fn is_full(hold: *const Hold, stream: *const wire.Stream, load: wire.Stream.Load) bool {
         return stream.is_full_with(load, hold.bytes, hold.bulk);
     }
 
-    /// The record that the next message of this subject has to wait for, so that it does not
-    /// overtake a message that waits. A message about a group as a whole waits for all records of
-    /// the group anyway, and a message about an epoch for no fewer than the one before it.
+    /// The record for which the next message of this subject must wait, so that it does not
+    /// overtake a held message. A message about a whole group waits for all records of the group
+    /// anyway, and a message about an epoch waits for no fewer records than the one before it.
     pub fn behind(hold: *const Hold, subject: Subject) u64 {
         return switch (subject) {
             .nothing => 0,
@@ -370,8 +383,9 @@ pub const Hold = struct {
         }
     }
 
-    /// Keeps a message, which `encoded` has already, if it is not null; the message as it waits,
-    /// for others until it leaves.
+    /// Holds a message until record `until` is on the disk. `encoded`: the message as encoded for
+    /// another connection, or null. Returns the encoded message, which other connections may share
+    /// until it leaves.
     pub fn keep(
         hold: *Hold,
         stream: *const wire.Stream,
@@ -396,19 +410,20 @@ pub const Hold = struct {
         return queue.only();
     }
 
-    /// Moves the messages whose records are settled to the stream. True: there were some. After an
-    /// error the hold is of no use any more.
+    /// Moves the messages whose records are on the disk to the stream. True: at least one has
+    /// moved. After an error the hold can only be freed.
     pub fn release(hold: *Hold, settled: u64, stream: *wire.Stream) Allocator.Error!bool {
         var kept: usize = 0;
         var index: usize = 0;
-        // Also after an error each message is here once.
+        // Even after an error `entries` has each message that is left once.
         defer {
             for (hold.entries.items[index..]) |entry| {
                 hold.entries.items[kept] = entry;
                 kept += 1;
             }
             hold.entries.shrinkRetainingCapacity(kept);
-            // Rarely used, and then perhaps by hundreds of connections at once.
+            // Holds are rarely used, but then perhaps by hundreds of connections at once: frees the
+            // list.
             if (kept == 0) hold.entries.clearAndFree(stream.gpa);
         }
         var any = false;
@@ -420,7 +435,7 @@ pub const Hold = struct {
                 continue;
             }
             const only = entry.queue.only();
-            // There was room for what is there already.
+            // No limit is checked here: `is_full` was checked when the message was held.
             try stream.out.share(&only);
             if (entry.load == .bulk) {
                 stream.out_bulk += only.bytes.len;
@@ -444,7 +459,7 @@ test "what waits leaves in the order of its group, and nothing overtakes what it
     const joined: control.Message = .{ .joined = .{ .name = .of("name"), .group = 2 } };
     try std.testing.expectEqual(activate, Subject.of(&closing));
     const length = (try hold.keep(&stream, 0, 5, &closing, .usual, null)).bytes.len;
-    // It holds up neither another epoch, nor another group, nor signs of life.
+    // The held message holds up neither another epoch, nor another group, nor signs of life.
     try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
     try std.testing.expectEqual(0, hold.behind(.{ .group = 2 }));
     try std.testing.expectEqual(0, hold.behind(.of(&.{ .heartbeat_ack = .{ .number = 1 } })));
@@ -490,16 +505,16 @@ test "what leaves in bulk is bulk in the stream, and not in the hold any more" {
 
 // ---- rates
 //
-// How much one peer, and one address, may ask of the coordinator in a time. A bucket is paid with
-// time: a request that costs a second can be made once a second, and a burst ahead of that. A peer
-// that takes more is not read for a while, so that TCP slows it down; it loses nothing by that, and
-// is not let go for it.
+// The rates at which one peer, and one network, may make requests of the coordinator. A bucket is
+// paid with time: a request that costs a second can be made once a second, and a burst of requests
+// ahead of time. The connection of a peer beyond its rate is not read for a while, so that TCP
+// slows the peer down: no message is lost, and the peer is not removed for it.
 
 pub const Bucket = struct {
-    /// When all that was taken is paid for; earlier than now: something may be taken ahead.
+    /// The time at which all requests so far are paid for; in the past: the whole burst is left.
     paid_at: Instant = 0,
 
-    /// The cost of one thing, and how much may be taken ahead of time.
+    /// The cost of one request, and how far ahead of time requests may be made, in nanoseconds.
     pub const Price = struct {
         cost_ns: u64,
         burst_ns: u64,
@@ -514,7 +529,7 @@ pub const Bucket = struct {
         bucket.paid_at = @max(bucket.paid_at, now) +| price.cost_ns *| count;
     }
 
-    /// Nanoseconds until something may be taken; 0: now.
+    /// Nanoseconds until the next request may be made; 0: now.
     pub fn wait_ns(bucket: *const Bucket, now: Instant, price: Price) u64 {
         return bucket.paid_at -| (now +| price.burst_ns);
     }
@@ -545,7 +560,8 @@ pub const Rates = struct {
     joins: Bucket = .{},
     attempts: Bucket = .{},
 
-    /// Charges a message of so many bytes, and returns how long nothing is read from the peer.
+    /// Charges the peer for a message of `size` bytes. Returns for how many nanoseconds nothing is
+    /// read from the peer.
     pub fn heard(
         rates: *Rates,
         now: Instant,
@@ -559,12 +575,12 @@ pub const Rates = struct {
             rates.messages.wait_ns(now, message_price),
         );
         if (wait_ns == 0) return 0;
-        // Rarely and long: each pause costs a turn of the loop.
+        // Pauses are rare and long, because each costs a turn of the loop.
         return std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
     }
 
-    /// Whether a message comes with calls of the program, which have no limit: only its bytes are
-    /// charged.
+    /// Whether a message belongs to a call of the program. Calls have no rate limit, so only the
+    /// bytes of the message are charged.
     fn is_of_operation(message: *const wire.control.Message) bool {
         return switch (message.*) {
             .done,
@@ -584,14 +600,14 @@ pub const Rates = struct {
         rates.attempts.take(now, attempt_price, 1);
     }
 
-    /// How long after its cause the peer's next attempt may begin.
+    /// For how many nanoseconds an attempt that the peer causes now is put off.
     pub fn attempt_wait_ns(rates: *const Rates, now: Instant) u64 {
         return @min(rates.attempts.wait_ns(now, attempt_price), limits.pause_ns_max);
     }
 };
 
-/// The rates of joins by network. Joins that begin a group are counted apart, so that a peer which
-/// makes groups without end keeps no other peer behind its address out of a group that works.
+/// The rates of joins, by network. Joins that begin a group are counted apart, so that a peer that
+/// makes groups without end does not keep other peers of its network out of a running group.
 pub const Arrivals = struct {
     origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
     /// The rate shared by networks without a place in the table.
@@ -604,7 +620,7 @@ pub const Arrivals = struct {
         arrivals.origins.deinit(gpa);
     }
 
-    /// The rate of joins of this kind from a network; valid until the next call.
+    /// The bucket for joins with this aim from a network; valid until the next call.
     pub fn of(
         arrivals: *Arrivals,
         gpa: std.mem.Allocator,
@@ -644,7 +660,7 @@ test "a bucket gives its burst at once, then what time has paid for" {
     try testing.expectEqual(1 * ms, bucket.wait_ns(now, price));
     now += 1 * ms;
     try testing.expectEqual(0, bucket.wait_ns(now, price));
-    // Time that was not taken is not kept beyond the burst.
+    // An idle hour saves up no more than the burst.
     now += 3600 * 1000 * ms;
     for (0..4) |_| bucket.take(now, price, 1);
     try testing.expectEqual(100 * ms, bucket.wait_ns(now, price));
@@ -734,28 +750,29 @@ test "sources beyond the table share one bucket, and those that have paid make r
 
 // ---- questions
 //
-// Questions that a member must answer by itself, and since when it could. A question may lie behind
-// many other messages to the member for as long as its line takes, and others can make that long;
-// so the member's time begins when the question has left for it. A healthy engine answers within a
-// moment, whatever its user does: after the silence limit the member is let go. It is also let go
-// after twelve times that limit, whatever it reads. The questions are about the lanes and safe
-// points of a round (membership.zig), and about the decisions that the member has seen
-// (operation.zig).
+// Questions that a member's engine must answer without its user: about the lanes and safe points of
+// a round (membership.zig), and about the decisions that the member has seen (operation.zig). A
+// question may lie behind many other messages, which other members can cause; so the member's time
+// begins when the question has left the coordinator. A healthy engine answers at once: a member
+// that does not answer within the silence limit is removed. A member that has not answered after
+// twelve silence limits is removed even if the question has not left.
 
-/// When a question ends that has not left, or whose answer waits at the coordinator, in silence
-/// limits.
+/// Silence limits after which a member that has not answered is removed, even if the question has
+/// not left or the answer lies unread at the coordinator.
 const asked_silences_max = 12;
 
 pub const Asked = struct {
-    /// When the question was asked; of several that have not left, the first.
+    /// The time at which the question was asked; of several questions that have not left, that of
+    /// the first.
     at: Instant = 0,
     /// The last time at which the question had not left for the peer.
     since: Instant = 0,
-    /// The question has left when the connection has sent so many bytes.
+    /// The question has left when the connection has sent this many bytes.
     mark: u64 = 0,
     has_left: bool = true,
 
-    /// Asks. A new question before the last has left gives the peer no more time.
+    /// Notes that a question is asked. A question asked before the last one has left gives the peer
+    /// no more time.
     pub fn ask(asked: *Asked, peer: *const Peer, now: Instant) void {
         asked.look(peer, now);
         if (asked.has_left) asked.at = now;
@@ -768,8 +785,8 @@ pub const Asked = struct {
         asked.has_left = false;
     }
 
-    /// At a tick. Others could not go on without the answer for longer. `late`: the coordinator was
-    /// frozen, or the disk holds up the question, and nobody is judged by the time that passed.
+    /// At a tick: whether the answer is overdue, so that the member must go. `late`: the
+    /// coordinator was frozen or the disk holds up the question, so the member's time begins anew.
     pub fn is_overdue(
         asked: *Asked,
         peer: *const Peer,
@@ -783,7 +800,7 @@ pub const Asked = struct {
         }
         asked.look(peer, now);
         if (now -| asked.at >= asked_silences_max *| silence_ns) return true;
-        // An answer may be behind something that the coordinator has left unread for a while.
+        // The answer may lie behind a message that the coordinator has left unread for a while.
         const could_answer = @max(asked.since, peer.unread_until);
         return asked.has_left and now -| could_answer >= silence_ns;
     }
@@ -791,7 +808,7 @@ pub const Asked = struct {
     fn look(asked: *Asked, peer: *const Peer, now: Instant) void {
         if (asked.has_left) return;
         const connection = peer.connection orelse return;
-        // On another connection less may have been told.
+        // A new connection counts its bytes anew, so `mark` may be beyond its last byte.
         asked.mark = @min(asked.mark, connection.stream.told_bytes());
         asked.has_left = connection.stream.sent_bytes >= asked.mark;
         if (!asked.has_left) asked.since = now;

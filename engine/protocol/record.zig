@@ -1,7 +1,7 @@
-//! Record: the coordinator's knowledge of one operation of an epoch until it is decided, and the
-//! decision: who has called it, which votes and reports have come, and which chunks the members
-//! hold. operation.zig makes and decides records, attempt.zig fills them from reports after a loss,
-//! and debt.zig tells who is waited for.
+//! Record: what the coordinator knows of one operation of an epoch until the operation is decided:
+//! the members that have called it, the votes and reports that have come, and the chunks that
+//! members hold; and the decision. operation.zig makes and decides records, attempt.zig fills them
+//! from reports after a loss, and debt.zig tells which members are waited for.
 
 const std = @import("std");
 const base = @import("base");
@@ -22,7 +22,7 @@ const testing = std.testing;
 pub const Record = struct {
     id: OpId,
     descriptor: Descriptor,
-    /// The rank whose call has this descriptor.
+    /// The rank whose call gave `descriptor`.
     from: u16,
     /// Ranks that have voted in the current attempt.
     done: Mask = .empty,
@@ -30,24 +30,25 @@ pub const Record = struct {
     digest_from: u16 = 0,
     /// When the ranks in `done` called the operation.
     calls: CallTimes = .{},
-    /// The earliest attempt in which a member called the operation, by the reports.
+    /// The earliest attempt in which a member called the operation, according to the reports.
     begun_attempt: u32 = std.math.maxInt(u32),
-    // Filled by the reports of the current attempt.
+    // `reported`, `done_reported` and `holdings` are filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
     holdings: Holdings = .{},
     chunks: u32 = 0,
     /// The rank whose report gave `chunks`; null before the first report.
     chunks_from: ?u16 = null,
-    /// The ranks that have called the operation, and since when the others are waited for.
+    /// The ranks that have called the operation, and since when the other ranks are waited for.
     stall: Stall = .{},
     vote_owed: VoteOwed = .{},
     /// Newcomers that have called another operation under this id.
     misfits: Misfits = .{},
-    /// The offers of a sync; null before the first, and for other operations.
+    /// The offers of a sync; null: no offer has come, or the operation is no sync.
     election: ?*Election = null,
 
-    /// The name of the state that a sync is of; empty for other operations, and before it is known.
+    /// The name of the shared state of a sync; empty: no offer has come, or the operation is no
+    /// sync.
     pub fn state(record: *const Record) []const u8 {
         return if (record.election) |election| election.name.slice() else "";
     }
@@ -75,7 +76,7 @@ pub const Verdict = struct {
     descriptor: ?Descriptor = null,
     other_descriptor: ?Descriptor = null,
 
-    /// The verdict that members are told with this message.
+    /// The verdict that an `abort` message tells members.
     pub fn of(abort: *const control.Abort) Verdict {
         const differ = abort.reason == .mismatch;
         return .{
@@ -88,7 +89,7 @@ pub const Verdict = struct {
     }
 };
 
-/// The decision on an operation.
+/// How an operation was decided: committed or aborted.
 pub const Outcome = union(enum) {
     commit: Committed,
     abort: Verdict,
@@ -105,8 +106,9 @@ pub const Decision = struct {
     maker: ?u16,
     outcome: Outcome,
 
-    /// The number of a decision that is made while members come back to a coordinator that has
-    /// started again: their reports may show that the log lacks some.
+    /// Stands for the number of a decision that is made while members come back after a restart.
+    /// The decision is numbered when all are back, because they may know decisions that the log
+    /// lacks.
     pub const unnumbered = std.math.maxInt(u64);
 
     /// The message that tells members of the decision.
@@ -137,20 +139,21 @@ pub const Decision = struct {
 
 // ---- holdings of members
 //
-// Which chunks of an operation the members hold, by their reports of one attempt. It keeps ranges,
-// not chunks, so it holds about as much as was said, and the budget of all queues counts it
-// (run.zig).
+// Which chunks of an operation members hold, according to their reports of one attempt. Ranges are
+// kept instead of chunks, so they take about as many bytes as the reports; the budget of all queues
+// counts these bytes (run.zig).
 
 pub const Holdings = struct {
-    /// Ranges of chunks in ascending order, none empty. No member holds a chunk outside of them.
+    /// Ranges of chunks in ascending order, none empty. No member holds a chunk outside of these
+    /// ranges.
     ranges: []KeptRange = &.{},
 
-    /// A member's report of ranges that are in order.
+    /// A member's report; its ranges are in ascending order.
     pub const Report = struct {
         rank: u16,
-        /// The member has voted for what it holds.
+        /// The member has voted for the chunks that it holds.
         done: bool,
-        /// The ranks that have voted.
+        /// The ranks that have voted, according to the reports so far.
         voted: *const Mask,
         settled: wire.codec.List(SettledRange),
     };
@@ -172,7 +175,7 @@ pub const Holdings = struct {
         return held == chunks;
     }
 
-    /// Merges a report in one pass over its ranges and those held, linear in their number.
+    /// Merges a report into `ranges`, in one pass over the ranges of both.
     pub fn add(
         holdings: *Holdings,
         gpa: Allocator,
@@ -215,14 +218,14 @@ pub const Holdings = struct {
 
     fn tell(range: *KeptRange, report: *const Report, reduced_attempt: u32) void {
         if (range.reduced_attempt == reduced_attempt) return range.holders.set(report.rank);
-        // A result that somebody has voted for outranks what others have settled.
+        // A result that a member has voted for outranks chunks that other members have settled.
         if (range.holders.meets(report.voted)) return;
         if (!report.done and reduced_attempt < range.reduced_attempt) return;
         range.* = new(report, range.begin, range.end, reduced_attempt);
     }
 };
 
-/// A merge under way: the merged ranges, and the old ranges that are still to come.
+/// A merge of ranges under way: the merged ranges, and the old ranges that are not merged yet.
 const Merged = struct {
     gpa: Allocator,
     list: std.ArrayList(KeptRange) = .empty,
@@ -230,7 +233,7 @@ const Merged = struct {
     /// The first chunk of `rest[0]` that is not merged yet, if that range was cut.
     cut: u32 = 0,
 
-    /// The next old range, as far as it lies before `end`.
+    /// Takes the next old range, as far as it lies before chunk `end`; null: no old range does.
     fn next(merged: *Merged, end: u32) ?KeptRange {
         if (merged.rest.len == 0) return null;
         var range = merged.rest[0];
@@ -359,13 +362,14 @@ test "members that have settled the same chunks share their ranges" {
 
 // ---- misfits
 //
-// Calls of one operation that are not the one of its record, and who made them.
+// Calls of an operation that differ from the call in its record, and the ranks that made them.
 
 pub const Misfits = struct {
     said: std.ArrayList(Said) = .empty,
-    /// A member has seen that another one called something else.
+    /// The calls of the operation are known to differ, so all members were asked for theirs.
     is_open: bool = false,
-    /// A newcomer and a member that name different sizes for the shards that they exchange.
+    /// A newcomer and a member that name different sizes for the shards that they exchange; null:
+    /// no such pair is known.
     apart: ?Apart = null,
 
     pub const Said = struct { rank: u16, descriptor: Descriptor };
@@ -383,35 +387,37 @@ pub const Misfits = struct {
 
 // ---- reports and votes that are owed
 //
-// The debts of members that are not calls of their users: the report after a view, and the vote for
-// an operation that all others have voted for.
+// The debts of a member's engine: the report after a `view`, and the vote for an operation for
+// which all other members have voted.
 
-/// The report that a member owes after a view.
+/// The report that a member owes after a `view`.
 pub const ReportOwed = struct {
-    /// Since when the report is waited for, over all attempts; `never` while it is not.
+    /// The time since which the report is waited for, over all attempts; `never`: it is not waited
+    /// for.
     since: Instant = base.never,
     /// The tick that saw the last new part of the report.
     part_at: Instant = 0,
     parts: u32 = 0,
     parts_seen: u32 = 0,
-    /// The last attempt in which the member has reported, or needs no report.
+    /// The last attempt for which the member has reported, or for which it need not report.
     attempt: u32 = 0,
 
-    /// A whole report is here. If others came or went meanwhile it may be of a passed attempt; then
-    /// the report of the newest attempt is on its way.
+    /// Notes that a whole report has come. The report may be of a passed attempt, if another member
+    /// came or went meanwhile; then the report of the newest attempt is on its way.
     pub fn ended(report: *ReportOwed, attempt: u32, newest: u32) void {
         if (attempt <= report.attempt or attempt > newest) return;
         report.attempt = attempt;
         report.since = base.never;
     }
 
-    /// The member has a new connection, on which it was asked for nothing yet. `since` stays.
+    /// Notes that the member has a new connection, on which no report was asked for yet. The wait
+    /// `since` goes on.
     pub fn asked_anew(report: *ReportOwed, newest: u32) void {
         report.attempt = @max(report.attempt, newest);
     }
 };
 
-/// The one vote that is missing for a commit.
+/// The only vote that is missing for a commit: the rank that owes it (null: none), and since when.
 pub const VoteOwed = struct {
     rank: ?u16 = null,
     since: Instant = base.never,
@@ -419,32 +425,35 @@ pub const VoteOwed = struct {
 
 // ---- calls
 //
-// The members that have called an operation, as far as the coordinator knows, and what was said of
-// the others.
+// The members that have called an operation, as far as the coordinator knows, and what the callers
+// were told of the missing members.
 
 pub const Stall = struct {
     /// Ranks that have said, in any attempt, that they have called the operation.
     called: Mask = .empty,
-    /// Since when over half have called and some have not; `never` while that is not so.
+    /// The time since which over half of the members have called and some have not; `never`: that
+    /// is not so.
     since: Instant = base.never,
-    /// Since when a member waits for the call of another member; `never` while none does.
+    /// The time since which some member waits for the call of another member; `never`: no member
+    /// does.
     waits_since: Instant = base.never,
     /// How many members have called the operation, and when that number last grew.
     callers: u32 = 0,
     called_at: Instant = base.never,
-    /// The earliest deadline of a call that is near its deadline; `never` while none is.
+    /// The earliest deadline of a call that is near its deadline; `never`: no call is.
     until: Instant = base.never,
-    /// Ranks that were told in this attempt that others wait for their call.
+    /// Ranks that were told in this attempt that other members wait for their call.
     asked: Mask = .empty,
-    /// The ranks that the callers were told in this attempt that they wait for.
+    /// The missing ranks that the callers were told of in this attempt.
     told: Mask = .empty,
     /// The callers have waited so long that their own logs say so.
     is_long: bool = false,
-    /// The operations that the callers were told the missing ranks wait in, and when.
+    /// The operations in which the missing ranks wait, as the callers were told last, and when they
+    /// were told.
     told_elsewhere: Told = .{},
     told_at: Instant = 0,
     /// The links that move nothing of the operation in this attempt, by their two ranks, as members
-    /// say; and whether the log says so.
+    /// report; and whether the log has warned of such links.
     stuck: Told = .{},
     stuck_said: bool = false,
 
@@ -464,7 +473,7 @@ pub const Stall = struct {
         stall.called_at = now;
     }
 
-    /// Whether a call reaches its deadline before callers are usually told.
+    /// Whether a call is near its deadline, so that callers are told of missing members early.
     pub fn is_urgent(stall: *const Stall, now: Instant) bool {
         return stall.until != base.never and now < stall.until;
     }
@@ -478,7 +487,7 @@ pub const Stall = struct {
         return stall.has_waited(now, for_ns) and now -| stall.called_at >= for_ns;
     }
 
-    /// A new attempt: members say anew what they have called, and are told anew.
+    /// Begins a new attempt, in which members tell their calls again, and are asked and told again.
     pub fn begin_attempt(stall: *Stall) void {
         stall.asked = .empty;
         stall.told = .empty;
@@ -486,8 +495,8 @@ pub const Stall = struct {
     }
 };
 
-/// The operations in which members wait that others wait for, as it is told to those others
-/// (debt.zig).
+/// The operations in which missing members wait, as the callers are told (debt.zig); or links, each
+/// by its two ranks.
 pub const Told = struct {
     items: [base.limits.elsewhere_told_max]control.Elsewhere = @splat(.{}),
     count: u8 = 0,
@@ -501,7 +510,8 @@ pub const Told = struct {
         told.count += 1;
     }
 
-    /// Whether no earlier item is the same link, with its two ranks exchanged. Items are links.
+    /// Whether no earlier item is the same link with its two ranks exchanged. The items must be
+    /// links.
     pub fn is_new(told: *const Told, index: usize) bool {
         const link = &told.items[index];
         for (told.items[0..index]) |*other| {
@@ -523,7 +533,8 @@ pub const Told = struct {
         return std.meta.eql(told.*, other.*);
     }
 
-    /// Reads a message, whose ranks must be below `world_size`.
+    /// Reads the list of a message. error.Unexpected: a rank is not below `world_size`, or a count
+    /// is wrong.
     pub fn read(
         list: *const wire.codec.List(control.Elsewhere),
         world_size: usize,
@@ -533,7 +544,7 @@ pub const Told = struct {
         while (it.next()) |item| {
             if (item.rank >= world_size or item.waits_for >= world_size) return error.Unexpected;
             if (item.count == 0 or item.count > world_size) return error.Unexpected;
-            told.add(item); // no more than its bound
+            told.add(item); // decoding has bounded the list
         }
         return told;
     }
@@ -541,19 +552,21 @@ pub const Told = struct {
 
 // ---- the last caller
 //
-// Which member calls last. A vote says how long ago the call was, so the coordinator knows when
-// each member called, on its own clock. The last one held up all others from the second last call
-// on. That time is counted for the status, over all groups of a peer; no decision depends on it. A
-// member that lies about its call can hide, or blame itself.
+// Which member calls an operation last. A vote tells how long ago the member called, so the
+// coordinator knows the time of each call on its own clock. The last caller held up all other
+// members from the second last call on. The status shows the sum of this time over all groups of a
+// peer; no decision depends on it. A member that lies about its call can only hide its own delay,
+// or blame itself.
 
-/// A shorter delay is noise of networks and machines, and counts for nobody.
+/// A last call with a shorter delay than this is noise of networks and machines, and is not
+/// counted.
 pub const late_ns_min = std.time.ns_per_ms;
 
-/// The calls of one operation, in the current attempt.
+/// When members called one operation, by their votes of the current attempt.
 pub const CallTimes = struct {
     last: Instant = 0,
     second_last: Instant = 0,
-    /// The rank of the last call.
+    /// The rank that called last.
     rank: u16 = 0,
     count: u32 = 0,
 
@@ -572,10 +585,11 @@ pub const CallTimes = struct {
 
 /// How late a peer's calls were.
 pub const Lateness = struct {
-    /// Operations that the peer has called, and those in which it was last by more than noise.
+    /// The number of operations that the peer has called, and of those that it called last by
+    /// `late_ns_min` or more.
     calls: u64 = 0,
     last: u64 = 0,
-    /// Nanoseconds that others waited for the peer alone, over all its operations.
+    /// Nanoseconds for which other members waited for the peer alone, over all its operations.
     ns: u64 = 0,
 };
 
@@ -589,6 +603,6 @@ test "the last call is found in any order of the votes, and by how much it was l
         try std.testing.expectEqual(10, calls.last - calls.second_last);
     }
     var old: CallTimes = .{};
-    old.note(0, 1000, std.math.maxInt(u64)); // older than the clock
+    old.note(0, 1000, std.math.maxInt(u64)); // called before the clock began
     try std.testing.expectEqual(0, old.last);
 }

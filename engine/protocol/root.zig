@@ -1,8 +1,8 @@
-//! protocol: the sans-I/O state machines that decide membership and outcomes. One is the
-//! coordinator; the other is each peer's membership of a group (Member). They receive messages and
-//! the time, and answer with messages; they have no sockets, clocks, threads or randomness of their
-//! own. Why these rules: docs/internals/PROMISE.md; the messages: wire/control.zig. Next:
-//! session/root.zig.
+//! protocol: the two sans-I/O state machines that decide membership and outcomes: Coordinator, and
+//! Member, which is one peer's membership of a group. Both receive messages and the time, and
+//! answer with messages. Neither has sockets, clocks, threads or randomness of its own. The reasons
+//! of the rules: docs/internals/PROMISE.md; the messages: wire/control.zig. Read session/root.zig
+//! next.
 
 pub const Coordinator = @import("coordinator.zig").Coordinator;
 pub const Phase = @import("group.zig").Group.Phase;

@@ -1,8 +1,9 @@
-//! Run: all that a coordinator knows of its run: the settings, the connections, peers and groups,
-//! and how far the journal is. It answers questions, tells peers, and decides nothing. A message
-//! goes into the queue of the peer's connection, or waits there for the record that it relies on
-//! (peer.zig: Hold). A peer that is away is told nothing: it hears everything when it comes back.
-//! coordinator.zig lists the files that change the run.
+//! Run: all that a coordinator knows of its run: settings, connections, peers, groups, and how far
+//! the journal is. The functions of Run answer questions and send messages to peers; they decide
+//! nothing. A message goes into the queue of the peer's connection, or waits there until the
+//! journal record that it relies on is on the disk (peer.zig: Hold). Nothing is sent to a peer that
+//! is away: it is told everything when it comes back. coordinator.zig lists the files that change
+//! the run.
 
 const std = @import("std");
 const base = @import("base");
@@ -34,15 +35,16 @@ pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 pub const Progress = struct {
     /// The last record given to the journal.
     given: u64 = 0,
-    /// The last record on the disk; all before are there, too.
+    /// The last record that is on the disk, with all records before it.
     settled: u64 = 0,
     /// The last record that replaced the whole journal.
     replaced: u64 = 0,
     /// The last record that is known to have failed.
     failed: u64 = 0,
-    /// The size of the journal when it was last written as a whole.
+    /// The size of the journal in bytes when it was last written as a whole.
     whole_bytes: usize = 0,
-    /// Since which tick a record is waited for, and whether the log says so.
+    /// The tick since which a record is not on the disk yet (null: all are), and whether the log
+    /// has warned of that.
     waits_since: ?Instant = null,
     said: bool = false,
 };
@@ -57,22 +59,24 @@ pub const Run = struct {
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
     groups: std.ArrayList(*Group) = .empty,
-    /// The largest numbers of groups that have ended: none of them is used again.
+    /// The largest epoch and round numbers of groups that have ended. Later groups use larger
+    /// numbers.
     ended: struct { epoch: u64 = 0, round: u64 = 0 } = .{},
     /// The number at which the search for a free group number begins, so that numbers freed last
     /// are taken last.
     next_group: u16 = 0,
     arrivals: Arrivals = .{},
     lobby: Lobby = .{},
-    /// Draws who is let in at the door, and who must go.
+    /// Decides which strangers are let in at the door and which lose their places, and makes
+    /// nonces.
     prng: base.Prng,
-    /// When something is due before the next heartbeat.
+    /// The time at which a tick is needed before the next heartbeat; `never`: it is not needed.
     due_at: Instant = base.never,
     started_at: Instant = 0,
     last_tick: Instant = 0,
     /// The coordinator hears no peer, so its own network may be gone.
     deaf: bool = false,
-    /// The budget of all connections.
+    /// The bytes that all connections hold in their queues, and the limit of these bytes.
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
@@ -80,32 +84,34 @@ pub const Run = struct {
     measurements: u64 = 0,
     /// The peer that members were last asked to dial.
     dial_back: DialBack = .{},
-    /// The time of day is so far ahead of `Instant`; for the status alone.
+    /// The nanoseconds by which the time of day is ahead of `Instant`; for the status alone.
     wall_ahead_ns: u64 = 0,
-    /// Connections that were not of this run, for the status.
+    /// The number of connections that were refused or lost their place at the door, for the status.
     strangers_refused: u64 = 0,
-    /// Peers that are looked for where they say they are.
+    /// Searches for peers at the addresses that they claim (door.zig).
     questions: addresses.Queue = .{},
     shared: Shared = .{},
-    /// How often a coordinator has begun to use the journal; rounds are told apart by it.
+    /// The number of starts of a coordinator with this journal. Epoch and round numbers of
+    /// different starts differ by it.
     incarnation: u32 = 1,
     journal_state: JournalState = .off,
     journal_progress: Progress = .{},
-    /// Since the journal was last written as a whole.
+    /// Bytes appended to the journal since it was last written as a whole.
     journal_bytes: usize = 0,
-    /// It is time for that.
+    /// The journal is to be written anew as a whole.
     journal_due: bool = false,
-    /// When one that has failed is tried again.
+    /// The time at which a journal that has failed is tried again.
     journal_retry_at: Instant = 0,
-    /// The size of the log when it was last written as a whole, and what was added since.
+    /// The bytes of the log of decisions when it was last written as a whole, and the bytes added
+    /// since.
     log_whole_bytes: usize = 0,
     log_bytes: usize = 0,
 
     pub const JournalState = enum {
         off,
         ok,
-        /// The journal or the log could not be written. The run goes on, and does not survive this
-        /// coordinator before a later try succeeds.
+        /// The journal or the log of decisions could not be written. The run goes on, but does not
+        /// survive this coordinator unless a later try succeeds.
         failed,
     };
 
@@ -113,35 +119,37 @@ pub const Run = struct {
         run_id: base.RunId,
         min_world_size: u32 = 1,
         initial_world_size: u32 = 1,
-        /// Lanes of each link; 0: each link has as many as bring something (session/flow.zig).
+        /// Lanes of each link; 0: each link has as many lanes as raise its rate (session/flow.zig).
         lanes: u8 = 0,
-        /// Members are asked to probe links whose rate is not known (measurement.zig).
+        /// Whether members are asked to probe links whose rate is not known (measurement.zig).
         probes: bool = true,
         chunk_bytes: u32 = 256 * limits.KiB,
-        /// Room for partial sums of one operation at each peer, and of all operations of a peer
-        /// together, as far as that is more.
+        /// Bytes for partial sums at a peer: those that each operation has (`window_bytes`), and
+        /// those up to which all operations together may grow (`windows_bytes`).
         window_bytes: u64 = limits.window_bytes_first,
         windows_bytes: u64 = limits.windows_bytes_default,
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
         prepare_ns: u64 = 10 * std.time.ns_per_s,
-        /// How long others may have waited for a member's call before it is named.
+        /// How long other members wait for a member's call before the log names that member.
         stall_warning_ns: u64 = 10 * std.time.ns_per_s,
-        /// How long before it is let go; 0: it never is.
+        /// How long other members wait for a member's call or report before that member is removed;
+        /// 0: for ever.
         stall_ns: u64 = 0,
-        /// Where it listens and what it advertises, for the journal; where it is reached, for the
-        /// status, too.
+        /// The addresses at which the coordinator listens, which it advertises, and at which it is
+        /// reached. All go into the journal, and the last also into the status.
         bind: []const u8 = "",
         advertise: []const u8 = "",
         address: []const u8 = "",
-        /// Bytes that all queues may hold together. Beyond, the peer with the longest queue is let
-        /// go.
+        /// Bytes that the queues of all connections may hold together. Beyond that the peer with
+        /// the longest queue is removed.
         memory: u64 = limits.queues_bytes_default,
-        /// Null: nothing survives this coordinator.
+        /// The journal and the log of decisions; null: the run ends with this coordinator.
         journal: ?Journal = null,
-        /// How long after a failure the journal is written again.
+        /// The pause after a failure before the journal is tried again.
         journal_retry_ns: u64 = std.time.ns_per_min,
-        /// The allocator of the coordinator itself, which has the run id; null: that of the rest.
+        /// The allocator of memory that has the run id, such as the coordinator itself; null: the
+        /// usual allocator.
         secrets: ?Allocator = null,
     };
 
@@ -150,13 +158,13 @@ pub const Run = struct {
         vtable: *const VTable,
 
         pub const VTable = struct {
-            /// Send what is in the stream as far as it goes, then close. `connection` is invalid
-            /// afterwards.
+            /// Sends the bytes of the stream as far as the socket takes them, and closes the
+            /// connection. `connection` is invalid afterwards.
             close: *const fn (ctx: *anyopaque, connection: *Connection) void,
-            /// The stream has bytes to send, which stay where they are until the call into the
-            /// coordinator returns.
+            /// Tells the driver that the stream has bytes to send. The bytes of the stream stay
+            /// where they are until the current call into the coordinator returns.
             wake: *const fn (ctx: *anyopaque, connection: *Connection) void,
-            /// Looks for the peer where it says it is. Does not block.
+            /// Looks for a peer at the address that it claims. Does not block.
             find: *const fn (
                 ctx: *anyopaque,
                 question: *const addresses.Question,
@@ -204,10 +212,10 @@ pub const Run = struct {
         return null;
     }
 
-    /// A group that the peer has named on this connection.
+    /// The group of this number. error.Unexpected: the peer has not joined it on its connection.
     pub fn group_of(run: *const Run, peer: *const Peer, id: u16) ProtocolError!*Group {
         if (!peer.is_present(id)) return error.Unexpected;
-        return run.group_at(id).?; // it does not end while a peer is present
+        return run.group_at(id).?; // a group does not end while a peer is present in it
     }
 
     pub fn group_named(run: *const Run, name: []const u8) ?*Group {
@@ -215,7 +223,7 @@ pub const Run = struct {
         return null;
     }
 
-    /// The name of a peer of a group, perhaps a lost one, for a line of the log.
+    /// The name of a peer of a group for a line of the log; the peer may be lost.
     pub fn named(run: *const Run, group: *const Group, id: PeerId) base.Named {
         if (run.peer_of(id)) |peer| return peer.named();
         for (group.epochs.items) |epoch| if (epoch.ranks.get(id)) |rank|
@@ -237,22 +245,23 @@ pub const Run = struct {
 
     const epochs_per_start = 1 << 20;
 
-    /// The last record about a group, or that names one of its epochs.
+    /// The last journal record about a group, or with `number` the last one that names this epoch
+    /// of the group.
     pub fn recorded_of(run: *const Run, id: u16, number: ?u64) u64 {
-        const group = run.group_at(id) orelse return run.journal_progress.given; // of all groups
+        // A group that has ended waits for the last record of all groups.
+        const group = run.group_at(id) orelse return run.journal_progress.given;
         const epoch = group.epoch_of(number orelse return group.recorded) orelse
             return group.recorded;
         return epoch.recorded;
     }
 
-    /// Whether messages that rely on this record have to wait. With a journal that has failed none
-    /// do.
+    /// Whether messages that rely on this record must wait. With a failed journal no message waits.
     pub fn waits(run: *const Run, number: u64) bool {
         return run.journal_state == .ok and number > run.journal_progress.settled;
     }
 
-    /// Whether the disk has held up messages to the peer for a while (peer.zig). A shorter wait is
-    /// no excuse: members can have records written all the time.
+    /// Whether the disk has held up messages to the peer for two heartbeats (peer.zig: Hold). A
+    /// shorter wait excuses no member, because members can cause records all the time.
     pub fn holds_up(run: *const Run, peer: *const Peer) bool {
         const connection = peer.connection orelse return false;
         const since = connection.hold.waits_since() orelse return false;
@@ -261,12 +270,13 @@ pub const Run = struct {
 
     // ---- telling peers
 
-    /// Sends a message about a group, if the peer has named the group on its connection.
+    /// Sends a message about a group, if the peer has joined the group on its connection.
     pub fn send(run: *Run, peer: *const Peer, group: u16, message: control.Message) void {
         if (peer.is_present(group)) run.say(peer, message);
     }
 
-    /// Sends a message that is not about a group which the peer has named.
+    /// Sends a message to a peer, whether or not it has joined a group; drops the message if the
+    /// peer is away.
     pub fn say(run: *Run, peer: *const Peer, message: control.Message) void {
         if (peer.connection) |connection| run.send_on(connection, message);
     }
@@ -284,7 +294,8 @@ pub const Run = struct {
         }
     }
 
-    /// Sends the messages that waited for this record or an earlier one.
+    /// Sends the held messages of a connection that waited for record `settled` or an earlier
+    /// record.
     pub fn release(run: *Run, connection: *Connection, settled: u64) void {
         const any = connection.hold.release(settled, &connection.stream) catch
             return connection.doom(no_room);
@@ -296,7 +307,8 @@ pub const Run = struct {
 pub const Circular = struct {
     message: *const control.Message,
     load: wire.Stream.Load = .usual,
-    /// The message in the stream or the hold of the first peer; null before that.
+    /// The encoded message in the stream or the hold of the first peer; null: it was sent to no
+    /// peer yet.
     encoded: ?wire.Queue.Encoded = null,
 
     pub fn send(circular: *Circular, run: *Run, group: u16, peer: *const Peer) void {
@@ -305,7 +317,7 @@ pub const Circular = struct {
     }
 
     fn send_on(circular: *Circular, run: *Run, connection: *Connection) void {
-        if (connection.doomed != null) return; // it would hear the end of something
+        if (connection.doomed != null) return; // an earlier message may not have fitted
         circular.put(run, connection) catch
             return connection.doom(if (connection.hold.is_full(&connection.stream, circular.load))
                 "it does not read what it is told, and more does not wait for it"
@@ -334,7 +346,8 @@ pub const Circular = struct {
 
 const no_room = "its messages do not fit into memory any more";
 
-/// The record that a message has to wait for on this connection; null if it may leave.
+/// The journal record for which a message must wait on this connection; null: the message may
+/// leave.
 fn held_until(
     run: *const Run,
     connection: *const Connection,
@@ -352,12 +365,13 @@ fn held_until(
 
 // ---- memory of all queues
 //
-// How much all connections of a coordinator may hold together. Each has limits of its own
-// (wire/stream.zig), and many that read nothing still add up; then the longest queue goes, never
-// the peer that asked last.
+// The limit of the bytes that all connections of a coordinator hold together. Each connection has
+// limits of its own (wire/stream.zig), but many connections that read nothing add up. Beyond the
+// limit the connection with the longest queue is closed, and not the one that was sent the last
+// message.
 
-/// Dooms the connection with the longest queue, until the queues of the others fit into the budget.
-/// Its queue is freed at once, its reports when it closes.
+/// Dooms connections, the longest queue first, until the other queues fit into the budget. The
+/// queue of a doomed connection is freed at once, the reports of its peer when it closes.
 pub fn keep_budget(run: *Run) void {
     while (run.memory.is_over()) {
         var leaving: usize = 0;
@@ -408,7 +422,7 @@ const Who = struct {
 
 // ---- the peer that is dialed back
 //
-// The peer that members were asked to dial last, and what they have said of it.
+// The peer that members were last asked to dial (`pccl doctor`), and their answers.
 
 pub const DialBack = struct {
     /// The peer that members were asked to dial; none: no peer has asked yet.
@@ -417,21 +431,23 @@ pub const DialBack = struct {
     began_at: Instant = 0,
     entries: [members_max]Entry = undefined,
     count: usize = 0,
-    /// Members that were not asked, because there are too many.
+    /// The number of members that were not asked, because there are too many.
     left_out: usize = 0,
 
-    /// Half of a peer's places for strangers: none of them is turned away.
+    /// Half of a peer's places for strangers, so that the peer turns none of these members away.
     pub const members_max = base.limits.strangers_max / 2;
-    /// The pause between two peers, if all members have answered.
+    /// The pause between the dials of two different peers, if all members have answered.
     const pace_ns = std.time.ns_per_s;
-    /// How long an answer is waited for, which is longer than a dial may take.
+    /// How long the coordinator waits for the members' answers, which is longer than a dial may
+    /// take.
     const answer_ns = 8 * std.time.ns_per_s;
-    /// How long answers are shown. The peer is not dialed again before.
+    /// How long the status shows the members' answers. A peer is not dialed again while its answers
+    /// are shown.
     const keep_ns = std.time.ns_per_min;
 
     pub const Entry = struct {
         id: PeerId,
-        /// Null: the member has not answered; `pending`: it has found the peer.
+        /// The member's answer. Null: it has not answered; `pending`: it has found the peer.
         answer: ?wire.Dialed = null,
     };
 
@@ -439,7 +455,7 @@ pub const DialBack = struct {
         return asked.entries[0..asked.count];
     }
 
-    /// Whether no answer is waited for.
+    /// Whether all members have answered, or the time for their answers is over.
     pub fn is_over(asked: *const DialBack, now: Instant) bool {
         if (now -| asked.began_at >= answer_ns) return true;
         for (asked.slice()) |*entry| if (entry.answer == null) return false;
@@ -459,24 +475,25 @@ pub const DialBack = struct {
 
 // ---- questions for the status
 //
-// How often a host may ask for the status. An answer costs the time that it took to make. A host
-// has 8 s of it ahead, and gets back a second each second: in the end large answers come once a
-// second, small ones hundreds of times.
+// How often a host may ask for the status. An answer of 256 KiB or more costs the host 1 s, a
+// shorter answer proportionally less, at least 2 ms. A host may spend 8 s ahead of time, and earns
+// a second each second: in the end it gets one large answer a second, or hundreds of small ones.
 
 pub const StatusRates = struct {
     hosts: [hosts_max]Host = @splat(.{}),
 
-    /// How many hosts have an account of their own. Further hosts share one.
+    /// The number of accounts. Each account but the last belongs to one host, and further hosts
+    /// share the last.
     const hosts_max = 256;
     const ahead_ns = 8 * std.time.ns_per_s;
     const cost_ns_max = std.time.ns_per_s;
     const cost_ns_min = 2 * std.time.ns_per_ms;
-    /// An answer of this many bytes or more costs a second.
+    /// A status of this many bytes or more costs its host a second.
     const large_bytes = 256 * base.limits.KiB;
 
     const Host = struct {
         source: base.Source = @splat(0),
-        /// When all answers that the host has had are paid for.
+        /// The time at which all answers to the host are paid for.
         paid_at: Instant = 0,
     };
 
@@ -503,7 +520,8 @@ pub const StatusRates = struct {
         return host;
     }
 
-    /// The key of a host. A host of IPv6 has 2^64 addresses, so its key is the upper half.
+    /// The key of a host in the accounts. A host of IPv6 has 2^64 addresses, so its key is the
+    /// upper half of the address.
     fn network_of(source: base.Source) base.Source {
         const mapped = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
         if (std.mem.startsWith(u8, &source, &mapped)) return source;
@@ -530,7 +548,7 @@ test "a host gets one large answer a second in the end, and another host does no
     while (now < 160 * s) : (now += s / 10) answers += @intFromBool(ask(&rates, v4(1), now, large));
     try expect(answers >= 60 and answers <= 70);
     try expect(ask(&rates, v4(2), now, large));
-    // Small ones are hardly worth counting, even when somebody asks in a loop.
+    // Small answers cost so little that a host gets 1000 at once, and is refused only in a loop.
     var small: usize = 0;
     for (0..1000) |_| small += @intFromBool(ask(&rates, v4(3), now, 1000));
     try expect(small == 1000);
@@ -560,10 +578,10 @@ test "many hosts share what is left, and addresses of one network are one host" 
 
 // ---- joins that wait
 //
-// Joins of newcomers that wait because there were too many.
+// Joins of newcomers that wait because they exceed the rate of their peer or network (door.zig).
 
 pub const Lobby = struct {
-    /// Joins in the order in which they came. A peer has at most as many as it may have groups.
+    /// Joins in order of arrival. A peer has at most `groups_per_peer_max` joins here.
     waiting: std.ArrayList(Waiting) = .empty,
 
     pub const Waiting = struct {
@@ -573,7 +591,7 @@ pub const Lobby = struct {
         /// peer's own rate alone.
         aim: ?Aim,
         told: Told,
-        /// The peer has told all its epochs.
+        /// The peer has told all its epochs for this join.
         is_whole: bool = false,
     };
 
@@ -594,7 +612,8 @@ pub const Lobby = struct {
         return false;
     }
 
-    /// Drops the joins of a peer whose connection is gone. The peer asks again.
+    /// Drops the joins of a peer whose connection is gone. The peer joins again on its next
+    /// connection.
     pub fn disconnected(lobby: *Lobby, gpa: Allocator, peer: *const Peer) void {
         if (peer.joins_waiting == 0) return;
         var index = lobby.waiting.items.len;
@@ -613,11 +632,12 @@ pub const Lobby = struct {
     }
 };
 
-/// A `join`, and the newest epoch that was named after it; 0: none.
+/// A `join`, and the newest epoch that the peer has named after it (`newest`; 0: none).
 pub const Told = struct {
     rounds: Rounds,
     initial_world_size: u32,
-    /// Refers to the bytes of the message, or to a copy that the lobby owns.
+    /// The founders that the join names: in the bytes of the message, or in a copy that the lobby
+    /// owns.
     founders: control.Founders,
     newest: u64 = 0,
 

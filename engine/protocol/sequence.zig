@@ -1,7 +1,8 @@
 //! Sequences: how often each tag of an epoch was called. Neighbouring tags that were called equally
-//! often are one run. So a program that takes a new tag for each operation, one after the other,
-//! holds one run however long it goes on. Nothing is forgotten: members call different tags in
-//! orders of their own, so they would not forget at the same call. member.zig holds one per epoch.
+//! often form one run. So a program that takes the next higher tag for each operation fills one
+//! run, however many operations it calls. No count is ever dropped: members call different tags in
+//! different orders, so they would drop a count at different calls, and then number calls
+//! differently. A Member (member.zig) has one Sequences for each epoch.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,14 +10,14 @@ const assert = std.debug.assert;
 const Allocator = std.mem.Allocator;
 
 pub const Sequences = struct {
-    /// Runs in the order of their tags. Neighbouring runs differ in `next`, or have a gap between
-    /// them.
+    /// Runs in ascending order of their tags. Adjacent runs differ in `next`, or tags between them
+    /// were never called.
     runs: std.ArrayList(Run) = .empty,
 
     /// The tags from `first` to `last`, each of which was called `next` times.
     const Run = struct { first: u64, last: u64, next: u64 };
 
-    /// These take the place of `runs[from..to]` when a tag is called once more.
+    /// When a tag is called once more, `pieces[0..len]` replace `runs[from..to]`.
     const Change = struct {
         from: usize,
         to: usize,
@@ -39,7 +40,8 @@ pub const Sequences = struct {
         return if (s.holds(index, tag)) s.runs.items[index].next else 0;
     }
 
-    /// Makes room for one more call of a tag.
+    /// Reserves memory to count one more call of a tag. error.TooManyTags: the call would need more
+    /// than `tag_runs_max` runs.
     pub fn reserve(s: *Sequences, gpa: Allocator, tag: u64) error{ OutOfMemory, TooManyTags }!void {
         const change = s.change_of(tag);
         const len = s.runs.items.len - (change.to - change.from) + change.len;
@@ -47,7 +49,7 @@ pub const Sequences = struct {
         try s.runs.ensureTotalCapacity(gpa, len);
     }
 
-    /// Counts a call, for which there is room.
+    /// Counts a call of a tag. `reserve` must have made room for the call.
     pub fn count(s: *Sequences, tag: u64) void {
         const change = s.change_of(tag);
         const replaced = change.to - change.from;
@@ -85,7 +87,7 @@ pub const Sequences = struct {
         return change;
     }
 
-    /// The first run that does not end before the tag.
+    /// The index of the first run that does not end before the tag.
     fn place(s: *const Sequences, tag: u64) usize {
         return std.sort.lowerBound(Run, s.runs.items, tag, compare);
     }
@@ -124,7 +126,7 @@ test "tags without order end at a limit, and those that were used go on" {
     try s.reserve(gpa, 8);
     s.count(8);
     try std.testing.expectEqual(2, s.next(8));
-    // Between two that were called once, it joins them.
+    // Tags 10 and 12 were called once, so the first call of 11 makes one run of the three.
     try s.reserve(gpa, 11);
     s.count(11);
     try std.testing.expectEqual(base.limits.tag_runs_max - 1, s.runs.items.len);

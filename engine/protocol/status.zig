@@ -1,7 +1,7 @@
 //! status: the coordinator's view of the run as JSON, for `pccl status`. Schema:
-//! docs/reference/STATUS.md. Anybody that holds the token may ask for it, as often as they like, so
-//! a large status is made four times a second at most, and one that does not fit into a message is
-//! cut. `pccl doctor` asks here, too, whether members can dial a peer.
+//! docs/reference/STATUS.md. Any holder of the token may ask for the status, as often as it likes,
+//! so a large status is made four times a second at most, and a status that does not fit into a
+//! message is cut. `pccl doctor` asks here, too, whether members can dial a peer.
 
 const std = @import("std");
 const base = @import("base");
@@ -28,7 +28,7 @@ const keep_ns: u64 = 250 * std.time.ns_per_ms;
 /// A status shorter than this is made anew for each question.
 const keep_bytes_min = 64 * 1024;
 
-/// The status as JSON. Valid until the next call.
+/// The status as JSON; the text is valid until the next call.
 pub fn get(run: *Run, now: base.Instant) error{OutOfMemory}![]const u8 {
     const last = &run.status;
     const fresh = now -| last.made_at < keep_ns;
@@ -39,8 +39,8 @@ pub fn get(run: *Run, now: base.Instant) error{OutOfMemory}![]const u8 {
     return text;
 }
 
-/// The text so far, and whether there is room for more: nothing that is one item of a list takes
-/// up more than the rest of a message.
+/// The JSON text so far, and whether there is room for another item of a list: an item and the end
+/// of the text fit into the 64 KiB that `bytes_max` leaves of a message.
 const Page = struct {
     text: std.Io.Writer.Allocating,
     json: std.json.Stringify,
@@ -68,7 +68,7 @@ fn render(
     };
     defer page.text.deinit();
     page.json = .{ .writer = &page.text.writer };
-    // The writer grows in memory, so running out of it is the only way to fail.
+    // The writer grows in memory, so it fails only when memory runs out.
     write_run(&page, now) catch return error.OutOfMemory;
     return page.text.toOwnedSlice();
 }
@@ -150,7 +150,7 @@ fn write_awaited(page: *Page, group: *const Group, now: base.Instant) !void {
     try json.endArray();
     if (missing.count == 0) return;
     try field(json, "awaits", @tagName(missing.why));
-    // It is looked for at ticks.
+    // `since` is set at ticks, so it may not be set yet.
     try field(json, "awaited_ns", now -| @min(group.awaited.since, now));
 }
 
@@ -265,7 +265,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     try json.endObject();
 }
 
-/// Writes speeds and lateness of a member that is connected.
+/// Writes the rates of a member and its links, and how late its calls were.
 fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
     const json = &page.json;
     const nothing: Traffic = .{};
@@ -281,7 +281,7 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
     try json.objectField("links");
     try json.beginArray();
     for (traffic.moving()) |*link| {
-        const rank = epoch.ranks.get(link.peer) orelse continue; // it is of another group
+        const rank = epoch.ranks.get(link.peer) orelse continue; // a link of another group
         try json.beginObject();
         try field(json, "rank", rank);
         try field(json, "sent_per_s", link.sent);
@@ -295,7 +295,7 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
     try json.endArray();
 }
 
-/// Writes the members that others have waited for long.
+/// Writes the members that have not called an operation, for which other members have waited long.
 fn write_stall(
     page: *Page,
     elsewhere: *const Elsewhere,
@@ -309,7 +309,7 @@ fn write_stall(
     const ranks: base.Order = .of(if (is_named) &epoch.missing_of(record) else &.empty);
     try field(&page.json, "waits_for", ranks.slice());
     if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
-    // However few have called: those who have not were asked before that.
+    // `not_called` is written even if few have called: the missing members were asked before.
     const is_told = record.stall.has_waited(now, base.limits.wait_told_ns(warning_ns));
     const silent: base.Order = .of(if (is_told) &epoch.missing_of(record) else &.empty);
     try field(&page.json, "not_called", silent.slice());
@@ -318,7 +318,7 @@ fn write_stall(
     try write_elsewhere(page, elsewhere, &epoch.missing_of(record));
 }
 
-/// Writes the links that move nothing of an operation that all have called.
+/// Writes the links that move nothing of an operation that all members have called.
 fn write_stuck(page: *Page, stuck: *const Told) !void {
     const json = &page.json;
     try json.objectField("stuck_links");
@@ -332,7 +332,7 @@ fn write_stuck(page: *Page, stuck: *const Told) !void {
     try json.endArray();
 }
 
-/// Writes the operations that the missing members wait in.
+/// Writes the operations in which the missing members wait.
 fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const base.Mask) !void {
     const json = &page.json;
     const told = elsewhere.told(missing);
@@ -360,14 +360,14 @@ fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {
 
 // ---- members dial a peer
 //
-// Members dial a peer that wants to know whether they can reach it, and report the result, before
-// it matters (`pccl doctor`). They dial the address that rounds would tell them (door.zig): the
-// peer's connection comes from that host, or the peer was found there, so nobody can make members
-// dial a third party. The question must come from the peer's own network. One peer is dialed at a
-// time, each member dials it once, and so few members do that the peer's places for strangers last.
-// No decision depends on it.
+// For `pccl doctor`, members dial a peer and report whether they can reach it. Members dial the
+// address that rounds would tell them (door.zig): the peer's connection comes from that host, or
+// the peer was found there, so no client can make members dial a third party. The request must come
+// from the peer's own network. One peer is dialed at a time, each member dials it once, and only as
+// many members dial as the peer has places for. No decision depends on the results of these dials.
 
-/// Somebody from `source` asks for it. Where it may not begin, the status shows the last one.
+/// A client at `source` asks that members dial peer `id`. If no dial may begin now, the status
+/// shows the results of the last dial.
 pub fn ask_doctor(run: *Run, now: Instant, source: base.Source, id: PeerId) void {
     const peer = run.peer_of(id) orelse return;
     const connection = peer.connection orelse return;
@@ -383,7 +383,7 @@ pub fn ask_doctor(run: *Run, now: Instant, source: base.Source, id: PeerId) void
 
 fn ask_member(run: *Run, member: *Peer, peer: *const Peer) void {
     const asked = &run.dial_back;
-    // It may be in several groups, and epochs.
+    // A member may be in several groups and epochs, and is asked once.
     for (asked.slice()) |*entry| if (entry.id.eql(member.id)) return;
     if (asked.count == asked.entries.len) {
         asked.left_out += 1;
@@ -403,10 +403,11 @@ fn ask_member(run: *Run, member: *Peer, peer: *const Peer) void {
     } });
 }
 
-/// A member says how a dial went. It can make up a failure, and not the proof of success.
+/// A member tells how its dial went. The member can make up a failure, but not the peer's proof of
+/// a success.
 pub fn doctor_told(run: *Run, member: *const Peer, body: *const control.DialedBack) void {
     const asked = &run.dial_back;
-    if (!std.mem.eql(u8, &asked.nonce, &body.nonce)) return; // of one before
+    if (!std.mem.eql(u8, &asked.nonce, &body.nonce)) return; // the answer to an earlier dial
     for (asked.entries[0..asked.count]) |*entry| {
         if (!entry.id.eql(member.id) or entry.answer != null) continue;
         const is_found = body.dialed == .pending and is_proof(run, &body.proof);
@@ -415,7 +416,7 @@ pub fn doctor_told(run: *Run, member: *const Peer, body: *const control.DialedBa
 }
 
 fn is_proof(run: *const Run, proof: *const hello.Proof) bool {
-    const peer = run.peer_of(run.dial_back.peer) orelse return false; // it has gone
+    const peer = run.peer_of(run.dial_back.peer) orelse return false; // the peer has gone
     const wanted = hello.proof(&peer.claim.key, run.options.run_id, peer.id, run.dial_back.nonce);
     return std.crypto.timing_safe.eql(hello.Proof, proof.*, wanted);
 }
