@@ -1,7 +1,7 @@
-//! Call: the description of one call, from its caller to the end of the operation. Here its
-//! arguments are checked, as far as they depend on the membership. From them follow its roles and
-//! sizes, the memory that it uses, and the descriptor, which is the part that other members see. A
-//! call is built once, as it begins (user.zig); data movement gets its options from here.
+//! Call: the description of one call, from its caller to the end of the operation. This file checks
+//! the arguments that depend on the membership. It derives the call's roles and sizes, the memory
+//! that the call uses, and the descriptor, which is the part that other members see. A call is
+//! built once, as it begins (user.zig); data movement gets its options from here.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,17 +18,17 @@ const control = wire.control;
 const limits = base.limits;
 
 pub const Array = struct {
-    /// The memory to send from and to receive into. Null: this rank sends or receives nothing.
+    /// The memory to send from and to receive into. Null if this rank sends or receives nothing.
     send: ?[*]const u8 = null,
     recv: ?[*]u8 = null,
-    /// Elements; where each rank has a shard, of one shard.
+    /// Elements of the array, or of one shard in calls where each rank has a shard.
     count: u64 = 0,
     dtype: base.DType = .u8,
 };
 
 pub const Call = struct {
     kind: control.OpKind,
-    /// As in Array, for a call of one array.
+    /// The one array of the call, with the fields of Array; unused if `arrays` has several.
     send: ?[*]const u8 = null,
     recv: ?[*]u8 = null,
     count: u64 = 0,
@@ -38,27 +38,27 @@ pub const Call = struct {
     /// differ in size.
     exchanged: ?collective.Exchanged = null,
     dtype: base.DType = .u8,
-    /// The arrays of a call of several; empty: the call has the one array.
+    /// The arrays of a call of several arrays; empty for a call of one array.
     arrays: []const Array = &.{},
-    /// A hash of what the arrays are to the caller, in which all members must agree; 0: none. A
-    /// message and an exchange of shards that differ have none.
+    /// A hash of what the arrays are to the caller, such as names and shapes, which all members
+    /// must have in common. 0: no check. Messages and an all_to_all with `exchanged` have 0.
     form: u64 = 0,
     op: base.ReduceOp = .sum,
     root_rank: u32 = 0,
-    /// In a message, the part of this peer, and the rank that has the other part.
+    /// In a message: whether this peer sends or receives, and the rank of the other peer.
     part: Part = .send,
     partner_rank: u32 = 0,
     recovery: ?control.Recovery = null,
     codec: base.Codec = .none,
     residual: ?kernels.Residual = null,
     plan: base.Plan = .auto,
-    /// In a sync, the rules of the state.
+    /// In a sync: the rules of the shared state.
     rules: control.StateRules = .{},
     tag: u64 = 0,
     purpose: Purpose = .data,
     deadline: Instant,
 
-    /// The purpose of a call: the user's data, or an agreement of the members (membership.zig).
+    /// The purpose of a call: to move the user's data, or to make members agree (membership.zig).
     pub const Purpose = enum { data, safe_point, pending };
     pub const Part = enum { send, recv };
 
@@ -83,7 +83,7 @@ pub const Call = struct {
         return .{ .each = array.count };
     }
 
-    /// The two ranks of a message. `partner_rank` must have been checked.
+    /// The two ranks of a message. The caller must have checked `partner_rank`.
     fn pair(call: *const Call, own: u16) base.Pair {
         const other: u16 = @intCast(call.partner_rank);
         return switch (call.part) {
@@ -96,57 +96,56 @@ pub const Call = struct {
 pub const CallError = protocol.Member.StartError || error{
     Left,
     RootOutOfRange,
-    /// The partner of a message is no rank of the epoch.
+    /// The other peer of a message is no rank of the epoch.
     PartnerOutOfRange,
     PartnerIsSelf,
-    /// The tag of a message is too large: tags of messages have less room.
+    /// The tag of a message is limits.pair_user_tags or more.
     TagTooLarge,
-    /// The number of counts is not the number of ranks.
+    /// The number of counts differs from the number of ranks.
     CountsOfAnotherWorld,
-    /// An all_to_all has one shard for each pair of ranks, and no more shards than an operation has
-    /// chunks.
+    /// An all_to_all has one shard for each pair of ranks, which would be more shards than an
+    /// operation may have chunks.
     TooManyRanks,
-    /// An all_to_all sends itself another number of elements than it receives from itself.
+    /// An all_to_all sends to its own rank a different number of elements than it receives from it.
     OwnCountsDiffer,
     /// All shards together have more elements than an operation may have.
     TooManyElements,
     /// The arrays and ranks make more shards than an operation may have chunks.
     TooManyArrays,
-    /// This rank needs a buffer that is not given.
+    /// This rank needs a buffer that the call does not give.
     SendMissing,
     RecvMissing,
     BeyondMemory,
-    /// The sent and the received elements overlap, and do not have the same place.
+    /// The sent and received elements overlap, without starting at the same address.
     BuffersOverlap,
-    /// An array is in the place of another array, and is written.
+    /// A buffer that the call writes overlaps a buffer of another array.
     ArraysOverlap,
-    /// The new residual lies in another buffer of the call.
+    /// The new residual overlaps another buffer of the call.
     ResidualOverlaps,
-    /// The old residual lies where the result is written.
+    /// The old residual overlaps a buffer that the result is written to.
     ResidualInWritten,
-    /// The tag is one of those for messages and shared states, which begin at
-    /// limits.pair_tags_first.
+    /// The tag is reserved for messages and shared states: it is limits.pair_tags_first or more.
     TagReserved,
     /// An operation in flight writes a buffer of this call, or uses a buffer that this call would
     /// write.
     BufferInUse,
 };
 
-/// A checked call of a member, and everything that follows from it.
+/// A member's checked call, and everything that is derived from it.
 pub const Built = struct {
     call: *const Call,
     arrays: []const Array,
     roles: collective.Roles,
     /// Elements of all arrays together.
     count: u64,
-    /// The tag under which the operation is numbered.
+    /// The tag whose sequence numbers the operation.
     tag: u64,
-    /// The caller's memory that the call uses. Whoever builds the call frees the list, unless an
-    /// operation takes it over.
+    /// The user's memory that the call uses. The builder of the call frees the list, unless an
+    /// operation takes the list over.
     uses: Uses,
     descriptor: control.Descriptor,
 
-    /// Builds a call. `one`: room for the list of a call of one array. The arguments have been
+    /// Builds a call. `one`: room for the list of a call of one array. The arguments must have been
     /// checked, except for what depends on the membership.
     pub fn init(
         gpa: Allocator,
@@ -174,7 +173,7 @@ pub const Built = struct {
         };
     }
 
-    /// Builds a sync of a state that uses this memory.
+    /// Builds a sync of a shared state. `uses`: the state's memory.
     pub fn sync(member: *const protocol.Member, call: *const Call, uses: Uses) Built {
         return .{
             .call = call,
@@ -187,8 +186,8 @@ pub const Built = struct {
         };
     }
 
-    /// The options of the data movement. `moved`: room for its arrays. `nothing`: stands for a
-    /// buffer that is not given.
+    /// The options of the data movement. `moved`: room for the arrays of the options. `nothing`: an
+    /// address that replaces the address of a missing buffer.
     pub fn options(
         built: *const Built,
         member: *const protocol.Member,
@@ -244,7 +243,7 @@ fn descriptor_of(
     };
 }
 
-/// The tag under which the operation of this call is numbered.
+/// The tag whose sequence numbers the operation of this call.
 pub fn tag_of(member: *const protocol.Member, call: *const Call) CallError!u64 {
     switch (call.purpose) {
         .data => {},
@@ -262,7 +261,7 @@ pub fn tag_of(member: *const protocol.Member, call: *const Call) CallError!u64 {
     return call.pair(epoch.rank).tag(call.tag);
 }
 
-/// The most ranks of an all_to_all: it needs a chunk for each pair of ranks, and uneven shards go
+/// The most ranks of an all_to_all. It needs a chunk for each pair of ranks, and uneven shards go
 /// straight from rank to rank.
 pub fn all_to_all_ranks_max(uneven: bool) u32 {
     return if (uneven) collective.direct_members_max else std.math.sqrt(limits.chunks_max);
@@ -278,7 +277,7 @@ fn roles_of(epoch: anytype, call: *const Call) collective.Roles {
     };
 }
 
-/// Elements of all arrays together. Fails if they are too many, or do not fit the membership.
+/// Elements of all arrays together. Fails if there are too many, or if counts do not fit the epoch.
 fn count_of(
     call: *const Call,
     roles: *const collective.Roles,
@@ -306,7 +305,7 @@ fn check_counts(counts: []const u64, roles: *const collective.Roles) CallError!v
     if (counts.len != roles.world_size) return error.CountsOfAnotherWorld;
 }
 
-/// The memory that a call reads and writes, array by array.
+/// The memory that a call reads and writes, listed array by array.
 fn uses_of(
     gpa: Allocator,
     call: *const Call,
@@ -350,7 +349,7 @@ fn uses_of(
         if (only_reads or !is_in_place) {
             uses.reads(from);
         } else if (from.bytes > to.bytes) {
-            // The result takes the place of a part of what is sent.
+            // The result overwrites a part of the sent elements; the other parts are only read.
             uses.reads(.{ .start = from.start, .bytes = to.start - from.start });
             uses.reads(.{ .start = to.end(), .bytes = from.end() - to.end() });
         }
@@ -362,14 +361,13 @@ fn uses_of(
     return uses;
 }
 
-/// A number that is the same on all members, and another for each operation.
+/// A number that all members compute alike, and that differs from operation to operation.
 fn number_of(epoch: u64, id: control.OpId) u64 {
     const words = [_]u64{ epoch, id.tag, id.sequence };
     return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
 }
 
-/// The part of a call of which other members see only a hash: several arrays, or shards that
-/// differ.
+/// The list of which other members see only a hash: several arrays, or shards of different sizes.
 const Listed = struct {
     arrays: []const Array,
     counts: ?[]const u64,
@@ -377,7 +375,7 @@ const Listed = struct {
     fn of(call: *const Call, arrays: []const Array) ?Listed {
         if (arrays.len > 1) return .{ .arrays = arrays, .counts = null };
         const counts = call.counts orelse return null;
-        // Equal counts are as one count.
+        // Equal counts are described as one count.
         if (std.mem.allEqual(u64, counts, counts[0])) return null;
         return .{ .arrays = arrays, .counts = counts };
     }
@@ -401,25 +399,25 @@ const Listed = struct {
 
 // ---- which array differs
 //
-// Two members have called with other arrays or other shards: finds the array that differs. A
-// descriptor has a hash of all counts and dtypes, and beside it a few sums over them. From the sums
-// and this peer's own list follows the array that differs, like a wrong digit from check digits.
-// The hash of the list with that change then confirms it. Several arrays that differ are not told
-// apart, except two that have changed places. The hash also covers the form, which says what the
-// arrays are to the caller, such as the names of a tree's leaves: where the sums are equal and the
-// hashes are not, the forms differ. The upper half of a form is the shape of the arrays. It stays
-// in the upper half of the hash, so that lists that differ in shape alone can be told.
+// Two members have called with different arrays or shards: finds the array that differs. A
+// descriptor has a hash of all counts and dtypes, and a few sums over them. From the sums and this
+// peer's own list follows the array that differs, like a wrong digit from check digits. The hash of
+// the list with that change confirms the result. If several arrays differ, none is named, unless
+// two arrays have changed places. The hash also covers the form, which says what the arrays are to
+// the caller, such as the names of a tree's leaves: if the sums are equal and the hashes are not,
+// the forms differ. The upper half of a form describes the shapes. It stays in the upper half of
+// the list's hash, so that a difference in shape alone can be recognized.
 
-/// An array of a list, or the shard of a rank.
+/// An array of a list of arrays, or one rank's shard.
 pub const Item = struct { count: u64, dtype: base.DType };
 
-/// Sums over the items of a list, in which an item counts with its place.
+/// Sums over the items of a list, in some of which an item is multiplied by its number.
 pub const Sums = struct {
     outline: Outline = .{},
     number: u32 = 0,
 
     pub fn add(sums: *Sums, item: Item) void {
-        sums.number += 1; // so that the first item counts, too
+        sums.number += 1; // numbers begin with 1, so that the first item counts
         const code = code_of(item.dtype);
         sums.outline.counts_at +%= sums.number *% item.count;
         sums.outline.dtypes +%= code;
@@ -431,8 +429,8 @@ fn code_of(dtype: base.DType) u32 {
     return @as(u32, @intFromEnum(dtype)) + 1;
 }
 
-/// The hash of a list with `changes` made to it. `form`: a hash of what the arrays are to the
-/// caller, or 0.
+/// The hash of a list with `changes` applied. `form`: a hash of what the arrays are to the caller,
+/// or 0.
 pub fn outline_hash(items: anytype, form: u64, changes: []const Change) u64 {
     var state: std.hash.Wyhash = .init(items.len());
     const named: u32 = @truncate(form);
@@ -452,42 +450,43 @@ fn shape_of(form: u64) u64 {
     return form & ~@as(u64, std.math.maxInt(u32));
 }
 
-/// Whether two forms, or two hashes of the same items, differ in the shape at most.
+/// Whether two forms, or two hashes of equal lists, are equal except for the shape half.
 fn alike_but_for_shape(one: u64, other: u64) bool {
     return shape_of(one ^ other) == one ^ other;
 }
 
-/// Whether a descriptor stands for several arrays, or for shards that differ.
+/// Whether a descriptor describes several arrays, or shards of different sizes.
 pub fn has_list(descriptor: *const Descriptor) bool {
     return descriptor.outline.dtypes != 0;
 }
 
-/// Whether the arrays of two calls that differ are alike, and only their forms differ.
+/// Whether two calls have equal counts and dtypes, and differ only in their forms.
 pub fn differ_in_form(one: *const Descriptor, other: *const Descriptor) bool {
     if (one.kind != other.kind or one.uneven or one.arrays != other.arrays) return false;
     if (one.count != other.count or one.counts == other.counts) return false;
     return std.meta.eql(one.outline, other.outline);
 }
 
-/// Whether two calls differ in the shape of their arrays alone.
+/// Whether two calls differ only in the shapes of their arrays.
 pub fn differ_in_shape(one: *const Descriptor, other: *const Descriptor) bool {
     return differ_in_form(one, other) and alike_but_for_shape(one.counts, other.counts);
 }
 
-/// The other member's list has `item` at this index instead.
+/// Another member's list has `item` at `index`, where this peer's list has another item.
 pub const Change = struct { index: usize, item: Item };
 
 pub const Difference = struct {
-    /// This peer has called as `peer` of the failure did; otherwise as `other` did.
+    /// This peer called like `peer` of the failure; false: it called like `other` of the failure.
     is_peer: bool,
     own: Item,
     change: Change,
-    /// Two items have changed places: the index of the second; null: one item differs.
+    /// The index of the second item if two items have changed places; null if one item differs.
     swapped: ?usize = null,
 };
 
-/// Finds the item in which this peer's call differs from the other one in the failure. `items`: the
-/// list of this peer's call. Null: this peer has called like neither, or several items differ.
+/// Finds the item in which this peer's call differs from the other call in the failure. `items`:
+/// the list of this peer's call. Null: this peer called like neither of the two, or several items
+/// differ.
 pub fn find_difference(
     items: anytype,
     failure: *const protocol.Failure,
@@ -503,7 +502,7 @@ pub fn find_difference(
     return find_in(items, form, is_peer, own, if (is_peer) second else first);
 }
 
-/// Two items that have changed places are not looked for in longer lists.
+/// The longest list in which two items that have changed places are searched for.
 const swaps_searched_max = 1024;
 
 fn find_in(
@@ -519,7 +518,7 @@ fn find_in(
     if (sums.count != 0) {
         const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
         var item = items.at(index);
-        // Both counts are bounded (limits.elements_max).
+        // limits.elements_max bounds both counts
         const count = @as(i64, @intCast(item.count)) + sums.count;
         item.count = std.math.cast(u64, count) orelse return null;
         changed = .{ .index = index, .item = item };
@@ -534,12 +533,12 @@ fn find_in(
         changed = change;
     }
     const change = changed orelse return null;
-    // An array of another size has another shape as well, which this peer does not know.
+    // An array of another size also has another shape, and the changed form is unknown here.
     if (!alike_but_for_shape(outline_hash(items, form, &.{change}), other.counts)) return null;
     return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
 }
 
-/// The sums of the other member's list, less those of this peer's list.
+/// The sums over the other member's list, minus the sums over this peer's list.
 const Delta = struct {
     count: i64,
     counts_at: i64,
@@ -554,7 +553,7 @@ const Delta = struct {
 fn difference_of(items: anytype, own: *const Descriptor, other: *const Descriptor) ?Delta {
     var total: u64 = 0;
     for (0..items.len()) |index| total +|= items.at(index).count;
-    // The count of a descriptor is that of all parts together.
+    // A descriptor's count is the total of the list times the number of its parts.
     const parts: i64 = if (total == 0) 1 else @intCast(own.count / total);
     const more = @as(i64, @intCast(other.count)) - @as(i64, @intCast(own.count));
     if (parts == 0 or @rem(more, parts) != 0) return null;
@@ -656,7 +655,8 @@ test "the one array that differs is found wherever it is, in its count, its dtyp
         try expectEqual(index, there.change.index);
         try expectEqual(theirs[index], there.change.item);
         try expectEqual(mine[index], there.own);
-        const back = search_outline(theirs[0..used.len], used, parts).?; // seen by the other one
+        // as the other member sees the difference
+        const back = search_outline(theirs[0..used.len], used, parts).?;
         try expectEqual(index, back.change.index);
         try expectEqual(mine[index], back.change.item);
     }
@@ -669,16 +669,16 @@ test "two arrays in each other's place are found, and several that differ are no
     const swapped = search_outline(&.{ a, b, c }, &.{ c, b, a }, 1).?;
     try std.testing.expectEqual(0, swapped.change.index);
     try std.testing.expectEqual(2, swapped.swapped.?);
-    // Two that differ by as much as if it were the one between them.
+    // The first and last items differ; the sums look as if only the middle item differed.
     const more: Item = .{ .count = 15, .dtype = .f32 };
     try std.testing.expectEqual(null, search_outline(&.{ a, a, a }, &.{ more, a, more }, 1));
     try std.testing.expectEqual(null, search_outline(&.{ a, b, c }, &.{ b, c, a }, 1));
     try std.testing.expectEqual(null, search_outline(&.{ a, b }, &.{ b, c }, 1));
-    // Two that differ by as much as one that would be behind the end of the list.
+    // Both items differ; the sums look as if an item behind the end of the list differed.
     const less: Item = .{ .count = 9, .dtype = .f32 };
     const greater: Item = .{ .count = 12, .dtype = .f32 };
     try std.testing.expectEqual(null, search_outline(&.{ a, a }, &.{ less, greater }, 1));
-    // Other neighbours would move the sums by as much as those that have changed places.
+    // Several pairs of neighbours would change the sums equally if they changed places.
     const d: Item = .{ .count = 30, .dtype = .f32 };
     const e: Item = .{ .count = 40, .dtype = .f32 };
     const last = search_outline(&.{ a, b, d, e }, &.{ a, b, e, d }, 1).?;
@@ -703,7 +703,7 @@ test "an array of another size is found whatever its shape, and shapes that diff
         other = described(&mine, 1);
         other.counts = outline_hash(listed, form, &.{});
         try std.testing.expectEqual(form != test_form, differ_in_shape(&own, &other));
-        other.counts = outline_hash(listed, form + 1, &.{}); // in name as well
+        other.counts = outline_hash(listed, form + 1, &.{}); // the names differ as well
         try std.testing.expect(!differ_in_shape(&own, &other));
     }
 }
@@ -721,7 +721,7 @@ test "calls whose arrays are alike and called otherwise differ in form, and in n
         try std.testing.expectEqual(null, find_in(items, test_form, true, &named, &renamed));
     }
     try std.testing.expect(!differ_in_form(&named, &named));
-    // One array has no sums, and may have a form as well.
+    // A call of one array has no sums, but may have a form.
     var one = named;
     one.arrays = 0;
     one.outline = .{};
@@ -740,9 +740,9 @@ test "calls whose arrays are alike and called otherwise differ in form, and in n
 
 // ---- memory of the caller
 //
-// The memory of its caller that an operation reads and writes, and whether two operations get in
-// each other's way. Lists are sorted by address, so that calls of thousands of arrays are compared
-// in one pass. user.zig compares them as a call begins.
+// The user's memory that an operation reads and writes, and whether two operations conflict in it.
+// Lists are sorted by address, so that calls of thousands of arrays are compared in one pass.
+// user.zig compares the lists when a call begins.
 
 /// A range of bytes in memory.
 pub const Span = struct {
@@ -786,8 +786,7 @@ pub const Uses = struct {
         uses.items.appendAssumeCapacity(.{ .span = span, .writes = is_written });
     }
 
-    /// Sorts the list, once it is complete. Most lists are short, and do without the stack of the
-    /// other sort.
+    /// Sorts the complete list. Most lists are short, and insertion sort needs no extra stack.
     pub fn sort(uses: *Uses) void {
         const items = uses.items.items;
         if (items.len <= few) std.sort.insertion(Use, items, {}, starts_before) //
@@ -800,7 +799,7 @@ pub const Uses = struct {
         return a.span.start < b.span.start;
     }
 
-    /// The end of the spans that were looked at, of all and of written ones.
+    /// The highest end of the spans passed so far: of all spans, and of the written spans.
     const Reach = struct {
         any: usize = 0,
         written: usize = 0,
@@ -815,7 +814,7 @@ pub const Uses = struct {
         }
     };
 
-    /// Whether one list writes memory that the other reads or writes. Both are sorted.
+    /// Whether one list writes memory that the other list reads or writes. Both lists are sorted.
     pub fn clash(a: *const Uses, b: *const Uses) bool {
         const lists = [2][]const Use{ a.items.items, b.items.items };
         var reach: [2]Reach = @splat(.{});
@@ -847,8 +846,8 @@ pub const Uses = struct {
 };
 
 test "lists clash where one of two spans that meet is written" {
-    // Goal: the pass over sorted lists says what comparing every two spans says. Method: random
-    // short lists in little memory.
+    // Goal: the pass over sorted lists agrees with a comparison of every two spans. Method: random
+    // short lists in a small range of addresses.
     const gpa = std.testing.allocator;
     var random: std.Random.DefaultPrng = .init(7);
     const draw = random.random();

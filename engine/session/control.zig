@@ -1,7 +1,8 @@
-//! Control: the connection to the coordinator, which is made, lost and made again. It hands each
-//! message to the file that it concerns. Data moves on without the connection. It also carries out
-//! the decisions of members. membership.zig has the groups that come and go by the coordinator's
-//! word; protocol/member.zig decides. All functions are free functions on Session.
+//! Control: the connection to the coordinator, which is opened, lost and opened again. Each message
+//! of the coordinator goes to the file that it concerns. Without the connection, data still moves.
+//! The file also carries out the decisions of members. membership.zig has the groups that come and
+//! go by the coordinator's word; protocol/member.zig decides. All functions are free functions on
+//! Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,10 +40,10 @@ const Error = error{ OutOfMemory, Unexpected };
 const reconnect_ns_min: u64 = 10 * std.time.ns_per_ms;
 const reconnect_ns_max: u64 = 400 * std.time.ns_per_ms;
 
-/// The connection is made: sends the hello. `address` must be set by now.
+/// The connection to the coordinator is open: sends the hello. `address` must be set by now.
 pub fn opened(s: *Session, now: Instant) void {
     s.reach(now);
-    // The coordinator was given up while the driver still tried.
+    // The session gave the coordinator up while the driver was still dialing.
     if (s.control_state == .lost) return s.host.vtable.control_close(s.host.ctx);
     s.control.reset();
     s.control_state = .greeting;
@@ -60,7 +61,7 @@ pub fn opened(s: *Session, now: Instant) void {
     s.control.send_raw(&hello) catch hang_up(s, "out of memory");
 }
 
-/// Bytes were appended to `control`: reads the messages in them.
+/// The driver has appended bytes to `control`: reads the messages in these bytes.
 pub fn received(s: *Session, now: Instant) void {
     s.reach(now);
     s.last_heard = now;
@@ -81,7 +82,7 @@ pub fn received(s: *Session, now: Instant) void {
     run_deferred(s);
 }
 
-/// The connection has ended, or could not be made.
+/// The connection to the coordinator has closed, or could not be opened.
 pub fn closed(s: *Session, now: Instant) void {
     s.reach(now);
     coordinator_away(s, "the connection to the coordinator closed");
@@ -111,7 +112,7 @@ fn control_greeted(s: *Session) void {
     for (s.groups.items) |group| membership.present_group(s, group);
 }
 
-/// The coordinator refuses this peer because another process has its id: the coordinator has
+/// The coordinator refuses this peer because another process has its id. The coordinator has
 /// removed this peer, so all memberships are lost.
 fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
     switch (verdict) {
@@ -125,20 +126,20 @@ fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
     }
 }
 
-/// Ends the connection. The session makes another one later.
+/// Ends the connection to the coordinator. The session opens another one later.
 pub fn hang_up(s: *Session, why: []const u8) void {
     s.host.vtable.control_close(s.host.ctx);
     coordinator_away(s, why);
 }
 
-/// The connection is gone: plans the next one. Data moves on without the coordinator; only
-/// decisions wait.
+/// The connection to the coordinator is gone: plans the next one. Data still moves; only decisions
+/// wait.
 fn coordinator_away(s: *Session, why: []const u8) void {
     if (s.control_state == .lost or s.control_state == .away) return;
     const wanted = is_in_groups(s);
     if (s.control_state == .open) {
         const blank = if (s.coordinator_at.len > 0) " " else "";
-        // A process may have several peers.
+        // Names this peer, because a process may have several.
         const text = "peer {f} has lost the coordinator: {s}; trying{s}{s} again";
         const self = label_named(s, s.self);
         if (wanted) s.log(.warning, text, .{ self, why, blank, s.coordinator_at });
@@ -148,7 +149,7 @@ fn coordinator_away(s: *Session, why: []const u8) void {
     s.control_state = .away;
     const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
     const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
-    // A coordinator that has no group of this peer lets it go after a while. The peer dials again
+    // A coordinator disconnects a peer without groups after a while. Such a peer dials again only
     // to join.
     s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
     s.reconnects +|= 1;
@@ -159,14 +160,14 @@ fn is_in_groups(s: *const Session) bool {
     return false;
 }
 
-/// Gives the coordinator up: no connection is tried again, and all groups end.
+/// Gives the coordinator up: the session does not dial it again, and all groups end.
 pub fn lose_coordinator(s: *Session, why: []const u8) void {
     s.host.vtable.control_close(s.host.ctx);
     s.log(.warning, "the coordinator is lost: {s}", .{why});
     end_groups(s, why);
 }
 
-/// The driver ends: everything that waits for the coordinator fails now.
+/// The driver ends: all calls that wait for the coordinator fail now.
 pub fn abandon(s: *Session, now: Instant) void {
     s.reach(now);
     if (s.control_state != .lost) end_groups(s, "this peer ends");
@@ -190,7 +191,7 @@ fn end_groups(s: *Session, why: []const u8) void {
 }
 
 fn dispatch(s: *Session, message: *const control.Message) Error!void {
-    // All other messages rely on the settings of the run, which never change.
+    // The welcome comes first on each connection, because all other messages rely on its settings.
     if ((message.* == .welcome) == s.welcomed) return error.Unexpected;
     switch (message.*) {
         .welcome => |body| try on_welcome(s, body),
@@ -264,7 +265,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
             .of(label_named(s, body.peer), true, body.dialed, body.source, body.address.data),
         ),
         .dial_back => |*body| try dial.begin_dial_back(s, body),
-        // Only a peer sends these messages.
+        // Only peers send these messages.
         .join,
         .epoch_report,
         .join_end,
@@ -295,7 +296,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
 }
 
 fn on_welcome(s: *Session, body: control.Welcome) Error!void {
-    // Decoding has bounded these numbers from above.
+    // Decoding has checked the upper bounds of these settings.
     const sane = body.chunk_bytes >= 1 and body.window_bytes >= 1 and
         body.windows_bytes >= body.window_bytes and
         body.heartbeat_ns >= limits.heartbeat_ns_min and
@@ -330,8 +331,9 @@ pub fn tick_control(s: *Session, late: bool) void {
     if (account) |told| s.send(.{ .traffic = told });
 }
 
-/// Takes the time until the coordinator answered a heartbeat. A busy machine answers later, so the
-/// shortest time counts. It is forgotten slowly, because the way may have become longer.
+/// Measures the time until the coordinator answered a heartbeat. A busy machine answers later, so
+/// the shortest time counts. The kept time grows by at most an eighth per heartbeat, as the route
+/// may become longer.
 fn note_round_trip(s: *Session, number: u64) void {
     if (number != s.heartbeats) return;
     const taken_ns = s.now -| s.beat_at;
@@ -339,25 +341,25 @@ fn note_round_trip(s: *Session, number: u64) void {
     s.round_trip_ns = if (known_ns == 0) taken_ns else @min(taken_ns, known_ns + known_ns / 8);
 }
 
-/// Whether the coordinator has told the settings on the present connection.
+/// Whether the coordinator has sent its settings on the present connection.
 pub fn is_welcome(s: *const Session) bool {
     return s.control_state == .open and s.welcomed;
 }
 
-/// When a connection on which the coordinator says nothing is ended.
+/// When this peer ends a connection on which the coordinator says nothing.
 pub fn silent_at(s: *const Session) Instant {
     if (!s.knows_settings()) return s.last_heard +| limits.stranger_ns_max;
-    // Early enough to connect anew before the coordinator loses this peer: if the connection
-    // swallows messages that both sides believe in, both hear nothing.
+    // If a connection swallows all messages, neither side hears the other. This limit is short
+    // enough to reconnect before the coordinator counts this peer as lost.
     const patience_ns = @max(s.settings.silence_ns / 2, 2 *| s.settings.heartbeat_ns);
     return s.last_heard +| patience_ns;
 }
 
 // ---- what members want done
 //
-// A member (protocol/member.zig) decides, and calls the functions of this table to have it done:
-// messages to send, data to move or stop, calls that end, users to be told. They run inside the
-// member, so whatever would call the member again is deferred.
+// A member (protocol/member.zig) decides, and calls the functions of this table to carry the
+// decision out: to send messages, move or stop data, end calls, and inform users. These functions
+// run inside Member, so work that would call Member again is deferred.
 
 pub const member_actions: protocol.Member.ActionsTable = .{
     .send = action_send,
@@ -436,7 +438,7 @@ fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
     tell_back(s);
 }
 
-/// Tells the caller that the operation is finished and its memory is back.
+/// Tells the caller that the operation is finished and that the caller has its memory back.
 fn tell_finished(s: *Session, operation: *Operation) void {
     operation.finished = true;
     operation.finished_at = s.now;
@@ -444,7 +446,7 @@ fn tell_finished(s: *Session, operation: *Operation) void {
     s.host.vtable.operation_finished(s.host.ctx, operation);
 }
 
-/// Tells the callers whose memory was given back meanwhile.
+/// Tells callers that the session has finished giving their memory back.
 pub fn tell_back(s: *Session) void {
     if (s.giving_back == 0) return;
     var index: usize = 0;
@@ -452,7 +454,8 @@ pub fn tell_back(s: *Session) void {
         const operation = s.operations.items[index];
         if (!operation.is_back()) continue;
         s.giving_back -= 1;
-        // An operation in doubt sent nothing meanwhile, and others may wait for the rest of it.
+        // While giving memory back, the operation sent nothing; other members may wait for its
+        // data.
         wake_all(s, operation);
         tell_finished(s, operation);
         if (operation.is_decided) resolve_action(s, operation, operation.committed);
@@ -473,7 +476,7 @@ fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
     frame.stop(s, operation);
     if (operation.partner()) |id| dial.give_back(s, id);
     if (operation.finished) return resolve_action(s, operation, committed);
-    // The caller's memory is still being given back: tell_back tells both.
+    // The caller's memory is still being given back: tell_back reports the end and the decision.
     operation.is_decided = true;
     operation.committed = committed;
 }
@@ -493,7 +496,7 @@ fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
     s.host.vtable.group_event(s.host.ctx, group, event);
 }
 
-/// Logs that this peer has entered an epoch, once for each epoch: a healthy peer logs little else.
+/// Logs that this peer has entered an epoch, once for each epoch.
 fn tell_entry(s: *Session, group: *Group) void {
     const current = group.member.current orelse return;
     if (group.entry_said == current.number) return;
@@ -514,18 +517,18 @@ fn action_closed(ctx: *anyopaque, epoch: u64) void {
     dial.review(s);
 }
 
-/// How long the coordinator has said nothing; 0 while it answers heartbeats.
+/// How long the coordinator has sent no message; 0 while it answers heartbeats.
 fn coordinator_silent_ns(s: *const Session) u64 {
     const silent_ns = s.now -| s.last_message;
     return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
 }
 
-// ---- what waits until nobody is inside a member
+// ---- work that waits until no call is inside Member
 //
-// Work that cannot be done inside a member's action, or while a lane's bytes are read, waits until
-// a call of the driver or the user is about to return. Fields of Session say what there is to do.
+// Work that is impossible inside a member's action, or while a lane's bytes are read, waits until a
+// call of the driver or the user is about to return. Fields of Session say what there is to do.
 
-/// Does the work that was deferred, until none is left.
+/// Does all deferred work, including work that this adds.
 pub fn run_deferred(s: *Session) void {
     while (true) {
         if (s.votes_changed) {

@@ -1,6 +1,6 @@
-//! Dial: the peers that this peer keeps lanes to, and how those lanes come and go: dialed, greeted,
-//! broken and dialed again. It tells the coordinator of broken links. A frame that was on a lane
-//! that broke goes again on another lane. All functions are free functions on Session.
+//! Dial: which links are wanted, and how their lanes are dialed, greeted, broken and dialed again.
+//! This file tells the coordinator of broken links, and sends frames of a broken lane again on
+//! another lane. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -28,13 +28,14 @@ const limits = base.limits;
 pub const greet_ns_max = limits.stranger_ns_max;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
-/// The side that does not lead waits for this part of the silence limit before it dials.
+/// The side that does not lead waits for one part in `stands_by_parts` of the silence limit before
+/// it dials.
 const stands_by_parts = 10;
-/// The address of a peer is asked for no more often than this.
+/// The coordinator is asked for the address of a peer at most once in this time.
 const ask_ns: u64 = std.time.ns_per_s;
 const retries_before_asking = 6;
 
-/// The link to a peer, made if there is none.
+/// Returns the link to a peer; makes the link if it does not exist.
 pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
     if (s.link_to(id)) |link| return link;
     try s.links.ensureUnusedCapacity(s.gpa, 1);
@@ -54,17 +55,17 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
     return link;
 }
 
-/// If the other side leads, waits before this side dials, because the other side may make the
-/// missing lanes.
+/// If the other side leads, delays this side's dials, because the other side may dial the missing
+/// lanes.
 fn stand_by(s: *Session, link: *Link) void {
     if (link.leads) return;
     link.retry_at = @max(link.retry_at, s.now +| s.settings.silence_ns / stands_by_parts);
 }
 
-/// Finds out which links are wanted now, dials their missing lanes and lets the others expire.
+/// Finds out which links are wanted now, dials their missing lanes, and lets unwanted links expire.
 pub fn review(s: *Session) void {
     for (s.links.items) |link| {
-        // Nobody dials an unwanted link, so it can be down only from now on.
+        // No side dials an unwanted link, so the time without lanes counts from now.
         if (link.wanted) link.expires_at = s.now + Session.linger_ns else link.down_since = s.now;
         if (!link.wanted) stand_by(s, link);
         link.wanted = false;
@@ -79,7 +80,8 @@ pub fn review(s: *Session) void {
         }
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;
-            // Links in rank order are kept as well: they serve again once broken links are well.
+            // Links between neighbours in rank order are wanted as well: the ring uses them again
+            // once no link is broken.
             for ([_]base.Order{ epoch.paths.order, .of(&epoch.alive) }) |order| {
                 const own = order.position(epoch.rank);
                 for (order.slice(), 0..) |rank, position| {
@@ -93,12 +95,12 @@ pub fn review(s: *Session) void {
         const id = operation.partner() orelse continue;
         if (s.link_to(id)) |link| mark_borrowed(link);
     };
-    // Links that are not wanted are not reported: they may be well again when they are wanted next.
+    // An unwanted link is told as up, because it may work when it is wanted next.
     for (s.links.items) |link| if (!link.wanted) tell_link(s, link, .up);
     dial_missing(s);
 }
 
-/// A message needs this link, whether anything else does or not: it becomes wanted.
+/// A message needs this link: marks the link as wanted, and dials its missing lanes.
 pub fn borrow(s: *Session, link: *Link) void {
     if (link.wanted) return;
     mark_borrowed(link);
@@ -140,7 +142,7 @@ pub fn measure_all(s: *Session) void {
     for (s.links.items) |link| label_limit(s, link);
     const moves = measure.run_measure(s.host, s.links.items, &s.node, ns, s.rates.all);
     s.measure_at = if (moves) s.now +| measure.every_ns else base.never;
-    // If a probe may begin, the heartbeat that says so leaves at once.
+    // If a probe may begin, the heartbeat that tells the coordinator leaves at once.
     if (measure.may_begin(s)) s.heartbeat_at = @min(s.heartbeat_at, s.now);
     for (s.links.items) |link| if (link.flow.is_news()) {
         stand_by(s, link);
@@ -149,9 +151,9 @@ pub fn measure_all(s: *Session) void {
     dial_missing(s);
 }
 
-/// Takes a ping's news: the number of lanes that the other side would like, and the round trip as
-/// that side knows it. Only the side that dials finds out the round trip where the system does not
-/// say.
+/// Takes the contents of a ping: the number of lanes that the other side wants, the round trip as
+/// the other side knows it, and when the ping left. If the system tells no round trips, only the
+/// side that dials can measure the round trip.
 pub fn on_ping(
     s: *Session,
     link: *Link,
@@ -166,7 +168,7 @@ pub fn on_ping(
     if (lacks_lanes(link)) dial_missing(s);
 }
 
-/// Dials the missing lanes of links that are wanted, where it is time.
+/// Dials the missing lanes of wanted links whose `retry_at` has passed.
 fn dial_missing(s: *Session) void {
     if (!is_in_run(s)) return;
     for (s.links.items) |link| {
@@ -176,7 +178,7 @@ fn dial_missing(s: *Session) void {
             ask_address(s, link);
             continue;
         };
-        // The peer may have another address by now.
+        // The peer may have a new address, because many dials have failed.
         if (link.retries >= retries_before_asking) ask_address(s, link);
         link.set_address(address) catch continue; // tried again at the next review
         for (link.places(), 0..) |place, number| {
@@ -195,7 +197,7 @@ fn lacks_lanes(link: *Link) bool {
 }
 
 /// Asks the coordinator for the address of a peer. A round tells only the addresses of peers to
-/// which it wants lanes.
+/// which the round needs lanes.
 fn ask_address(s: *Session, link: *Link) void {
     if (link.asked_at) |at| if (s.now < at +| ask_ns) return;
     for (s.groups.items) |group| {
@@ -265,15 +267,15 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
     const is_mended = link.open_count > 0 and resend_lane_gone(s, lane, link);
-    // A lane that nothing wants is closed because of that.
+    // The lanes of an unwanted link are closed on purpose, so they are not told as closed.
     const state: wire.control.LinkState =
         if (link.open_count == 0 and link.wanted) .closed else .broken;
     for (s.groups.items) |group| report(s, group, link, state, is_mended);
     sync_file.prefetch_lane_gone(s, lane, link);
-    s.wake(link); // another lane may serve in its place
+    s.wake(link); // another lane may carry the data
 }
 
-/// A lane is missing that the link is to have: plans when it is dialed.
+/// Plans when a missing lane of the link is dialed.
 fn dial_later(s: *Session, link: *Link) void {
     const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
     link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
@@ -281,7 +283,7 @@ fn dial_later(s: *Session, link: *Link) void {
     stand_by(s, link);
 }
 
-/// Closes the lanes that broke while they were in use.
+/// Closes the lanes that are marked `broken`.
 pub fn close_broken(s: *Session) void {
     for (s.links.items) |link| for (link.lanes) |place| {
         const lane = place orelse continue;
@@ -290,8 +292,8 @@ pub fn close_broken(s: *Session) void {
 }
 
 /// Tells the coordinator of a lane that broke, if a group needs to know. The lane has lost its
-/// frames, so operations that use the link need a new attempt, unless other lanes send them again
-/// (`is_mended`). If it was the last lane, the other peer may be dead.
+/// frames, so operations that use the link need a new attempt, unless other lanes send these frames
+/// again (`is_mended`). If the lane was the link's last, the other peer may be dead.
 fn report(
     s: *Session,
     group: *Group,
@@ -300,7 +302,8 @@ fn report(
     is_mended: bool,
 ) void {
     if (group.state != .joined or !group.member.connected) return;
-    // The other peer is in no epoch of this group yet, and may be the only peer left to notice.
+    // This peer is a newcomer without an epoch, and may be the only peer left to notice the loss of
+    // a member.
     if (state == .closed and group.member.newest() == 0 and group.knows(link.peer))
         s.send(.{ .link_lost = .{
             .other = link.peer,
@@ -325,30 +328,31 @@ fn report(
     }
 }
 
-/// Tells the coordinator that a lane of the link broke, because frames that it had not delivered
-/// cannot go again any more.
+/// Tells the coordinator that a lane of the link broke, because frames that the lane had not
+/// delivered cannot be sent again any more.
 pub fn cut_short(s: *Session, link: *const Link) void {
     for (s.groups.items) |group| report(s, group, link, .broken, false);
 }
 
-/// Tells a coordinator that was away of the links whose lanes closed meanwhile. Links that it may
-/// know of already are left out, because old news are no sign that the other peer is dead.
+/// Tells a coordinator that was away of the links whose lanes closed meanwhile. Links that were
+/// already told as not up are left out, because old news is no sign that the other peer is dead.
 pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
-        // A link that was never open says nothing of the other peer either.
+        // A link that never had an open lane is no sign that the other peer is dead.
         const closed = link.wanted and link.was_open and link.open_count == 0;
         if (closed and link.told == .up) report(s, group, link, .closed, false);
     }
     say_broken(s, group);
 }
 
-/// Tells the coordinator of all links that are not well, because it may have forgotten them.
+/// Tells the coordinator of all links that are not up, because the coordinator may have forgotten
+/// them.
 pub fn say_broken(s: *Session, group: *const Group) void {
     for (s.links.items) |link| if (link.told != .up) say(s, group, link);
 }
 
-/// Tells the coordinator how the link is, in all groups that both peers are in, if that has
-/// changed.
+/// Sets the health of a link. If the health has changed, tells the coordinator in all groups that
+/// both peers are in.
 pub fn tell_link(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     const news = link.told != health;
     link.told = health;
@@ -360,7 +364,7 @@ pub fn tell_link(s: *Session, link: *Link, health: wire.control.LinkHealth) void
     check_ready(s);
 }
 
-/// Whether the coordinator says that it has lost its connection to this peer.
+/// Whether the coordinator has told that it lost its connection to the peer `id`.
 fn is_away(s: *const Session, id: PeerId) bool {
     for (s.groups.items) |group| if (group.awaited.is_away(id)) return true;
     return false;
@@ -433,8 +437,8 @@ pub fn tick_links(s: *Session, late: bool) void {
     dial_missing(s);
 }
 
-/// Closes a lane on which nothing comes in or goes out for the silence limit, and plans a ping
-/// where nothing has gone out for half a heartbeat.
+/// Closes a lane on which nothing comes in or goes out for the silence limit, and plans a ping if
+/// nothing has gone out for half a heartbeat.
 fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     if (lane.deadline <= s.now) {
         const why: wire.Dialed = if (lane.state == .dialing) .no_answer else .silent;
@@ -456,8 +460,8 @@ fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// Closes a lane on which nothing moves. If it was the last lane, the coordinator hears at once, so
-/// that others need not wait until a new lane is tried.
+/// Closes a lane on which nothing moves. If the lane was the link's last, tells the coordinator at
+/// once that the link is silent, so that other members need not wait until a new dial has failed.
 fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
     const link = lane.link.?;
     fail(s, lane, why);
@@ -470,8 +474,9 @@ fn is_down(s: *const Session, link: *const Link) bool {
         s.now -| link.down_since >= s.settings.silence_ns;
 }
 
-/// Whether the link may be there as soon as the other side calls: it is only for a message, and
-/// this side cannot make it. The side that can make it finds out whether it is broken.
+/// Whether the link may open only once the other side calls its half of a message: nothing else
+/// needs the link, and the other side wins. The other side then finds out whether the link is
+/// broken.
 fn waits_for_call(link: *const Link) bool {
     return link.borrowed and !link.wins;
 }
@@ -505,11 +510,13 @@ pub fn next_link_deadline(s: *const Session) base.Instant {
 
 // ---- greeting
 //
-// How a connection becomes a lane. A connection that comes is a stranger until it has said which
-// peer it is from, and strangers have few places. A connection that this peer has dialed must be
-// answered. Where both sides dial, one of the two lanes stays.
+// How a connection becomes a lane. An accepted connection is a stranger until its hello says which
+// peer it is from, and strangers have few places. A connection that this peer has dialed becomes a
+// lane when the other side welcomes it. If both sides dial the same lane, one of the two
+// connections stays.
 
-/// A connect that took longer has lost a packet: the system asks again after a second.
+/// A connect that took longer has lost a packet: the system sends its first packet again after a
+/// second.
 const connect_ns_max = std.time.ns_per_s;
 
 /// Takes an inbound connection as a stranger. Null: there is no place or no memory for it.
@@ -522,8 +529,8 @@ pub fn accept(s: *Session, source: base.Source) ?*Lane {
     return lane;
 }
 
-/// Makes a place for a stranger, as the coordinator's door does: strangers have few places, and
-/// each lane that is to come has one besides (base/places.zig). False: it is turned away.
+/// Makes a place for a stranger, as the coordinator's door does: there are `strangers_max` places,
+/// and one more for each expected lane (base/places.zig). False: the connection is turned away.
 fn make_place(s: *Session, source: base.Source) bool {
     const taken = s.strangers.items.len;
     var door: base.places.Door = .{ .places = s.strangers_max };
@@ -575,7 +582,8 @@ pub fn greet(s: *Session, lane: *Lane) bool {
         },
     };
     if (hello.purpose == .probe) return show_lane(s, lane, &hello);
-    // Compared in constant time, so that nothing tells how much of the run id was right.
+    // Run ids are compared in constant time, so that the time does not tell how much of a guess was
+    // right.
     if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, s.run_id))
         return refuse_lane(s, lane, .wrong_run);
     const expected = hello.purpose == .lane and hello.to.eql(s.self) and
@@ -609,23 +617,23 @@ fn must_wait(s: *const Session, hello: *const wire.hello.Hello) bool {
     return !gives_way(link, lane);
 }
 
-/// Whether the other side's lane may take the place of this one at once. Where both sides have
-/// dialed, exactly one side gives way: the side that wins keeps its own lane, unless that comes to
-/// nothing.
+/// Whether a new lane of the other side may replace `lane` at once. If both sides have dialed,
+/// exactly one side gives way: the side that wins keeps its own lane, unless its dial fails.
 fn gives_way(link: *const Link, lane: *const Lane) bool {
-    // A side that dials again knows first that its old connection is gone.
+    // The side that does not win gives way. If the other side made the old lane, it dials again
+    // because the old lane is gone.
     if (!link.wins or !lane.is_ours) return true;
     return switch (lane.state) {
-        // Our hello has not left, so no answer of the other side can be under way.
+        // This side's hello has not left, so no answer of the other side can be under way.
         .dialing => true,
-        // Their hello may have crossed ours; then they accept ours and end their own lane. If it
-        // has not, our lane is broken, and this side will know soon.
+        // The hellos of both sides may have crossed: then the other side accepts this side's lane
+        // and closes its own. Otherwise this side's lane is broken, and this side notices soon.
         .greeting, .open => false,
-        .stranger, .waiting, .refusing => unreachable, // they have no place in a link
+        .stranger, .waiting, .refusing => unreachable, // lanes of no link
     };
 }
 
-/// Whether the coordinator names this peer as one to have lanes to, or did so lately.
+/// Whether the coordinator names the peer `id` as a peer to have lanes to, or did so lately.
 fn is_named(s: *const Session, id: PeerId) bool {
     if (s.link_to(id) != null) return true;
     for (s.groups.items) |group| {
@@ -634,7 +642,7 @@ fn is_named(s: *const Session, id: PeerId) bool {
     return false;
 }
 
-/// Greets the strangers that had to wait and need not any more. Lanes may end by it, so it is not
+/// Answers the strangers whose hellos need not wait any more. This may close lanes, so it is not
 /// called while the bytes of a lane are read.
 pub fn greet_waiting(s: *Session) void {
     var index: usize = 0;
@@ -652,15 +660,15 @@ pub fn greet_waiting(s: *Session) void {
     }
 }
 
-/// Answers the coordinator, which looks whether this peer is where it says. The coordinator closes
-/// the lane then.
+/// Answers a probe, by which the coordinator checks that this peer is at its address. The
+/// coordinator closes the lane afterwards.
 fn show_lane(s: *Session, lane: *Lane, hello: *const wire.hello.Hello) bool {
     if (!hello.to.eql(s.self)) return refuse_lane(s, lane, .wrong_peer);
     const proof = wire.hello.proof(&s.address_key, s.run_id, s.self, hello.nonce);
     return say_last(s, lane, &wire.hello.encode_proof(proof));
 }
 
-/// The other side has answered our hello. False: the lane is gone.
+/// The other side has answered this side's hello. False: the lane is gone.
 pub fn lane_answered(s: *Session, lane: *Lane) bool {
     const link = lane.link orelse {
         answered_dial_back(s, lane);
@@ -687,14 +695,14 @@ fn lane_opened(s: *Session, lane: *Lane) void {
     link.leads = lane.is_ours;
     link.dialed = .pending;
     s.unreached.forget(link.peer);
-    link.flow.told = Spread.near; // the process there may be new, and have heard nothing yet
+    link.flow.told = Spread.near; // the other process may be new, and not know the number
     label_limit(s, link);
     measure.opened(s.host, s.links.items, link, lane, s.rates.all);
     s.host.vtable.lane_wake(s.host.ctx, lane);
     check_ready(s);
 }
 
-/// Sends a refusal, then closes the lane. Nothing more is read from it.
+/// Sends a refusal, then closes the lane. Nothing more is read from the lane.
 fn refuse_lane(s: *Session, lane: *Lane, verdict: wire.hello.Verdict) bool {
     return say_last(s, lane, &wire.hello.encode_answer(verdict));
 }
@@ -712,13 +720,14 @@ fn say_last(s: *Session, lane: *Lane, answer: *const [wire.hello.answer_bytes]u8
 //
 // The coordinator asks this peer to dial another peer that wants to know whether it can be reached
 // (`pccl doctor`). The dial is a lane without a link, with one probe and one answer. The result
-// goes to the coordinator, which alone can check the proof in it. There is one dial at a time: the
-// next one ends it.
+// goes to the coordinator, which alone can check the proof in it. Only one dial for the doctor is
+// under way at a time: a new request of the coordinator ends the dial before.
 
 pub const DialBackError = error{ OutOfMemory, Unexpected };
 
 pub fn begin_dial_back(s: *Session, body: *const wire.control.DialBack) DialBackError!void {
-    // The coordinator has parsed the address in the same way.
+    // The coordinator has parsed the address with the same function, so a wrong address is its
+    // error.
     _ = base.Endpoint.parse_told(body.address.data) catch return error.Unexpected;
     if (s.dial_back) |before| fail(s, before.lane, "another one is to be dialed");
     const lane = try s.gpa.create(Lane);
@@ -727,7 +736,7 @@ pub fn begin_dial_back(s: *Session, body: *const wire.control.DialBack) DialBack
     s.host.vtable.dial(s.host.ctx, lane, body.address.data);
 }
 
-/// Sends the probe. It tells the process at that address nothing of the run.
+/// Sends the probe, which tells the process at the dialed address nothing of the run.
 pub fn dialed_back(s: *Session, lane: *Lane) void {
     lane.state = .greeting;
     lane.out_busy = true;
@@ -754,13 +763,15 @@ pub fn answered_dial_back(s: *Session, lane: *Lane) void {
 // ---- frames that go again
 //
 // When a lane breaks and its link has another lane, frames that the other side has not acknowledged
-// go again. Frames that had not come in whole are awaited anew. So a broken lane costs no attempt.
-// Opens and credits are sent again as well; they say totals, so that repeating them is harmless.
+// are sent again. Incoming frames that had not come in whole are awaited anew. So a broken lane
+// costs no attempt. Opens and credits are sent again as well: their numbers are totals, so
+// repeating them is harmless.
 //
-// A frame may come twice, if its lane broke after it was delivered: the second is thrown away. It
-// may also come while its first copy is still coming in. Then the copy that was sent later gets the
-// place, because its sender knows that the lane of the other copy is broken. Lanes have no order
-// among each other, so each frame says how often it was sent before.
+// If a lane breaks after it has delivered a frame, the frame comes twice, and the second copy is
+// thrown away. The second copy may also begin while the first copy is still coming in. Then the
+// copy that was sent later gets the memory, because its sender knows that the lane of the first
+// copy is broken. Frames on different lanes have no order, so each frame says how often it was sent
+// before.
 
 fn operation_of(sent: *const Sent) ?*Operation {
     return @ptrCast(@alignCast(sent.operation orelse return null));
@@ -768,8 +779,9 @@ fn operation_of(sent: *const Sent) ?*Operation {
 
 // ---- while the lane is well
 
-/// A frame has come in whole, wanted or not. If it is of a kind that is acknowledged, the next
-/// frame out acknowledges it. Always true: the lane is there.
+/// Counts a frame that has come in whole, even if it was thrown away, so that the next outgoing
+/// frame acknowledges it. Frames of kinds without acknowledgement are not counted. Returns true,
+/// because the lane is still there.
 pub fn frame_taken(s: *Session, lane: *Lane) bool {
     if (!lane.incoming.kind.is_acknowledged()) return true;
     lane.taken +%= 1;
@@ -794,14 +806,15 @@ pub fn acknowledged(s: *Session, lane: *Lane) error{AcknowledgedTooMany}!void {
     if (has_room_again and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// A frame of an operation is acknowledged. Its slot may be free again, which is a credit for
-/// others, or lets another frame go.
+/// A frame of an operation is acknowledged. The frame's slot may be free again, so that a credit or
+/// another frame can be sent.
 fn sent_delivered(s: *Session, operation: *Operation, sent: *const Sent) void {
     const is_free = operation.work.movement.acknowledged(&sent.move, sent.fragment);
     if (is_free) wake_all(s, operation);
 }
 
-/// The attempt is over: none of its frames goes again, and no acknowledgement counts.
+/// The operation's attempt is over: its frames are not sent again, and their acknowledgements have
+/// no effect.
 pub fn forget_sent(link: *Link, operation: *const Operation) void {
     for (link.lanes[0..link.lanes_end]) |place| if (place) |lane| lane.unacked.forget(operation);
     var index = link.again.items.len;
@@ -812,13 +825,14 @@ pub fn forget_sent(link: *Link, operation: *const Operation) void {
     }
 }
 
-/// Puts the next frame that goes again on an idle lane. False: there is none.
+/// Puts the next frame of `link.again` on an idle lane. False: no frame can be sent again now.
 pub fn next_resend(lane: *Lane, link: *Link) bool {
     if (link.again.items.len == 0 or !lane.unacked.has_room()) return false;
     for (link.again.items, 0..) |sent, index| {
         const operation = operation_of(&sent).?;
         const x = operation.work.movement;
-        // Otherwise the memory is the caller's again, or will be: a new attempt comes.
+        // A frame whose memory goes back to the caller is not sent again: a new attempt replaces
+        // it.
         if (x.ending != null or !x.is_repeatable(&sent.move)) continue;
         _ = link.again.orderedRemove(index);
         operation.put_data(lane, sent, x.payload(&sent.move));
@@ -829,8 +843,8 @@ pub fn next_resend(lane: *Lane, link: *Link) bool {
 
 // ---- when it breaks
 
-/// A lane is gone, and other lanes of its link are there: they send its frames again. False: they
-/// cannot, and the attempt is lost.
+/// A lane is gone and its link has other lanes: queues the lane's unacknowledged frames for the
+/// other lanes. False: some frame cannot be sent again, so the attempt is lost.
 pub fn resend_lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     take_back_sent(lane, link);
     var are_all_kept = true;
@@ -854,7 +868,8 @@ pub fn resend_lane_gone(s: *Session, lane: *Lane, link: *Link) bool {
     return are_all_kept;
 }
 
-/// Keeps a frame of a broken lane, which goes again. False: no memory, or too often.
+/// Keeps a frame of a broken lane to be sent again. False: memory ran out, or the frame was sent
+/// too often.
 fn keep_sent(link: *Link, sent: *const Sent) bool {
     var once_more = sent.*;
     once_more.again = std.math.add(u8, sent.again, 1) catch return false;
@@ -862,7 +877,8 @@ fn keep_sent(link: *Link, sent: *const Sent) bool {
     return true;
 }
 
-/// Whether frames of this operation cannot go again, because its memory is the caller's.
+/// Whether frames of this operation cannot be sent again, because their memory belongs to the
+/// caller again.
 pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
     if (operation.neighbour(link)) |neighbour| if (neighbour.cut) |*cut|
         if (!operation.work.movement.is_repeatable(&cut.move)) return true;
@@ -873,7 +889,8 @@ pub fn is_cut_short(link: *const Link, operation: *const Operation) bool {
     return false;
 }
 
-/// The lane broke in the middle of a payload: the payload is awaited anew.
+/// If the lane broke in the middle of an incoming payload, marks the payload as missing, so that it
+/// is awaited anew.
 fn take_back_sent(lane: *Lane, link: *const Link) void {
     const operation = Operation.from_owner(lane.into_owner orelse return) orelse return;
     if (operation.sync() != null) return sync_file.broke_off(operation, link, &lane.incoming);
@@ -885,17 +902,19 @@ fn take_back_sent(lane: *Lane, link: *const Link) void {
 
 // ---- lanes that nobody needs
 //
-// Lanes beyond the number that either side would like (flow.zig) carry nothing. The side that has
-// dialed such a lane closes it after a minute of idleness. Both sides know from pings how many
-// lanes there are to be, so neither sends on the lane, and neither dials it again. Nothing is lost
-// with it, so for the other side it is a lane that broke and cost nothing.
+// Lanes beyond the larger number that the two sides want (flow.zig) are surplus and carry nothing.
+// The side that has dialed a surplus lane closes it after a minute of idleness. Both sides know
+// from pings how many lanes the link is to have, so neither side sends on a surplus lane or dials
+// it again. A closed surplus lane loses no frames, so the other side handles it as a broken lane
+// that costs no attempt.
 
-/// Idle lanes are closed after so many silence limits, a minute by default. That is long after both
-/// sides have heard the number of lanes, and rare enough for a link whose number changes.
+/// A surplus lane is closed after this many silence limits without use, a minute by default. By
+/// that time both sides have long heard the number of lanes, and a link whose number of lanes
+/// changes does not close and dial lanes often.
 pub const idle_silences = 12;
 
-/// Whether the lane is to be closed now because it has carried nothing for long. Called at each
-/// tick.
+/// Whether this side closes the lane now, because the lane is surplus and has carried nothing for
+/// `idle_silences`. Called at each tick.
 pub fn is_over(s: *const Session, lane: *Lane, late: bool) bool {
     const unacked = &lane.unacked;
     const used = lane.taken +% unacked.acked +% unacked.count;
@@ -911,17 +930,18 @@ pub fn is_over(s: *const Session, lane: *Lane, late: bool) bool {
 // This peer's answers to the coordinator about the lanes that a group's next epoch needs, and log
 // lines for lanes that cannot be made. Rounds begin and end in membership.zig.
 
-/// The time that lanes may take before the coordinator hears which are missing, and the time
-/// between two such messages.
+/// The time that lanes of a round may take before the coordinator hears which lanes are missing,
+/// and the time between two of these messages.
 pub const round_report_ns = 250 * std.time.ns_per_ms;
 
 fn has_open_lane(s: *const Session, id: PeerId) bool {
     const link = s.link_to(id) orelse return false;
-    // A link that is down may stay so, because the ring goes around it.
+    // A link that is told as down counts as open, because the ring goes around it.
     return link.open_count > 0 or link.told == .down;
 }
 
-/// Tells the members, and once the user, of groups whose round has all its lanes.
+/// Tells the member of each group whose round has all its lanes; the first time, tells the user as
+/// well.
 pub fn check_ready(s: *Session) void {
     for (s.groups.items) |group| {
         if (group.state != .joined or group.member.round == 0) continue;
@@ -936,8 +956,8 @@ pub fn check_ready(s: *Session) void {
     }
 }
 
-/// Tells the coordinator which lanes of a round are missing, if it is time and they are others than
-/// it was told last.
+/// Tells the coordinator which lanes of a round are missing, if `report_at` has passed and the list
+/// has changed since the last message.
 pub fn tick_round(s: *Session) void {
     for (s.groups.items) |group| {
         if (s.now < report_due(group)) continue;
@@ -946,7 +966,8 @@ pub fn tick_round(s: *Session) void {
     }
 }
 
-/// Fills in which lanes are missing. False: the coordinator knows that already.
+/// Fills `group.missing_told` with the lanes that are missing. False: no lane is missing, or the
+/// coordinator knows this list already.
 fn tell_missing(s: *Session, group: *Group) bool {
     var count: usize = 0;
     var differs = false;
@@ -957,7 +978,8 @@ fn tell_missing(s: *Session, group: *Group) bool {
         if (count == told.items.len)
             told.appendAssumeCapacity(.{ .peer = .none, .dialed = .pending });
         const is_news = !std.meta.eql(told.items[count], missing);
-        // The coordinator knows of this lane, and has had time to answer that the peer is away.
+        // The coordinator knows that this lane is missing, and has had time to answer that the peer
+        // is away.
         if (!is_news and missing.dialed != .pending and !group.awaited.is_away(id))
             note_unreached(s, s.link_to(id).?);
         differs = differs or is_news;
@@ -969,7 +991,8 @@ fn tell_missing(s: *Session, group: *Group) bool {
     return differs and count > 0;
 }
 
-/// Why there are no lanes to this peer, once the other side has had time to make them, too.
+/// Why there are no lanes to the peer `id`; `pending` until the other side has had time to dial,
+/// too.
 fn round_dialed(s: *Session, id: PeerId) control.Missing {
     const unknown: control.Missing = .{ .peer = id, .dialed = .pending };
     const link = s.link_to(id) orelse return unknown;
@@ -978,7 +1001,8 @@ fn round_dialed(s: *Session, id: PeerId) control.Missing {
     return .{ .peer = id, .dialed = link.dialed, .source = link.dialed_from };
 }
 
-/// Notes for the user's errors that this peer could not be dialed, and has not dialed.
+/// Notes, for the user's errors, that the peer of this link could not be dialed and has not dialed
+/// either.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
     const peer = label_named(s, link.peer);

@@ -1,8 +1,8 @@
-//! Driver: the functions of a session for its driver. The driver makes the session, tells it the
-//! time, hands back jobs, moves the bytes of lanes and ends the session. Free functions on Session.
-//! control.zig has the bytes of the coordinator, link.zig a connection as bytes, dial.zig how a
-//! connection becomes a lane, and frame.zig what the bytes of lanes mean. session.zig lists a
-//! driver's duties.
+//! Driver: the functions of a session for its driver, which makes the session, tells it the time,
+//! hands back jobs, moves the bytes of lanes and ends the session. All functions are free functions
+//! on Session. control.zig has the bytes of the coordinator, link.zig a connection as bytes,
+//! dial.zig how a connection becomes a lane, and frame.zig what the bytes of lanes mean.
+//! session.zig lists a driver's duties.
 
 const std = @import("std");
 const base = @import("base");
@@ -47,8 +47,8 @@ pub fn create(gpa: Allocator, options: Session.Options) Allocator.Error!*Session
     return s;
 }
 
-/// Frees the session. The driver has closed all connections, and will not use lanes, groups or
-/// operations any more.
+/// Frees the session. The driver must have closed all connections, and must not use lanes, groups
+/// or operations afterwards.
 pub fn destroy(s: *Session) void {
     for (s.operations.items) |operation| operation.destroy();
     destroy_queue(s);
@@ -77,7 +77,7 @@ pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
     s.address = copy;
 }
 
-/// A runner has done a job, and no fence has taken it back.
+/// A runner has done a job, which no fence has waited for.
 pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     s.reach(now);
     for (s.operations.items) |operation| switch (operation.work) {
@@ -93,12 +93,11 @@ pub fn job_done(s: *Session, now: Instant, job: *base.Job) void {
     control.run_deferred(s);
 }
 
-/// Does all work that is due at `now`. Not inlined: its stack frame is large, and it is called
-/// rarely.
+/// Does all work of a session that is due at `now`. Not inlined, because the stack frame is large
+/// and calls are rare.
 pub noinline fn tick(s: *Session, now: Instant) void {
     s.reach(now);
-    // A late tick means that this process was frozen and has heard nobody, so silence timers begin
-    // anew.
+    // A late tick means that this process was frozen and heard no peer, so silence timers restart.
     const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
     s.last_tick = now;
     if (now >= control.reconnect_until(s))
@@ -123,7 +122,7 @@ pub noinline fn tick(s: *Session, now: Instant) void {
         membership.review_waits(s, operation, late);
         if (!operation.is_over() and operation.deadline <= now) {
             operation.group.member.give_up(&operation.op, .deadline);
-            // A sync that has voted waits for the coordinator's answer, but not for ever.
+            // A sync that has voted waits for the coordinator's answer for a silence limit longer.
             if (!operation.is_over()) operation.deadline = now +| s.settings.silence_ns;
         } else if (operation.sync() != null) {
             sync_file.tick(s, operation, late);
@@ -140,13 +139,13 @@ pub noinline fn tick(s: *Session, now: Instant) void {
     control.run_deferred(s);
 }
 
-/// How long the engine may let arrivals gather before it reads them.
+/// How long the driver may let received bytes gather before it reads them.
 pub fn patience_ns(s: *const Session) u64 {
     return if (s.measure_at == base.never) 0 else measure.patience_ns(s.links.items);
 }
 
-/// When tick must be called. Once a coordinator was there, this is no later than a heartbeat after
-/// the last tick, so that a later tick means that the process was frozen.
+/// When the driver must call tick. Once a coordinator has sent its settings, this is at most a
+/// heartbeat after the last tick, so a later tick means that the process was frozen.
 pub fn next_deadline(s: *const Session) Instant {
     var next: Instant = switch (s.control_state) {
         .closed, .dialing, .lost => base.never,
@@ -167,45 +166,46 @@ pub fn next_deadline(s: *const Session) Instant {
     return @min(next, dial.next_link_deadline(s), dial.next_round_deadline(s));
 }
 
-/// Takes an inbound connection. Null: there is no memory or place for it, and the driver closes it.
+/// Takes an inbound connection. Null: there is no memory or no place for the connection, and the
+/// driver closes it.
 pub fn accept(s: *Session, now: Instant, source: base.Source) ?*Lane {
     s.reach(now);
     return dial.accept(s, source);
 }
 
-/// A dialed connection is up.
+/// A connection that the driver dialed is open.
 pub fn opened(s: *Session, now: Instant, lane: *Lane) void {
     s.reach(now);
     dial.lane_dialed(s, lane);
 }
 
-/// A connection has ended, or could not be made. The lane is invalid afterwards.
+/// A connection of a lane has ended, or could not be opened. The lane is invalid afterwards.
 pub fn closed(s: *Session, now: Instant, lane: *Lane) void {
     s.reach(now);
-    // A process that takes the connection and ends it at once is no peer of this run.
+    // A process that closes the connection before greeting is no peer of this run.
     if (lane.state == .greeting) dial.note_dialed(s, lane, .other_answers);
     dial.lane_gone(s, lane);
     control.run_deferred(s);
 }
 
-/// The lane is dialed from this address of the machine. A dial for the coordinator has no link and
-/// is not noted.
+/// Notes the local address from which a lane is dialed. A dial on the coordinator's behalf has no
+/// link, and its address is not noted.
 pub fn dials_from(lane: *Lane, source: base.Source) void {
     if (lane.link) |link| link.dialed_from = source;
 }
 
-/// A lane could not be dialed. It is invalid afterwards.
+/// A lane could not be dialed. The lane is invalid afterwards.
 pub fn failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
     dial.note_dialed(s, lane, why);
     closed(s, now, lane);
 }
 
-/// Where the next bytes of this lane are to be read to.
+/// The memory into which the driver reads the next bytes of this lane.
 pub fn recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
     return lane.recv_slices(&s.sink, slices);
 }
 
-/// `count` bytes were read into these slices, in order. The lane may be closed by this.
+/// The driver has read `count` bytes into the slices of recv_slices, in order. The lane may close.
 pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.reach(now);
     s.bytes_received += count;
@@ -216,7 +216,7 @@ pub fn received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     control.run_deferred(s);
 }
 
-/// The bytes to send on this lane now; 0 slices: there are none.
+/// The bytes to send on this lane now. Returns the number of slices; 0: nothing to send.
 pub fn send_slices(
     s: *Session,
     now: Instant,
@@ -228,7 +228,7 @@ pub fn send_slices(
     return lane.send_slices(slices);
 }
 
-/// `count` bytes of these slices have left.
+/// The driver has sent `count` bytes of the slices of send_slices.
 pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     s.reach(now);
     s.bytes_sent += count;
@@ -238,7 +238,7 @@ pub fn sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
     if (lane.sent(count)) frame.outgoing_sent(s, lane);
 }
 
-/// A payload moves, so measuring begins. Pings alone are nothing to measure by.
+/// A payload moves: begins to measure links. Pings alone are too few bytes to measure.
 fn begin_measuring(s: *Session) void {
     if (s.measure_at != base.never) return;
     measure.begin_after(s.links.items, &s.node, s.now -| s.measured_at);

@@ -1,6 +1,7 @@
-//! Flow: what is measured of a link and its lanes, and what is decided from it: plain data, which
-//! measure.zig fills in. This file decides over how many lanes a link is spread, and finds how long
-//! packets wait on their way here. pace.zig decides at which rate a link is sent to.
+//! Flow: the measurements of a link and its lanes, and the decisions that follow from them: plain
+//! data, which measure.zig fills in. This file decides over how many lanes a link is spread, and
+//! finds how long packets of the other side wait on their way here. pace.zig decides the rate of a
+//! link.
 
 const std = @import("std");
 const base = @import("base");
@@ -27,7 +28,7 @@ pub const Sample = struct {
     rtt_ns: u64 = 0,
     /// The shortest round trip of the lane; 0: the system does not say.
     base_ns: u64 = 0,
-    /// Both ends are on this machine.
+    /// Both ends of the lane are on this machine.
     is_within: bool = false,
 };
 
@@ -37,21 +38,22 @@ pub const Pace = struct {
     rate: u64 = 0,
     /// Bytes that the system may hold unsent; 0: no limit.
     unsent_max: u32 = 0,
-    /// Bytes that the system may hold in all, for a lane within the machine; 0: no limit.
+    /// Bytes that the system may hold in all for a lane within the machine, sent or not; 0: no
+    /// limit.
     held_max: u32 = 0,
     /// The congestion control; null: unchanged.
     control: ?Control = .system,
-    /// The congestion control begins anew, with as many bytes in flight as before. bbr needs this:
-    /// otherwise it sends next to nothing for a fifth of a second every ten seconds.
+    /// The congestion control begins anew, with as many bytes in flight as before. Without a new
+    /// beginning, bbr sends next to nothing for a fifth of a second every ten seconds.
     renews: bool = false,
 
-    /// The congestion control of a lane, where the user leaves it to the library.
+    /// The congestion control of a lane, if the user leaves the choice to the library.
     pub const Control = enum {
-        /// The one that the administrator has chosen.
+        /// The congestion control that the administrator has chosen.
         system,
-        /// A congestion control that grows until a packet is lost. The system's one may stop
-        /// growing long before (HyStart of cubic, where lanes begin together and wait for each
-        /// other), and then grows slowly.
+        /// A congestion control that grows until a packet is lost. The congestion control of the
+        /// system may stop growing fast long before a loss (HyStart of cubic, when lanes begin
+        /// together and wait for each other).
         starting,
         /// A congestion control that does not take loss as the sign of a full link, if this process
         /// may use it.
@@ -61,23 +63,23 @@ pub const Pace = struct {
     pub const unsent_first = 128 * limits.KiB;
     const unsent_least = 64 * limits.KiB;
     const unsent_most = 1 * limits.MiB;
-    /// The system may hold unsent one part in so many of the bytes in flight.
+    /// The system may hold unsent one part in `unsent_part` of the bytes in flight.
     const unsent_part = 8;
 
-    /// Whether a pace is worth a system call: it differs from this one by more than a little.
+    /// Whether the pace `other` differs enough from `one` to be worth a system call.
     pub fn differs(one: Pace, other: Pace) bool {
         return other.renews or one.control != other.control or one.held_max != other.held_max or
             apart(one.rate, other.rate) or apart(one.unsent_max, other.unsent_max);
     }
 
-    /// Bytes that the system may hold of a lane within the machine. Few stay in the caches of the
-    /// cores that send and receive them. Peers that share cores take turns, so more must wait for
-    /// each.
+    /// Bytes that the system may hold for a lane within the machine. `is_alone`: each peer has a
+    /// core of its own. A small number of bytes stays in the caches of the cores that send and
+    /// receive. Peers that share cores take turns, so more bytes must wait for each peer.
     pub fn held(is_alone: bool) u32 {
         return if (is_alone) 256 * limits.KiB else 512 * limits.KiB;
     }
 
-    /// Bytes that the system may hold unsent, of a lane with this rate and shortest round trip; 0:
+    /// Bytes that the system may hold unsent for a lane with this rate and shortest round trip; 0:
     /// no limit.
     pub fn unsent(base_ns: u64, rate: u64) u32 {
         if (base_ns < Spread.far_ns) return 0;
@@ -98,71 +100,75 @@ fn on_the_way(rate: u64, rtt_ns: u64) u64 {
 /// The measurements of one link, and the decisions that follow from them.
 pub const Flow = struct {
     /// The controllers of the rate: `pacer` while this peer sends on this link alone, `shared`
-    /// while it sends on other links as well. Links may share more than this peer's uplink, such as
-    /// the way into one peer that all send to.
+    /// while it sends on other links as well. A link may carry less while other links send, because
+    /// links may share more than this peer's uplink, such as the downlink of a peer that all
+    /// members send to.
     pacer: Pacer = .{ .signs = .{ .full_after_overflow = 600 * std.time.ns_per_ms } },
     shared: Pacer = .{},
     /// Over how many lanes the link is spread.
     spread: Spread,
     /// Bytes per second that the user lets this peer send on the link; 0: no limit.
     ceiling: u64 = 0,
-    /// The number of lanes that the other side would like; 0: it has not said.
+    /// The number of lanes that the other side wants; 0: the other side has not said.
     theirs: u8 = 0,
-    /// The number of lanes that the other side was told, or assumes until it is told.
+    /// The number of lanes wanted by this side that the other side was last told, or assumes at
+    /// first.
     told: u8 = Spread.near,
-    /// The last interval.
+    /// The measurements of the link in the last interval.
     last: Interval = .{},
-    /// How many lanes were measured in the last interval, and how many of them were busy all the
-    /// time.
+    /// How many lanes were measured in the last interval. `lanes_busy`: how many of these lanes
+    /// were busy during the whole interval.
     lanes_open: u8 = 0,
     lanes_busy: u8 = 0,
     /// Bytes per second that were acknowledged in the last interval in which the link was busy.
     goodput: u64 = 0,
-    /// The most bytes per second that came in within one interval, of late.
+    /// The highest recent rate at which bytes came in during an interval, bytes per second.
     arriving: u64 = 0,
-    /// All bytes that had ever come in, and gone out, when the interval began.
+    /// All bytes that had ever come in on the link when the interval under way began. `sent`: all
+    /// bytes that had ever gone out by then.
     received: u64 = 0,
     sent: u64 = 0,
-    /// The most that went out of late, while more was waiting.
+    /// The highest recent rate sent on the link while more bytes were waiting.
     carried: Peak = .{},
     /// A probe of the link is under way (measure.zig).
     is_probed: bool = false,
-    /// The most that came in of late.
+    /// The highest recent rate received on the link.
     brought: Peak = .{},
-    /// How long nothing has moved on the link.
+    /// Nanoseconds without traffic on the link, except pings.
     idle_ns: u64 = 0,
-    /// How long packets wait on their way here.
+    /// How long packets of the other side wait on their way here.
     way_back: WayBack = .{},
-    /// The shortest round trip of the lanes; 0: not known.
+    /// The shortest round trip of the link's lanes; 0: not known.
     base_ns: u64 = 0,
     /// The other peer is on this machine.
     is_within: bool = false,
-    /// `renewed`: the open lanes that begin their congestion control anew in this interval: none,
-    /// the lane in place `turn`, or all.
+    /// The index among the open lanes whose turn it is to begin its congestion control anew.
+    /// `renewed`: which open lanes begin anew in this interval: none, the lane `turn`, or all.
     turn: u8 = 0,
     renewed: enum { none, one, all } = .none,
-    /// The link was idle, so all lanes are to begin anew.
+    /// The link was idle, so all its lanes are to begin their congestion control anew.
     is_rested: bool = false,
-    /// Bytes sent again, in millionths of those acknowledged, of late.
+    /// Recent bytes sent again per million bytes acknowledged.
     again_ppm: u32 = 0,
-    /// How long `again_ppm` has been high while no queue stood on the way.
+    /// Nanoseconds of busy intervals that `again_ppm` has been above `lossy_ppm` without a queue on
+    /// the way.
     lossy_ns: u64 = 0,
-    /// How long `again_ppm` has been low. These times count only intervals in which the link was
-    /// busy.
+    /// Nanoseconds of busy intervals since `again_ppm` was last above `lossy_ppm`.
     clean_ns: u64 = 0,
-    /// How long the link was busy since a queue last stood on the way.
+    /// Nanoseconds of busy intervals since a queue last stood on the way.
     calm_ns: u64 = 0,
-    /// How long `again_ppm` has been high since then, without the time in which packets of a queue
-    /// that has overflowed are sent again.
+    /// As `lossy_ns`, but counted only once no queue has stood for `sent_again_ns`, so that packets
+    /// sent again after a queue has overflowed do not count.
     way_ns: u64 = 0,
-    /// The link loses packets that no full queue drops. False again once it has lost few for a
-    /// minute in which it was busy.
+    /// The link loses packets that no full queue drops. False again once the link has lost few
+    /// packets for a minute of busy time.
     is_lossy: bool = false,
-    /// As `is_lossy`, but never because of a queue that overflowed before. `is_lossy` may be wrong
-    /// about that: to ask for bbr then does no harm, but to ask for more lanes does.
+    /// As `is_lossy`, but never set because a queue has overflowed. An overflow may set `is_lossy`
+    /// by mistake: to ask for bbr then does no harm, but to ask for more lanes would.
     way_loses: bool = false,
 
-    /// `set`: the number of lanes by the run's settings; 0: the link finds its number itself.
+    /// `set`: the number of lanes by the run's settings; 0: the link finds its number of lanes by
+    /// trials.
     pub fn init(set: u8) Flow {
         const count = if (set == 0) Spread.near else set;
         return .{ .spread = .{ .lanes = count, .is_fixed = set > 0 } };
@@ -186,8 +192,9 @@ pub const Flow = struct {
         return flow.base_ns >= Spread.far_ns;
     }
 
-    /// The congestion control that a lane should have. `now`: the one that it has. Near peers keep
-    /// the system's, because a full queue in a machine room is too short to be seen.
+    /// The congestion control that a lane should have. `now`: the congestion control that the lane
+    /// has. Lanes to near peers keep that of the system, because a full queue in a machine room is
+    /// too short to be measured.
     pub fn control(flow: *const Flow, now: ?Pace.Control, has_lost: bool) Pace.Control {
         if (!flow.is_far()) return .system;
         if (flow.is_lossy) return .loss_tolerant;
@@ -195,10 +202,10 @@ pub const Flow = struct {
         return if (now == .starting and !is_full) .starting else .system;
     }
 
-    /// Chooses the lanes that begin anew; called after each interval. `rate`: the limit of the
-    /// link. bbr pauses to look for the shortest round trip, which is known anyway while a limit
-    /// keeps queues away. So lanes begin anew in turn before they would pause, and no two pause at
-    /// the same time.
+    /// Chooses the lanes that begin their congestion control anew; called after each interval.
+    /// `rate`: the limit of the link, bytes per second; 0: none. bbr pauses to measure the shortest
+    /// round trip, which is known anyway while a limit keeps queues away. So lanes begin anew in
+    /// turn, each before bbr would pause it.
     pub fn take_turn(flow: *Flow, rate: u64) void {
         flow.turn = (flow.turn + 1) % limits.lanes_per_link_max;
         if (rate == 0 or !flow.last.calm()) {
@@ -209,7 +216,7 @@ pub const Flow = struct {
         flow.is_rested = false;
     }
 
-    /// Whether the lane with this index among the open lanes begins anew.
+    /// Whether the lane with this index among the open lanes begins its congestion control anew.
     pub fn renews(flow: *const Flow, index: usize) bool {
         return switch (flow.renewed) {
             .none => false,
@@ -232,7 +239,7 @@ pub const Flow = struct {
         return on_the_way(2 *| rate, flow.base_ns);
     }
 
-    /// Whether the other side has not been told the number of lanes that this side wants.
+    /// Whether the other side must still be told the number of lanes that this side wants.
     pub fn is_news(flow: *const Flow) bool {
         return !flow.spread.is_fixed and flow.told != flow.spread.lanes;
     }
@@ -257,8 +264,8 @@ pub const Flow = struct {
         flow.way_loses = false;
     }
 
-    /// Notes the bytes that have moved in an interval, in both directions. Pings alone are idle
-    /// time.
+    /// Notes the bytes that have moved in an interval, in both directions. An interval with pings
+    /// alone counts as idle.
     pub fn note_moved(flow: *Flow, bytes: u64, ns: u64) void {
         if (bytes <= idle_bytes) {
             flow.idle_ns +|= ns;
@@ -272,7 +279,8 @@ pub const Flow = struct {
         flow.idle_ns = 0;
     }
 
-    /// Notes the bytes that have come in during an interval. `received`: all that ever came in.
+    /// Notes the bytes that have come in during an interval. `received`: all bytes that ever came
+    /// in on the link.
     pub fn note_arrived(flow: *Flow, received: u64, ns: u64) void {
         const rate = per_second(received - flow.received, ns);
         flow.brought.arrived(received - flow.received, ns);
@@ -303,7 +311,7 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
     i.retransmitted = 0;
     for (0..590) |_| flow.note(&i);
     try std.testing.expect(flow.is_lossy);
-    i.retransmitted = 10_000; // once more
+    i.retransmitted = 10_000; // restarts the minute
     flow.note(&i);
     i.retransmitted = 0;
     for (0..590) |_| flow.note(&i);
@@ -311,8 +319,8 @@ test "a link that loses packets is lossy until it has lost few for a minute in w
     for (0..30) |_| flow.note(&i);
     try std.testing.expect(!flow.is_lossy);
     try std.testing.expectEqual(.system, flow.control(.loss_tolerant, true));
-    // A queue that overflows is no loss of the path, and no sign that there is none. Nor is what of
-    // it is sent again after it is gone, if that takes no longer than a moment.
+    // Losses in a queue that overflows do not set `is_lossy`. Packets that are sent again after the
+    // queue is gone may set `is_lossy`, but not `way_loses`.
     i.retransmitted = 200_000;
     i.rtt_ns = 200 * ms;
     for (0..30) |_| flow.note(&i);
@@ -336,13 +344,14 @@ test "a lane that has lost nothing grows until its link is full, and then is the
     flow.base_ns = 100 * ms;
     try std.testing.expectEqual(.starting, flow.control(.starting, false));
     try std.testing.expectEqual(.system, flow.control(.starting, true));
-    try std.testing.expectEqual(.system, flow.control(.system, false)); // does not begin again
+    try std.testing.expectEqual(.system, flow.control(.system, false)); // stays the system's
     flow.last = .{ .base_ns = 100 * ms, .rtt_ns = 100 * ms + Interval.queue_ns + 1 };
     try std.testing.expectEqual(.system, flow.control(.starting, false));
 }
 
 test "lanes of a link that is held begin anew in turn, and all after a pause" {
-    // Goal: bbr never waits ten seconds for its pause, and lanes never stop together.
+    // Goal: each lane begins anew within the ten seconds after which bbr pauses, and no two at
+    // once.
     var flow: Flow = .init(0);
     flow.last = .{ .base_ns = 1, .rtt_ns = 1 };
     var last: [limits.lanes_per_link_max]usize = @splat(0);
@@ -352,7 +361,7 @@ test "lanes of a link that is held begin anew in turn, and all after a pause" {
         for (&last, 0..) |*at, lane| {
             if (flow.renews(lane)) at.* = interval;
             count += @intFromBool(flow.renews(lane));
-            try std.testing.expect(interval - at.* < 80); // of a tenth of a second
+            try std.testing.expect(interval - at.* < 80); // tenths of a second
         }
         try std.testing.expectEqual(1, count);
     }
@@ -400,61 +409,64 @@ test "a pace is told again when it has changed by more than a little" {
 
 // ---- over how many lanes
 //
-// Each lane is a TCP connection. Loss, a cap for each connection or TCP's windows may hold it below
-// what the link carries. Then twice as many lanes are tried, and kept if they bring more; a full
-// link gains nothing by more lanes. Among numbers of lanes that bring the same, the smallest is
-// kept, because lanes take shares from others on the way. But a link keeps the number that it
-// begins with, because after a pause each lane begins slowly.
+// Each lane is a TCP connection. Loss, a cap for each connection or TCP's windows may hold a lane
+// below what the link carries. Then a trial doubles the lanes, and keeps the new lanes if they
+// carry more; a full link gains nothing by more lanes. Among numbers of lanes that carry the same,
+// the smallest is kept, because each lane takes a share from other traffic on the path. But a link
+// never has fewer lanes than it begins with, because after a pause each lane begins slowly.
 
 pub const Spread = struct {
     lanes: u8,
     /// The run's settings say the number of lanes: no trials.
     is_fixed: bool = false,
-    /// The round under way: its time, bytes, and the time in which the link was full. A round has
-    /// only intervals in which there was enough to send.
+    /// The round under way: its nanoseconds, its acknowledged bytes, and the nanoseconds in which
+    /// the link was full. A round counts only intervals with enough to send.
     ns: u64 = 0,
     acked: u64 = 0,
     full_ns: u64 = 0,
-    /// The trial under way: the number of lanes before it, and what they moved, bytes per second.
+    /// The trial under way: the number of lanes before the trial, and the bytes per second that
+    /// they moved.
     trial: ?struct { lanes: u8, moved: u64 } = null,
     /// False: this round does not count, because new connections start slowly.
     is_warm: bool = true,
-    /// The link loses packets that no full queue drops. Connections there carry much in their first
-    /// seconds and less and less after that, so one trial without a gain says little: it goes on
-    /// with twice as many lanes.
+    /// The link loses packets that no full queue drops. Connections on a lossy link carry much in
+    /// their first seconds and less and less after that, so a first trial without a gain says
+    /// little, and goes on with twice as many lanes.
     is_lossy: bool = false,
-    /// A trial without a gain has gone on so. Only one may, until a trial has brought a gain.
+    /// A trial without a gain has been followed by one with twice as many lanes. Another trial may
+    /// be followed like this only after a trial has gained.
     is_forgiven: bool = false,
-    /// Busy time until fewer lanes may be tried. Lanes that lose packets vary by more than one lane
-    /// brings.
+    /// Nanoseconds of busy time until fewer lanes may be tried. The rate of lanes that lose packets
+    /// varies by more than one lane adds, so trials of fewer lanes must be rare.
     down_rest: u64 = 0,
-    /// Busy time until the next trial, and the pause after a trial without a gain.
+    /// Nanoseconds of busy time until the next trial. `rest_next`: `rest` after the next trial
+    /// without a gain.
     rest: u64 = 0,
     rest_next: u64 = rest_min,
-    /// The next trial, or the one under way, is of fewer lanes.
+    /// The trial under way, or else the next trial, is of fewer lanes.
     down: bool = false,
-    /// The number of lanes at which lanes stop leaving; null: none leave. They leave one by one,
-    /// because those that stay cannot carry at once what the others carried.
+    /// The number of lanes to which the link shrinks; null: no lane leaves. Lanes leave one by one,
+    /// because the lanes that stay cannot carry at once what the leaving lanes carried.
     goal: ?u8 = null,
 
-    /// A round is long enough that a burst does not decide.
+    /// A round lasts at least this long, so that a burst does not decide.
     const round_ns = 3 * s;
     const round_lossy_ns = 1500 * ms;
     const round_trips = 8;
     const rest_min = 15 * s;
     const rest_max = 240 * s;
-    /// A lane leaves after so many round trips, in which the lanes that stay have grown.
+    /// The next lane leaves after `leave_trips` round trips, in which the lanes that stay grow.
     const leave_trips = 4;
     const leave_ns = 500 * ms;
-    /// Twice the lanes must bring more by one part in `gain_part`. Half of them may bring less by
+    /// Twice the lanes must carry more by one part in `gain_part`. Half the lanes may carry less by
     /// one part in `loss_part`.
     const gain_part = 8;
     const gain_lossy_part = 4;
     const loss_part = 16;
 
-    /// The number of lanes at the beginning. Within a machine room two lanes keep both directions
-    /// busy. Further away a connection takes a while to grow, again after each pause, so more lanes
-    /// begin.
+    /// The number of lanes with which a link begins. Within a machine room, two lanes keep both
+    /// directions busy. On longer distances a connection takes a while to grow, again after each
+    /// pause, so a link begins with more lanes.
     pub const near = 2;
     const far = 4;
     const distant = 8;
@@ -487,8 +499,8 @@ pub const Spread = struct {
         } else if (spread.rest == 0) spread.begin(goodput, was_full, first(i.base_ns));
     }
 
-    /// The link begins to lose packets: ends the trial. The bytes that lanes carried before they
-    /// lost packets say nothing about those that they carry now.
+    /// The link begins to lose packets: ends the trial under way, because rates from before the
+    /// losses say nothing about rates after them.
     fn begin_lossy(spread: *Spread) void {
         _ = spread.end_round();
         if (spread.trial) |before| {
@@ -529,8 +541,8 @@ pub const Spread = struct {
         spread.is_warm = false;
     }
 
-    /// Ends the round: what it moved, bytes per second, and whether the link was full most of the
-    /// time.
+    /// Ends the round. Returns the bytes per second that it moved, and whether the link was full
+    /// most of the time.
     fn end_round(spread: *Spread) struct { u64, bool } {
         defer {
             spread.ns = 0;
@@ -551,7 +563,7 @@ pub const Spread = struct {
         if (!is_kept and spread.is_lossy and !spread.down and !spread.is_forgiven) {
             spread.is_forgiven = true;
             if (!was_full and spread.lanes < base.limits.lanes_per_link_max) return spread.double();
-            spread.trial = null; // the lanes are enough, for now
+            spread.trial = null; // no more lanes are tried for now
             return;
         }
         spread.trial = null;
@@ -568,7 +580,7 @@ pub const Spread = struct {
     }
 };
 
-/// Runs lanes that carry `each`, on a link that carries `all`.
+/// Runs lanes that carry `each` bytes per second, on a link that carries `all` bytes per second.
 fn run_test(spread: *Spread, each: u64, all: u64, seconds: usize) void {
     run_on_test(spread, each, all, seconds, false);
 }
@@ -578,7 +590,7 @@ fn run_on_test(spread: *Spread, each: u64, all: u64, seconds: usize, is_lossy: b
         step_test(spread, @min(spread.lanes * each, all), false, is_lossy);
 }
 
-/// A fifth of a second with enough to send, in which `rate` bytes per second arrived.
+/// Runs a fifth of a second with enough to send, in which `rate` bytes per second arrive.
 fn step_test(spread: *Spread, rate: u64, is_full: bool, is_lossy: bool) void {
     spread.step(&.{
         .ns = 200 * ms,
@@ -594,7 +606,7 @@ test "lanes that are capped become more, up to what the link carries" {
     run_test(&spread, 1_000, 40_000_000, 50);
     try expectEqual(base.limits.lanes_per_link_max, spread.lanes);
     spread = .{ .lanes = 4 };
-    run_test(&spread, 6_000_000, 25_000_000, 24); // 4 carry 24, 8 no more than 25
+    run_test(&spread, 6_000_000, 25_000_000, 24); // 4 carry 24 MB/s, 8 carry 25 MB/s
     try expectEqual(4, spread.lanes);
     spread = .{ .lanes = 4 };
     run_test(&spread, 2_000_000, 25_000_000, 38);
@@ -602,8 +614,8 @@ test "lanes that are capped become more, up to what the link carries" {
 }
 
 test "a link keeps as many lanes as it begins with, and loses those that bring nothing" {
-    // Goal: after a pause each lane begins slowly, so fewer of them would be slower. Method: a
-    // link that is full with any number of lanes.
+    // Goal: the link never has fewer lanes than it begins with, because after a pause fewer lanes
+    // would be slower. Method: a link that is full with any number of lanes.
     var spread: Spread = .{ .lanes = Spread.first(100 * ms) };
     for (0..4) |_| {
         for (0..5 * 60) |_| {
@@ -616,8 +628,8 @@ test "a link keeps as many lanes as it begins with, and loses those that bring n
 }
 
 test "lanes leave one by one, and come back at once if fewer carry less" {
-    // Goal: what a lane carried has time to move to those that stay. Method: a full link that has
-    // been given twice the lanes, and one on which each lane is capped.
+    // Goal: the lanes that stay have time to take over what a leaving lane carried. Method: a link
+    // that a single lane fills, and a link on which each lane is capped.
     const lanes, const full = .{ 16, 25_000_000 };
     for ([_]struct { each: u64, left: u8 }{
         .{ .each = full, .left = 8 },
@@ -684,8 +696,8 @@ test "a link that is near keeps its lanes" {
 }
 
 test "lanes that lose packets become more though they decay at first" {
-    // Method: connections that carry five times as much when they begin, and in each second a
-    // quarter less of what is too much.
+    // Method: new connections carry five times their lasting rate, and each second the excess
+    // shrinks by a quarter.
     const each: u64, const all: u64 = .{ 450_000, 25_000_000 };
     var spread: Spread = .{ .lanes = 8 };
     var carried = 5 * each * 8;
@@ -702,8 +714,8 @@ test "lanes that lose packets become more though they decay at first" {
 }
 
 test "where packets are lost lanes that bring nothing leave again, however many were tried" {
-    // Method: a way that drops without a queue what is more than it carries, one that seems full
-    // half of the time, and one that carries less with more lanes.
+    // Method: a path that drops all excess without a queue, a path that seems full half of the
+    // time, and a path that carries less with more lanes.
     for ([_]struct { moved: [3]u64, is_full: bool = false }{
         .{ .moved = .{ 25_000_000, 25_000_000, 25_000_000 } },
         .{ .moved = .{ 25_000_000, 25_000_000, 25_000_000 }, .is_full = true },
@@ -725,7 +737,8 @@ test "where packets are lost lanes that bring nothing leave again, however many 
 }
 
 test "a link that begins to lose packets has the lanes of before a trial, and never too few" {
-    // Method: losses begin in a trial of fewer lanes, of more, and while those of a trial leave.
+    // Method: losses begin in a trial of fewer lanes, in a trial of more lanes, and while the lanes
+    // of a failed trial leave.
     for ([_]Spread{
         .{ .lanes = 11, .goal = 8, .down = true, .trial = .{ .lanes = 16, .moved = 1 } },
         .{ .lanes = 32, .trial = .{ .lanes = 16, .moved = 1 } },
@@ -749,50 +762,51 @@ test "what the run has set stays" {
 // ---- the way back
 //
 // How long packets of the other side wait on their way here. A round trip does not tell which of
-// its two ways has a queue. Acknowledgements wait in the queue of the other side's uplink, which
-// fills with what that side sends to others. So each ping says when it has left, by the clock of
-// the other side. A ping that takes longer than the fastest of late has waited for the difference.
-// The two clocks need not agree, because only differences count. They need not run alike, nor be
-// true: no packet waits for longer than round trips are longer than the shortest, so a clock that
-// says so is measured anew.
+// its two directions has a queue. Acknowledgements wait in the queue of the other side's uplink,
+// which fills with what the other side sends to other peers. So each ping says when it left, by the
+// sender's clock. A ping that takes longer than the fastest recent ping has waited for the
+// difference. The two clocks need not agree, because only differences count. The clocks may also
+// drift, and the other side may lie: a wait cannot exceed the round trip minus the shortest round
+// trip, so a clock that shows a longer wait is measured anew.
 //
-// frame.zig sends the stamps, measure.zig asks for the waits.
+// frame.zig sends the stamps, and measure.zig reads the waits.
 
 pub const WayBack = struct {
-    /// The least time from a stamp to its arrival in this interval, in microseconds more than the
-    /// first ping took; null: no ping came.
+    /// The fastest ping of this interval: microseconds from its stamp to its arrival, minus those
+    /// of the first ping; null: no ping came.
     least: ?i64 = null,
-    /// The least time in the span under way, and in the span before it.
+    /// The smallest `least` in the span under way. `fastest_before`: the smallest `least` in the
+    /// span before.
     fastest: i64 = never,
     fastest_before: i64 = never,
     /// How long the span under way has lasted; it ends after `kept_ns`.
     lasted: u64 = 0,
-    /// The time from the first stamp to its arrival, in microseconds of two clocks that do not
-    /// agree.
+    /// Microseconds from the stamp of the first ping to its arrival, by two clocks that do not
+    /// agree; null: no ping with a stamp has come.
     first: ?u64 = null,
-    /// How long packets waited in the last interval with a ping; null: it is too long ago.
+    /// How long packets waited in the last interval with a ping; null: not known, or too long ago.
     waits_ns: ?u64 = null,
-    /// How long no ping has come.
+    /// Nanoseconds of intervals since a ping last came.
     silent_ns: u64 = 0,
 
     const never = std.math.maxInt(i64);
-    /// Clocks of computers differ by half a millisecond in each second at most; most differ by far
-    /// less.
+    /// A span ends after this time, because clocks drift apart: by at most half a millisecond a
+    /// second, and most clocks by far less.
     const kept_ns = 20 * s;
-    /// A wait is taken as known for this time after the last ping.
+    /// A wait counts as known for this time after the last ping.
     const known_ns = 200 * ms;
-    /// Pings are sent and read later than packets, by no more than this.
+    /// A ping may be sent and read later than a packet, by at most this time.
     const late_ns = 10 * ms;
 
-    /// No stamp, because the ping may have waited for what was sent before it.
+    /// The stamp of a ping that tells no time, because it may have waited for bytes sent before it.
     pub const none: u64 = 0;
 
     pub fn stamp(now_ns: u64) u64 {
         return @max(1, now_ns / us);
     }
 
-    /// Takes a ping that left at `sent`, in microseconds of the other side's clock. All numbers are
-    /// possible, because that clock may have begun at any time.
+    /// Takes a ping that left at `sent`, in microseconds of the other side's clock. `sent` may be
+    /// any number, because the other side's clock may have begun at any time.
     pub fn heard(way: *WayBack, sent: u64, now_ns: u64) void {
         if (sent == none) return;
         const took = now_ns / us -% sent;
@@ -803,7 +817,7 @@ pub const WayBack = struct {
     }
 
     /// Ends an interval whose round trips were longer than the shortest by `round_ns`. Returns how
-    /// long packets waited, which is never more than that; null: not known.
+    /// long packets waited, at most `round_ns`; null: not known.
     pub fn step(way: *WayBack, ns: u64, round_ns: u64) ?u64 {
         way.grow_older(ns);
         const least = way.least orelse {
@@ -824,7 +838,7 @@ pub const WayBack = struct {
         return way.waits_ns;
     }
 
-    /// Forgets waits: nothing was measured for `ns`.
+    /// Forgets the waits, because nothing was measured for `ns`.
     pub fn rest(way: *WayBack, ns: u64) void {
         way.grow_older(ns);
         way.waits_ns = null;
@@ -841,15 +855,15 @@ pub const WayBack = struct {
 };
 
 test "what waits on its way back is known by clocks that do not agree" {
-    // Ours began later than the other's, or earlier.
+    // This side's clock began later than the other side's, or earlier.
     for ([_]u64{ 0, 1 << 40, std.math.maxInt(u64) - 1000 }) |theirs_us| {
         var way: WayBack = .{};
         const waits_ms = [_]u64{ 3, 0, 0, 7, 40, 12, 0 };
-        const told_ms = [_]u64{ 0, 0, 0, 7, 40, 12, 0 }; // the first is the fastest so far
+        const told_ms = [_]u64{ 0, 0, 0, 7, 40, 12, 0 }; // the first ping is the fastest so far
         for (waits_ms, told_ms, 1..) |waits, told, interval| {
             for (0..5) |each| {
                 const sent_ns = interval * 100 * ms + each * ms;
-                // The last ones wait longer, which does not count.
+                // Later pings of an interval wait longer, and only the fastest ping counts.
                 const here_ns = sent_ns + (50 + waits + each) * ms;
                 way.heard(theirs_us +% sent_ns / us, here_ns);
             }
@@ -872,8 +886,8 @@ test "what waits on its way back is not known without stamps, nor long after the
 }
 
 test "pings of a pause say nothing of what waits after it" {
-    // The other clock is slower by 50 parts in a million, so what came at the beginning of a pause
-    // of ten minutes seems to have come 30 ms sooner.
+    // The other side's clock is slower by 50 parts in a million, so pings before a pause of ten
+    // minutes seem to be 30 ms faster than pings after it.
     var way: WayBack = .{};
     const pause = 600 * s;
     for (0..600) |second| {
@@ -884,14 +898,14 @@ test "pings of a pause say nothing of what waits after it" {
     for (1..50) |interval| {
         const here_ns = pause + interval * 100 * ms;
         way.heard(WayBack.stamp(here_ns - here_ns / 20_000 + s), here_ns + 50 * ms);
-        // Forty milliseconds of the way out.
+        // Round trips are 40 ms longer than the shortest, because packets wait on the way out.
         try std.testing.expect(way.step(100 * ms, 40 * ms).? <= ms);
     }
 }
 
 test "clocks may drift, stand still and leap, and a peer may say what it likes" {
-    // Goal: no more is believed than round trips show, and the truth after a while. Method: a
-    // clock that runs slower; one that stands still for a minute while round trips are short; then
+    // Goal: a wait never exceeds what round trips show, and is right after a while. Method: a clock
+    // that runs slower; a clock that stands still for a minute while round trips are short; then
     // the largest and smallest numbers.
     var way: WayBack = .{};
     for (1..500) |second| {

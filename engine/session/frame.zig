@@ -1,6 +1,7 @@
-//! frame: turns bytes on a lane into moves of an operation, and moves into bytes. Each frame names
-//! its group, epoch, attempt and operation, and is matched with the ones that this peer knows.
-//! Frames of earlier attempts are thrown away. Frames of later attempts are kept (link.zig).
+//! Frame: turns bytes on a lane into moves of an operation, and moves into bytes. Each frame names
+//! its group, epoch, attempt and operation, by which this peer finds its own operation. Frames of
+//! earlier attempts are thrown away. Frames of later attempts are kept until this peer begins the
+//! attempt (link.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -33,19 +34,19 @@ const limits = base.limits;
 pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange) void {
     const group = operation.group;
     const epoch = group.member.epoch_of(operation.op.epoch).?;
-    // The inputs of a private operation in doubt are the caller's again, so nothing can be sent
-    // twice.
+    // The inputs of a private operation in doubt belong to the caller again, so its data cannot be
+    // sent again, and the member asks to abort the operation.
     if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
         return group.member.ask_to_abort(&operation.op);
-    // Completion is looked at later, because this runs inside the member.
+    // Completion is checked later, because `start` runs inside an action of the member.
     defer wake_later(s, operation);
-    measure.end_probe(s); // the probe would be in the way, and be measured with the operation
+    measure.end_probe(s); // a probe would slow the operation, and be measured with it
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
     if (operation.sync() != null) return sync_file.start(s, operation);
     if (operation.op.descriptor.kind != .send_recv)
         return start_along(s, operation, kept, &epoch.paths);
-    // The data of a message goes straight from one member to the other.
+    // The data of a message goes straight from the sender to the receiver.
     start_along(s, operation, kept, &.between(operation.work.movement.board.ledger.roles.pair));
 }
 
@@ -74,7 +75,8 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     const x = operation.work.movement;
     const order = begin.order;
     x.begin(begin.*);
-    // The coordinator may have been between two attempts when it was told of a mismatch.
+    // A mismatch is told again in each attempt, because the coordinator may have been between two
+    // attempts when it was told.
     operation.mismatch_told = false;
     const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {
@@ -102,7 +104,8 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
     }
 }
 
-/// The schedule of the data in this attempt: the one that the call asks for, if the paths allow it.
+/// The schedule of the data in this attempt: the schedule that the call asks for, if the paths
+/// allow it.
 fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective.Schedule {
     if (operation.op.descriptor.uneven) return .direct;
     if (!paths.has_ring) return .direct;
@@ -119,7 +122,7 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
         defer link.early.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header, neighbour.position) catch |err| place: {
-            // A copy of the frame has come on another lane meanwhile, or is coming.
+            // Another copy of the frame has come in on another lane meanwhile, or is coming in.
             if (err == error.Twice)
                 break :place link.take_over(operation.owner(), &item.header) orelse continue;
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
@@ -145,8 +148,9 @@ pub fn stop(s: *Session, operation: *Operation) void {
     }
 }
 
-/// Gives the caller its memory back as it was, so that no lane reads or writes it; the operation
-/// goes on for the other members. Returns whether that is done (Movement.set_aside).
+/// Begins to give the memory of an operation in doubt back to its caller, and stops all lanes that
+/// read or write this memory. The operation goes on for the other members. Returns whether the
+/// memory is given back (Movement.set_aside).
 pub fn set_aside(s: *Session, operation: *Operation) bool {
     detach(s, operation);
     if (operation.sync() == null) {
@@ -174,13 +178,14 @@ pub fn job_done(s: *Session, operation: *Operation, job: *base.Job) void {
     const x = operation.work.movement;
     const settled = x.board.ledger.settled_count;
     if (x.done(job)) wake_all(s, operation);
-    // An operation in doubt is over for its caller and goes on for the others.
+    // An operation in doubt is over for its caller, but goes on for the other members.
     if (operation.op.state == .finished) return;
     if (x.board.ledger.settled_count != settled) s.fault_point(operation, .operation_settled);
     check_complete(s, operation);
 }
 
-/// Lets the member vote if all data is settled, or withdraws the operation if it must be.
+/// Lets the member vote if all data of an operation is settled, or withdraws an operation that is
+/// to be withdrawn.
 pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.withdraws) |reason|
         return operation.group.member.give_up(&operation.op, reason);
@@ -247,7 +252,8 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     } else return .stale;
     const epoch = group.member.epoch_of(header.epoch) orelse
         return if (is_of_next(group, header.epoch, from)) .early else .stale;
-    // Only members may make this peer keep anything: others have nothing to say in the epoch.
+    // A frame of a peer that is no live member of the epoch is stale, so only members can make this
+    // peer keep frames.
     const rank = epoch.rank_of(from) orelse return .stale;
     if (!epoch.alive.has(rank)) return .stale;
     if (header.attempt > epoch.attempt) return early_of(epoch, header);
@@ -264,14 +270,15 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     return if (is_over) .stale else early_of(epoch, header);
 }
 
-/// Routes a frame that came early. A frame that was in flight when its operation was aborted is
-/// stale.
+/// Routes a frame that came early: it is stale if its operation was aborted while the frame was in
+/// flight.
 fn early_of(epoch: anytype, header: *const Header) Route {
     const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
     return if (epoch.is_aborted(id)) .stale else .early;
 }
 
-/// Whether the sender may be in the next epoch, which it may have been told of before this peer.
+/// Whether the sender may be a member of the epoch `number`, of which this peer has not been told
+/// yet.
 fn is_of_next(group: *const Group, number: u64, from: base.PeerId) bool {
     if (number <= group.member.newest()) return false;
     for (group.round_members.items) |id| if (id.eql(from)) return true;
@@ -282,7 +289,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
     lane.incoming = wire.frame.decode(lane.head[0..wire.frame.header_bytes]) catch |err|
         return reject(s, lane, @errorName(err));
     const header = &lane.incoming;
-    // The other side knows as well that the link works.
+    // The other side sends frames, so both sides know that the link works.
     dial.tell_link(s, lane.link.?, .up);
     dial.acknowledged(s, lane) catch |err| return reject(s, lane, @errorName(err));
     switch (header.kind) {
@@ -357,7 +364,7 @@ fn on_want(s: *Session, link: *Link, header: *const Header) sync_file.Error!void
     if (header.epoch == 0) return sync_file.on_prefetch_want(s, link, header);
     switch (route(s, header, link.peer)) {
         .current => |operation| try sync_file.on_want(s, link, operation, header),
-        // A sync offers before anybody can ask, so the attempt of this request is over.
+        // A member requests only what a sync has offered, so the attempt of this request is over.
         .early, .stale => {},
     }
 }
@@ -375,13 +382,13 @@ fn place_of(s: *Session, lane: *Lane, header: *const Header) sync_file.Error!?st
     if (header.epoch == 0) return sync_file.place_prefetched(s, lane, header);
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
-        .early, .stale => return null, // this peer has not asked for it in this attempt
+        .early, .stale => return null, // this peer has asked for nothing in the attempt
     };
     return sync_file.place(s, lane, operation, header);
 }
 
-/// Whether data is of a call that differs from this peer's. This peer's open tells the sender,
-/// which tells the coordinator.
+/// Whether data is of a call that differs from this peer's call. The sender sees the difference in
+/// this peer's open, and tells the coordinator.
 fn is_foreign(operation: *const Operation, header: *const Header) bool {
     return header.fingerprint != operation.fingerprint;
 }
@@ -415,8 +422,8 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     return true;
 }
 
-/// Data that was sent ahead of time has come in whole. Meanwhile its operation may have begun or
-/// ended.
+/// Data that was sent ahead of time has come in whole. Its operation may have begun or ended while
+/// the data came in.
 fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
     const link = lane.link.?;
     const payload = lane.early;
@@ -462,7 +469,7 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-/// A neighbour's open has come: it has called the operation and can receive.
+/// An open has come, which says that the neighbour has called the operation and can receive.
 fn opened(
     s: *Session,
     operation: *Operation,
@@ -481,26 +488,26 @@ fn opened(
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     s.wake(neighbour.link);
-    // The other member's call may be all that was missing.
+    // An operation between two members may have waited only for the other member's call.
     if (operation.op.descriptor.is_between_two()) wake_later(s, operation);
 }
 
 // ---- outgoing
 //
-// From moves of an operation to bytes on a lane: the frame that an idle lane sends next, and the
-// steps after it has left.
+// From moves of an operation to bytes on a lane: which frame an idle lane sends next, and what
+// follows when the frame has left.
 //
 // Opens, credits and small operations go before large operations, so that a small operation beside
-// a large one takes hardly longer than alone. Large operations send one frame for every frame's
-// worth of bytes that small ones have sent first. Over a long link a small frame would still wait
-// behind bytes that the system has taken. So one lane of several carries small operations alone
-// there, for a while.
+// a large operation takes hardly longer than alone. Large operations send one frame for every
+// frame's worth of bytes that small operations have sent first. On a far link a small frame would
+// still wait behind bytes that the system has taken. So a far link of several lanes keeps one lane
+// for small operations alone, for `keep_ns`.
 
 /// Puts the next frame on an idle lane, if there is one.
 pub fn next_outgoing(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
-    // The other side may be the one that dials the missing lanes.
+    // A new number of lanes is told at once, because the other side may be the side that dials.
     if (link.flow.is_news()) return put_ping(s, lane, link);
     const says = lane.ping_due or lane.ack_due;
     if (!link.serves(lane)) return if (says) put_ping(s, lane, link);
@@ -514,7 +521,7 @@ pub fn next_outgoing(s: *Session, lane: *Lane) void {
 }
 
 /// Puts a ping on a lane: a sign of life, an acknowledgement, the number of lanes that this side
-/// would like, the round trip as this side knows it, and the time at which the ping leaves.
+/// wants, the round trip as this side knows it, and the time at which the ping leaves.
 fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     const index = link.flow.spread.lanes;
     link.flow.told = index;
@@ -528,17 +535,17 @@ fn put_ping(s: *const Session, lane: *Lane, link: *Link) void {
     lane.out_busy = true;
 }
 
-/// Whether the system would send the ping at once, with nothing before it. Near peers ask for no
-/// times.
+/// Whether the system would send a ping at once, with no unsent bytes before it. False on near
+/// links, whose waits are not measured.
 fn leaves_at_once(s: *const Session, lane: *Lane, link: *const Link) bool {
     if (!link.flow.is_far()) return false;
     const sample = s.host.vtable.lane_sample(s.host.ctx, lane) orelse return false;
     return sample.unsent == 0;
 }
 
-/// Puts a frame of some operation on an idle lane. First come opens, credits and requests of each
-/// operation and data of small ones, in turn; then data of large ones, in turn. An operation that
-/// is alone is asked once.
+/// Puts a frame of some operation on an idle lane. First come opens, credits and requests of all
+/// operations and data of small operations, in turn; then data of large operations, in turn. If
+/// there is a single operation, it is asked once for all its frames.
 fn next_of_all(s: *Session, lane: *Lane, link: *Link) bool {
     const count = s.operations.items.len;
     const is_alone = count == 1 and !lane.is_kept;
@@ -575,7 +582,7 @@ fn next_of_large(s: *Session, lane: *Lane, link: *Link, room: *?bool) bool {
 }
 
 /// Notes that a small operation has sent data. If a large operation uses the link, too, a lane is
-/// kept free for the next small ones.
+/// kept free for the next small operations.
 fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
     link.overtaken += lane.out_payload.len;
     if (!link.flow.is_far()) return;
@@ -586,15 +593,15 @@ fn overtook(s: *Session, lane: *const Lane, link: *Link) void {
     }
 }
 
-/// A program calls small operations beside large ones in each of its steps, so a lane is kept free
-/// for this time.
+/// A lane is kept free for this time, because a program calls small operations beside large
+/// operations in each of its steps.
 const keep_ns = 60 * std.time.ns_per_s;
 
-/// The frames that an operation may send: opens, credits and requests alone, or all.
+/// The frames that an operation may send: `said`: opens, credits and requests; `all`: data, too.
 const Part = enum { said, all };
 
-/// Puts the operation's next frame on an idle lane. `room`: the answer of has_room_ahead, once it
-/// is known.
+/// Puts the operation's next frame on an idle lane. `room`: the answer of has_room_ahead; null: not
+/// yet asked.
 fn next_of(
     s: *Session,
     lane: *Lane,
@@ -663,6 +670,6 @@ pub fn outgoing_sent(s: *Session, lane: *Lane) void {
     frame.is_counted = true;
     operation.work.movement.sent(frame.fragment);
     if (frame.move.kind == .partial) s.fault_point(operation, .operation_partial);
-    // Completion may have been waiting for this frame to leave.
+    // The operation may be complete now that this frame has left.
     if (!operation.op.complete) check_complete(s, operation);
 }

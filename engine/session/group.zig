@@ -1,4 +1,4 @@
-//! Group: this peer's place in one group of the run, as calls of the user see it. The protocol of a
+//! Group: this peer's place in one group of the run, as the user's calls see it. The protocol of a
 //! group is in protocol/member.zig; membership.zig fills in what the coordinator says.
 
 const std = @import("std");
@@ -14,16 +14,16 @@ const control = wire.control;
 const limits = base.limits;
 
 /// The states whose syncs this peer has committed, by their tags, which follow from their names. A
-/// state that is made anew under the same name is the same state. Only the states that were synced
-/// last are kept.
+/// state that is made again under its old name counts as the same state. Only the most recently
+/// synced states are kept.
 pub const Synced = struct {
-    /// The state that was synced last is at the end.
+    /// The states, ordered by their last sync; the most recent sync is at the end.
     items: std.ArrayList(Item) = .empty,
 
-    /// `expected`: the revision that the state had after its last commit here.
+    /// `expected`: the revision of the state after its last commit at this peer.
     const Item = struct { tag: u64, expected: u64 };
 
-    /// Makes room for all states that may be kept, so that `note` cannot fail.
+    /// Reserves room for all states that may be kept, so that `note` cannot fail.
     pub fn reserve(synced: *Synced, gpa: Allocator) Allocator.Error!void {
         try synced.items.ensureTotalCapacityPrecise(gpa, limits.states_synced_max);
     }
@@ -32,13 +32,14 @@ pub const Synced = struct {
         synced.items.deinit(gpa);
     }
 
-    /// The revision of a state after its last committed sync; 0: it has committed none.
+    /// The revision of a state after its last committed sync; 0 if this peer has committed no sync
+    /// of it.
     pub fn expected(synced: *const Synced, tag: u64) u64 {
         return synced.items.items[synced.find(tag) orelse return 0].expected;
     }
 
-    /// Notes that a sync of a state is committed, and forgets the oldest state if all places are
-    /// taken.
+    /// Notes that a sync of a state is committed. Forgets the state with the oldest sync if the
+    /// list is full.
     pub fn note(synced: *Synced, tag: u64, revision: u64) void {
         const items = &synced.items;
         if (synced.find(tag)) |index| _ = items.orderedRemove(index);
@@ -53,66 +54,64 @@ pub const Synced = struct {
 };
 
 pub const Group = struct {
-    /// The Session of the group, without its type because Session imports this file. The member's
-    /// actions find it here (control.zig).
+    /// The group's Session; untyped because Session imports this file. The member's actions find
+    /// the session here (control.zig).
     session: *anyopaque,
-    /// The group's number in this session, which no other group ever has.
+    /// The group's number in this session, which is never used for another group.
     number: u64,
-    /// For the caller to use.
+    /// A number for the owner of the session, which the session does not read.
     user: usize = 0,
     name: []u8,
     initial_world_size: u32,
-    /// The founders of a sub-group; null: the group takes any peer that asks.
+    /// The founders of a sub-group; null: the group admits any peer that asks.
     founding: ?Founding = null,
-    /// The number that the coordinator has given to the group; null: it has given none.
+    /// The number that the coordinator has given to the group; null before the coordinator has.
     id: ?u16 = null,
     member: protocol.Member,
     state: State = .joining,
-    /// A join was sent on the present connection, and is not answered (membership.zig:
-    /// present_group).
+    /// A join was sent on the present connection, and the coordinator has not answered it
+    /// (membership.zig: present_group).
     asks: bool = false,
-    /// The user has let go of the group. It is freed once its join is answered.
+    /// The user has released the group. It is freed once its join is answered.
     is_released: bool = false,
-    /// When an admit() of the user fails for want of time.
+    /// When the user's admit() fails because its time is up.
     admit_deadline: base.Instant = base.never,
-    /// Members of the epoch that the round under way prepares. They may begin the epoch before this
-    /// peer is told.
+    /// Members of the epoch that the current round prepares. These members may begin the epoch
+    /// before this peer hears of it.
     round_members: std.ArrayList(PeerId) = .empty,
-    /// Peers to which the round under way wants lanes.
+    /// Peers to which the current round wants lanes.
     round_peers: std.ArrayList(PeerId) = .empty,
-    /// The peers of `round_peers` without an open lane, as the coordinator was last told. There is
-    /// room for all.
+    /// The peers of `round_peers` without an open lane, as last told to the coordinator. Memory for
+    /// all of `round_peers` is reserved.
     missing_told: std.ArrayList(wire.control.Missing) = .empty,
-    /// When the coordinator is told of missing lanes next, if there are any then.
+    /// When this peer next reports lanes that are still missing to the coordinator.
     report_at: base.Instant = base.never,
     /// The user has been told that the group is ready.
     ready_told: bool = false,
-    /// How many peers are here, of how many that the group needs to begin, as the coordinator said
-    /// last.
+    /// How many peers have arrived, and how many the group needs to begin, by the coordinator's
+    /// last message.
     attendance: ?Attendance = null,
-    /// The last epoch that the log says this peer has entered.
+    /// The last epoch whose entry has been logged.
     entry_said: u64 = 0,
-    /// The peers that this newcomer waits for, as the coordinator said last.
+    /// The peers that this newcomer waits for, by the coordinator's last message.
     awaited: Awaited = .{},
-    /// When the log last said which members a call waits for, or with which members nothing moves.
+    /// When the log last named the members that a call waits for, or with which no bytes move.
     wait_said_at: base.Instant = 0,
-    /// The user has called admit(), which begins when fetches in the background are over
-    /// (sync.zig).
+    /// The user has called admit(), which begins when all prefetches are over (sync.zig).
     admit_waits: bool = false,
     /// The agreement of all members on the next safe point.
     vote: Vote = .{},
-    /// The reason why this peer is not a member any more; see `why_removed`.
+    /// The reason why this peer is not a member any more, in `removed_length` bytes (why_removed).
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
-    /// The call that a member from before has made, if this newcomer was refused because of its own
-    /// call.
+    /// The call that an older member has made, if this newcomer was refused because its own call
+    /// differs.
     wanted: ?Wanted = null,
-    /// The rates of links in the newest epoch of which any were told.
+    /// The rates of links in the newest epoch for which the coordinator told any.
     measured: ?*Measured = null,
-    /// States that the user shares with the group. The user destroys them before the group is
-    /// released.
+    /// Shared states of the group, which the user destroys before it releases the group.
     states: std.ArrayList(Shared) = .empty,
-    /// The states that this peer has synced here, and in sub-groups of this group.
+    /// The states that this peer has synced in this group, and in sub-groups of this group.
     synced: Synced = .{},
     synced_below: Synced = .{},
 
@@ -123,25 +122,24 @@ pub const Group = struct {
         peer: PeerId,
         descriptor: wire.control.Descriptor,
     };
-    /// The founders of a sub-group: members of an epoch of the parent.
+    /// The founders of a sub-group, which are members of an epoch of its parent group.
     pub const Founding = struct {
         parent: []u8,
         epoch: u64,
         /// The founders in the order of their ranks in the sub-group.
         members: []PeerId,
-        /// `Group.number` of the group at the root: the parent, or the group that the parent was
-        /// founded from.
+        /// `Group.number` of the root group: the parent, or the root group of the parent.
         root: u64,
-        /// This peer was a newcomer in the parent when it founded.
+        /// This peer was a newcomer in the parent when it founded the sub-group.
         is_new: bool,
     };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
-    /// A state that the user shares with the group.
+    /// A shared state of a group.
     pub const Shared = struct {
         group: *Group,
         state: *SharedState,
-        /// The fetch of this state in the background, before this peer enters (sync.zig); null:
-        /// there is none.
+        /// The prefetch of this state before this peer enters (sync.zig); null: no prefetch is
+        /// under way.
         prefetch: ?*Transfer = null,
     };
     const removed_bytes_max = limits.expelled_bytes_max;
@@ -149,41 +147,41 @@ pub const Group = struct {
     /// The agreement of all members on whether a new epoch begins at the next safe point
     /// (membership.zig).
     pub const Vote = struct {
-        /// 1: this peer knows an epoch that begins at the safe point, else 0. `all`: the least of
-        /// all members' numbers, once they have agreed.
+        /// 1 if this peer knows an epoch that begins at the safe point, else 0. `all`: the minimum
+        /// over all members, once they have agreed.
         own: u32 = 0,
         all: u32 = 0,
-        /// The operation in which the members agree; null: there is none.
+        /// The operation in which the members agree; null: no agreement is under way.
         op: ?*protocol.Op = null,
         /// The user waits for the agreement in an admit().
         is_wanted: bool = false,
-        /// The operation has ended or is in doubt, and membership.zig has not acted on it.
+        /// The agreement has ended or is in doubt, and membership.zig has not acted on it.
         is_news: bool = false,
-        /// True: members have agreed that a new epoch begins at the safe point, which this peer has
-        /// not passed yet. False: they have agreed that none does. Null: there is no agreement.
+        /// True: the members have agreed to begin a new epoch at the safe point, which this peer
+        /// has not passed yet. False: the members have agreed to begin no epoch. Null: there is no
+        /// unused agreement.
         agreed: ?bool = null,
-        /// The end of a sentence about an admit() that ran out of time: the members that it waited
-        /// for.
+        /// The end of the error text of an admit() whose time was up: the members it waited for.
         late_storage: [late_bytes_max]u8 = undefined,
         late_length: usize = 0,
 
         const late_bytes_max = 400;
 
-        /// The members that the last admit() waited for in vain, as half a sentence; empty if there
-        /// are none.
+        /// The members that the last admit() waited for in vain, as the end of an error text; empty
+        /// if no members are known.
         pub fn why_late(vote: *const Vote) []const u8 {
             return vote.late_storage[0..vote.late_length];
         }
 
-        /// Whether an earlier admit() has begun an agreement that is not used: others may have
-        /// passed the safe point.
+        /// Whether an earlier admit() has begun an agreement that is not used yet. Other members
+        /// may have passed the safe point of that agreement.
         pub fn is_open(vote: *const Vote) bool {
             return vote.op != null or vote.agreed != null;
         }
     };
 
-    /// The founders as a newcomer names them in its join; none if this peer has been in an epoch of
-    /// the group, because it is a member then, whichever founders it named.
+    /// The founders that a newcomer names in its join of a sub-group. Empty if this peer has been
+    /// in an epoch of the group, because then it is a member, whichever founders it named.
     pub fn founders(group: *const Group) wire.control.Founders {
         const founding = if (group.founding) |*it| it else return .{};
         if (group.member.newest() > 0) return .{};
@@ -194,8 +192,8 @@ pub const Group = struct {
         };
     }
 
-    /// Keeps the reason why this peer is not a member any more, in a form that can be shown. Called
-    /// once, before the user is told that the membership is over.
+    /// Keeps a printable reason why this peer is not a member any more. Called once, before the
+    /// user is told that the membership is over.
     pub fn removed(group: *Group, why: []const u8) void {
         group.removed_length = base.text.show(why, &group.removed_storage).len;
     }
@@ -204,20 +202,20 @@ pub const Group = struct {
         return group.removed_storage[0..group.removed_length];
     }
 
-    /// Forgets which peers are away, when a round begins or ends: the coordinator names them anew.
+    /// Forgets which peers are away when a round begins or ends; the coordinator names them again.
     pub fn forget_away(group: *Group) void {
         if (group.awaited.why == .away) group.awaited = .{};
     }
 
-    /// Whether this member has come with the current epoch. In a sub-group: whether it was a
-    /// newcomer in the parent when it named the founders.
+    /// Whether this member entered with the current epoch. In a sub-group: whether it was a
+    /// newcomer in the parent when it founded the sub-group.
     pub fn is_newcomer(group: *const Group) bool {
         if (group.founding) |*founding| return founding.is_new;
         const current = group.member.current.?;
         return current.rank >= current.ids.len - current.joined;
     }
 
-    /// Whether a peer is in an epoch of this peer or in the round under way.
+    /// Whether a peer is in an epoch of this peer, or in the current round.
     pub fn knows(group: *const Group, id: PeerId) bool {
         for (group.round_members.items) |member| if (member.eql(id)) return true;
         for (group.member.epochs) |slot| if (slot) |item| {
@@ -226,7 +224,7 @@ pub const Group = struct {
         return false;
     }
 
-    /// Whether the address and the label of a peer must be kept.
+    /// Whether the session must keep the address and the label of a peer.
     pub fn needs(group: *const Group, id: PeerId) bool {
         if (group.knows(id)) return true;
         for (group.states.items) |item| if (item.prefetch) |fetching| {
@@ -240,7 +238,7 @@ pub const Group = struct {
         return null;
     }
 
-    /// Whether the user waits in an admit().
+    /// Whether the user waits in an admit() of this group.
     pub fn is_admitting(group: *const Group) bool {
         return group.member.admitting or group.vote.is_wanted or group.admit_waits;
     }
@@ -284,7 +282,7 @@ pub const Group = struct {
         return current.ids[current.ids.len - current.joined ..];
     }
 
-    /// Peers of the epoch before that are not in the current epoch.
+    /// Peers of the previous epoch that are not in the current epoch.
     pub fn left(group: *const Group) []const PeerId {
         return if (group.member.current) |current| current.left else &.{};
     }
@@ -323,25 +321,23 @@ test "a state is known by its name until as many others as are kept were synced 
     try std.testing.expectEqual(0, synced.expected(7));
 }
 
-// ---- peers that a newcomer waits for
-//
-// The peers that this newcomer waits for, by the coordinator's word, for an error and for the log.
-// membership.zig keeps it; protocol/debt.zig finds the peers.
+// The peers that this newcomer waits for, for an error text and for the log. membership.zig fills
+// them in from the coordinator's messages; protocol/debt.zig finds the peers.
 
 pub const Awaited = struct {
     why: control.Awaited.Why = .begin,
-    /// How many peers are waited for in all.
+    /// How many peers the newcomer waits for in total.
     count: u32 = 0,
-    /// The first of them.
+    /// The first of the awaited peers, as many as the coordinator named.
     named: [limits.awaited_told_max]Named = undefined,
     named_count: usize = 0,
-    /// When the coordinator said so.
+    /// When the coordinator last named the awaited peers.
     at: base.Instant = 0,
 
     const Named = struct {
         id: base.PeerId,
         label: base.Label,
-        /// The peer's rank in the epoch; null: it is in no epoch.
+        /// The peer's rank in the epoch; null: the peer is in no epoch.
         rank: ?u16,
 
         pub fn format(it: *const Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -367,13 +363,13 @@ pub const Awaited = struct {
         return true;
     }
 
-    /// A sentence for an error. Empty if nothing was said for long: the coordinator repeats it
-    /// while it is true.
+    /// An error text that names the awaited peers. Empty if the coordinator's message is old,
+    /// because the coordinator repeats it while the newcomer waits.
     pub fn text(awaited: *const Awaited, now: base.Instant, buffer: []u8) []const u8 {
         const is_old = now -| awaited.at >= 3 * limits.wait_told_ns_max;
         if (awaited.count == 0 or is_old) return "";
         var writer: std.Io.Writer = .fixed(buffer);
-        writer.print("{f}", .{awaited}) catch {}; // cut
+        writer.print("{f}", .{awaited}) catch {}; // a text that is too long is cut
         return writer.buffered();
     }
 

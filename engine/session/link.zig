@@ -1,10 +1,10 @@
-//! Link: the lanes to one other peer. Either side may dial, and one of them does first; a lane that
-//! breaks is dialed again. dial.zig decides which links are wanted.
+//! Link: the lanes to one other peer. Either side may dial, and the side that leads dials first. A
+//! lane that breaks is dialed again. dial.zig decides which links are wanted.
 //!
-//! Lane: one connection to another peer, as bytes in and bytes out. It keeps its place in both
-//! streams: the frame that is coming in and the memory for its payload, and the frame that is going
-//! out. frame.zig knows what frames mean. A lane does not know whose memory its payloads are in: it
-//! keeps an owner, which it hands back.
+//! Lane: one connection to another peer, as bytes in and bytes out. A lane keeps its position in
+//! both streams: the frame that is coming in with the memory for its payload, and the frame that is
+//! going out. frame.zig knows what frames mean. For the memory of a payload, a lane keeps an
+//! `Owner` without knowing what the owner is.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,11 +25,11 @@ pub const Link = struct {
     gpa: Allocator,
     peer: base.PeerId,
     address: []u8 = &.{},
-    /// The id of this side is larger. Where both sides dial at the same time, this side's
-    /// connections stay, and the other side's are ended.
+    /// This side's id is larger than the peer's. If both sides dial at the same time, this side's
+    /// connections stay, and the connections of the other side are closed.
     wins: bool,
     /// This side dials at once; the other side dials later, if no lane has come. At first the side
-    /// that wins leads, then the side that has made the last lane.
+    /// that wins leads, later the side that dialed the last opened lane.
     leads: bool,
     /// The lanes by their numbers; null: no lane has the number.
     lanes: [limits.lanes_per_link_max]?*Lane = @splat(null),
@@ -45,53 +45,54 @@ pub const Link = struct {
     wanted: bool = false,
     /// Only messages of this peer need the link: the other side may not know of them yet.
     borrowed: bool = false,
-    /// When the link is closed if it is not wanted.
+    /// When the link is closed if it is not wanted until then.
     expires_at: base.Instant,
-    /// How the last dial ended; `pending` again once a lane is open.
+    /// How this side's last dial ended; `pending` again once a lane is open.
     dialed: wire.Dialed = .pending,
     /// The address of this machine that the last dial came from; zeros before the first dial.
     dialed_from: base.Source = @splat(0),
-    /// No dial before this time. `retries`: lanes that were lost, or did not open, since a lane
-    /// last opened.
+    /// This side dials no lane before this time. `retries`: lanes that were lost, or did not open,
+    /// since a lane last opened.
     retry_at: base.Instant = 0,
     retries: u6 = 0,
     /// When the coordinator was last asked for the address of the peer; null: never.
     asked_at: ?base.Instant = null,
-    /// Since when no lane is open, while the link is wanted.
+    /// Since when the link is wanted and has no open lane.
     down_since: base.Instant,
-    /// The health of the link that the coordinator was told, or will be told when there is one.
+    /// The health of the link that the coordinator was told, or will be told once it is connected.
     told: wire.control.LinkHealth = .up,
-    /// Bytes on all lanes of the link, and the part of them that the coordinator has been told
-    /// (session.zig).
+    /// Bytes sent and received on all lanes of the link. `sent_told`, `received_told`: their values
+    /// in the last message about traffic (session.zig).
     sent: u64 = 0,
     received: u64 = 0,
     sent_told: u64 = 0,
     received_told: u64 = 0,
-    /// The indexes of the operations with the next turn, among all operations and among large ones.
-    /// `overtaken`: bytes that small operations have sent since a large one had its turn
-    /// (frame.zig).
+    /// The index of the operation that has the next turn to send. `turn_of_large`: the same among
+    /// large operations. `overtaken`: bytes that small operations have sent since a large operation
+    /// had its turn (frame.zig).
     turn: usize = 0,
     turn_of_large: usize = 0,
     overtaken: usize = 0,
     /// Until this time the first open lane carries no data of large operations.
     keeps_until: base.Instant = 0,
-    /// Frames that lanes which broke had not delivered: they go out before others (dial.zig).
+    /// Frames that broken lanes had not delivered: they are sent again before other frames
+    /// (dial.zig).
     again: std.ArrayList(Sent) = .empty,
-    /// Frames of operations that this peer has not reached yet.
+    /// Frames that came for operations that this peer has not reached yet.
     early: Early,
     /// When the other side last acknowledged a frame, or bytes of a payload last came in.
     moved_at: base.Instant = 0,
     /// Bytes of probes that the link still has free of charge (session.zig).
     probe_left: u32 = limits.probe_bytes_max,
-    /// The peer is to be told that this peer does not take its probe.
+    /// The next frame on an idle lane must tell the peer that this side declines its probe.
     declines: bool = false,
     /// The coordinator has asked for the rate of this link, which this peer knows: the next message
     /// about traffic names the link even if it is idle.
     is_asked: bool = false,
-    /// Requests of the peer for shared states, which it fetches as a newcomer in the background.
+    /// Requests of the peer, a newcomer, for shared states that it fetches in the background.
     asked: Requests = .{},
-    /// The group in which the peer is a newcomer that fetches; null: it has asked for nothing.
-    /// Others may enter the group before it.
+    /// The group in which the peer last requested a shared state as a newcomer; null: it has
+    /// requested none. `asks_in` stays set if other newcomers enter the group first.
     asks_in: ?u16 = null,
 
     pub fn deinit(link: *Link) void {
@@ -102,7 +103,7 @@ pub const Link = struct {
         link.* = undefined;
     }
 
-    /// The places of the lanes that the link is to have.
+    /// The places in `lanes` of the lanes that the link is to have.
     pub fn places(link: *Link) []?*Lane {
         return link.lanes[0..link.flow.lanes()];
     }
@@ -113,12 +114,13 @@ pub const Link = struct {
     }
 
     /// Whether this side sends data on this lane. If more lanes are open than this side wants, only
-    /// the first open ones serve.
+    /// the first open lanes carry its data.
     pub fn serves(link: *const Link, lane: *const Lane) bool {
         return link.is_among_first(lane, link.flow.spread.lanes);
     }
 
-    /// Whether neither side sends data on this lane, by the numbers that they have told each other.
+    /// Whether neither side sends data on this lane, by the numbers of lanes that both sides have
+    /// told.
     pub fn is_surplus(link: *const Link, lane: *const Lane) bool {
         return !link.is_among_first(lane, link.flow.lanes());
     }
@@ -133,7 +135,7 @@ pub const Link = struct {
     }
 
     /// Whether this lane carries small operations alone now. A link of fewer than `keeps_of` lanes
-    /// has no such lane.
+    /// reserves no lane for small operations.
     pub fn keeps(link: *const Link, lane: *const Lane, now: base.Instant) bool {
         if (now >= link.keeps_until) return false;
         if (@min(link.open_count, link.flow.spread.lanes) < keeps_of) return false;
@@ -158,8 +160,9 @@ pub const Link = struct {
         return if (link.wanted or link.early.count() > 0) base.never else link.expires_at;
     }
 
-    /// The place of a frame that another lane is bringing already, if this copy of the frame was
-    /// sent later: the other lane lets go of the place. Null: this frame is not needed.
+    /// For a copy of a frame whose earlier copy another lane is still receiving: takes the memory
+    /// from that lane, and returns it for this copy. Null: no lane is receiving an earlier copy, so
+    /// this copy is not needed.
     pub fn take_over(
         link: *const Link,
         owner: Lane.Owner,
@@ -183,7 +186,8 @@ pub const Link = struct {
         return false;
     }
 
-    /// Whether a frame is unacknowledged, has not left whole, or has come in only in part.
+    /// Whether some frame of the link is unacknowledged, has not left whole, or has come in only in
+    /// part.
     pub fn is_loaded(link: *const Link) bool {
         if (link.again.items.len > 0) return true;
         return for (link.lanes[0..link.lanes_end]) |place| {
@@ -193,7 +197,7 @@ pub const Link = struct {
         } else false;
     }
 
-    /// Bytes still to come of this owner's payloads that have begun, on all lanes.
+    /// Bytes still to come, on all lanes, of payloads of this owner that have begun to come in.
     pub fn bytes_left(link: *const Link, owner: Lane.Owner) usize {
         var left: usize = 0;
         for (link.lanes) |place| if (place) |lane| {
@@ -205,7 +209,7 @@ pub const Link = struct {
 
 pub const Lane = struct {
     gpa: Allocator,
-    /// For the driver to use.
+    /// A number that only the driver uses.
     driver: usize = 0,
     state: State,
     /// The link of the lane. Null: a stranger that has not said which peer it is, or a dial that
@@ -221,20 +225,22 @@ pub const Lane = struct {
     is_fresh: bool = false,
     /// When a connection that is not open yet is given up.
     deadline: base.Instant,
-    /// When bytes last came in. An open lane that is silent for the silence limit is dead.
+    /// When bytes last came in. An open lane on which nothing comes in for the silence limit is
+    /// closed.
     heard_at: base.Instant = 0,
     /// How long the connect took, which is one round trip; 0: the other side has dialed, or the
     /// time says nothing because a packet was lost.
     connect_ns: u64 = 0,
-    /// When bytes last went out. An open lane that takes none for the silence limit is dead.
+    /// When bytes last went out. An open lane that takes no bytes for the silence limit is closed.
     spoke_at: base.Instant = 0,
-    /// When frames that are acknowledged were last under way on the lane, at a tick, and how many
-    /// of them had gone in both directions by then (dial.zig).
+    /// The last tick at which the lane carried frames of kinds that are acknowledged. `used`: how
+    /// many of these frames had gone in both directions by then (dial.zig).
     used_at: base.Instant = 0,
     used: frame.Header.Count = 0,
-    /// A ping is to be sent: nothing has left for half a heartbeat.
+    /// A ping is to be sent, because nothing has left for half a heartbeat.
     ping_due: bool = false,
-    /// The system's counters at the last measurement, and whether a frame was going out then.
+    /// The system's counters of the lane at the last measurement. `was_busy`: a frame was going out
+    /// then.
     sample: ?flow_file.Sample = null,
     was_busy: bool = false,
     /// Bytes per second that the other side has acknowledged in the last interval.
@@ -244,27 +250,29 @@ pub const Lane = struct {
     is_kept: bool = false,
     /// The pace that the driver was last told.
     pace: flow_file.Pace = .{},
-    /// Time since a pause of the link ended, after which the lane begins slowly again; null: there
-    /// was no pause. `lost_before`: bytes sent again before the pause, which do not count any more.
+    /// Nanoseconds since a pause of the link ended, after which the lane begins slowly again; null:
+    /// there was no pause. `lost_before`: bytes sent again until the pause, which do not count any
+    /// more.
     restarted_ns: ?u64 = null,
     lost_before: u64 = 0,
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.
     head: [hello.hello_bytes]u8 = undefined,
-    /// Bytes that the head has in all, and bytes of it that have come.
+    /// Bytes of the whole head. `head_got`: bytes of the head that have come in.
     head_need: usize,
     head_got: usize = 0,
     /// The header of the frame that is coming in.
     incoming: frame.Header = undefined,
     /// Memory for the rest of the payload; null: a head is read, or the payload is thrown away.
     into: ?[]u8 = null,
-    /// Bytes of a payload still to come that are thrown away, because nothing wants them.
+    /// Bytes of a payload still to come that are thrown away, because no operation wants them.
     discard: usize = 0,
-    /// Whose memory `into` is, and the slot of an operation that it is in; null: it is the lane's.
+    /// Whose memory `into` is; null: memory of the lane. `into_slot`: the slot of the operation
+    /// that `into` is in.
     into_owner: ?Owner = null,
     into_slot: u16 = collective.no_slot,
-    /// Frames that are acknowledged and have come in whole, wanted or not. `ack_due`: the other
-    /// side waits to be told the number.
+    /// Frames of acknowledged kinds that have come in whole, including those thrown away.
+    /// `ack_due`: the other side waits for this number.
     taken: frame.Header.Count = 0,
     ack_due: bool = false,
     /// The memory of the payload that is coming in, if it was sent ahead of time; else empty.
@@ -276,18 +284,18 @@ pub const Lane = struct {
     out_head: [out_head_bytes]u8 = undefined,
     out_head_left: []const u8 = "",
     out_payload: []const u8 = "",
-    /// Whose memory `out_payload` is; null: it is the lane's, or there is none.
+    /// Whose memory `out_payload` is; null: memory of the lane, or no payload.
     out_owner: ?Owner = null,
     /// The frames that have gone out and that the other side has not acknowledged.
     unacked: Unacked = .{},
     /// A frame is going out, and has not left whole.
     out_busy: bool = false,
-    /// The lane has been given data, and lets the other lanes of its link go first (sync.zig).
+    /// The lane has just taken data, so the other idle lanes of its link send next (sync.zig).
     had_turn: bool = false,
     /// A copy of the rest of a payload whose owner has taken its memory back.
     bounce: []u8 = &.{},
-    /// Memory ran out and the stream has lost its place. Nothing moves on the lane any more, and
-    /// the session closes it before the call under way returns.
+    /// Memory ran out, so the rest of an outgoing payload is lost. Nothing moves on the lane any
+    /// more, and the session closes the lane before the call under way returns.
     broken: bool = false,
 
     /// Room for a hello, or for a frame header with a descriptor.
@@ -297,16 +305,16 @@ pub const Lane = struct {
     );
 
     pub const State = enum {
-        /// The driver is connecting.
+        /// The driver is connecting the lane.
         dialing,
         /// This side's hello is on its way, and the answer has not come.
         greeting,
         /// The connection was accepted, and its hello has not come.
         stranger,
         /// The hello has come, and is not answered yet: no group of this peer knows the sender, or
-        /// a lane of this side with the same number may still be answered.
+        /// the other side may still answer a lane of this side with the same number.
         waiting,
-        /// A last answer is being sent; then the lane is closed.
+        /// This side sends a last answer to the hello, and then closes the lane.
         refusing,
         /// Both sides have greeted each other: frames follow.
         open,
@@ -314,9 +322,10 @@ pub const Lane = struct {
 
     /// The owner of the memory that a payload is in.
     pub const Owner = union(enum) {
-        /// A call (operation.zig).
+        /// The owner is a call (operation.zig).
         operation: *anyopaque,
-        /// A shared state whose leaves are fetched or given in the background (sync.zig).
+        /// The owner is a shared state whose leaves are fetched or given in the background
+        /// (sync.zig).
         state: *anyopaque,
     };
 
@@ -343,7 +352,8 @@ pub const Lane = struct {
         };
     }
 
-    /// A connection that has not said which peer it is, as base/places.zig counts it.
+    /// This connection as base/places.zig counts connections that have not said which peer they are
+    /// from.
     pub fn guest(lane: *const Lane) ?base.places.Guest {
         const spoke = lane.state == .stranger and lane.head_got > 0;
         return .{ .source = lane.source, .silent = !spoke, .fresh = lane.is_fresh };
@@ -355,7 +365,7 @@ pub const Lane = struct {
         lane.* = undefined;
     }
 
-    /// The connection is greeted: frames follow from now on.
+    /// Opens the lane after both hellos: frames follow from now on.
     pub fn open(lane: *Lane, now: base.Instant) void {
         lane.state = .open;
         lane.heard_at = now;
@@ -388,8 +398,9 @@ pub const Lane = struct {
         return count + 1;
     }
 
-    /// Takes `count` received bytes up to the next event: the event that they complete, and how
-    /// many bytes were taken. The caller calls again with the rest.
+    /// Takes some of `count` received bytes, up to the next event. Returns how many bytes were
+    /// taken, and the event that they complete. The caller calls `consume` again with the rest of
+    /// the bytes.
     pub fn consume(lane: *Lane, count: usize) struct {
         taken: usize,
         event: enum { none, head, payload, discarded },
@@ -439,7 +450,7 @@ pub const Lane = struct {
         @memcpy(lane.head_room(bytes.len), bytes);
     }
 
-    /// Room for a head of `bytes` bytes that goes out. The caller writes it now.
+    /// Room for a head of `bytes` bytes that goes out. The caller writes the head at once.
     pub fn head_room(lane: *Lane, bytes: usize) []u8 {
         assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
         const room = lane.out_head[0..bytes];
@@ -447,7 +458,7 @@ pub const Lane = struct {
         return room;
     }
 
-    /// Sends a payload behind the head.
+    /// Puts a payload behind the head that goes out.
     pub fn put_payload(lane: *Lane, payload: []const u8, owner: Owner) void {
         lane.out_payload = payload;
         lane.out_owner = owner;
@@ -455,7 +466,7 @@ pub const Lane = struct {
 
     /// The header of the frame that was put on the lane last.
     pub fn outgoing(lane: *const Lane) frame.Header {
-        return frame.decode(lane.out_head[0..frame.header_bytes]) catch unreachable; // made here
+        return frame.decode(lane.out_head[0..frame.header_bytes]) catch unreachable; // encoded here
     }
 
     /// Notes that `count` bytes have left. True: the frame has left whole.
@@ -466,7 +477,7 @@ pub const Lane = struct {
         return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
     }
 
-    /// Whether a payload is coming in, also one that is thrown away.
+    /// Whether a payload is coming in, even if the lane throws it away.
     pub fn takes(lane: *const Lane) bool {
         return lane.into != null or lane.discard > 0;
     }
@@ -481,15 +492,16 @@ pub const Lane = struct {
     }
 
     /// The lane does not touch the memory of this owner from now on: the rest of a payload that
-    /// goes out is copied, and the rest of a payload that comes in is thrown away. The stream keeps
-    /// its place. Without memory for the copy the lane is `broken`. It is not closed here, because
-    /// the caller may be in the middle of the lane's bytes.
+    /// goes out is copied, and the rest of a payload that comes in is thrown away. The stream of
+    /// bytes stays complete. Without memory for the copy, the lane is marked `broken` and not
+    /// closed here, because the caller may be reading the lane's bytes.
     pub fn detach(lane: *Lane, owner: Owner) void {
         if (lane.brings(owner)) lane.drop_into();
         if (is_same(lane.out_owner, owner)) lane.bounce_out();
     }
 
-    /// The number of frames that this side has, to be told in a frame that goes out.
+    /// The acknowledgement for a frame that goes out: the number of frames that this side has
+    /// taken.
     pub fn answer(lane: *Lane) frame.Header.Count {
         lane.ack_due = false;
         return lane.taken;
@@ -529,13 +541,13 @@ pub const Lane = struct {
 
 // ---- frames that come early
 //
-// Frames that a peer has sent ahead of time, for operations that this peer has not reached yet.
-// Their bytes are bounded for each operation and for each link.
+// Frames that a peer has sent ahead of time, for operations that this peer has not reached yet. The
+// bytes of early frames are bounded for each operation and for each link.
 
 pub const Early = struct {
     gpa: Allocator,
     kept: std.AutoArrayHashMapUnmanaged(Key, Kept) = .empty,
-    /// Bytes of all payloads that are kept or still coming in, with the cost of keeping them.
+    /// Bytes of all early payloads that are kept or still coming in, counted with `cost`.
     bytes: usize = 0,
 
     pub const Key = struct {
@@ -559,14 +571,14 @@ pub const Early = struct {
         }
     };
 
-    /// Frames that are kept for one operation, of the latest attempt that was heard of.
+    /// Early frames of one operation, of the latest attempt of which a frame has come.
     const Kept = struct {
         attempt: u32,
         open: ?Open = null,
         data: std.ArrayList(Data) = .empty,
         data_bytes: usize = 0,
 
-        /// Whether a data frame with the place of this one is kept.
+        /// Whether a data frame for the same place as the frame of `header` is kept.
         fn has(kept: *const Kept, header: *const Header) bool {
             for (kept.data.items) |*item| if (item.header.is_same(header)) return true;
             return false;
@@ -583,19 +595,19 @@ pub const Early = struct {
         early.* = undefined;
     }
 
-    /// How many operations have something kept.
+    /// Number of operations of which early frames are kept.
     pub fn count(early: *const Early) usize {
         return early.kept.count();
     }
 
-    /// Keeps an open until this peer begins the operation in that attempt.
+    /// Keeps an open until this peer begins the operation in this attempt.
     pub fn remember(early: *Early, key: Key, attempt: u32, open: Open) Error!void {
         const kept = try early.obtain(key, attempt) orelse return;
         kept.open = open;
     }
 
-    /// The place of an operation for frames of this attempt; null: frames of a later attempt are
-    /// kept. Frames of an earlier attempt are forgotten.
+    /// Finds or makes the entry of an operation for frames of this attempt, and drops frames of an
+    /// earlier attempt. Null: frames of a later attempt are kept.
     fn obtain(early: *Early, key: Key, attempt: u32) Error!?*Kept {
         if (early.kept.getIndex(key)) |index| {
             const kept = &early.kept.values()[index];
@@ -608,10 +620,10 @@ pub const Early = struct {
         return entry.value_ptr;
     }
 
-    /// The frames that are kept for this operation in this attempt; null: there are none. Frames of
-    /// an earlier attempt are forgotten.
+    /// The frames that are kept for this operation in this attempt; null: no frames. Drops frames
+    /// of an earlier attempt.
     fn find(early: *Early, key: Key, attempt: u32) ?*Kept {
-        if (early.count() == 0) return null; // most often: the key need not be hashed
+        if (early.count() == 0) return null; // usual, and saves hashing the key
         const index = early.kept.getIndex(key) orelse return null;
         const kept = &early.kept.values()[index];
         if (kept.attempt == attempt) return kept;
@@ -619,21 +631,21 @@ pub const Early = struct {
         return null;
     }
 
-    /// Takes the open that is kept for this operation and attempt; null: there is none.
+    /// Takes the open that is kept for this operation and attempt; null: no open is kept.
     pub fn recall(early: *Early, key: Key, attempt: u32) ?Open {
         const kept = early.find(key, attempt) orelse return null;
         defer kept.open = null;
         return kept.open;
     }
 
-    /// Whether a data frame with the place of this one is kept in its attempt.
+    /// Whether a data frame for the same attempt and place as the frame of `header` is kept.
     pub fn has_data(early: *Early, header: *const Header) bool {
         const kept = early.find(.of(header), header.attempt) orelse return false;
         return kept.has(header);
     }
 
-    /// Memory for a payload that was sent ahead of time. `keep_data` follows when the payload is
-    /// whole.
+    /// Allocates memory for a payload that was sent ahead of time. The caller calls `keep_data`
+    /// when the payload is whole.
     pub fn reserve_data(early: *Early, header: *const Header) Error![]u8 {
         const bytes = header.payload_bytes;
         const before = if (early.find(.of(header), header.attempt)) |kept| kept.data_bytes else 0;
@@ -644,7 +656,7 @@ pub const Early = struct {
         return payload;
     }
 
-    /// Bytes that a payload of this size counts as. Small payloads cost more than their bytes.
+    /// Bytes that a payload of `bytes` bytes counts as: its own, and the bookkeeping of its frame.
     fn cost(bytes: usize) usize {
         return bytes + @sizeOf(Data);
     }
@@ -654,7 +666,7 @@ pub const Early = struct {
         early.gpa.free(payload);
     }
 
-    /// Keeps a frame whose payload is whole. The payload is taken over, also on an error.
+    /// Keeps a frame whose payload is whole. Takes over the payload's memory, even on an error.
     pub fn keep_data(early: *Early, header: *const Header, payload: []u8) Error!void {
         errdefer early.forget_data(payload);
         const kept = try early.obtain(.of(header), header.attempt) orelse
@@ -666,7 +678,7 @@ pub const Early = struct {
         kept.data_bytes += payload.len;
     }
 
-    /// Takes one data frame of this operation and attempt; null: there are no more. The caller
+    /// Takes one kept data frame of this operation and attempt; null: no more are kept. The caller
     /// gives the payload to `forget_data`.
     pub fn recall_data(early: *Early, key: Key, attempt: u32) ?Data {
         const kept = early.find(key, attempt) orelse return null;
@@ -675,7 +687,7 @@ pub const Early = struct {
         return data;
     }
 
-    /// Forgets all frames of an operation, which is over.
+    /// Drops all early frames of an operation that is over.
     pub fn forget(early: *Early, key: Key) void {
         if (early.count() == 0) return;
         if (early.kept.getIndex(key)) |index| early.forget_at(index);
@@ -688,7 +700,7 @@ pub const Early = struct {
         early.kept.swapRemoveAt(index);
     }
 
-    /// Forgets frames of earlier attempts of this epoch.
+    /// Drops the early frames of this epoch that are of attempts before `attempt`.
     pub fn prune(early: *Early, group: u16, epoch: u64, attempt: u32) void {
         var index = early.count();
         while (index > 0) {
@@ -699,7 +711,8 @@ pub const Early = struct {
         }
     }
 
-    /// Forgets frames of this epoch and of the epochs before it; maxInt: of the whole group.
+    /// Drops the early frames of this epoch and of the epochs before it; epoch maxInt: of the whole
+    /// group.
     pub fn prune_epochs(early: *Early, group: u16, epoch: u64) void {
         var index = early.count();
         while (index > 0) {
@@ -719,7 +732,7 @@ fn test_header(sequence: u64, attempt: u32, payload_bytes: u32) Header {
     });
 }
 
-/// Keeps one more frame, of another piece each time.
+/// Keeps one more early frame, which is of a different piece in each call.
 fn test_keep(early: *Early, like: Header) Early.Error!void {
     var header = like;
     const kept = early.kept.getPtr(.of(&header));
@@ -735,8 +748,8 @@ test "what is kept ahead of time is counted with its cost, and given back" {
     early.prune(0, 0, 2);
     try std.testing.expectEqual(0, early.bytes);
     try test_keep(&early, test_header(0, 2, 1));
-    try test_keep(&early, test_header(0, 3, 1)); // a later attempt takes the place
-    try test_keep(&early, test_header(0, 2, 1)); // an earlier one does not
+    try test_keep(&early, test_header(0, 3, 1)); // replaces the earlier attempt
+    try test_keep(&early, test_header(0, 2, 1)); // dropped: earlier attempt
     early.prune(0, 0, 3);
     const key: Early.Key = .of(&test_header(0, 3, 1));
     try std.testing.expectEqual(null, early.recall_data(key, 2));
@@ -750,7 +763,7 @@ test "data ahead of time is bounded for each operation, and for the link" {
     const half = limits.eager_bytes_max / 2;
     for (0..2) |_| try test_keep(&early, test_header(0, 1, half));
     try std.testing.expectError(error.TooMuchAhead, test_keep(&early, test_header(0, 1, 1)));
-    // Two lanes bring the last half at the same time: the second finds no place.
+    // Two lanes bring the last half of the limit at the same time: the second payload is refused.
     var last = test_header(1, 1, half);
     try test_keep(&early, last);
     const payloads = .{ try early.reserve_data(&last), try early.reserve_data(&last) };
@@ -781,7 +794,7 @@ test "the same data on two lanes is kept once" {
     later.attempt = 2;
     try std.testing.expect(!early.has_data(&later));
     const key: Early.Key = .of(&header);
-    try std.testing.expectEqual(null, early.recall_data(key, 1)); // a later attempt was asked for
+    try std.testing.expectEqual(null, early.recall_data(key, 1)); // has_data dropped it
     try std.testing.expectEqual(0, early.bytes);
 }
 
@@ -804,27 +817,27 @@ test "opens ahead of time are bounded" {
 //
 // Frames that have gone out on one lane and that the other side has not acknowledged, oldest first:
 // data, and requests for shared states with their answers. A lane delivers in order, so an
-// acknowledgement is a number of frames. If the lane breaks, its frames go again on another lane,
-// so the memory that they are sent from is kept until they are acknowledged.
+// acknowledgement is a number of frames. If the lane breaks, its unacknowledged frames are sent
+// again on another lane. So the memory of a frame is kept until the frame is acknowledged.
 
 /// A frame that is to be acknowledged: a move of an operation or a fragment of it, or a frame of a
 /// shared state.
 pub const Sent = struct {
-    /// The frame's operation. Null: its attempt is over, or it is of a state that is fetched in the
-    /// background.
+    /// The frame's operation. Null: the attempt of the frame is over, or the frame is of a shared
+    /// state that is fetched in the background.
     operation: ?*anyopaque,
     move: collective.Move = undefined,
     fragment: wire.Fragment = .whole,
     /// A request or an answer of a shared state; null: the frame is a move.
     request: ?Request = null,
-    /// The frame has left this peer at some time, and is counted as sent.
+    /// The frame has left this peer whole on some lane, and its operation has counted it as sent.
     is_counted: bool = false,
-    /// How often the frame was sent before.
+    /// How often the frame was sent before, on lanes that broke.
     again: u8 = 0,
 
     pub const Request = struct {
         item: Requests.Item,
-        /// This peer gives what the item names; otherwise this peer asks for it.
+        /// The frame answers the request `item`; otherwise the frame is the request.
         is_answer: bool,
     };
 };
@@ -838,7 +851,7 @@ pub const Unacked = struct {
     /// Frames that were acknowledged since the lane opened.
     acked: Count = 0,
 
-    /// Frames of one lane that may be unacknowledged; 16 MiB of whole ones.
+    /// The most unacknowledged frames of one lane, which are 16 MiB if each frame is full.
     const most = 64;
 
     pub fn has_room(unacked: *const Unacked) bool {
@@ -865,8 +878,8 @@ pub const Unacked = struct {
         return unacked.at(unacked.count - 1);
     }
 
-    /// The other side has `total` frames by its own count. Returns how many of them were not
-    /// acknowledged before.
+    /// Checks an acknowledgement by which the other side has taken `total` frames since the lane
+    /// opened. Returns how many of these frames were not acknowledged before.
     pub fn acknowledged(unacked: *const Unacked, total: Count) error{AcknowledgedTooMany}!u8 {
         const new = total -% unacked.acked;
         if (new > unacked.count - @intFromBool(unacked.is_leaving))
@@ -874,7 +887,7 @@ pub const Unacked = struct {
         return @intCast(new);
     }
 
-    /// Takes the oldest frame, which is acknowledged.
+    /// Removes the oldest frame, because it is acknowledged.
     pub fn pop(unacked: *Unacked) Sent {
         const oldest = unacked.at(0).*;
         unacked.first = (unacked.first + 1) % most;
@@ -883,7 +896,7 @@ pub const Unacked = struct {
         return oldest;
     }
 
-    /// Acknowledgements of this operation's frames have no effect any more.
+    /// Lets later acknowledgements of this operation's frames have no effect.
     pub fn forget(unacked: *Unacked, operation: *const anyopaque) void {
         for (0..unacked.count) |index| {
             const sent = unacked.at(@intCast(index));
@@ -900,7 +913,7 @@ test "frames are acknowledged in their order, and no more than were sent" {
     var unacked: Unacked = .{ .acked = std.math.maxInt(Count) - 1 };
     var operations: [3]u8 = undefined;
     for (&operations) |*operation| unacked.push(.{ .operation = operation, .move = test_move });
-    // The third is still leaving.
+    // The third frame has not left whole.
     try std.testing.expectEqual(2, try unacked.acknowledged(0));
     try std.testing.expectError(error.AcknowledgedTooMany, unacked.acknowledged(1));
     unacked.is_leaving = false;
@@ -930,28 +943,30 @@ test "a lane takes a bounded number, also round the end of its list" {
 // ---- requests for a shared state
 //
 // Requests of another peer for parts of a shared state that this peer holds: leaves, and pages of
-// leaf hashes. They wait from when they come until they are answered, first in first out. A request
-// that comes again while it waits counts once, because both sides repeat requests when a lane
-// breaks (dial.zig). A leaf may go out as several fragments (sync.zig); then the rest of it waits
-// as the first request. This peer's own requests are in state.zig; sync.zig sends them and takes
-// the answers.
+// leaf hashes. Requests wait until they are answered, first in, first out. A request that comes
+// again while it waits counts once, because both sides repeat requests when a lane breaks
+// (dial.zig). A leaf may go out as several fragments (sync.zig); then the rest of the leaf stays
+// first in the queue. This peer's own requests are in state.zig; sync.zig sends them and takes the
+// answers.
 
-/// Classes of requests on the wire: `index` is a leaf, or a page of hashes.
+/// Classes of requests on the wire, which say whether `index` names a leaf or a page of leaf
+/// hashes.
 pub const class_leaf = 0;
 pub const class_hashes = 1;
 
-/// The requests of one peer that wait. Most peers ask for nothing, so nothing is allocated for
-/// them.
+/// The waiting requests of one peer. Most peers send no requests, so an empty queue allocates
+/// nothing.
 pub const Requests = struct {
     waiting: std.Deque(Item) = .empty,
-    /// How many answers have begun: the source of their numbers. By the number the other side tells
-    /// fragments of one answer from those of another, which may be cut differently.
+    /// How many answers have begun, which is the number of the last answer. By this number the
+    /// other side tells fragments of one answer from fragments of another answer, which may be cut
+    /// differently.
     begun: u32 = 0,
 
     pub const Item = struct {
         class: u16,
         index: u32,
-        // The place of the answer, for requests in the background alone (sync.zig).
+        // The place that the answer names; used only by requests in the background (sync.zig).
         group: u16 = 0,
         tag: u64 = 0,
         number: u32 = 0,
@@ -960,7 +975,7 @@ pub const Requests = struct {
         again: u8 = 0,
         /// The number of the answer; 0: the answer has not begun.
         answer: u32 = 0,
-        /// The part of the answer that is still to go, or that goes again.
+        /// The part of the answer that is still to be sent, or to be sent again.
         part: Fragment = .whole,
 
         fn asks_the_same(one: Item, other: Item) bool {
@@ -972,14 +987,14 @@ pub const Requests = struct {
         }
     };
 
-    /// The most requests that wait: those that a peer may have open at the same time (one page, and
-    /// its leaves), and as many again that were repeated after lanes broke.
+    /// The most requests that wait: as many as a peer may have open at the same time (one page, and
+    /// its leaves), and as many repeated after lanes broke.
     pub const most = 2 * (limits.state_asked_max + 1);
 
     pub const Error = error{ OutOfMemory, TooManyRequests };
 
-    /// Adds a request that has come. If it waits already, its answer begins anew, because the other
-    /// side may have thrown away what it had.
+    /// Adds a request that has come. If the same request waits already, its answer begins anew,
+    /// because the other side may have thrown away the parts that it had.
     pub fn push(requests: *Requests, gpa: Allocator, item: Item) Error!void {
         var count: usize = 0;
         for (0..requests.waiting.len) |index| {
@@ -994,8 +1009,8 @@ pub const Requests = struct {
         try requests.waiting.pushBack(gpa, item);
     }
 
-    /// Puts back a part whose answer was lost with its lane, before all others, unless the whole
-    /// item is to go anyway. There is no limit, because a lane holds few answers.
+    /// Puts the part of an answer that was lost with its lane first in the queue, unless the whole
+    /// item waits anyway. The limit `most` does not apply, because a lane holds few answers.
     pub fn put_back(requests: *Requests, gpa: Allocator, item: Item) error{OutOfMemory}!void {
         for (0..requests.waiting.len) |index| {
             const waiting = requests.waiting.atPtr(index);
@@ -1011,8 +1026,8 @@ pub const Requests = struct {
         return if (requests.waiting.len > 0) requests.waiting.atPtr(0) else null;
     }
 
-    /// Takes `part` of the first request, which goes out now. The rest of it, if there is any,
-    /// stays first.
+    /// Takes `part` of the first request's answer, which goes out now. The rest of the answer, if
+    /// any, stays first in the queue.
     pub fn take(requests: *Requests, gpa: Allocator, part: Fragment) Item {
         const waiting = requests.waiting.atPtr(0);
         if (waiting.answer == 0) {
@@ -1058,7 +1073,7 @@ test "a request that waits already is one, and one whose answer was lost goes fi
     for (0..3) |_| for (0..Requests.most) |index|
         try requests.push(gpa, .{ .class = class_leaf, .index = @intCast(index) });
     try requests.put_back(gpa, .{ .class = class_hashes, .index = 0, .again = 2 });
-    // The leaf was asked for again before its lane broke here as well.
+    // The other side asked for leaf 0 again before this side noticed that the lane broke.
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0, .again = 1 });
     try requests.put_back(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expectEqual(Requests.most + 1, requests.waiting.len);
@@ -1082,7 +1097,7 @@ test "the rest of an answer goes first, and each answer has its number" {
     try std.testing.expectEqual(first.answer, second.answer);
     try std.testing.expectEqual(Fragment{ .before = 13 }, requests.first().?.part);
     try std.testing.expectEqual(0, requests.first().?.index);
-    // The leaf is asked for again: all of it goes, as another answer.
+    // Leaf 0 is asked for again: the whole leaf goes out, as another answer.
     try requests.push(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expect(requests.first().?.part.is_whole());
     const anew = requests.take(gpa, .whole);
@@ -1092,7 +1107,7 @@ test "the rest of an answer goes first, and each answer has its number" {
     try std.testing.expectEqual(1, other.index);
     try std.testing.expect(other.answer > anew.answer);
     try std.testing.expectEqual(null, requests.first());
-    // The numbers go on.
+    // The numbers of answers go on after the queue was empty.
     try requests.push(gpa, .{ .class = class_leaf, .index = 0 });
     try std.testing.expect(requests.take(gpa, .whole).answer > other.answer);
 }
@@ -1114,7 +1129,7 @@ test "a fragment that was lost goes again as it was, unless all of its leaf is t
     try std.testing.expectEqual(1, requests.waiting.len);
     const whole = requests.take(gpa, .whole);
     try std.testing.expect(whole.answer > lost.answer and whole.again == 1);
-    // As many go again as were lost.
+    // `put_back` takes more items than `Requests.most`, and `push` still has room after that.
     for (0..Requests.most + 1) |index| {
         lost.index = @intCast(index);
         try requests.put_back(gpa, lost);

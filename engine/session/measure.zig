@@ -1,9 +1,9 @@
 //! Measure: takes the counters of each lane in every interval, and decides from them: the rate of a
 //! link (pace.zig), the number of its lanes (flow.zig), and how many bytes the system may hold
-//! unsent. Bytes that the system holds cannot go another way any more. The fewer they are, the
-//! sooner a slow lane is noticed, and the sooner a small call gets past a large one. Links of which
-//! nothing is known are probed. The driver reads the counters, and does what is decided
-//! (session.zig).
+//! unsent. Bytes that the system holds cannot move to another lane any more. The fewer bytes the
+//! system holds, the sooner a slow lane is noticed, and the sooner a small call gets past a large
+//! call. Links whose rate is not known are probed. The driver (`Host` in session.zig) reads the
+//! counters, and carries out the decisions.
 
 const std = @import("std");
 const base = @import("base");
@@ -33,12 +33,12 @@ const members_max = collective.matrix.members_max;
 
 /// The time from one measurement to the next, while bytes move.
 pub const every_ns = 100 * std.time.ns_per_ms;
-/// After so many intervals without a measurement, the process stood still.
+/// If more than this many intervals have passed without a measurement, the process stood still.
 const late = 5;
 
-/// A lane is open: notes the distance, from its counters or from how long the connect took, and
-/// tells the driver its first pace. `all`: the user's limit for all links, bytes per second; 0:
-/// none.
+/// A lane has opened: notes the round trip, from the lane's counters or from how long the connect
+/// took, and tells the driver the first pace of the lane. `all`: the user's limit for all links,
+/// bytes per second; 0: none.
 pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u64) void {
     const flow = &link.flow;
     const ceiling = lesser(idle_part(links, all), flow.ceiling);
@@ -56,10 +56,10 @@ pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u
 }
 
 /// Measures all links over `ns`, the time since the last measurement, and sets their paces. `node`:
-/// the rates of all links together. `ceiling`: the user's limit for all links together, bytes per
-/// second; 0: none. Returns whether any link moves bytes.
+/// the highest rates of all links together. `ceiling`: the user's limit for all links together,
+/// bytes per second; 0: none. Returns whether any link moves bytes.
 pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceiling: u64) bool {
-    // A process that stood still does not know the rate of a link.
+    // The counters of a process that stood still do not show the rate of a link.
     const is_late = ns > late * every_ns;
     var busy: u64 = 0;
     var moves = false;
@@ -91,8 +91,8 @@ pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceili
     return moves or busy > 0;
 }
 
-/// Bytes per second for each of the links that are busy, after those that the user limits to less
-/// than an even part have taken theirs.
+/// Bytes per second for each busy link, after the busy links that the user limits to less than an
+/// even part have taken their limits.
 fn busy_part(links: []const *Link, ceiling: u64, busy: u64) u64 {
     const even = part_of(ceiling, busy);
     var left = ceiling;
@@ -127,13 +127,14 @@ fn takes(link: *const Link) bool {
     return false;
 }
 
-/// Whether a link counts among those that share the uplink. In a machine room no queue is seen, and
-/// a probe is not the user's traffic.
+/// Whether a link counts among the links that share the uplink. A near link does not count, because
+/// its queue is too short to be measured. A probed link does not count, because a probe is not the
+/// user's traffic.
 fn is_counted(link: *const Link) bool {
     return link.open_count > 0 and link.flow.is_far() and !link.flow.is_probed;
 }
 
-/// Fills in the link's interval from its lanes' counters, and adds it to `all`.
+/// Fills in the link's interval from the counters of its lanes, and adds the interval to `all`.
 fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     const flow = &link.flow;
     flow.lanes_open = 0;
@@ -172,7 +173,7 @@ fn look(host: Host, link: *Link, ns: u64, is_late: bool, all: *Moved) void {
     }
     flow.last = .{};
     if (flow.lanes_open == 0) return;
-    // Where the system does not say, the distance is the one at the opening of the lane, and the
+    // If the system tells no round trip, the round trip noted when a lane opened is used, and the
     // link never seems full.
     if (i.base_ns > 0) flow.base_ns = i.base_ns else i.base_ns = flow.base_ns;
     i.known = flow.carried.rate;
@@ -197,7 +198,7 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
     const pacer = if (is_shared) &flow.shared else &flow.pacer;
     const other = if (is_shared) &flow.pacer else &flow.shared;
     other.pause();
-    // New connections, which a probe has, only say how much they have carried.
+    // A probe runs on new connections, so it shows only how much they have carried, and no limit.
     const learns = !flow.is_probed;
     if (learns) {
         if (together.is_common() and together.is_one(i)) pacer.pause() else pacer.step(i);
@@ -216,7 +217,8 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
         count += 1;
     }
     pace.share(rate, moved[0..count], shares[0..count]);
-    // Where the user limits a near link, it is busy for as long as it has something to send.
+    // A near link that the user limits holds few bytes unsent in the system, so that it stays busy
+    // for as long as it has something to send.
     const near: u32 = if (ceiling > 0) Pace.unsent_first else 0;
     flow.take_turn(rate);
     for (lanes[0..count], moved[0..count], shares[0..count], 0..) |lane, each, given, index| {
@@ -234,8 +236,9 @@ fn pace_link(host: Host, link: *Link, together: *const Together, ceiling: u64, h
     }
 }
 
-/// How long arrivals may gather before they are read, while bytes move; 0 where any link is short.
-/// It costs less to read many packets at once, and over a long link nobody notices.
+/// How long arriving packets may gather before the driver reads them, while bytes move; 0 if any
+/// link is short. Reading many packets at once costs less CPU, and over long links the delay is
+/// small beside the round trip.
 pub fn patience_ns(links: []const *Link) u64 {
     var shortest: u64 = std.math.maxInt(u64);
     for (links) |link| {
@@ -245,33 +248,33 @@ pub fn patience_ns(links: []const *Link) u64 {
     return @min(shortest / patience_part, patience_most_ns);
 }
 
-/// A shorter time is not worth a timer.
+/// Below this shortest round trip, the wait of `patience_ns` would not be worth a timer.
 const patience_from_ns = 10 * std.time.ns_per_ms;
 const patience_most_ns = 1 * std.time.ns_per_ms;
 const patience_part = 64;
 
-/// Bytes in flight on the fullest link. An operation takes room for no more than half of its own
-/// size (collective/board.zig).
+/// Bytes in flight on the fullest link. An operation reserves slots for these bytes, but for no
+/// more than half of its own size (collective/board.zig).
 pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());
     return most;
 }
 
-/// Bytes that the system may hold of a lane within the machine.
+/// Bytes that the system may hold for a lane within the machine.
 fn held_max(host: Host, links: []const *Link) u32 {
     var peers: u32 = 1;
     for (links) |link| peers += @intFromBool(link.flow.is_within and link.open_count > 0);
     return Pace.held(peers <= host.cores);
 }
 
-/// Whether any other peer is far away.
+/// Whether the peer of any link is far away (`Flow.is_far`).
 pub fn any_far(links: []const *Link) bool {
     for (links) |link| if (link.flow.is_far()) return true;
     return false;
 }
 
-/// Bytes that came in before an interval begins do not count in it.
+/// Begins an interval: bytes that moved until now do not count in it.
 fn begin_measure(links: []const *Link) void {
     for (links) |link| {
         link.flow.received = link.received;
@@ -279,12 +282,13 @@ fn begin_measure(links: []const *Link) void {
     }
 }
 
-/// A connection that has been idle for this time begins with few packets again.
+/// TCP begins with few packets again on a connection that has been idle for this time.
 const restart_ns = 500 * std.time.ns_per_ms;
-/// A connection has grown back after this time; then cubic grows faster than reno.
+/// After this time a restarted connection has grown back, and takes the system's congestion
+/// control, because cubic then grows faster than reno.
 const restart_most_ns = 1 * std.time.ns_per_s;
 
-/// Measuring begins again after `idle_ns` in which nothing moved.
+/// Begins to measure again after `idle_ns` in which nothing moved.
 pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     begin_measure(links);
     node.rest(idle_ns);
@@ -300,7 +304,7 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
     }
 }
 
-/// The smaller of two limits, where 0 means no limit.
+/// The smaller of two limits; a limit of 0 means no limit.
 fn lesser(one: u64, other: u64) u64 {
     return if (one == 0) other else if (other == 0) one else @min(one, other);
 }
@@ -308,7 +312,7 @@ fn lesser(one: u64, other: u64) u64 {
 fn tell(host: Host, lane: *Lane, wanted: Pace) void {
     if (!lane.pace.differs(wanted)) return;
     var told = wanted;
-    // It is enough to ask the system once, whether or not it grants the congestion control.
+    // The system is asked for a congestion control once, whether or not it grants the request.
     if (wanted.control == lane.pace.control) told.control = null;
     lane.pace = wanted;
     lane.pace.renews = false;
@@ -326,8 +330,8 @@ const Told = struct {
 };
 
 test "a link has its part of the user's limit, or its own limit where that is lower" {
-    // Goal: what a limited link leaves goes to the others. Method: links of one lane each, whose
-    // limits are told to it.
+    // Goal: what a limited link leaves of its part goes to the other links. Method: links of one
+    // lane each, whose told rates are compared.
     const gpa = std.testing.allocator;
     var vtable: Host.VTable = undefined;
     vtable.lane_sample = Told.lane_sample;
@@ -381,10 +385,10 @@ test "a link has its part of the user's limit, or its own limit where that is lo
 // ---- probes
 //
 // The coordinator asks for probes of links whose rate nobody knows (protocol/measurement.zig). A
-// probe is frames without a meaning, which the receiver throws away. They go where nothing else is
-// to be sent, and end as soon as a call begins at either end.
+// probe is a series of frames without meaning, which the receiver throws away. Frames of a probe
+// are sent only on lanes that have nothing else to send, and a call at either end ends the probe.
 
-/// Whether the coordinator may ask this peer to take part in a probe now: it takes part in probes,
+/// Whether the coordinator may ask this peer for a probe now: this peer takes part in probes,
 /// nothing moves, no call is under way, and some peer is far. Near links need no probe.
 pub fn may_begin(s: *const Session) bool {
     const is_quiet = s.measure_at == base.never and !is_called(s);
@@ -406,13 +410,12 @@ pub fn on_probe(
     const epoch = group.member.epoch_of(body.epoch) orelse return; // the epoch is over
     if (body.rank >= epoch.ids.len or body.rank == epoch.rank) return error.Unexpected;
     const link = s.link_to(epoch.ids[body.rank]) orelse return;
-    // The rate is told with the next message about traffic.
     link.is_asked = link.flow.carries() > 0;
     if (link.is_asked or link.open_count == 0 or !link.flow.is_far()) return;
     if (is_called(s) or s.probe.is_under_way(s.now)) return;
     const left = s.probe.allowed(link.probe_left);
     if (left == 0) return;
-    end_probe(s); // a probe whose link has lost its lanes
+    end_probe(s); // the probe of a link that has lost its lanes
     s.probe.under_way = .{
         .to = link.peer,
         .left = left,
@@ -422,8 +425,8 @@ pub fn on_probe(
     s.wake(link);
 }
 
-/// Ends the probe under way. A connection begins slowly, so a probe that is cut short says nothing
-/// of the link.
+/// Ends the probe under way. A connection begins slowly, so the rate of a probe that is cut short
+/// is dropped.
 pub fn end_probe(s: *Session) void {
     const under_way = s.probe.under_way orelse return;
     s.probe.under_way = null;
@@ -432,7 +435,7 @@ pub fn end_probe(s: *Session) void {
     if (!under_way.is_whole(s.now)) link.flow.carried = .{};
 }
 
-/// Puts the next frame of a probe on an idle lane for which there is nothing else, if there is one.
+/// Puts the next frame of a probe, if there is one, on an idle lane that has nothing else to send.
 pub fn next_probe(s: *Session, lane: *Lane, link: *Link) void {
     if (link.declines) {
         link.declines = false;
@@ -489,15 +492,15 @@ fn is_fellow(s: *const Session, link: *const Link) bool {
 
 // ---- figures
 //
-// The coordinator tells the rates of the links of an epoch, and the group keeps them as a matrix.
-// When an attempt of an operation begins, collective/figures.zig computes from the matrix how long
-// it should take, and how long it takes at least. The figures are for people; nothing else depends
-// on them.
+// The coordinator tells the rates of the links of an epoch, and the group keeps these rates as a
+// matrix. When an attempt of an operation begins, collective/figures.zig computes from the matrix
+// how long the operation should take, and how long it takes at least. Figures are for people;
+// nothing else depends on them.
 
 const FiguresError = error{ OutOfMemory, Unexpected };
 
-/// The coordinator tells the rates of one member's links. The epoch may be over, or one that this
-/// peer is not in yet.
+/// The coordinator tells the rates of one member's links. The message is ignored if this peer is
+/// not in the epoch yet, or not any more.
 pub fn on_measured(
     s: *Session,
     group: *Group,
@@ -530,7 +533,7 @@ fn figures_place(s: *Session, group: *Group, epoch: u64) FiguresError!?*Group.Me
     return measured;
 }
 
-/// An attempt of an operation begins: notes its way and its figures. Not inlined: the stack frame
+/// An attempt of an operation begins: notes its mover and its figures. Not inlined: the stack frame
 /// of `fill_in` is large, and most groups know no rates.
 pub fn note_figures(s: *const Session, operation: *Operation) void {
     const x = operation.moves() orelse return;
@@ -542,7 +545,8 @@ pub fn note_figures(s: *const Session, operation: *Operation) void {
 
 noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collective.Matrix) void {
     const x = operation.work.movement;
-    // Only two members know the shards of an uneven exchange. Hubs carry what others send as well.
+    // An uneven exchange has no figures, because only two members know each of its shards. An
+    // operation through hubs has none, because hubs also carry the data of other members.
     if (operation.op.descriptor.uneven or goes_through_hubs(operation)) return;
     var order: [members_max]u16 = undefined;
     var alive: Side = 0;

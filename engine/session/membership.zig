@@ -1,8 +1,8 @@
-//! Membership: the groups of this peer come and go by the coordinator's word. They are joined,
-//! refused or lost; a round prepares the next epoch of a group; members pass safe points together.
-//! user.zig has the user's calls to join and leave. group.zig has the user's view of a group.
-//! protocol/member.zig decides when members enter. dial.zig knows the lanes that an epoch waits
-//! for. All functions are free functions on Session.
+//! Membership: the groups that this peer joins and loses by the coordinator's word. A join is
+//! accepted or refused; a round prepares the next epoch of a group; members pass safe points
+//! together. user.zig has the user's calls to join and leave. group.zig has the user's view of a
+//! group. protocol/member.zig decides when members enter. dial.zig knows the lanes that an epoch
+//! waits for. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -28,7 +28,7 @@ const limits = base.limits;
 
 const Error = error{ OutOfMemory, Unexpected };
 
-/// This peer is not a member any more: tells the user once, and forgets the group.
+/// Tells the user once that this peer is not a member of the group any more, and forgets the group.
 pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
     if (group.state == .left) return;
     group.state = .left;
@@ -40,8 +40,8 @@ pub fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) v
     forget_group(s, group);
 }
 
-/// Forgets all that was kept for the group: pending admits, fetches, early frames, addresses and
-/// links.
+/// Forgets all that the session kept for a group: pending admits, prefetches, early frames,
+/// addresses and links.
 pub fn forget_group(s: *Session, group: *Group) void {
     group.admit_waits = false;
     group.admit_deadline = base.never;
@@ -52,12 +52,12 @@ pub fn forget_group(s: *Session, group: *Group) void {
     dial.review(s);
 }
 
-/// The coordinator has answered a join: this peer is in the group. If the user has left meanwhile,
-/// leaves.
+/// The coordinator has accepted a join: this peer is in the group. If the user has left the group
+/// meanwhile, sends a leave.
 pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
     const group = group_asking(s, body.name.data) orelse return error.Unexpected;
     if (group.state == .left) {
-        // Perhaps the peer leaves twice, because its first leave did not know the number.
+        // The peer may leave twice: its first leave did not know the group's number.
         s.send(.{ .leave = .{ .group = body.group } });
         return group_answered(s, group);
     }
@@ -73,14 +73,14 @@ pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
     dial.report_closed(s, group);
 }
 
-/// The group of this name whose join the coordinator answers next.
+/// The group of this name whose join the coordinator has not answered yet.
 fn group_asking(s: *const Session, name: []const u8) ?*Group {
     for (s.groups.items) |group| if (group.asks and std.mem.eql(u8, group.name, name)) return group;
     return null;
 }
 
-/// The coordinator has answered the join of a group that this peer has left: the next join of that
-/// name may be sent.
+/// The coordinator has answered the join of a group that this peer has left: sends the next join of
+/// that name, if there is one.
 fn group_answered(s: *Session, group: *Group) void {
     group.asks = false;
     const next = for (s.groups.items) |other| {
@@ -90,10 +90,10 @@ fn group_answered(s: *Session, group: *Group) void {
     if (next) |wanted| present_group(s, wanted);
 }
 
-/// The coordinator has given `number` to `now_of`: this peer is not a member of another group with
-/// that number any more. A coordinator never gives a number to another group while a member of the
-/// first is in it, so it has removed this peer or is a new coordinator. Frames of one group must
-/// not be taken for those of the other.
+/// The coordinator has given `number` to the group `now_of`, so any other group with this number
+/// has lost this peer. While a member is in a group, the coordinator gives the group's number to no
+/// other group: it has removed this peer, or is a new coordinator. Frames of one group must not be
+/// taken for frames of the other.
 fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
     for (s.groups.items) |group| {
         if (group == now_of or group.state != .joined or group.id != number) continue;
@@ -103,7 +103,7 @@ fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
     }
 }
 
-/// This peer has found out by itself that it is not a member any more.
+/// Ends a membership that the coordinator does not know, without a message from the coordinator.
 pub fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
     group.removed(why);
     group.member.on_expelled(false);
@@ -122,13 +122,13 @@ pub fn on_refused(s: *Session, body: *const control.Refused) Error!void {
         },
         .joined => {
             group.asks = false;
-            // The peer was waiting, and has asked again on another connection.
+            // The peer was a newcomer that had repeated its join on a new connection.
             if (group.member.newest() == 0) lose_membership(s, group, body.why.data);
         },
     }
 }
 
-/// The connection to the coordinator is gone: joins that it has not answered will not be answered.
+/// The connection to the coordinator has closed, so joins in flight will not be answered.
 pub fn disconnected(s: *Session) void {
     var index = s.groups.items.len;
     while (index > 0) {
@@ -140,8 +140,8 @@ pub fn disconnected(s: *Session) void {
     }
 }
 
-/// Forgets the addresses of peers that no group needs, and their labels: peers that are in no epoch
-/// and no round, and from which nothing is fetched.
+/// Forgets addresses and labels of peers that no group needs: peers that are in no epoch and no
+/// round, and that are no source of a prefetch.
 pub fn prune_addresses(s: *Session) void {
     prune_labels(s);
     var index = s.addresses.count();
@@ -157,7 +157,7 @@ pub fn prune_addresses(s: *Session) void {
     }
 }
 
-/// The coordinator has removed this peer from a group, or from all.
+/// The coordinator has removed this peer from one group, or from all groups.
 pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
     const everywhere = body.group == std.math.maxInt(u16);
     s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
@@ -171,17 +171,18 @@ pub fn on_expelled(s: *Session, body: *const control.Expelled) void {
             .descriptor = body.descriptor,
         };
         group.member.on_expelled(body.refused);
-        // The last message about this group: the coordinator may then give its number to another.
+        // The leave is the last message about this group: then the coordinator may reuse its
+        // number.
         if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
-        // A newcomer that has called nothing was refused for what it has named (protocol/door.zig).
+        // A newcomer without calls was refused for the founders that it named (protocol/door.zig).
         const named_others = body.refused and !group.ready_told;
         group_gone(s, group, if (named_others) .mismatch else .expelled, body.why.data);
     }
 }
 
-/// Sends the join of a group, and all that a member knows of it, on the present connection. A
-/// second join of a name is sent only when the first is answered: until then the coordinator's
-/// messages on the group may be about the membership that this peer has left.
+/// Sends the join of a group, and all that a member knows of the group, on the present connection.
+/// A second join of a name waits until the first is answered: until then the coordinator's messages
+/// on the group may be about the membership that this peer has left.
 pub fn present_group(s: *Session, group: *Group) void {
     if (group.state == .left or group_asking(s, group.name) != null) return;
     group.asks = true;
@@ -200,12 +201,13 @@ pub fn present_group(s: *Session, group: *Group) void {
     member.present();
 }
 
-/// Frees a group that was left, once its join is answered. The caller holds no operation of it;
-/// `leave` has released the operations of membership.zig.
+/// Frees a group that this peer has left, once the coordinator has answered the group's join. The
+/// user must have released all operations of the group; `leave` has released the operations of
+/// membership.zig.
 pub fn release_group(s: *Session, group: *Group) void {
     std.debug.assert(group.state == .left);
     group.is_released = true;
-    // The user is told nothing more.
+    // no more events of this group for the user
     group.user = 0;
     if (group.asks) return;
     for (s.groups.items, 0..) |item, index| if (item == group) {
@@ -235,7 +237,8 @@ pub fn group_free(s: *Session, group: *Group) void {
 
 // ---- rounds
 
-/// The coordinator has begun a round for the next epoch: opens lanes to the peers that it names.
+/// The coordinator has begun a round for the next epoch: opens lanes to the peers that the round
+/// names.
 pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!void {
     const group = s.group_of(body.group) orelse return;
     const member = &group.member;
@@ -259,16 +262,16 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
     }
     prune_addresses(s);
     group.report_at = s.now +| dial.round_report_ns;
-    group.attendance = null; // enough peers have come
-    group.forget_away(); // the coordinator names anew the peers that are away
+    group.attendance = null; // enough peers for the group have arrived
+    group.forget_away(); // the coordinator tells again which peers are away
     member.on_prepare(body.round, body.members.count);
     dial.review(s);
     dial.say_broken(s, group);
     dial.check_ready(s);
 }
 
-/// A round is over, because its epoch has begun or never will: forgets the peers that it wanted
-/// lanes to.
+/// A round is over, because its epoch has begun or never will: forgets the peers of the round, and
+/// closes links that only the round wanted.
 pub fn round_over(s: *Session, group: *Group) void {
     group.round_peers.clearRetainingCapacity();
     group.round_members.clearRetainingCapacity();
@@ -280,15 +283,16 @@ pub fn round_over(s: *Session, group: *Group) void {
 // ---- safe points that all pass together
 //
 // Before a safe point is passed together, all members agree whether a new epoch begins there. The
-// agreement is an operation: the least of one number from each member, so the epoch begins if all
-// know of it. So `admit` returns when all have called it, with the same answer for all, and no
-// member waits for the word of another alone. Losses, restarts and doubts are handled as for any
-// operation. An operation in doubt is kept, and the next call waits for its answer. A newcomer has
-// no part in the operation: it enters after all members from before (protocol/member.zig).
-// user.ask_pending asks how many newcomers wait, without passing the safe point.
+// agreement is an operation that takes the minimum of one number from each member, so the epoch
+// begins if all members know of it. So `admit` returns when all members have called it, with the
+// same answer for all, and no member waits for the word of a single other member. Losses, restarts
+// and doubts are handled as for any operation. An agreement in doubt is kept, and the next admit
+// waits for its answer. A newcomer has no part in the agreement: it enters after all earlier
+// members (protocol/member.zig). user.ask_pending asks how many newcomers wait, without passing the
+// safe point.
 
-/// Goes on with the agreement that the user's admit() waits for, also where an earlier call began
-/// it.
+/// Continues the agreement that the user's admit() waits for, which an earlier admit() may have
+/// begun.
 pub fn resume_call(s: *Session, group: *Group) void {
     group.vote.is_wanted = true;
     if (group.vote.agreed) |enters| return pass_together(group, enters);
@@ -300,13 +304,13 @@ fn pass_together(group: *Group, enters: bool) void {
     group.member.admit_agreed(enters);
 }
 
-/// The safe point is passed: the agreement is used.
+/// Forgets the agreement of a safe point that has been passed.
 pub fn passed_together(group: *Group) void {
     group.vote.agreed = null;
 }
 
-/// Notes that the agreement has ended. Called inside a member's action, where nothing can be done
-/// about it.
+/// Notes that an agreement has ended. go_on_together acts on it later, because Member must not be
+/// called inside a member's action.
 pub fn note_safe_points(s: *Session, operation: *Operation) void {
     operation.group.vote.is_news = true;
     s.votes_changed = true;
@@ -325,7 +329,7 @@ pub fn go_on_together(s: *Session, group: *Group) void {
     vote.op = null;
     release_operation(s, operation);
     if (!is_agreed) return fail_vote(s, group, if (status == .in_doubt) .aborted else status);
-    // Members that lie could agree on an epoch that this peer does not know.
+    // Lying members could agree on an epoch that this peer does not know.
     const enters = vote.all != 0 and group.member.epoch_to_enter() != null;
     vote.agreed = enters;
     if (vote.is_wanted) pass_together(group, enters);
@@ -338,8 +342,8 @@ fn fail_vote(s: *Session, group: *Group, status: protocol.Status) void {
     s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = status });
 }
 
-/// The user does not wait any more: gives up the agreement, and notes the members that it waited
-/// for.
+/// The user's admit() has stopped waiting: gives up the agreement, and notes the members that the
+/// agreement waited for.
 pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReason) void {
     group.vote.is_wanted = false;
     const operation: *Operation = .from_op(group.vote.op orelse return);
@@ -352,18 +356,19 @@ pub fn withdraw_vote(s: *Session, group: *Group, reason: wire.control.AbortReaso
         .operation = operation,
         .ranks = &operation.op.missing,
     };
-    writer.print("{f} must come to it first", .{missing}) catch {}; // cut
+    // a text that is too long is cut
+    writer.print("{f} must come to it first", .{missing}) catch {};
     group.vote.late_length = writer.end;
 }
 
 // ---- calls that wait
 //
-// While this peer waits for others, in an operation or to enter, the log names them, by the
-// coordinator's word. A call that fails names them, too (abi/sentence.zig). protocol/debt.zig finds
-// the missing members.
+// While this peer waits for others, in an operation or to enter, the log names them as the
+// coordinator told. The error of a failed call names these peers, too (abi/sentence.zig).
+// protocol/debt.zig finds the missing members.
 
-/// Tells the coordinator once that this call takes long. A call whose deadline would come before
-/// the coordinator answers is told sooner, with the time that is left.
+/// Tells the coordinator once that this call takes long. A call with a near deadline is reported
+/// sooner, with the time that is left, so that the coordinator can answer before the deadline.
 pub fn say_called(s: *Session, operation: *Operation) void {
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     const rest_ns = operation.deadline -| operation.started_at;
@@ -374,8 +379,8 @@ pub fn say_called(s: *Session, operation: *Operation) void {
     operation.group.member.takes_long(&operation.op, left_ns);
 }
 
-/// When the coordinator is told that this call takes long; `never`: the next tick is early enough,
-/// or it was told.
+/// When to tell the coordinator that this call takes long. `never`: a tick is early enough, or the
+/// coordinator has been told.
 pub fn says_called_at(s: *const Session, operation: *const Operation) base.Instant {
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     const rest_ns = operation.deadline -| operation.started_at;
@@ -384,10 +389,10 @@ pub fn says_called_at(s: *const Session, operation: *const Operation) base.Insta
     return operation.started_at +| rest_ns / limits.called_part;
 }
 
-/// Looks at each tick whether bytes of an operation move. Once none have moved for the stall
-/// warning, tells the coordinator with which members. Pings may work on their lanes all the same:
-/// the other process takes no frames, or somebody else has taken the lane over, or the lanes break
-/// and are made again in vain. `late`: this process was frozen and has seen nothing move.
+/// Checks at each tick whether bytes of an operation move. If no bytes have moved for the time of
+/// the stall warning, tells the coordinator with which members nothing moves. Pings may still be
+/// answered: the other process may take no frames, another process may have taken the lane over, or
+/// lanes may break and reopen in vain. `late`: this process was frozen and has seen nothing move.
 pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     if (operation.op.state != .running or !operation.is_under_way()) return;
     const exchanged = switch (operation.work) {
@@ -397,7 +402,7 @@ pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     };
     const has_moved = exchanged != operation.exchanged or operation.exchanged_at == 0;
     operation.exchanged = exchanged;
-    // While other members have not called, nothing need move.
+    // While some members have not called the operation, no bytes need to move.
     if (late or has_moved or !operation.op.missing.is_empty()) operation.exchanged_at = s.now;
     const warning_ns = s.settings.stall_warning_ns;
     const stands = s.now -| operation.exchanged_at >= warning_ns;
@@ -405,9 +410,9 @@ pub fn review_waits(s: *Session, operation: *Operation, late: bool) void {
     operation.group.member.say_stuck(&operation.op, &stuck);
 }
 
-/// The ranks with which nothing of an operation moves. For data: the neighbours whose link has
-/// moved no bytes, and has a frame that is unacknowledged, has come in only in part, or may not be
-/// sent yet. For a sync: the sources that owe something, and whose link has moved no bytes.
+/// The ranks with which no bytes of an operation move. In a movement: neighbours whose link has
+/// moved no bytes, and which have an unacknowledged or incomplete frame or have sent no `open` yet.
+/// In a sync: sources that owe a leaf or page, and whose link has moved no bytes.
 fn stuck_of(s: *const Session, operation: *const Operation) base.Mask {
     var stuck: base.Mask = .empty;
     switch (operation.work) {
@@ -430,10 +435,10 @@ fn moves_bytes(s: *const Session, link: *const Link) bool {
     return s.now -| link.moved_at < s.settings.stall_warning_ns;
 }
 
-/// The time between two log lines on calls that wait: many calls may wait for one member.
+/// The least time between two log lines on waiting calls: many calls may wait for one member.
 const said_ns = 5 * std.time.ns_per_s;
 
-/// The coordinator says for which members a call waits, or with which members nothing moves.
+/// The coordinator tells for which members a call waits, or with which members no bytes move.
 pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.EpochError!void {
     const group = s.group_of(body.group) orelse return;
     try group.member.on_stalled(body);
@@ -442,7 +447,8 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
         if (item.op.id.eql(body.op)) break item;
     } else return;
     if (operation.op.missing.is_empty()) return say_stuck(s, operation);
-    // The deadline of this call, or of another member's, is near.
+    // The coordinator answers early if a deadline is near; the log line waits until this call is
+    // old.
     const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
     if (s.now -| operation.started_at < told_ns) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
@@ -477,8 +483,8 @@ fn say_stuck(s: *Session, operation: *const Operation) void {
     });
 }
 
-/// As in the log: "nothing of it moves between rank 1 (node7:4242, 7f3a01c2) and rank 2 (this
-/// peer)".
+/// The links without progress, as in the log: "nothing of it moves between rank 1 (node7:4242,
+/// 7f3a01c2) and rank 2 (this peer)".
 pub const Stuck = struct {
     names: *const Names,
     operation: *const Operation,
@@ -497,7 +503,7 @@ pub const Stuck = struct {
     }
 };
 
-/// As in the log: "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)".
+/// Ranks as in the log: "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)".
 pub const Ranks = struct {
     names: *const Names,
     operation: *const Operation,
@@ -514,8 +520,8 @@ pub const Ranks = struct {
     }
 };
 
-/// As in the log: "; rank 1 (node7:4242, 7f3a01c2) has not entered the epoch, as a member from
-/// before …"
+/// Members outside the epoch, as in the log: "; rank 1 (node7:4242, 7f3a01c2) has not entered the
+/// epoch, as a member from before …"
 pub const Outside = struct {
     names: *const Names,
     operation: *const Operation,
@@ -533,7 +539,7 @@ pub const Outside = struct {
     }
 };
 
-/// The coordinator says for which peers this newcomer waits.
+/// The coordinator tells for which peers this newcomer waits.
 pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!void {
     const group = s.group_of(body.group) orelse return;
     var awaited: Awaited = .{ .why = body.why, .count = body.count, .at = s.now };
@@ -553,8 +559,8 @@ pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!v
     if (is_news) s.log(.warning, "{f}; group {s}", .{ &awaited, group.name });
 }
 
-/// As in the log: "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch
-/// 1) for rank 0 (this peer)".
+/// The calls that missing members wait in, as in the log: "; rank 1 (node7:4242, 7f3a01c2) waits in
+/// all_reduce (tag 5, sequence 0 of epoch 1) for rank 0 (this peer)".
 pub const Elsewhere = struct {
     names: *const Names,
     operation: *const Operation,
@@ -564,7 +570,7 @@ pub const Elsewhere = struct {
     pub fn format(it: Elsewhere, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const ids = it.operation.ids;
         for (it.told.slice()) |*waits| {
-            if (!it.missing.has(waits.rank)) continue; // the member is lost by now
+            if (!it.missing.has(waits.rank)) continue; // the member is not missing any more
             try writer.print("; {f} waits in {f} for {f}", .{
                 it.names.who(ids[waits.rank]),
                 wire.NamedCall{
@@ -580,7 +586,7 @@ pub const Elsewhere = struct {
     }
 };
 
-/// The coordinator says how many peers are here, of how many that the group needs to begin.
+/// The coordinator tells how many peers have arrived, and how many the group needs to begin.
 pub fn on_waiting(s: *Session, body: *const control.Waiting) void {
     const group = s.group_of(body.group) orelse return;
     group.attendance = .{ .here = body.here, .needed = body.needed, .emptied = body.emptied };

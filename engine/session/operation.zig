@@ -1,5 +1,5 @@
-//! Operation: one call of the user, from its begin to its release: the protocol state, the data
-//! movement and the outcome. It belongs to the session until it is finished; then the user's thread
+//! Operation: one call of the user, from its begin to its release, with its protocol state, data
+//! movement and outcome. The session owns an operation until it is finished; then the user's thread
 //! reads it.
 
 const std = @import("std");
@@ -24,77 +24,79 @@ const assert = std.debug.assert;
 
 pub const Operation = struct {
     gpa: Allocator,
-    /// For the caller to use.
+    /// A number for the owner of the session, which the session does not read.
     user: usize = 0,
     group: *Group,
-    /// The operation's part in the protocol (protocol/member.zig).
+    /// The operation's state in the protocol (protocol/member.zig).
     op: protocol.Op,
     work: Work,
     /// Memory for the movement, if `work` is one.
     room: collective.Movement = undefined,
-    /// The caller's memory that the operation reads and writes.
+    /// The user's memory that the operation reads and writes.
     uses: Uses = .{},
-    /// This peer is the root of a broadcast, so nothing of the caller's memory is written.
+    /// This peer is the root of a broadcast, so the operation writes nothing to the user's memory.
     only_reads: bool = false,
-    /// When the call fails for want of time.
+    /// When the call fails because its time is up.
     deadline: Instant,
     started_at: Instant,
     finished_at: Instant = 0,
 
     // Valid once the operation is finished.
-    /// The caller has its memory back and has been told.
+    /// The caller has its memory back, and has been told that the operation is finished.
     finished: bool = false,
     status: protocol.Status = .ok,
     failure: protocol.Failure = .{ .status = .ok },
-    /// The names of the peers and states that the failure is about.
+    /// The names of the peers and states in `failure`.
     names: Names = .{},
-    /// After in_doubt, the coordinator's decision; null: it is not known.
+    /// After a call ended in doubt: the coordinator's decision; null while the decision is unknown.
     committed: ?bool = null,
-    /// The decision is known, but the caller's memory is still being given back.
+    /// The coordinator's decision is known, but the caller's memory is still being given back.
     is_decided: bool = false,
     /// The user has let go of the operation.
     released: bool = false,
-    /// The operation waits for its turn (session.zig).
+    /// The operation waits for its turn, beyond the operations in flight (session.zig).
     is_queued: bool = false,
-    /// The operation has ended while it waited for its turn.
+    /// The operation ended while it waited for its turn.
     ended_queued: bool = false,
-    /// The other end of the broken link that withdrew the operation.
+    /// The peer at the other end of the broken link because of which the operation is withdrawn.
     unreachable_peer: base.PeerId = .none,
 
-    /// The operation has so few bytes that it goes before large ones on each link (frame.zig).
+    /// The operation has so few bytes that its frames go before large operations' on each link
+    /// (frame.zig).
     is_small: bool = false,
 
-    /// The schedule that the call asks for; an attempt may take another one (frame.zig).
+    /// The schedule that follows from the call; an attempt may take another one (frame.zig).
     schedule: collective.Schedule,
-    /// The way of the last attempt, and how long an operation is expected to take on it.
+    /// The schedule of the last attempt, and how long an operation is expected to take with it.
     figures: collective.Figures = .{},
 
-    // The attempt under way.
+    // State of the current attempt:
     /// The members that this peer exchanges data with.
     neighbours: []Neighbour = &.{},
     /// Memory for the neighbours of any attempt.
     neighbours_room: []Neighbour,
-    /// A hash of the descriptor, which each frame carries.
+    /// A hash of the operation's descriptor, which each frame carries.
     fingerprint: u32,
-    /// The coordinator has been told in this attempt that a neighbour has called something else.
+    /// In this attempt, the coordinator has been told that a neighbour called something else.
     mismatch_told: bool = false,
-    /// Bytes exchanged by the last tick, and when a tick last found more of them (membership.zig).
+    /// Bytes that had been sent and received at the last tick, and when a tick last saw progress
+    /// (membership.zig).
     exchanged: u64 = 0,
     exchanged_at: Instant = 0,
-    /// The reason for which the operation will be withdrawn: memory ran out inside it, or a link
-    /// that it needs is down. Null: none.
+    /// The reason why the operation will be withdrawn: memory ran out inside it, or a link that it
+    /// needs is down. Null: it will not be withdrawn.
     withdraws: ?wire.control.AbortReason = null,
 
     purpose: Call.Purpose,
     /// Call.form: a hash of what the arrays are to the caller.
     form: u64,
-    /// Members of the epoch in rank order.
+    /// The members of the operation's epoch in rank order.
     ids: []base.PeerId,
-    /// The members of each attempt that the operation has taken part in. There is room for all from
-    /// the start.
+    /// The members of each attempt in which the operation took part. All memory for `history` is
+    /// reserved at the call.
     history: protocol.History,
 
-    /// The work of an operation. A barrier is a movement without data.
+    /// The work of an operation: moving data, or a sync. A barrier is a movement without data.
     pub const Work = union(enum) {
         movement: *collective.Movement,
         /// A sync, which moves leaves of a shared state.
@@ -103,24 +105,24 @@ pub const Operation = struct {
 
     pub const Neighbour = struct {
         link: *Link,
-        /// The neighbour's place in the order of the attempt.
+        /// The neighbour's position in the attempt's order of members.
         position: u16,
-        /// An open is still to be sent: it tells the neighbour that this peer has called and can
-        /// receive.
+        /// An `open` frame is still to be sent, which tells the neighbour that this peer has called
+        /// and can receive.
         open_pending: bool,
-        /// The piece that is being sent in fragments, and how far; null: none is.
+        /// The piece of which only some fragments have been sent; null: there is no such piece.
         cut: ?Cut = null,
     };
 
-    /// The rest of a piece that several lanes share (sync.zig). `done`: the end of the fragments
-    /// that are sent.
+    /// The rest of a piece that is sent in fragments (sync.zig). `done`: the end of the fragments
+    /// that have been sent.
     pub const Cut = struct { move: collective.Move, done: wire.Fragment.Count };
 
     pub fn from_op(op: *protocol.Op) *Operation {
         return @fieldParentPtr("op", op);
     }
 
-    /// Whether an attempt is under way in which this peer exchanges frames.
+    /// Whether this peer exchanges frames in a current attempt of this operation.
     pub fn is_under_way(operation: *const Operation) bool {
         return switch (operation.work) {
             .movement => |x| x.board.members > 0,
@@ -128,7 +130,7 @@ pub const Operation = struct {
         };
     }
 
-    /// Whether the call has ended. Its caller may not have its memory back yet.
+    /// Whether the call has ended. The caller may not have its memory back yet.
     pub fn is_over(operation: *const Operation) bool {
         return switch (operation.op.state) {
             .new, .queued, .running, .voted => false,
@@ -151,7 +153,7 @@ pub const Operation = struct {
         };
     }
 
-    /// The operation's data movement; null for a sync.
+    /// The operation's data movement. Null for a sync.
     pub fn moves(operation: *Operation) ?*collective.Movement {
         return switch (operation.work) {
             .movement => |x| x,
@@ -159,7 +161,7 @@ pub const Operation = struct {
         };
     }
 
-    /// The number of the attempt under way, or of the last one.
+    /// The number of the current attempt, or of the last attempt.
     pub fn attempt(operation: *const Operation) u32 {
         return switch (operation.work) {
             .movement => |x| x.board.attempt,
@@ -167,7 +169,7 @@ pub const Operation = struct {
         };
     }
 
-    /// The operation as lanes know it.
+    /// The name under which lanes know this operation.
     pub fn owner(operation: *Operation) Lane.Owner {
         return .{ .operation = operation };
     }
@@ -190,7 +192,8 @@ pub const Operation = struct {
         fragment: wire.Fragment = .whole,
     };
 
-    /// Puts the head of a frame of this operation on a lane. `inline_payload` travels in the head.
+    /// Puts the header of a frame of this operation on a lane. `inline_payload` is copied behind
+    /// the header.
     pub fn put(
         operation: *const Operation,
         lane: *Lane,
@@ -220,7 +223,7 @@ pub const Operation = struct {
     }
 
     /// Puts a data frame on a lane that has room for one more unacknowledged frame. `piece`: all
-    /// bytes of the piece, of which the frame carries its fragment.
+    /// bytes of the piece; the frame carries `what.fragment` of them.
     pub fn put_data(
         operation: *Operation,
         lane: *Lane,
@@ -249,14 +252,15 @@ pub const Operation = struct {
         return null;
     }
 
-    /// The other peer of a message; null for other operations.
+    /// The other peer of a message. Null for other operations.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
         const x = operation.work.movement;
         return operation.ids[x.board.ledger.roles.pair.other(x.board.ledger.roles.rank)];
     }
 
-    /// Notes that a link is down for good: the operation will be withdrawn because of it.
+    /// Notes that a link of this operation is broken for good, so that the operation will be
+    /// withdrawn.
     pub fn withdraw_from(operation: *Operation, link: *const Link) void {
         operation.withdraws = .link_broken;
         operation.unreachable_peer = link.peer;
@@ -265,8 +269,8 @@ pub const Operation = struct {
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
 
-    /// The descriptor for the open to a member. In an uneven exchange it has the sizes that the two
-    /// members alone know.
+    /// The descriptor in the `open` frame to a neighbour. In an uneven all_to_all it has the shard
+    /// sizes between this peer and that neighbour.
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;
@@ -289,16 +293,16 @@ pub const Operation = struct {
         gpa.destroy(operation);
     }
 
-    /// Whether a call with these uses would write memory that this operation uses, or use memory
-    /// that it writes.
+    /// Whether a new call with these uses would write memory that this operation uses, or use
+    /// memory that this operation writes.
     pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
-        if (operation.finished) return false; // the caller has all of its memory back
+        if (operation.finished) return false; // the caller has all of the memory back
         if (operation.sync()) |it| if (it.transfer.state == null) return false;
         return operation.uses.clash(uses);
     }
 
-    /// Completes the failure of a newcomer that was refused because of this call: names the call
-    /// that it should have made beside the call that it made.
+    /// Completes the failure of a newcomer that was refused because of this call: adds the expected
+    /// call beside the call that the newcomer made.
     pub fn note_wanted(operation: *Operation, self: base.PeerId) void {
         const failure = &operation.failure;
         if (failure.status != .mismatch or failure.reason != null) return;
@@ -310,8 +314,8 @@ pub const Operation = struct {
         failure.other_descriptor = operation.op.descriptor;
     }
 
-    /// The operation in sentences: "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1
-    /// (tag 0, sequence 3 of epoch 2)".
+    /// The operation as in error texts: "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank
+    /// 1 (tag 0, sequence 3 of epoch 2)".
     pub fn named(operation: *const Operation, names: *const Names) Named {
         return .{ .operation = operation, .names = names };
     }
@@ -341,7 +345,7 @@ pub const Operation = struct {
         return operation.ids;
     }
 
-    /// Whether the caller's memory is given back, and the caller has not been told.
+    /// Whether the caller's memory has been given back, and the caller has not been told yet.
     pub fn is_back(operation: *const Operation) bool {
         if (!operation.is_over() or operation.finished) return false;
         return switch (operation.work) {
@@ -351,7 +355,8 @@ pub const Operation = struct {
     }
 
     /// Writes the result to the caller's memory when an operation in doubt turns out to be
-    /// committed; called once. A broadcast's root only reads its memory, which may be read-only.
+    /// committed. Called once. The root of a broadcast only reads its memory, which may be
+    /// read-only.
     pub fn copy_result(operation: *const Operation) void {
         assert(operation.committed == true);
         if (operation.only_reads or operation.sync() != null) return;
@@ -379,7 +384,7 @@ pub const Operation = struct {
         return .{ .operation = operation };
     }
 
-    /// Iterates over the elements of this peer's result, in runs with the same contributors.
+    /// Iterates over the elements of this peer's result, in ranges with the same contributors.
     pub const RangeIterator = struct {
         operation: *const Operation,
         chunk: u32 = 0,
@@ -405,8 +410,8 @@ pub const Operation = struct {
         }
     };
 
-    /// The array or shard in which this peer's call differs from another member's; null: it is not
-    /// known (call.zig).
+    /// The array or shard in which this peer's call differs from another member's (call.zig). Null
+    /// if the difference is not known.
     pub fn difference(operation: *const Operation) ?call_file.Difference {
         const own = &operation.op.descriptor;
         const list: Own = .{ .operation = operation };
@@ -421,7 +426,7 @@ pub const Operation = struct {
             if (reduced != 0 or x.board.ledger.descriptor.kind == .broadcast) mask.set(rank);
             return mask;
         }
-        if (reduced == 0) return mask; // not settled
+        if (reduced == 0) return mask; // the chunk is not settled
         return operation.history.members(reduced).*;
     }
 };
@@ -447,8 +452,8 @@ const Own = struct {
 
 // ---- names in errors
 //
-// The names of peers and shared states in an error, as they were when the error happened: the user
-// reads it later, when ranks and labels may have changed. session.zig fills it in.
+// The names of peers and shared states in an error, as of the moment of the error: the user reads
+// the error later, when ranks and labels may have changed. session.zig fills in the names.
 
 pub const Names = struct {
     self: PeerId = .none,
@@ -460,8 +465,8 @@ pub const Names = struct {
     states: [states_max]StateName = undefined,
     states_count: usize = 0,
 
-    /// The most ranks that a sentence names: of the ranks whose calls are missing, and again of the
-    /// ranks outside of the epoch. Further ranks are only counted.
+    /// The most ranks that an error text names in one list: of missing members, or of members
+    /// outside the epoch. Further ranks are only counted.
     pub const missing_max = 4;
     pub const items_max = 2 * missing_max + 2 * base.limits.elsewhere_told_max + 6;
 
@@ -470,8 +475,8 @@ pub const Names = struct {
     pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
     pub const StateName = struct { tag: u64, name: base.Label };
 
-    /// The name of the shared state whose syncs have this tag, as it can be shown; empty if there
-    /// is none, or if it is not known.
+    /// The printable name of the shared state whose syncs have this tag; empty if no state has this
+    /// tag, or if its name is not known.
     pub fn state(names: *const Names, tag: u64) []const u8 {
         for (names.states[0..names.states_count]) |*item| if (item.tag == tag)
             return item.name.slice();
@@ -491,8 +496,8 @@ pub const Names = struct {
         return .{ .names = names, .id = id };
     }
 
-    /// A peer in an error: "rank 3 (node7:4242, 7f3a01c2)", "rank 0 (this peer)"; less if less is
-    /// known.
+    /// A peer in an error: "rank 3 (node7:4242, 7f3a01c2)", "rank 0 (this peer)"; shorter if its
+    /// rank or label is not known.
     pub const Who = struct {
         names: *const Names,
         id: PeerId,

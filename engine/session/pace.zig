@@ -1,15 +1,15 @@
-//! pace: the rate at which a link is sent to, found from what its lanes have moved in each
-//! interval. A link begins without a limit. Once a queue stands on the way the link is full, and
-//! what arrives then is what it carries. The link is held at that rate, so that the queue empties
-//! and nothing overflows. Now and then a probe tries a little more. The limit only ever slows TCP
-//! down.
+//! Pace: the rate limit of a link, found from what its lanes have moved in each interval. A link
+//! begins without a limit. Once packets queue on the way, the link is full, and the rate at which
+//! data arrives is what the link carries. The pacer holds the link at that rate, so that the queue
+//! empties and no buffer overflows. Now and then the pacer probes a slightly higher rate. The limit
+//! only ever slows TCP down.
 //!
-//! A queue that does not shrink although this peer sends less is made by somebody else, or holds
-//! acknowledgements. Then the link is held at the rate that it was found to carry, because to back
-//! off further would leave the link to the other traffic.
+//! A queue that does not shrink although this peer sends less is made by other traffic, or delays
+//! acknowledgements. Then the pacer holds the rate that the link was found to carry, because to
+//! back off further would leave the link to the other traffic.
 //!
-//! Pure: no lane, no socket, no clock. measure.zig calls it; flow.zig says how many lanes.
-//! pace_test.zig tries it on paths of many kinds.
+//! This file uses no lane, socket or clock; measure.zig calls it. flow.zig chooses the number of
+//! lanes. pace_test.zig runs the pacer on models of many paths.
 
 const std = @import("std");
 const expect = std.testing.expect;
@@ -23,67 +23,68 @@ pub const Pacer = struct {
     state: State = .free,
     /// Bytes per second that the link was found to carry; 0: not known.
     found: u64 = 0,
-    /// How long the present state has lasted, counting only intervals in which there was enough to
+    /// Nanoseconds of the present `state`, counting only intervals in which there was enough to
     /// send.
     lasted: u64 = 0,
-    /// Payload that was acknowledged in the present state.
+    /// Payload bytes that were acknowledged in the present `state`.
     acked: u64 = 0,
     /// Bytes per second that were acknowledged in each of the last intervals. Acknowledgements come
-    /// in bursts, so several intervals together say what arrives.
+    /// in bursts, so rates are averaged over several intervals.
     recent: [4]u64 = @splat(0),
-    /// How long packets and their acknowledgements waited in the same intervals.
+    /// Nanoseconds that packets and their acknowledgements waited, in each interval of `recent`.
     waited: [4]u64 = @splat(0),
-    /// How many of these intervals there are.
+    /// Number of intervals in `recent` and `waited`.
     recent_count: u8 = 0,
-    /// The most bytes per second that arrived since the queue stands. A queue of this peer's own
-    /// making is fed and drained at the rate that the link carries, so the link does carry this.
+    /// The highest rate that arrived since the present queue began, bytes per second. A queue that
+    /// this peer made drains at the rate that the link carries, so the link carries `peak`.
     peak: u64 = 0,
-    /// The queue on the way out.
+    /// Measurements of the present queue on the way out.
     queue: Queue = .{},
-    /// How long the queue has stood without a break.
+    /// Nanoseconds that the present queue has stood without a break.
     crowded: u64 = 0,
-    /// The queue has lost packets.
+    /// The present queue has lost packets.
     overflowed: bool = false,
-    /// The queue came while the link was held, and not because of a probe.
+    /// The queue that is being drained began in the state `held`, not in a probe.
     is_unasked: bool = false,
-    /// The queue came soon after the last one was gone.
+    /// The queue that is being drained began less than `soon_ns` after the state `held` began.
     is_soon: bool = false,
-    /// `found` when draining began.
+    /// `found` when draining began, or the lower rate at which data has arrived since.
     found_before: u64 = 0,
-    /// How long packets waited when draining or a probe began.
+    /// Nanoseconds that packets waited when the probe or the round of draining under way began.
     waits: u64 = 0,
-    /// How long hardly any packet has waited.
+    /// Nanoseconds since packets last waited (`Interval.is_free`).
     calm_ns: u64 = 0,
-    /// How often draining has not made the queue shorter.
+    /// Rounds of draining that have not made the queue shorter.
     vain: u8 = 0,
-    /// The highest `found` since the link has a limit.
+    /// The highest `found` since the link got a limit.
     most: u64 = 0,
-    /// How often the limit was lowered since the link was calm for a while, or carried more.
+    /// Times that the limit was lowered since a probe last began without a queue.
     lowered: u8 = 0,
-    /// The time from finding a limit to the next probe.
+    /// Nanoseconds from finding a limit to the next probe.
     probe_after: u64 = probe_ns_min,
-    /// The last probe brought as much as it tried, so the next probe tries more.
+    /// The last probe reached the rate that it tried, so the next probe takes a larger step.
     is_rising: bool = false,
-    /// Bytes of late that were lost in a queue, and that were acknowledged.
+    /// Recent bytes lost in a queue. `passed`: recent bytes acknowledged. `lost` and `passed` decay
+    /// over `memory` intervals.
     lost: u64 = 0,
     passed: u64 = 0,
-    /// How long so many were lost that the queue counts as overflowing.
+    /// Nanoseconds that `overflows` has been true without a break.
     overflowing: u64 = 0,
     signs: Signs = .{},
 
-    /// The queue on the way out, since it stands. If it is of this peer's making, as much has
-    /// arrived as the link carries.
+    /// The acknowledgements since the present queue on the way out began. If this peer made the
+    /// queue, the acknowledged rate is what the link carries.
     const Queue = struct {
         acked: u64 = 0,
         ns: u64 = 0,
-        /// How long acknowledgements waited when the queue began, and in the last interval. When
-        /// they wait less and less they come faster than the data that they acknowledge has
+        /// Nanoseconds that acknowledgements waited when the queue began, and in the last interval.
+        /// While this wait shrinks, acknowledgements come faster than the acknowledged data
         /// arrived.
         back_first: ?u64 = null,
         back_last: u64 = 0,
         has_lost: bool = false,
 
-        /// A queue that has lasted for less says little.
+        /// A queue that has lasted for a shorter time does not show what the link carries.
         const least_ns: u64 = 400 * ms;
 
         fn note(queue: *Queue, i: *const Interval) void {
@@ -111,79 +112,80 @@ pub const Pacer = struct {
     /// The signs by which a limit is found.
     pub const Signs = struct {
         /// A queue that has stood for `full_after`, or overflowed and stood for `full_after_loss`,
-        /// means that the link is full. Shorter queues come from the start of a connection, too.
+        /// means that the link is full. The start of a connection makes shorter queues, too.
         full_after: u64 = 800 * ms,
         full_after_loss: u64 = 500 * ms,
-        /// A queue that overflows again and again for this time means the same, though it does not
-        /// last.
+        /// A queue that overflows again and again for this time means that the link is full, even
+        /// if the queue does not last.
         full_after_overflow: u64 = never,
-        /// As `full_after`, for a link that is held. Shorter queues go by themselves: a network may
-        /// stand still for a moment, and acknowledgements wait in the other side's queue while that
-        /// side probes.
+        /// As `full_after`, for a link that is held. Shorter queues empty by themselves: a network
+        /// may stall for a moment, or acknowledgements wait in the other side's queue while the
+        /// other side probes.
         held_after: u64 = 600 * ms,
-        /// So many intervals together say what arrives.
+        /// Number of intervals over which the arriving rate is averaged.
         intervals: u8 = 4,
-        /// The time from finding a limit to the first probe.
+        /// Nanoseconds from finding the first limit to the first probe.
         probe_after: u64 = probe_ns_min,
-        /// A probe tries one part in so many more. Over a long way a probe lasts two intervals
-        /// longer than the round trip, and adds less than a queue of 50 ms.
+        /// A probe raises the rate by one part in `probe_part`. On a long path a probe lasts two
+        /// intervals longer than the round trip, and adds a queue of less than 50 ms.
         probe_part: u64 = 8,
-        /// The signs are for short calls, which end before much is known. A queue counts until
-        /// hardly any packet waits, and what arrives while a queue shrinks counts, because there
-        /// may be nothing else.
+        /// The signs are for short calls, which end after few intervals. So a queue lasts until
+        /// hardly any packet waits, and data that arrives while a queue shrinks counts, too.
         is_brief: bool = false,
     };
 
     const never = std.math.maxInt(u64);
 
     pub const State = enum {
-        /// No limit: the link was never full.
+        /// No limit: the link was not full since it began, or since its limit was dropped.
         free,
-        /// Less than the link carries, until the queue is gone.
+        /// The link sends less than it carries, until the queue is gone.
         draining,
-        /// As much as the link carries.
+        /// The link sends as much as it was found to carry.
         held,
-        /// A probe: a little more than the link carries.
+        /// A probe: the link sends more than it was found to carry.
         probing,
-        /// As much as the link carries, whatever waits: the queue is not of this peer's making.
+        /// The link sends as much as it was found to carry although a queue stands, because other
+        /// traffic makes the queue.
         yielding,
     };
 
     /// A held link is drained when its queue has overflowed and stood for this time.
     const overflowed_ns: u64 = 150 * ms;
-    /// A queue that comes back sooner than this means that the link is held too high.
+    /// A queue that comes back within this time means that the limit of the link is too high.
     const soon_ns: u64 = 500 * ms;
-    /// Other traffic is gone when there was no queue for this time.
+    /// Other traffic counts as gone once no queue has stood for this time.
     const calm_min_ns: u64 = 500 * ms;
     const drain_ns: u64 = 400 * ms;
-    /// A queue of this peer's making gets shorter by this much while this peer sends less.
+    /// A queue that this peer makes gets shorter by at least this much in a round of draining.
     const shrinks_ns: u64 = 10 * ms;
     const vain_max = 1;
-    /// Waits that differ by less are the same.
+    /// Waits that differ by at most this time count as equal.
     const steady_ns: u64 = 4 * ms;
     const lowered_max = 4;
-    /// A limit below this is no limit.
+    /// A limit below this many bytes per second is dropped.
     const rate_min = 16 * 1024;
     const probe_ns_min: u64 = 1 * s;
     const probe_ns_max: u64 = 8 * s;
     const yield_ns: u64 = 10 * s;
-    /// If a probe loses one byte in so many, the link is full.
+    /// If a probe loses more than one byte in `lost_part`, the link is full.
     const lost_part = 64;
     const overflow_part = 32;
-    /// Where the rate of the link is known to a hundredth, the link is held below it by one part in
-    /// so many.
+    /// A link whose rate is known to a hundredth is held below that rate by one part in
+    /// `exact_part`.
     const exact_part = 128;
     const overflow_min = 64 * 1024;
-    /// About so many intervals are remembered for losses.
+    /// The number of intervals over which losses are averaged.
     const memory = 8;
-    /// The fewest intervals that say what arrives, where there is no time for more.
+    /// The fewest intervals over which the arriving rate is averaged, when there is no time for
+    /// more.
     const few = 2;
 
     pub fn step(p: *Pacer, i: *const Interval) void {
         p.note_lost(i);
         p.calm_ns = if (i.is_free()) p.calm_ns + i.ns else 0;
-        // Nothing is learned from a link that was not kept busy, unless it has no limit yet and its
-        // queue overflows.
+        // An interval in which the link was not kept busy says nothing, unless the link has no
+        // limit yet and its queue overflows.
         const is_flooded = p.state == .free and i.acked > 0 and p.overflows();
         if (!i.is_telling() and !is_flooded) return p.pause();
         p.note(i);
@@ -207,16 +209,17 @@ pub const Pacer = struct {
             .yielding => if (p.calm_ns >= calm_min_ns) p.hold(p.found) //
             else if (p.lasted >= yield_ns) p.probe(i.waits()),
         }
-        // Bytes that arrived until now were the rest of the queue.
+        // The queue is gone, so `peak` and `queue` begin anew.
         if (!i.is_free()) return;
         p.peak = 0;
         p.queue = .{};
     }
 
     /// Notes a pause of the link, in which the network may have changed. A limit that is too high
-    /// makes a queue, which shows at once. A limit that is too low would hold the link for a while,
-    /// so a probe begins at once, and more follow until one brings nothing. The limit is not
-    /// forgotten: to find it anew would cost the first operation after each pause a full queue.
+    /// makes a queue, which shows at once. A limit that is too low would slow the link for a while,
+    /// so after a long pause a probe begins at once, and more probes follow until a probe gains
+    /// nothing. The limit is kept, because to find it anew would cost the first operation after
+    /// each pause a full queue.
     pub fn rest(p: *Pacer, ns: u64) void {
         p.forget_queue();
         p.lost = 0;
@@ -266,22 +269,21 @@ pub const Pacer = struct {
         p.overflowing = if (p.overflows()) p.overflowing + i.ns else 0;
     }
 
-    /// Whether a queue has lost one byte in so many of late: TCP has far more in flight than the
-    /// link carries. It shows this also where TCP was given all that there was before the queue
-    /// showed.
+    /// Whether queues have lately lost more than one byte in `overflow_part`: TCP has far more in
+    /// flight than the link carries. Losses show this even if TCP took all bytes of a call before
+    /// the queue showed.
     fn overflows(p: *const Pacer) bool {
         return p.lost > @max(p.passed / overflow_part, overflow_min);
     }
 
-    /// Bytes per second that arrived of late; 0: there were too few intervals to say.
+    /// Bytes per second that arrived over the last intervals; 0: not known.
     fn lately(p: *const Pacer) u64 {
         return p.of_last(p.recent.len);
     }
 
     fn of_last(p: *const Pacer, count: usize) u64 {
         if (p.recent_count < count) return 0;
-        // A shrinking wait means that acknowledgements come faster than the data that they
-        // acknowledge has arrived.
+        // While waits shrink, acknowledgements come faster than the acknowledged data arrived.
         const shrinks = p.waited[p.waited.len - count] > p.waited[p.waited.len - 1] + steady_ns;
         if (shrinks and !p.signs.is_brief) return 0;
         var sum: u64 = 0;
@@ -289,8 +291,8 @@ pub const Pacer = struct {
         return sum / count;
     }
 
-    /// The first limit: as much as arrived. Signs for short calls also take what was carried
-    /// before, unless that is too much to be true now.
+    /// The first limit: the rate `peak`. With signs for short calls, the first limit is the rate
+    /// that the link carried before (`i.known`) if that is higher, but at most 7/4 of `peak`.
     fn first(p: *const Pacer, i: *const Interval) u64 {
         if (!p.signs.is_brief) return p.peak;
         return @max(p.peak, @min(i.known, p.peak +| p.peak / 4 * 3));
@@ -298,7 +300,8 @@ pub const Pacer = struct {
 
     fn probe(p: *Pacer, waits: u64) void {
         p.waits = waits;
-        // A limit that is new or has just risen may be far too low, so more is tried.
+        // A limit that is new or has just risen may be far too low, so the probe takes a larger
+        // step.
         const is_new = p.probe_after <= probe_ns_min;
         const part: u64 = if (p.is_rising) 2 else if (is_new) 4 else p.signs.probe_part;
         p.to(.probing, p.found + p.found / part);
@@ -312,7 +315,8 @@ pub const Pacer = struct {
 
     fn is_full(p: *const Pacer, i: *const Interval) bool {
         const signs = &p.signs;
-        // A peer that sends little through a queue of others loses packets, too.
+        // Losses count only if this peer sends much, because a queue of other traffic drops packets
+        // of a peer that sends little, too.
         const is_much = p.peak > 0 and i.known > 0 and p.peak >= i.known / 2;
         const is_flooded = p.overflowing >= signs.full_after_overflow and i.crowded();
         if (is_flooded and i.retransmitted > 0 and is_much) return true;
@@ -331,7 +335,7 @@ pub const Pacer = struct {
         p.acked = 0;
     }
 
-    /// Bytes per second that were acknowledged in the present state.
+    /// Bytes per second that were acknowledged in the present `state`.
     fn moved(p: *const Pacer) u64 {
         return per_second(p.acked, p.lasted);
     }
@@ -345,13 +349,13 @@ pub const Pacer = struct {
         p.queue = .{};
     }
 
-    /// Ends what is being learned, because the link sent too little.
+    /// Drops the measurement under way, because the link sent too little to show what it carries.
     pub fn pause(p: *Pacer) void {
         const arrived = p.lately();
         p.forget_queue();
         switch (p.state) {
             .free => p.to(.free, 0),
-            // An idle link has no queue of this peer's making.
+            // This peer makes no queue on an idle link.
             .draining => p.hold(p.found),
             .probing => if (arrived > p.found) p.hold(@min(arrived, p.rate)),
             .held, .yielding => {},
@@ -370,15 +374,15 @@ pub const Pacer = struct {
         p.to(.draining, carries - carries / 8);
     }
 
-    /// Whether the queue was of this peer's making: since this peer sends less, more has arrived
-    /// than was sent. Behind a queue of others only what is sent arrives, or less.
+    /// Whether this peer made the queue: while draining, more has arrived than was sent. Behind a
+    /// queue of other traffic, no more arrives than is sent.
     fn is_own(p: *const Pacer) bool {
         return p.moved() >= p.rate + p.rate / 16;
     }
 
-    /// The queue is gone: sets the limit by what arrived while it stood, because the link was full.
-    /// If the queue came without a probe the link was held too high, perhaps for a moment only, so
-    /// a probe follows soon.
+    /// The queue is gone: sets the limit to the rate that arrived while the queue stood, because
+    /// the link was full then. If the queue came without a probe, the limit was too high, perhaps
+    /// only for a moment: the limit is lowered, and a probe follows soon.
     fn drained(p: *Pacer) void {
         if (p.queue.carries()) |carries| if (p.is_own()) {
             const near = std.math.clamp(carries, p.found - p.found / 32, p.found + p.found / 8);
@@ -402,15 +406,17 @@ pub const Pacer = struct {
         p.hold(carries);
     }
 
-    /// The queue still stands after draining. Either it is long, or less arrives than is sent and
-    /// the link carries less, or it does not shrink and a little less is tried, or it is somebody
-    /// else's.
+    /// The queue still stands after a round of draining. A queue that shrinks is drained further.
+    /// If less arrives than is sent, the link carries less, and the limit falls to what arrives. If
+    /// the queue does not shrink, the limit falls a little; if the queue still does not shrink
+    /// after that, it counts as made by other traffic.
     fn drain_more(p: *Pacer, i: *const Interval) void {
         const arrives = p.moved();
         const is_less = arrives < p.rate / 8 * 7;
         const shrinks = i.waits() + shrinks_ns <= p.waits;
         p.waits = i.waits();
-        // As much arrives as the link was found to carry, although less was sent.
+        // As much arrives as the link was found to carry although less was sent, so the queue
+        // drains.
         if (arrives >= p.found - p.found / 16) return p.to(.draining, p.rate);
         if (shrinks and !is_less) return p.to(.draining, p.rate);
         p.vain += 1;
@@ -427,15 +433,15 @@ pub const Pacer = struct {
         p.to(.draining, p.found - p.found / 8);
     }
 
-    /// Holds the rate found before the queue of other traffic came.
+    /// Holds the rate `carries` although a queue stands, because other traffic makes the queue.
     fn yield(p: *Pacer, carries: u64) void {
         p.found = carries;
         p.queue = .{};
         p.to(.yielding, carries);
     }
 
-    /// Whether a rate is so low that the link must have changed. Then its limit is found out anew,
-    /// so that no series of bad moments can take a link away.
+    /// Whether a rate is so low that the link must have changed. If so, drops the limit, which is
+    /// then found anew: otherwise a series of bad moments could lower the limit without end.
     fn is_lost(p: *Pacer, carries: u64) bool {
         p.most = @max(p.most, carries);
         if (carries > p.most / 2 and carries >= rate_min) return false;
@@ -452,9 +458,9 @@ pub const Pacer = struct {
         p.to(.held, carries - carries / 64);
     }
 
-    /// Judges a probe, which shows in what is acknowledged a round trip later. If it makes a queue
-    /// or loses packets the link is full, and what arrives is what the link carries. If it shows
-    /// nothing, TCP is held back or still grows: the limit need not be in its way.
+    /// Judges a probe by the bytes that are acknowledged a round trip after it began. If the probe
+    /// makes a queue or loses packets, the link is full, and the arriving rate is what the link
+    /// carries. If no more data arrives, TCP is held back or still grows, and the probe goes on.
     fn judge(p: *Pacer, i: *const Interval) void {
         const is_lossy = i.retransmitted > i.acked / lost_part;
         const shows: u64 = if (p.is_rising) 1 else few;
@@ -462,13 +468,13 @@ pub const Pacer = struct {
         const count = if (p.crowded > 0) few else p.signs.intervals;
         const arrives = @max(p.found, @min(p.of_last(count), p.rate));
         const gained = arrives > p.found + p.found / 12;
-        // The queue stood before the probe, and is no longer than it was.
+        // The queue stood before the probe and has not grown, so other traffic makes it.
         if (p.waits > Interval.queue_ns and i.queued() and i.waits() <= p.waits + steady_ns)
             return p.yield(arrives);
         if (gained) p.lowered = 0;
         if (p.crowded > 0 or is_lossy) {
             p.is_rising = false;
-            // A probe that has found something makes the next one come soon.
+            // After a probe that gained, the next probe comes soon.
             p.probe_after = if (arrives > p.found + p.found / 32)
                 probe_ns_min
             else
@@ -482,13 +488,14 @@ pub const Pacer = struct {
     }
 };
 
-/// Whether a link is held by its limit and by nothing else: more lanes would bring nothing.
+/// Whether a link sends as fast as its limit `rate` allows, so that more lanes would gain nothing.
 pub fn is_full(rate: u64, i: *const Interval) bool {
     return rate > 0 and i.goodput() >= rate / 8 * 7;
 }
 
-/// Divides the limit of a link among its lanes: each gets the same, but fast lanes get what slow
-/// ones leave. `moved`: what each lane has moved of late, bytes per second. `rate` 0: no limit.
+/// Divides the limit of a link among its lanes: each lane gets the same, but fast lanes also get
+/// what slow lanes leave. `moved`: bytes per second that each lane moved in the last interval.
+/// `rate` 0: no limit.
 pub fn share(rate: u64, moved: []const u64, shares: []u64) void {
     if (rate == 0) return @memset(shares, 0);
     const even = rate / @max(1, moved.len);
@@ -509,8 +516,8 @@ pub fn is_slower(moved: u64, even: u64) bool {
 
 // ---- intervals
 //
-// An interval is what the lanes of a link have done in a tenth of a second. measure.zig fills it
-// in; this file and flow.zig judge by it.
+// An interval has what the lanes of a link have moved in a tenth of a second. measure.zig fills in
+// intervals; this file and flow.zig decide by them.
 
 /// Bytes per second, where `bytes` move in `ns`.
 pub fn per_second(bytes: u64, ns: u64) u64 {
@@ -520,18 +527,18 @@ pub fn per_second(bytes: u64, ns: u64) u64 {
 /// The bytes and times of all lanes of a link in one interval.
 pub const Interval = struct {
     ns: u64 = 0,
-    /// Payload that the other side has acknowledged, and bytes that were sent again.
+    /// Payload bytes that the other side has acknowledged. `retransmitted`: bytes sent again.
     acked: u64 = 0,
     retransmitted: u64 = 0,
-    /// Bytes that the system was given to send.
+    /// Bytes that the operating system was given to send.
     given: u64 = 0,
-    /// The smoothed round trip, and the shortest that was ever seen.
+    /// The smoothed round trip of the lanes, and the shortest round trip that a lane has ever had.
     rtt_ns: u64 = 0,
     base_ns: u64 = 0,
     /// How long packets and acknowledgements of the other side wait on their way here (flow.zig);
     /// null: not known.
     back_ns: ?u64 = null,
-    /// There was more to send all the time.
+    /// Each lane had more to send during the whole interval.
     saturated: bool = false,
     /// The rate that the link carried before, bytes per second; 0: not known.
     known: u64 = 0,
@@ -541,19 +548,20 @@ pub const Interval = struct {
         return per_second(i.acked, i.ns);
     }
 
-    /// Whether the interval says what the link carries: it was kept busy, and something arrived.
+    /// Whether the interval shows what the link carries: the link was kept busy, and data was
+    /// acknowledged.
     pub fn is_telling(i: *const Interval) bool {
         return i.saturated and i.acked > 0;
     }
 
-    /// Bytes that were acknowledged, or that were given to the system and will be.
+    /// Bytes that were acknowledged, or that were given to the system, whichever is more.
     pub fn moved(i: *const Interval) u64 {
         return @max(i.acked, i.given);
     }
 
-    /// Whether packets or their acknowledgements wait for longer than jitter explains. The limit is
-    /// the same for all distances, because a queue on one link shows on others, whose
-    /// acknowledgements wait in it.
+    /// Whether packets or their acknowledgements wait for longer than jitter explains. `queue_ns`
+    /// is the same for all distances, because a queue on one link also delays acknowledgements of
+    /// other links.
     pub fn crowded(i: *const Interval) bool {
         return i.round() > queue_ns;
     }
@@ -563,22 +571,22 @@ pub const Interval = struct {
         return i.round() <= queue_ns / 2;
     }
 
-    /// As `crowded`, but of packets alone, where their wait is known.
+    /// As `crowded`, but for packets alone if the wait of acknowledgements (`back_ns`) is known.
     pub fn queued(i: *const Interval) bool {
         return i.waits() > queue_ns;
     }
 
-    /// As `calm`, but of packets alone, where their wait is known.
+    /// As `calm`, but for packets alone if the wait of acknowledgements (`back_ns`) is known.
     pub fn is_free(i: *const Interval) bool {
         return i.waits() <= queue_ns / 2;
     }
 
-    /// How long packets wait on the way out.
+    /// Nanoseconds that packets wait on the way out.
     pub fn waits(i: *const Interval) u64 {
         return i.round() -| (i.back_ns orelse 0);
     }
 
-    /// How long packets and their acknowledgements wait together.
+    /// Nanoseconds that packets and their acknowledgements wait together.
     pub fn round(i: *const Interval) u64 {
         return i.rtt_ns -| i.base_ns;
     }
@@ -588,15 +596,15 @@ pub const Interval = struct {
 
 // ---- aging
 //
-// Aging: how much of a rate that was found earlier still counts. The caller decides which time
-// counts.
+// Aging: how much of a rate that was found earlier still counts. The caller of `aged` decides which
+// time it passes: busy time, or all time.
 
-/// A rate that was found counts half after this time.
+/// A rate counts half this time after it was found.
 pub const half_life_ns = 2 * 60 * s;
 
 /// The part of a rate that is left after `ns`. Within a half-life the curve is 1 - 0.693 x + 0.193
-/// x^2: it ends at a half, and begins as steep as it must so that many short steps come to the same
-/// as one.
+/// x^2: it ends at a half, and begins so steep that many short steps give the same as one long
+/// step.
 pub fn aged(rate: u64, ns: u64) u64 {
     const halved = rate >> @intCast(@min(ns / half_life_ns, 63));
     const part_ppm = ns % half_life_ns *| 1_000_000 / half_life_ns;
@@ -619,47 +627,47 @@ test "what is found out counts half after a half-life, in one step or in many" {
 
 // ---- peaks
 //
-// A peak is the highest rate of late while more was waiting to be carried: of a link (flow.zig), or
-// of all links of this peer at once. Time in which there is little to send says nothing, so it does
-// not count: a rate halves in two minutes of busy time, unless as much is carried again. Time in
-// which nothing moved at all counts, but only once the link is busy again: until then the rate is
-// the best that is known.
+// A peak is the highest recent rate while more bytes were waiting to be sent: of a link (flow.zig),
+// or of all links of this peer at once. A peak halves in two minutes of busy time, unless the link
+// carries as much again. Time with little to send does not age the peak, because it says nothing of
+// the rate. Time without any traffic ages the peak once the link is busy again: until then the peak
+// is the best known rate.
 
 pub const Peak = struct {
     /// Bytes per second; 0: not known.
     rate: u64 = 0,
-    /// The stretch under way: its bytes and its time.
+    /// Bytes and nanoseconds of the stretch under way (`stretch_ns`).
     bytes: u64 = 0,
     ns: u64 = 0,
-    /// How long nothing has moved since the rate was last taken.
+    /// Nanoseconds without traffic since `rate` was last set.
     idle_ns: u64 = 0,
 
-    /// A rate is taken over a stretch of this time: acknowledgements come in bursts, and so do the
-    /// turns of a busy thread that reads.
+    /// A rate is averaged over at least this time, because acknowledgements come in bursts, and a
+    /// busy thread reads in bursts.
     const stretch_ns = 200 * ms;
 
-    /// Notes an interval in which there was more to send all the time.
+    /// Notes an interval during which there was always more to send.
     pub fn sent(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         peak.take(rate);
     }
 
-    /// Notes an interval without enough to send, but with a queue on the way. The way carries at
-    /// least this much. The queue may be made by others, and this peer may have sent little, so
-    /// this sets no first rate.
+    /// Notes an interval without enough to send, but with a queue on the way. The path carries at
+    /// least the rate of this interval, so the peak may rise. The interval sets no first rate,
+    /// because other traffic may have made the queue.
     pub fn queued(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         if (peak.rate > 0 and rate > peak.rate) peak.take(rate) else peak.pause();
     }
 
-    /// Notes an interval that says nothing: the stretch is cut short.
+    /// Notes an interval that says nothing of the rate: drops the stretch under way.
     pub fn pause(peak: *Peak) void {
         peak.bytes = 0;
         peak.ns = 0;
     }
 
-    /// Notes bytes that came in. They do not say how much others had to send, so less than half of
-    /// the rate before is taken for a pause of the senders.
+    /// Notes bytes that came in. How much the senders had to send is not known, so a rate below
+    /// half of the peak counts as a pause of the senders.
     pub fn arrived(peak: *Peak, bytes: u64, ns: u64) void {
         const rate = peak.lately(bytes, ns) orelse return;
         const before = aged(peak.rate, peak.idle_ns);
@@ -672,7 +680,8 @@ pub const Peak = struct {
         peak.idle_ns +|= ns;
     }
 
-    /// The rate of the stretch, if it is long enough to end; else null.
+    /// Adds to the stretch under way. Returns the rate of the stretch, bytes per second; null: the
+    /// stretch is too short.
     fn lately(peak: *Peak, bytes: u64, ns: u64) ?u64 {
         peak.bytes +|= bytes;
         peak.ns +|= ns;
@@ -697,15 +706,16 @@ test "no number of a system makes it overflow" {
 
 // ---- links that send together
 //
-// Several links of this peer may send at the same time, as in the direct schedule. They all wait in
-// the queue of the peer's uplink, and no link alone finds out what the uplink carries: each would
-// find what the others leave, and stay there after they have ended. So all of them together have a
-// limit, which is found as for one link, and each link gets a part of it. A link whose packets wait
-// while those of others do not is its own limit.
+// Several links of this peer may send at the same time, as in the direct schedule. Packets of all
+// these links wait in the queue of the peer's uplink, and no link alone shows what the uplink
+// carries: each link would find what the other links leave, and keep that limit after the other
+// links have ended. So all links together have one limit, which is found as for a single link, and
+// each link gets a part of it. If the packets of one link wait and those of another link do not, no
+// common limit is sought: the slow link is limited by its own path.
 
 pub const Together = struct {
-    /// The limit of all links together. Its signs are quick, because a call may be shorter than the
-    /// time that it takes to find the limit of one link.
+    /// The limit of all links together. The signs for this limit need little time, because a call
+    /// may end before the limit of a single link would be found.
     pacer: Pacer = .{ .signs = .{
         .full_after = 400 * ms,
         .full_after_loss = 200 * ms,
@@ -715,44 +725,46 @@ pub const Together = struct {
         .intervals = 2,
         .is_brief = true,
     } },
-    /// The most that the links carried at once, while some had more to send and no queue stood.
-    /// While a queue stands in the first call, less arrives, because all peers overfill each
-    /// other's ways.
+    /// The highest rate of all links together while some link had more to send and no queue stood.
+    /// While a queue stands in the first call, less arrives, because all peers overfill the paths
+    /// of each other.
     carried: Peak = .{},
-    /// In the last interval the system was given more than a quarter of the bytes that were
+    /// In the last interval, the bytes given to the system were more than a quarter of the bytes
     /// acknowledged.
     was_given: bool = false,
-    /// How many links sent much, in the last interval in which several did.
+    /// Number of links that sent much, in the last interval in which several links sent much.
     senders: u64 = 0,
-    /// The interval under way.
+    /// The sums over all links in the interval under way.
     now: Sum = .{},
 
     /// The bytes and rates of the links in one interval.
     pub const Sum = struct {
-        /// All links together: bytes acknowledged, bytes acknowledged or given to the system, and
-        /// bytes given to it.
+        /// Bytes of all links together: acknowledged; acknowledged or given to the system,
+        /// whichever is more on each link; given to the system.
         acked_by_all: u64 = 0,
         moved_by_all: u64 = 0,
         given_by_all: u64 = 0,
-        /// Some link had more to send all the time.
+        /// Some link had more to send during the whole interval.
         is_telling: bool = false,
-        /// How many links send much.
+        /// Number of links that send much (`is_sender`).
         senders: u64 = 0,
-        /// How many links sent much by their acknowledgements, which come a round trip later; and
-        /// the bytes of these links.
+        /// Number of links that sent much by their acknowledgements, which come a round trip later
+        /// (`is_one`). `acked`, `retransmitted`: the bytes of these links.
         links: u64 = 0,
         acked: u64 = 0,
         retransmitted: u64 = 0,
-        /// The shortest wait of packets and acknowledgements among these links, and their longest
-        /// round trip.
+        /// The shortest wait in queues among the links counted in `links`, and the longest of their
+        /// shortest round trips.
         waits_ns: u64 = std.math.maxInt(u64),
         base_ns: u64 = 0,
-        /// Lanes of these links, and how many of them were busy all the time.
+        /// Lanes of the links counted in `links`, and how many of these lanes were busy during the
+        /// whole interval.
         lanes: u64 = 0,
         lanes_busy: u64 = 0,
-        /// The most that any of these links is known to carry, bytes per second.
+        /// The highest known rate of a link counted in `links`, bytes per second.
         carries: u64 = 0,
-        /// How many links leave some of their part, and what they move, bytes per second.
+        /// Number of links that leave some of their part unused, and the bytes per second that
+        /// these links move.
         slow: u64 = 0,
         slow_rate: u64 = 0,
 
@@ -764,15 +776,16 @@ pub const Together = struct {
         }
     };
 
-    /// A link that moves less than one part in so many of all bytes does not count.
+    /// A link that moves less than one part in `little_part` of all bytes does not count as sending
+    /// much.
     const little_part = 8;
 
-    /// Begins an interval. `now`: all links are noted in it.
+    /// Begins an interval. `now`: sums to which all links were added with `Sum.note`.
     pub fn begin(t: *Together, now: Sum) void {
         t.now = now;
     }
 
-    /// Whether a link sent much, by its acknowledgements.
+    /// Whether a link sent much, judged by its acknowledged bytes.
     pub fn is_one(t: *const Together, i: *const Interval) bool {
         return i.acked > 0 and i.acked >= t.now.acked_by_all / little_part;
     }
@@ -806,13 +819,13 @@ pub const Together = struct {
         now.lanes_busy += lanes_busy;
     }
 
-    /// Ends an interval whose links are all added. `is_late`: the process stood still.
+    /// Ends the interval, after `add` was called for each link. `is_late`: the process stood still.
     pub fn step(t: *Together, ns: u64, is_late: bool) void {
         if (t.now.senders >= 2) t.senders = t.now.senders;
         const is_known = t.now.is_telling and t.now.senders >= 2 and t.is_calm();
         if (is_known) t.carried.sent(t.now.acked_by_all, ns) else t.carried.pause();
-        // When nothing is left to send, acknowledgements of far links come later than those of near
-        // links.
+        // Once nothing is left to send, acknowledgements of far links trail behind those of near
+        // links, so their sum does not show what the uplink carries.
         const is_given = t.now.given_by_all > t.now.acked_by_all / 4;
         const may_tell = is_given or t.was_given;
         t.was_given = is_given;
@@ -834,8 +847,10 @@ pub const Together = struct {
         t.pacer.rest(ns);
     }
 
-    /// Whether the links use what they carry together. Lanes of several links wait for credits now
-    /// and then. A short call is with the system before half of its queue is gone.
+    /// Whether the links send as much as they can together. A quarter of busy lanes is enough,
+    /// because lanes of several links wait for credits now and then. A queue with much acknowledged
+    /// is enough, too, because the system may hold all bytes of a short call while its queue
+    /// stands.
     fn are_busy(t: *const Together, ns: u64) bool {
         if (t.now.lanes_busy * 4 >= t.now.lanes) return true;
         const is_much = per_second(t.now.acked, ns) >= t.now.carries / 4;
@@ -847,21 +862,21 @@ pub const Together = struct {
         return t.now.waits_ns <= Interval.queue_ns / 2;
     }
 
-    /// Whether packets of all links wait, so that none of them is its own limit.
+    /// Whether packets of all links wait, so that a queue common to the links limits them.
     pub fn is_common(t: *const Together) bool {
         return t.now.links >= 2 and t.now.waits_ns > Interval.queue_ns;
     }
 
-    /// Notes a link that leaves some of its part; called before `part`, once there is a limit.
+    /// Counts a link that leaves some of its part unused; called for all links before `part`.
     pub fn note_slow(t: *Together, i: *const Interval) void {
         if (!t.is_sender(i) or !t.is_slow(i)) return;
         t.now.slow += 1;
         t.now.slow_rate +|= per_second(i.moved(), i.ns);
     }
 
-    /// The part of a link, bytes per second; 0: no limit. An idle link has the part that it would
-    /// have if it began together with the links that last sent together. Fast links get all that
-    /// slow ones leave.
+    /// A link's part of the common limit, bytes per second; 0: no limit. An idle link has the part
+    /// that it would have if it began together with the links that last sent together. Fast links
+    /// share all that slow links leave.
     pub fn part(t: *const Together, i: *const Interval) u64 {
         const rate = t.pacer.rate;
         if (rate == 0) return 0;
@@ -881,14 +896,14 @@ pub const Together = struct {
     }
 };
 
-// ---- a way out to try it on
+// ---- a model of an uplink
 
-/// Links that share a queue of 50 ms in front of an uplink.
+/// A model for tests: links that share a queue of 50 ms in front of an uplink.
 const WayOut = struct {
     carries: u64,
-    /// As in Together.add.
+    /// Busy lanes of each link, as in `Together.add`.
     lanes_busy: u64 = 8,
-    /// Bytes per second that somebody else sends through the uplink.
+    /// Bytes per second that other traffic sends through the uplink.
     others: u64 = 0,
     queued: u64 = 0,
     lost: u64 = 0,
@@ -941,7 +956,7 @@ const WayOut = struct {
     }
 };
 
-/// Tells `t` what the links have done in an interval.
+/// Tells `t` what the links have moved in an interval.
 fn hear(t: *Together, links: []const *const Interval, carries: u64, lanes_busy: u64) void {
     var sum: Together.Sum = .{};
     for (links) |link| sum.note(link);
@@ -956,7 +971,7 @@ test "what links send together is held to what they carry together, each with it
     out.run(@splat(20 * mbyte), 100);
     const moved, const lost = .{ out.moved, out.lost };
     out.run(@splat(20 * mbyte), 300);
-    // Nearly all of it is used for half a minute, and nearly nothing overflows.
+    // For 30 s the links use over 90 % of the uplink, and overfill its queue by less than 1 %.
     try expect(out.moved - moved > 24 * mbyte * 30 / 10 * 9);
     try expect(out.lost - lost < 24 * mbyte * 30 / 100);
     for (&out.links) |*link| try expect(link.goodput() > 6 * mbyte);
@@ -981,7 +996,7 @@ test "a link that sends alone has no limit by this, and those that are idle may 
     try expect(rate > 20 * mbyte);
     try expectEqual(0, out.together.part(&out.links[2]));
     try expectEqual(rate / 3, out.together.part(&out.links[0]));
-    // Alone it can make a queue: that is for its own limit.
+    // A link that sends alone may make a queue, which does not change the common limit.
     out.run(.{ 0, 0, 90 * mbyte }, 30);
     try expect(!out.together.is_common());
     try expectEqual(rate, out.together.pacer.rate);
@@ -1007,8 +1022,8 @@ test "where one link alone has a queue the others are not held to it" {
     try expectEqual(0, t.part(&crowded));
 }
 
-/// An interval with a steady rate in megabytes per second, and a round trip of which 60 ms are
-/// distance.
+/// An interval of a link with a steady `rate` in MB/s, and a round trip of `rtt` ms, of which 60 ms
+/// are distance.
 fn sent_at(rate: u64, rtt: u64) Interval {
     return .{
         .ns = 100 * ms,
@@ -1061,8 +1076,8 @@ test "acknowledgements that trail behind the last bytes lower no limit" {
 }
 
 test "calls that are shorter than a limit takes to find are held to what they carry together" {
-    // Goal: the queue that each of them makes is seen, though nothing is left to send when it is
-    // noticed. Method: bursts of 200 ms with a second between, with no lane that is busy.
+    // Goal: the queue that each call makes is seen, although nothing is left to send when the queue
+    // shows. Method: bursts of 300 ms with a second between, and no lane that is busy.
     var out: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0 };
     for (0..2) |_| {
         out.run(@splat(20 * mbyte), 3);
@@ -1070,7 +1085,7 @@ test "calls that are shorter than a limit takes to find are held to what they ca
     }
     try expect(out.together.pacer.rate > 20 * mbyte);
     try expect(out.together.pacer.rate <= 24 * mbyte);
-    // Little that waits behind the traffic of others is no sign of what the way carries.
+    // A small rate that waits behind other traffic does not show what the uplink carries.
     var other: WayOut = .{ .carries = 24 * mbyte, .lanes_busy = 0 };
     other.others = 30 * mbyte;
     other.run(@splat(mbyte), 30);
@@ -1091,14 +1106,14 @@ test "a link whose first bytes are still on their way has its part" {
 
 // ---- all links of this peer
 //
-// The most that this peer sends and receives on all its links at once, which no single link shows;
-// and the limit of links that send together.
+// The highest rates at which this peer sends and receives on all its links at once, which no single
+// link shows; and the limit of links that send together.
 
 /// Bytes that all links of a peer have moved in one interval.
 pub const Moved = struct {
     acked: u64 = 0,
     received: u64 = 0,
-    /// Some link had more to send all the time.
+    /// Some link had more to send during the whole interval.
     saturated: bool = false,
 };
 
@@ -1131,11 +1146,11 @@ fn send_test(node: *Node, per_s: u64, received_per_s: u64, saturated: bool, inte
 test "a peer's rate is what all its links have carried at once while some had more to send" {
     var node: Node = .{};
     send_test(&node, 25 * mbyte, 12 * mbyte, true, 1);
-    try expectEqual(0, node.up.rate); // one interval may be a burst
+    try expectEqual(0, node.up.rate); // a single interval may be a burst
     send_test(&node, 25 * mbyte, 12 * mbyte, true, 1);
     try expectEqual(25 * mbyte, node.up.rate);
     try expectEqual(12 * mbyte, node.down.rate);
-    // There was nothing to send for a part: that says nothing, however long it lasts.
+    // Intervals without enough to send leave the rates unchanged, even for an hour.
     send_test(&node, 1 * mbyte, 1 * mbyte, false, 36_000);
     try expectEqual(25 * mbyte, node.up.rate);
     try expectEqual(12 * mbyte, node.down.rate);
@@ -1160,13 +1175,13 @@ test "a rate from before a pause stays until more is known, and counts less then
     node.rest(half_life_ns);
     node.rest(half_life_ns);
     try expectEqual(80 * mbyte, node.up.rate);
-    // Less than half of what counts now comes in: others pause.
+    // Less than half of the aged rate comes in, which counts as a pause of the senders.
     send_test(&node, 30 * mbyte, 9 * mbyte, true, 2);
     try expectEqual(30 * mbyte, node.up.rate);
     try expectEqual(80 * mbyte, node.down.rate);
     send_test(&node, 30 * mbyte, 25 * mbyte, true, 2);
     try expectEqual(25 * mbyte, node.down.rate);
-    // The pause has been counted.
+    // The pause of the link ages a rate only once.
     send_test(&node, 10 * mbyte, 10 * mbyte, true, 2);
     try expect(node.up.rate > 29 * mbyte);
     try expectEqual(25 * mbyte, node.down.rate);

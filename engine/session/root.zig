@@ -1,7 +1,6 @@
-//! session: one peer process without its sockets. It puts protocol and collective together with
-//! links, lanes and the calls of the user. net/ drives a session with real connections, tests/sim
-//! with simulated ones. session.zig lists the duties of a driver ("for drivers"). Next:
-//! net/root.zig.
+//! session: one peer process without its sockets. It joins protocol and collective with links,
+//! lanes and the user's calls. net/ drives a session with real connections, tests/sim with
+//! simulated ones. session.zig lists the duties of a driver ("for drivers"). Next: net/root.zig.
 
 pub const call = @import("call.zig");
 

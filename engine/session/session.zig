@@ -15,12 +15,13 @@
 //!
 //! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
 //! a connection to the coordinator (bytes in and out of `control`) and one connection for each
-//! Lane. It tells the session which bytes arrived, and asks the session which bytes to send. `Host`
-//! has the functions that the session calls in the driver. After each call of the session, the
-//! driver sends `control.send_slice()` if that is not empty. It calls driver.tick at or after
-//! driver.next_deadline. Host functions must not call back into the session.
+//! Lane. The driver tells the session which bytes arrived, and asks the session which bytes to
+//! send. `Host` has the functions that the session calls in the driver. After each call of the
+//! session, the driver sends `control.send_slice()` if that is not empty. The driver calls
+//! driver.tick at or after driver.next_deadline. Host functions must not call back into the
+//! session.
 //!
-//! The decisions are made in protocol/member.zig. collective/movement.zig says what data moves.
+//! protocol/member.zig makes the decisions, and collective/movement.zig says what data moves.
 
 const std = @import("std");
 const base = @import("base");
@@ -61,32 +62,32 @@ pub const Session = struct {
 
     control: wire.Stream,
     control_state: ControlState = .closed,
-    /// The coordinator's settings of the run; zeros before the first welcome. They never change.
+    /// The coordinator's settings of the run; zeros before the first welcome, unchanged after it.
     settings: control.Welcome = std.mem.zeroes(control.Welcome),
     /// The coordinator's welcome has come on the present connection.
     welcomed: bool = false,
-    /// When the next connection to the coordinator is tried, and how many tries have failed in a
-    /// row.
+    /// When this peer next dials the coordinator. `reconnects`: dials in a row without a welcome.
     reconnect_at: Instant = base.never,
     reconnects: u6 = 0,
-    /// A random number that tells this process from others with the same id; never 0.
+    /// A random number that tells this process from other processes with the same peer id; never 0.
     instance: u64,
-    /// When bytes of the present connection to the coordinator last came, or when it was made.
+    /// When bytes last came on the present connection to the coordinator, or when it was made.
     last_heard: Instant = 0,
-    /// When the coordinator's last message came, on whichever connection.
+    /// When the coordinator's last message came, on any connection.
     last_message: Instant = 0,
     /// When the coordinator was lost, after it had accepted a connection; `never` while it is not
     /// lost.
     away_since: Instant = base.never,
     last_tick: Instant = 0,
-    /// When the next heartbeat is due, and how many were sent.
+    /// When the next heartbeat to the coordinator is due. `heartbeats`: how many this peer has
+    /// sent.
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
-    /// When the last heartbeat left, and the shortest time of late until the coordinator answered
-    /// one; 0: no answer has come.
+    /// When the last heartbeat left. `round_trip_ns`: the shortest recent time from a heartbeat to
+    /// the coordinator's answer; 0: no answer yet.
     beat_at: Instant = 0,
     round_trip_ns: u64 = 0,
-    /// The last message about traffic that the coordinator was sent.
+    /// The last message about traffic that this peer sent to the coordinator.
     traffic: TrafficTold = .{},
     /// The address at which other peers dial this peer.
     address: []u8 = &.{},
@@ -99,23 +100,23 @@ pub const Session = struct {
     labels: std.AutoArrayHashMapUnmanaged([16]u8, base.Label) = .empty,
     /// The address at which the driver dials the coordinator, for log lines.
     coordinator_at: []const u8 = "",
-    /// Options of the session.
+    /// Values of the same names in `Options`.
     strangers_max: u32,
     in_flight_max: u32,
     fragment_bytes_min: u32,
     reconnect_timeout_ns: u64,
     /// The coordinator's last refusal of a connection, for the calls that fail because of it.
     refusal: ?wire.hello.Verdict = null,
-    /// The last answer to a greeting was not PCCL.
+    /// The process that answered this peer's last hello to the coordinator does not speak PCCL.
     not_pccl: bool = false,
-    /// Memory ran out for a message to the coordinator. The coordinator's picture of this peer is
-    /// wrong from then on, so the next tick ends the connection.
+    /// Memory ran out for a message to the coordinator. The coordinator never gets this message, so
+    /// the next tick ends the connection.
     control_failed: bool = false,
 
     groups: std.ArrayList(*Group) = .empty,
-    /// How many groups were ever opened: the source of `Group.number`.
+    /// Number of groups ever opened, from which each `Group.number` is taken.
     groups_opened: u64 = 0,
-    /// Operations of all groups that have begun, or have ended, and are not freed.
+    /// Operations of all groups that have begun, or have ended, and are not yet freed.
     operations: std.ArrayList(*Operation) = .empty,
     queue: Queue = .{},
     links: std.ArrayList(*Link) = .empty,
@@ -124,63 +125,62 @@ pub const Session = struct {
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
     /// The peers that this peer could not dial, and the peers that could not dial it; for errors.
     unreached: Unreached = .{},
-    /// The dial under way that the coordinator asked for; null: there is none.
+    /// The dial under way that the coordinator asked for; null: no such dial.
     dial_back: ?DialBack = null,
     /// A vote on a safe point has ended: run_deferred lets membership.zig act on it.
     votes_changed: bool = false,
     /// Some lane may be `broken`: run_deferred closes such lanes.
     lanes_broken: bool = false,
-    /// A place of a lane in some link is free again: run_deferred greets hellos that have waited.
+    /// A lane of some link is gone: run_deferred answers hellos that waited for its place.
     places_freed: bool = false,
-    /// A link may not be wanted any more: run_deferred looks again which links are.
+    /// Some link may not be wanted any more: run_deferred reviews which links are wanted.
     links_stale: bool = false,
-    /// Operations at which run_deferred looks: their data may be complete, or they are to be given
-    /// up, and their member must be told.
+    /// Operations that run_deferred checks: their data may be complete, or they must be withdrawn.
     deferred: std.ArrayList(*Operation) = .empty,
-    /// Operations that are over, and whose callers do not have their memory back.
+    /// Number of operations that are over and still restore their caller's memory.
     giving_back: usize = 0,
     /// When the lanes are measured next, and when they were measured last (measure.zig).
     measure_at: Instant = base.never,
     measured_at: Instant = 0,
     /// The rates at which the user lets this peer send.
     rates: Rates,
-    /// The most that all links of this peer have carried together.
+    /// The highest rates of all links of this peer together.
     node: Node = .{},
     /// The probe of a link that is under way, and the bytes that probes may send.
     probe: Probe,
     /// Bytes on all lanes since the session began.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
-    /// How many fetches of states in the background were begun: the source of their numbers
-    /// (sync.zig).
+    /// Number of the last fetch of a shared state in the background (sync.zig), modulo 2^32.
     prefetches: u32 = 0,
-    /// Bytes that lanes throw away are read into this.
+    /// Buffer for received bytes that lanes throw away.
     sink: [sink_bytes]u8 = undefined,
 
     const sink_bytes = 64 * limits.KiB;
 
-    /// An unwanted link is closed after this time, because the other side may want it sooner.
+    /// An unwanted link stays open for this time, because it may be wanted again.
     pub const linger_ns = 10 * std.time.ns_per_s;
 
     pub const ControlState = enum {
-        /// No connection was made yet.
+        /// No connection to the coordinator was made yet.
         closed,
-        /// The connection is made, and the coordinator has not answered the hello.
+        /// The connection is made, but the coordinator has not answered this peer's hello.
         greeting,
         open,
-        /// The connection is gone; the next one is tried at `reconnect_at`.
+        /// The connection to the coordinator is gone; this peer dials again at `reconnect_at`.
         away,
-        /// The driver is connecting.
+        /// The driver is connecting to the coordinator.
         dialing,
-        /// The coordinator is given up: no connection is tried again.
+        /// The coordinator is given up: this peer does not dial it again.
         lost,
     };
 
-    /// Operations that wait for their turn, in all groups.
+    /// Calls of all groups that wait until fewer operations of their group are in flight.
     pub const Queue = struct {
-        /// How many operations wait. They come into `operations` with their turn, or when they end.
+        /// Number of waiting operations. An operation enters `Session.operations` at its turn or
+        /// its end.
         count: usize = 0,
-        /// No operation that waits has an earlier deadline.
+        /// No waiting operation has an earlier deadline than this.
         deadline: Instant = base.never,
     };
 
@@ -189,7 +189,7 @@ pub const Session = struct {
         lane: *Lane,
         peer: base.PeerId,
         nonce: wire.hello.Nonce,
-        /// The result that the coordinator would be told if the lane ended now.
+        /// The result of the dial, which the coordinator is told when the lane ends.
         dialed: wire.Dialed = .no_answer,
         proof: wire.hello.Proof = @splat(0),
     };
@@ -201,25 +201,25 @@ pub const Session = struct {
         /// The secret with which this peer proves its address.
         address_key: wire.hello.Key,
         label: base.Label = .{},
-        /// Connections that may wait at once without having said which peer they come from.
+        /// The most connections that wait at once without having said which peer they come from.
         strangers_max: u32 = limits.strangers_max,
         /// Operations of one group that may be in flight at once; fewer in tests.
         in_flight_max: u32 = limits.operations_in_flight_max,
-        /// A piece is not cut into fewer bytes than this, where its link has several lanes; less in
+        /// The fewest bytes of a fragment, when a piece is cut for the lanes of a link; fewer in
         /// tests.
         fragment_bytes_min: u32 = limits.fragment_bytes_min,
-        /// After this time without a coordinator the session gives it up; `never`: calls wait for
-        /// the coordinator until their deadlines.
+        /// The session gives up the coordinator after this time without a connection to it;
+        /// `never`: calls wait for the coordinator until their deadlines.
         reconnect_timeout_ns: u64 = base.never,
         host: Host,
-        /// Does large jobs, and lives longer than the session; null: the session's caller does
-        /// them.
+        /// The runner of large jobs, which outlives the session; null: the session's caller does
+        /// all jobs.
         runner: ?base.Runner = null,
         rates: Rates = .{},
-        /// The most bytes of one probe; 0: this peer takes part in no probe. Fewer in tests.
+        /// The most bytes of one probe, fewer in tests; 0: this peer takes part in no probe.
         probe_bytes_max: u32 = limits.probe_bytes_max,
-        /// The allocator of the Session itself, which holds the run id; null: the one of everything
-        /// else.
+        /// The allocator of the Session itself, which holds the run id; null: the general
+        /// allocator.
         secrets: ?Allocator = null,
     };
 
@@ -235,16 +235,16 @@ pub const Session = struct {
         s.host.vtable.log(s.host.ctx, level, text);
     }
 
-    /// Moves the session's time on. A thread reads the time before it has the lock, so another
-    /// thread may have come first with a later time: the session's time never goes back.
+    /// Sets the session's time to `now`, unless the session's time is later already. A thread reads
+    /// the clock before it takes the lock, so another thread may have brought a later time.
     pub fn reach(s: *Session, now: Instant) void {
         s.now = @max(s.now, now);
     }
 
     pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
-        // Ended in the next tick: here the members that are being told something would be told
-        // more.
+        // The next tick ends the connection to the coordinator. To end the connection in `send`
+        // would call members inside their own actions.
         s.control.send(message) catch {
             s.control_failed = true;
         };
@@ -260,7 +260,7 @@ pub const Session = struct {
         return null;
     }
 
-    /// The link to another peer.
+    /// The link to the peer `id`; null: no link.
     pub fn link_to(s: *const Session, id: PeerId) ?*Link {
         for (s.links.items) |link| if (link.peer.eql(id)) return link;
         return null;
@@ -285,7 +285,7 @@ pub const Session = struct {
     }
 
     pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
-        // The coordinator does not know the address; it may be known here from before.
+        // The coordinator does not know the address: an address known from before is kept.
         if (address.len == 0) return;
         const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
         if (!entry.found_existing) entry.value_ptr.* = &.{};
@@ -295,7 +295,8 @@ pub const Session = struct {
         entry.value_ptr.* = copy;
     }
 
-    /// How long ago an operation was called, at the time when the coordinator hears of it.
+    /// Nanoseconds from the call of an operation until a message that leaves now reaches the
+    /// coordinator.
     pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
         const here_ns = s.now -| operation.started_at;
         return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
@@ -321,7 +322,8 @@ pub const Session = struct {
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, total);
     }
 
-    /// `done`: how many leaves; 0 at points that count none.
+    /// Tells the driver that a sync has reached a fault point. `done`: leaves given or taken so
+    /// far; 0 at other points.
     pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
         const state = operation.work.sync.transfer.state orelse return;
         const sequence = operation.op.id.sequence;
@@ -346,12 +348,12 @@ pub const GroupEvent = union(enum) {
     /// The pending admit() entered an epoch or passed the safe point.
     admitted,
     admit_failed: Status,
-    /// This peer is not a member any more.
+    /// This peer is not a member of the group any more.
     gone: Status,
 };
 
-/// Named points at which tests may end the process (net/fault.zig). The points of `operation_` are
-/// of operations that move data, but not of broadcasts and barriers.
+/// Named points at which tests may end the process (net/fault.zig). Operations that move data reach
+/// the points `operation_...`; broadcasts and barriers reach no point.
 pub const FaultPoint = enum {
     operation_called,
     operation_opened,
@@ -375,14 +377,14 @@ pub const Host = struct {
     cores: u32 = 1,
 
     pub const VTable = struct {
-        /// Starts connecting. The driver answers later with driver.opened, driver.failed or
-        /// driver.closed.
+        /// Starts connecting a lane to `address`. The driver answers later with driver.opened,
+        /// driver.failed or driver.closed.
         dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
-        /// Closes the connection now. The lane is invalid afterwards; the driver does not call
-        /// driver.closed.
+        /// Closes the connection of a lane now. The lane is invalid afterwards; the driver does not
+        /// call driver.closed.
         lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
-        /// Something may be there to send on this lane: the driver calls driver.send_slices soon,
-        /// but not from here.
+        /// The lane may have bytes to send: the driver calls driver.send_slices soon, but not
+        /// inside this function.
         lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
         /// The system's counters of an open lane; null where the system has none.
         lane_sample: *const fn (ctx: *anyopaque, lane: *Lane) ?Sample,
@@ -393,9 +395,9 @@ pub const Host = struct {
         /// Closes the connection to the coordinator; the driver does not call control.closed.
         control_close: *const fn (ctx: *anyopaque) void,
         group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
-        /// The session does not touch the caller's memory any more.
+        /// The operation is over, and the session does not touch its caller's memory any more.
         operation_finished: *const fn (ctx: *anyopaque, operation: *Operation) void,
-        /// `operation.committed` is known now; null: it will never be.
+        /// `operation.committed` is final: true, false, or null if the outcome will never be known.
         operation_resolved: *const fn (ctx: *anyopaque, operation: *Operation) void,
         fault_point: *const fn (
             ctx: *anyopaque,
@@ -410,28 +412,28 @@ pub const Host = struct {
 
 // ---- peers that could not be dialed
 //
-// The peers that this peer could not dial, and the peers that could not dial it, by the
-// coordinator's word. Errors name them, where they could otherwise say only that time has passed.
-// No decision depends on them.
+// The peers that this peer could not dial, and the peers that could not dial this peer, as the
+// coordinator told. Errors about time that has run out name these peers. No decision depends on
+// this list.
 
 pub const Unreached = struct {
     entries: [entries_max]Entry = undefined,
     count: usize = 0,
 
-    /// More entries than one sentence names.
+    /// The most failed dials that are kept, of which an error names `shown_max`.
     const entries_max = 8;
     const shown_max = 3;
-    /// A dial that failed before this time does not explain a failure of now.
+    /// Errors do not name a dial that failed longer ago than this.
     const fresh_ns = 2 * std.time.ns_per_min;
 
     pub const Entry = struct {
-        /// `none`: the coordinator.
+        /// The other side of the dial; `none`: the coordinator.
         peer: PeerId,
         label: base.Label,
         /// `peer` has dialed this peer; otherwise this peer has dialed `peer`.
         is_theirs: bool,
         dialed: wire.Dialed,
-        /// The address that the dial came from; zeros: it is not known.
+        /// The address that the dial came from; zeros: not known.
         source: base.Source,
         at: Instant,
         address_bytes: [limits.address_bytes_max]u8 = undefined,
@@ -477,7 +479,8 @@ pub const Unreached = struct {
         }
     };
 
-    /// Remembers a failed dial. False: it was noted less than `fresh_ns` ago, with the same result.
+    /// Adds a failed dial to the list. False: the same dial was noted less than `fresh_ns` ago,
+    /// with the same result.
     pub fn note(u: *Unreached, now: Instant, entry: Entry) bool {
         var noted = entry;
         noted.at = now;
@@ -497,7 +500,7 @@ pub const Unreached = struct {
         return true;
     }
 
-    /// Forgets the failed dials of a peer, which has a lane now.
+    /// Forgets the failed dials from and to a peer, because a lane to the peer is open.
     pub fn forget(u: *Unreached, peer: PeerId) void {
         var index = u.count;
         while (index > 0) {
@@ -508,10 +511,11 @@ pub const Unreached = struct {
         }
     }
 
-    /// A sentence about the failed dials of late, without its end; empty if there are none.
+    /// A sentence about the dials that failed within `fresh_ns`, without its full stop; empty if
+    /// none.
     pub fn text(u: *const Unreached, now: Instant, buffer: []u8) []const u8 {
         var writer: std.Io.Writer = .fixed(buffer);
-        u.write(now, &writer) catch {}; // cut
+        u.write(now, &writer) catch {}; // a longer sentence is cut
         return writer.buffered();
     }
 
@@ -563,7 +567,7 @@ test "the dial that failed longest ago makes room" {
     var u: Unreached = .{};
     const nowhere: base.Source = @splat(0);
     const most = Unreached.entries_max;
-    // The first has failed again, after all others.
+    // The dial of the first peer fails again after the dials of all other peers.
     for (0..most + 1) |at| {
         const peer: base.Named = .{ .id = .from_int(1 + at % most), .label = .{} };
         _ = u.note(at, .of(peer, false, .refused, nowhere, ""));
@@ -577,8 +581,7 @@ test "the dial that failed longest ago makes room" {
 // ---- rates of the user
 //
 // The rates at which the user lets this peer send: over all links together, and to peers that the
-// user names. Plain data: engine/abi/argument.zig reads it from a text, and measure.zig keeps to
-// it.
+// user names. engine/abi/argument.zig reads these rates from a text, and measure.zig applies them.
 
 pub const Rates = struct {
     /// Bytes per second over all links together; 0: no limit.
@@ -592,7 +595,7 @@ pub const Rates = struct {
         return rates.single[0..rates.count];
     }
 
-    /// False: the list is full.
+    /// Adds the rate of one peer. False: the list is full.
     pub fn add(rates: *Rates, item: Single) bool {
         if (rates.count == rates.single.len) return false;
         rates.single[rates.count] = item;
@@ -600,15 +603,16 @@ pub const Rates = struct {
         return true;
     }
 
-    /// Bytes per second to this peer, by the first name in the list that matches it; 0: no limit.
+    /// The rate for a peer, bytes per second, by the first name in the list that matches the peer;
+    /// 0: no limit.
     pub fn of(rates: *const Rates, id: PeerId, label: *const base.Label) u64 {
         for (rates.slice()) |*item|
             if (names(item.name.slice(), id, label.slice())) return item.rate;
         return 0;
     }
 
-    /// Whether a name means this peer: its label, the beginning of its label before a `*`, or its
-    /// id, whole or as errors show it.
+    /// Whether `name` names a peer: its label, the beginning of its label before a `*`, or its id,
+    /// whole or as errors show it.
     fn names(name: []const u8, id: PeerId, label: []const u8) bool {
         if (std.mem.eql(u8, name, label)) return true;
         if (name.len > 0 and name[name.len - 1] == '*')
@@ -636,9 +640,9 @@ test "a peer is named by its label, the beginning of that, or its id; the first 
 
 // ---- bytes of probes
 //
-// A peer sends probes to find out what a link carries, when nobody knows that yet. Here is counted
-// how many bytes it may spend on them. Each link has a few bytes free of charge, and so have all
-// links together. Beyond that, probes are one byte in a hundred that the peer sends. Plain data.
+// A peer sends probes on a link whose rate nobody knows. `Budget` counts the bytes that the peer
+// may spend on probes: each link has some bytes free of charge, all links together have a bounded
+// number, and beyond these the peer may spend 1 % of the bytes that it has sent.
 
 /// The probes of one peer.
 pub const Probe = struct {
@@ -661,7 +665,7 @@ pub const Probe = struct {
         return .{ .bytes_max = bytes_max, .budget = .{ .floor = links_max * bytes_max } };
     }
 
-    /// Bytes of one frame of a probe: a short probe has several frames, too.
+    /// Payload bytes of one frame of a probe. Even a short probe has several frames.
     pub fn frame_bytes(probe: *const Probe) u64 {
         return std.math.clamp(probe.bytes_max / 16, 1, limits.probe_frame_bytes_max);
     }
@@ -676,15 +680,16 @@ pub const Probe = struct {
         return @min(probe.bytes_max, probe.budget.allows(link_left));
     }
 
-    /// The other members of the largest epoch in which links are probed.
+    /// The number of other members in the largest epoch in which links are probed.
     const links_max: u64 = limits.measured_max - 1;
 };
 
 pub const Budget = struct {
-    /// Bytes free of charge, for links of which nothing is known: at first one probe for each. Each
-    /// minute gives back one probe, so a crowd of newcomers cannot make this peer send more.
+    /// Bytes of probes that all links together still have free of charge: at first one probe for
+    /// each link. Each minute adds one probe, so a crowd of newcomers cannot make this peer send
+    /// more.
     floor: u64,
-    /// Bytes left of the hundredth part of the bytes sent in the minute before.
+    /// Bytes of probes left from 1 % of the bytes that this peer sent in the minute before.
     share: u64 = 0,
     /// When the minute under way began, and the bytes that this peer had sent by then.
     began: Instant = 0,
@@ -693,13 +698,13 @@ pub const Budget = struct {
     const minute_ns = std.time.ns_per_min;
     const part = 100;
 
-    /// Begins a new minute when one has passed; called at heartbeats. `sent`: all bytes that this
-    /// peer has ever sent on its links.
+    /// Begins a new minute of the budget if the last minute has passed; called at heartbeats.
+    /// `sent`: all bytes that this peer has ever sent on its links. `probe`: bytes of one probe.
     pub fn pass(budget: *Budget, now: Instant, sent: u64, probe: u64) void {
         const taken_ns = now -| budget.began;
         const is_first = budget.began == 0;
         if (taken_ns < minute_ns and !is_first) return;
-        // A process that stood still does not know what it has sent in the last minute.
+        // After a pause of the process, the bytes sent in the last minute are not known.
         const is_late = is_first or taken_ns >= 2 * minute_ns;
         budget.share = if (is_late) 0 else (sent - budget.sent_then) / part;
         if (!is_first) budget.floor = @min(budget.floor + probe, Probe.links_max * probe);
@@ -720,7 +725,7 @@ pub const Budget = struct {
     }
 };
 
-/// Bytes that no network can compress.
+/// The payload of probes: bytes that no network can compress.
 pub const filler: [limits.probe_frame_bytes_max]u8 = filler: {
     @setEvalBranchQuota(10_000);
     var words: [limits.probe_frame_bytes_max / 8]u64 = undefined;
@@ -740,7 +745,7 @@ test "each link has one probe for nothing, and beyond, probes are one byte in a 
     const budget = &probe.budget;
     budget.pass(100 * second, 5000, 1000);
     try expectEqual(1000, probe.allowed(left));
-    // It was cut short.
+    // The probe is cut short after 300 of 1000 bytes.
     budget.spend(&left, 300);
     try expectEqual(700, probe.allowed(left));
     budget.spend(&left, 700);
@@ -751,12 +756,13 @@ test "each link has one probe for nothing, and beyond, probes are one byte in a 
     try expectEqual(1000, probe.allowed(left));
     budget.spend(&left, 400);
     try expectEqual(600, probe.allowed(left));
-    // The rest of a minute's share is not of the next one.
+    // The unused share of a minute is lost when the next minute begins.
     budget.pass(222 * second, 135_000, 1000);
     try expectEqual(300, probe.allowed(left));
     budget.pass(283 * second, 135_000, 1000);
     try expectEqual(0, probe.allowed(left));
-    // Nobody knows of which minute these are.
+    // After more than three minutes without a heartbeat, the bytes of the last minute are not
+    // known.
     budget.pass(500 * second, 1_000_000, 1000);
     try expectEqual(0, probe.allowed(left));
 }
@@ -792,30 +798,30 @@ test "a probe is of several frames, and one that is off has none" {
 // ---- traffic as told to the coordinator
 //
 // Every two seconds, while bytes move, this peer tells the coordinator how many bytes per second
-// move on each link. It also tells how each link carries what is sent, and the most that all links
-// together have carried (pace.zig). All numbers of one message are of the same time.
+// move on each link. The message also has the measured rate of each link, and the highest rates of
+// all links together (pace.zig). All numbers of one message are taken at the same time.
 
 pub const traffic_every_ns = 2 * std.time.ns_per_s;
 
-/// The last message about traffic.
+/// When traffic was last accounted for the coordinator, and the counters at that time.
 pub const TrafficTold = struct {
-    /// When it was made, and whether it named any link.
+    /// When the traffic was last accounted; 0: never. `any`: the message named a link.
     at: base.Instant = 0,
     any: bool = false,
-    /// The session's counters at that time.
+    /// The session's `bytes_sent` and `bytes_received` at the time `at`.
     sent: u64 = 0,
     received: u64 = 0,
 };
 
 pub const LinkMoved = struct { sent: u64, received: u64 };
 
-/// Room for the links of one message.
+/// Room for the links of one message about traffic.
 pub const TrafficRoom = [limits.links_told_max]Traffic;
 
-/// The message about traffic since the last one, at a heartbeat; null: there is nothing to tell.
-/// `moved`: all bytes that have ever moved on links. `ceiling`: the user's limit for all links,
-/// bytes per second, or 0. Connections that begin exceed the limit for a moment, and the message
-/// does not.
+/// The next message about traffic, made at a heartbeat; null: there is nothing to tell. `moved`:
+/// all bytes that have ever moved on links. `ceiling`: the user's limit for all links, bytes per
+/// second; 0: none. New connections exceed the limit for a moment, so the rates that the message
+/// tells are cut to `ceiling`.
 pub fn account_of_traffic(
     told: *TrafficTold,
     now: base.Instant,
@@ -846,8 +852,8 @@ pub fn account_of_traffic(
         .sent = moved.sent,
         .received = moved.received,
     };
-    if (before.at == 0) return null; // the time since which bytes have moved is not known
-    // When traffic stops, this is told once.
+    if (before.at == 0) return null; // the time span of the first account is not known
+    // When traffic stops, one message without links says so.
     if (!told.any and !before.any) return null;
     const rate_max = base.limits.link_rate_told_max;
     return .{
@@ -861,7 +867,7 @@ pub fn account_of_traffic(
 }
 
 /// The traffic of one link since the last message, and how the link carries it. The system measures
-/// some of the numbers, so each is cut to what a message may say.
+/// some of the numbers, so each number is cut to the range of the message.
 fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
     const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
@@ -877,13 +883,13 @@ fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     };
 }
 
-/// The smaller of a rate and a limit; a limit of 0 is none.
+/// The smaller of a rate and a limit; limit 0: no limit.
 fn sum_within(rate: u64, limit: u64) u64 {
     return if (limit == 0) rate else @min(rate, limit);
 }
 
-/// The link in `found` with the least traffic, if it has less than `than`; else null. The busiest
-/// links are told.
+/// The link in `found` with the least traffic, if that is less than the traffic of `than`; else
+/// null. So a full message names the busiest links.
 fn weaker(than: *const Traffic, found: *TrafficRoom) ?*Traffic {
     var weakest = &found[0];
     for (found[1..]) |*item| if (sum(item) < sum(weakest)) {
@@ -951,11 +957,11 @@ test "an account says how the link carries, by the most it has moved until it is
     link.flow.pacer.rate = 590;
     expected.rate = 600;
     try std.testing.expectEqual(expected, try told_of(&link));
-    // Somebody else's queue: there is no limit.
+    // The pacer has no limit, so the link carries the most that it has moved.
     link.flow.pacer.rate = 0;
     expected.rate = 800;
     try std.testing.expectEqual(expected, try told_of(&link));
-    // The user's limits, of all links and of this one.
+    // The told rate is cut to the user's limits: of all links, then of this link.
     expected.rate = 700;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
     link.flow.ceiling = 500;
@@ -986,10 +992,10 @@ test "whatever the system measures, the coordinator can read what it is told" {
 
 // ---- names for people
 //
-// The labels of other peers. The coordinator tells them with a round (protocol/membership.zig). A
-// label is kept as long as an error may name the peer: while it is in an epoch or a round of this
-// peer, gives leaves of its state, or has left with the last epoch. Only one decision depends on
-// labels: the rate at which the user lets this peer send to another.
+// The coordinator tells the labels of other peers with a round (protocol/membership.zig). A label
+// is kept as long as an error may name the peer: while the peer is in an epoch or a round of this
+// peer, gives leaves of a shared state, or left when an epoch of this peer began. Only one decision
+// depends on labels: the rate at which the user lets this peer send to another.
 
 /// The label of a peer; empty if it is not known.
 pub fn label_of(s: *const Session, id: PeerId) base.Label {
@@ -1002,7 +1008,7 @@ pub fn label_named(s: *const Session, id: PeerId) base.Named {
     return .{ .id = id, .label = label_of(s, id) };
 }
 
-/// Sets the user's limit for this link, because the name of its peer may have become known.
+/// Sets the user's limit for this link, because the label of the link's peer may have become known.
 pub fn label_limit(s: *const Session, link: *Link) void {
     if (s.rates.count > 0) link.flow.ceiling = s.rates.of(link.peer, &label_of(s, link.peer));
 }
@@ -1014,7 +1020,7 @@ pub fn on_labels(s: *Session, body: *const wire.control.Labels) LabelError!void 
     var entries = body.peers.iterator();
     while (entries.next()) |entry| {
         const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
-        // Only labels that `prune_labels` will forget are kept.
+        // Drops the label of a peer that no error of this group can name.
         if (!is_kept(group, entry.id)) continue;
         try s.labels.put(s.gpa, entry.id.bytes, label);
     }
@@ -1084,7 +1090,8 @@ fn add_elsewhere(
     }
 }
 
-/// Adds the name that this peer's own state has under the tag; other members name it alike.
+/// Adds the name of this peer's state with the tag `tag`; other members give the state the same
+/// name.
 fn add_state(names: *Names, operation: *const Operation, tag: u64) void {
     for (operation.group.states.items) |*shared| {
         const item = shared.state;
@@ -1115,13 +1122,14 @@ fn add_name(names: *Names, s: *const Session, operation: *const Operation, id: P
 
 // ---- operations
 //
-// Steps that many files take with an operation: look at it later, give it up, wake its lanes, let
-// go of its memory, free it. Free functions on Session, none of which calls a member.
+// Steps that many files take with an operation: note it for later, withdraw it, wake its lanes,
+// detach lanes from its memory, free it. None of the functions in this section calls a member
+// (protocol/member.zig).
 
 /// Notes the operation for run_deferred (control.zig), which may call its member.
 pub fn wake_later(s: *Session, operation: *Operation) void {
     for (s.deferred.items) |item| if (item == operation) return;
-    s.deferred.appendAssumeCapacity(operation); // room was made when it was created
+    s.deferred.appendAssumeCapacity(operation); // reserved by the call (user.zig)
 }
 
 /// Memory ran out inside an operation: it will be withdrawn.
@@ -1146,7 +1154,7 @@ pub fn wake_all(s: *Session, operation: *const Operation) void {
     for (operation.neighbours) |*neighbour| s.wake(neighbour.link);
 }
 
-/// Makes all lanes let go of the memory of this owner.
+/// Makes all lanes stop reading and writing the memory of this owner.
 pub fn detach_all(s: *Session, owner: Lane.Owner) void {
     for (s.links.items) |link| detach_link(s, link, owner);
 }
@@ -1162,7 +1170,7 @@ pub fn detach_link(s: *Session, link: *Link, owner: Lane.Owner) void {
 pub fn release_operation(s: *Session, operation: *Operation) void {
     assert(operation.finished);
     operation.released = true;
-    // An operation in doubt goes on, because the others may need what it holds.
+    // An operation in doubt goes on, because other members may need the chunks that it holds.
     if (operation.op.state == .finished) free_operation(s, operation);
 }
 
@@ -1181,38 +1189,39 @@ pub fn free_operation(s: *Session, operation: *Operation) void {
 // ---- calls that wait for their turn
 //
 // Calls beyond the number that a group may have in flight wait here, in their order, and begin as
-// others end. So a program need not count its calls. A call that waits has its number, its deadline
-// and its arrays like any other. The other members are not told of it, and the large buffers of its
-// operation are reserved when its turn comes.
+// earlier calls end. So a program need not count its calls. A waiting call has its number, its
+// deadline and its arrays like a call in flight. Other members are not told of a waiting call, and
+// the large buffers of its operation are reserved when its turn comes.
 //
 // Collectives, sends and receives wait in separate queues (base/pair.zig), so many receives called
 // before the sends hold up neither the sends nor a collective. Beyond the number in flight, all
-// members must call the operations of one queue in the same order. Otherwise two members wait for
-// operations that the other has not begun, until their deadlines.
+// members must call the operations of one queue in the same order. Otherwise each of two members
+// waits, until its deadline, for an operation that the other member has not begun.
 
-/// Frees the operations that wait, when the session ends.
+/// Frees the operations that still wait when the session ends.
 pub fn destroy_queue(s: *Session) void {
     for (s.groups.items) |group| for (group.member.epochs) |slot| if (slot) |epoch| {
         for (epoch.queued.items) |op| Operation.from_op(op).destroy();
     };
 }
 
-/// Notes a call that has to wait.
+/// Counts a call that has to wait for its turn.
 pub fn queue_put(s: *Session, operation: *Operation) void {
     operation.is_queued = true;
     s.queue.count += 1;
     s.queue.deadline = @min(s.queue.deadline, operation.deadline);
 }
 
-/// Takes an operation out of the queue, with its turn or at its end. `operations` has room for it.
+/// Moves an operation from the queue to `operations`, which has room for it, at its turn or its
+/// end.
 pub fn queue_leave(s: *Session, operation: *Operation) void {
     operation.is_queued = false;
     s.queue.count -= 1;
     s.operations.appendAssumeCapacity(operation);
 }
 
-/// Begins the operations whose turn has come; false: there are none. Never called inside a member's
-/// action.
+/// Begins the waiting operations whose turn has come; false: no operation's turn has come. Must not
+/// be called inside a member's action.
 pub fn step_queue(s: *Session) bool {
     if (s.queue.count == 0) return false;
     var any = false;
@@ -1232,7 +1241,8 @@ pub fn step_queue(s: *Session) bool {
     return any;
 }
 
-/// Gives up operations that wait and whose deadlines have passed. A deadline runs from the call.
+/// Withdraws waiting operations whose deadlines have passed. A deadline counts from the call, not
+/// from the turn.
 pub fn tick_queue(s: *Session) void {
     if (s.now < s.queue.deadline) return;
     s.queue.deadline = base.never;
@@ -1241,8 +1251,8 @@ pub fn tick_queue(s: *Session) void {
     };
 }
 
-/// The first operation of a group that waits and whose deadline has passed. Without one, notes the
-/// next deadline.
+/// The first operation of a group that waits and whose deadline has passed. If no deadline has
+/// passed, notes the next deadline in `Queue.deadline`.
 fn queue_due(s: *Session, group: *Group) ?*Operation {
     for (group.member.epochs) |slot| if (slot) |epoch| for (epoch.queued.items) |op| {
         const operation = Operation.from_op(op);
@@ -1252,8 +1262,8 @@ fn queue_due(s: *Session, group: *Group) ?*Operation {
     return null;
 }
 
-/// Whether a call would write memory that an operation in the queue needs, or needs memory that one
-/// writes.
+/// Whether a call would write memory that a waiting operation needs, or needs memory that a waiting
+/// operation writes.
 pub fn queue_clashes(s: *const Session, uses: *const Uses) bool {
     if (s.queue.count == 0) return false;
     for (s.groups.items) |group| {

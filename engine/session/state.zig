@@ -1,8 +1,8 @@
 //! State: named tensors of the user that all members of a group keep equal, with a revision. This
-//! file cuts them into leaves and keeps the hash of each leaf. Leaves of another content wait here
-//! until that content is committed. It also keeps what a sync has offered, and what a transfer has
-//! asked of other peers. The tensors stay in the user's memory. sync.zig makes them equal;
-//! net/shared_state.zig decides which threads hash.
+//! file cuts the tensors into leaves and keeps the hash of each leaf. Fetched leaves of another
+//! content wait here until that content is committed. The file also has what a sync has offered,
+//! and what a transfer has asked of other peers. The tensors stay in the user's memory. sync.zig
+//! makes states equal; net/shared_state.zig decides which threads hash.
 //!
 //! Each tensor is cut separately, so a leaf never spans two tensors. The root is the hash of the
 //! structure (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal
@@ -33,7 +33,7 @@ pub const Tensor = struct {
     /// Null only if the tensor has no elements.
     data: ?[*]u8,
     /// Members may have different values. The tensor counts in the structure but not in the
-    /// content, and a sync never changes it.
+    /// content, and a sync never changes its values.
     may_differ: bool = false,
 };
 
@@ -50,21 +50,21 @@ pub const State = struct {
     /// The tensors in the order of their names.
     entries: []Entry,
     leaf_bytes: u32,
-    /// hashes[0] is the hash of the structure. After it come the hashes of the leaves, as they were
-    /// last hashed.
+    /// hashes[0] is the hash of the structure. hashes[i + 1] is the hash of leaf i when it was last
+    /// hashed.
     hashes: []Hash,
     /// The hash of `hashes`.
     root: Hash,
-    /// As `hashes`, for the content that a sync has elected.
+    /// Like `hashes`, for the content that a sync has elected.
     wanted: []Hash,
-    /// The hash of `wanted`, once all of it has come; null: it has not.
+    /// The hash of `wanted`, once all hashes in `wanted` have arrived; null before that.
     wanted_root: ?Hash = null,
-    /// Leaves of another content than the user's, with their hashes; null: the leaf is not here.
+    /// Leaves of another content than the user's, by number; null: the leaf is not staged.
     staged: []?[]u8,
     staged_hashes: []Hash,
     /// A sync of the state is under way.
     in_call: bool = false,
-    /// The user lets newcomers read the user's memory at any time.
+    /// Newcomers may read the state's memory at any time, even while the user changes it.
     serves: bool,
 
     pub const Entry = struct { tensor: Tensor, bytes: usize, first_leaf: u32, leaves: u32 };
@@ -75,7 +75,7 @@ pub const State = struct {
         revision: u64 = 0,
         rules: wire.control.StateRules = .{},
         leaf_bytes: u32 = limits.state_leaf_bytes,
-        /// Give leaves to newcomers, and fetch them as a newcomer, in the background.
+        /// Lets newcomers fetch leaves in the background; as a newcomer, this peer fetches them.
         prefetch: bool = false,
     };
 
@@ -92,7 +92,7 @@ pub const State = struct {
         RevisionTooLarge,
     };
 
-    /// Makes a state. `at`: the tensor that an error is about.
+    /// Makes a state. `at`: on an error, the index of the tensor that caused it.
     pub fn create(gpa: Allocator, options: Options, at: *usize) Error!*State {
         at.* = 0;
         if (options.tensors.len > limits.state_tensors_max) return error.TooManyTensors;
@@ -131,7 +131,7 @@ pub const State = struct {
         return state;
     }
 
-    /// Frees a state that no operation uses any more.
+    /// Frees a state that no operation uses.
     pub fn destroy(state: *State) void {
         assert(!state.in_call);
         state.forget_staged();
@@ -140,8 +140,8 @@ pub const State = struct {
         gpa.destroy(state);
     }
 
-    /// The tag of a name. All members name a state alike, so they agree on the tag without a
-    /// message.
+    /// The tag that belongs to a state's name. All members give a state the same name, so they
+    /// agree on the tag without a message.
     fn tag_of(name: []const u8) u64 {
         const digest: u64 = @truncate(kernels.digest(name, 0));
         return limits.state_tags_first | digest >> 8;
@@ -190,7 +190,8 @@ pub const State = struct {
     fn size_of(tensor: *const Tensor) error{TooLarge}!usize {
         var elements: u64 = 1;
         for (tensor.shape) |dimension| {
-            if (dimension == 0) return 0; // whatever the other dimensions are
+            // a tensor with a dimension of 0 has no bytes, whatever its other dimensions
+            if (dimension == 0) return 0;
             elements = std.math.mul(u64, elements, dimension) catch return error.TooLarge;
         }
         if (elements > limits.elements_max) return error.TooLarge;
@@ -256,8 +257,8 @@ pub const State = struct {
 
     /// The bytes of a leaf in the user's memory.
     pub fn leaf(state: *const State, index: u32) []u8 {
-        // The last tensor that begins there: a tensor without leaves begins where the next one
-        // does.
+        // Finds the last tensor whose `first_leaf` is at most `index`. A tensor without leaves has
+        // the same `first_leaf` as the tensor after it.
         var low: usize = 0;
         var high = state.entries.len;
         while (high - low > 1) {
@@ -271,8 +272,8 @@ pub const State = struct {
         return entry.tensor.data.?[start..end];
     }
 
-    /// Hashes leaves [first, end) as they are now. Any thread may call it, but for each leaf only
-    /// one at a time.
+    /// Hashes leaves [first, end) of the user's memory. Several threads may hash at once, each its
+    /// own leaves.
     pub fn hash_leaves(state: *State, first: u32, end: u32) void {
         for (first..end) |index| {
             state.hashes[index + 1] = kernels.blake3(state.leaf(@intCast(index)));
@@ -317,17 +318,18 @@ pub const State = struct {
             !std.mem.eql(u8, hash, &state.staged_hashes[index]);
     }
 
-    /// Memory for a leaf that is about to come in. The leaf counts as not here until it is whole.
+    /// Memory for a leaf that is about to arrive. The leaf counts as missing until it is complete.
     pub fn stage(state: *State, index: u32) Allocator.Error![]u8 {
         if (state.staged[index] == null) {
             const bytes = state.leaf(index).len;
             state.staged[index] = try base.unfilled.alloc(state.gpa, .@"1", bytes);
         }
-        state.staged_hashes[index] = @splat(0); // the hash of nothing, until the leaf is whole
+        state.staged_hashes[index] = @splat(0); // no hash matches until the leaf is complete
         return state.staged[index].?;
     }
 
-    /// A staged leaf is whole and has this hash: keeps it if it is wanted. False: it is not.
+    /// Accepts a complete staged leaf with this hash. Returns false if the hash is not the wanted
+    /// one.
     pub fn check_staged(state: *State, index: u32, hash: *const Hash) bool {
         const wanted = &state.wanted[index + 1];
         if (!std.mem.eql(u8, hash, wanted)) return false;
@@ -335,15 +337,15 @@ pub const State = struct {
         return true;
     }
 
-    /// The bytes of a leaf of the wanted content, which must be complete.
+    /// The bytes of a leaf of the wanted content, which must be in the user's memory or staged.
     pub fn wanted_leaf(state: *const State, index: u32) []const u8 {
         const wanted = &state.wanted[index + 1];
         if (std.mem.eql(u8, wanted, &state.hashes[index + 1])) return state.leaf(index);
         return state.staged[index].?;
     }
 
-    /// Copies the wanted content, which is committed, to the user's memory. Called on the thread of
-    /// the call, outside the engine's lock; nothing else may use the state meanwhile.
+    /// Copies the wanted content to the user's memory after the commit. The call's own thread runs
+    /// this, outside the engine's lock; nothing else may use the state meanwhile.
     pub fn apply(state: *State) void {
         const wanted = state.wanted_root orelse return;
         for (0..state.leaf_count()) |index| {
@@ -416,7 +418,7 @@ test "leaves are cut in order of names, and tensors without content have none" {
         try std.testing.expectEqual(bytes.len, leaf.len);
     }
     const before = test_root(state);
-    b[0] = 9; // may differ
+    b[0] = 9; // tensor "m" may differ
     try std.testing.expectEqual(before, test_root(state));
     c[8] = 9;
     try std.testing.expect(!std.mem.eql(u8, &before, &test_root(state)));
@@ -488,7 +490,7 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
     @memcpy(try mine.stage(1), b[8..]);
     try std.testing.expect(test_staged(mine, 1));
     try std.testing.expect(!mine.lacks(1));
-    // A leaf that comes in again counts for nothing until it is whole.
+    // A leaf that arrives a second time counts as missing until it is complete.
     const place = try mine.stage(1);
     try std.testing.expect(mine.lacks(1));
     @memcpy(place, b[8..]);
@@ -502,23 +504,23 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
 
 // ---- leaves that are hashed
 //
-// Leaves that have come in may be hashed by a runner. There are places for a few leaves at a time.
-// A leaf that finds no place, or is small, or has no runner, is hashed at once. A part of a
-// transfer.
+// Part of a transfer: a runner may hash the leaves that have arrived, `most` of them at a time. A
+// leaf is hashed at once instead if it is small, if all places are taken, or if there is no runner.
 //
-// Nothing writes to a leaf while it is hashed: it counts as here, and no peer is asked for it
-// (collective/fetch.zig). Before a transfer or its attempt ends, it waits for the jobs.
+// Nothing writes to a leaf while it is being hashed: the leaf counts as here, and no peer is asked
+// for it (collective/fetch.zig). Before a transfer or its attempt ends, it waits for the jobs.
 
 pub const Hashing = struct {
     runner: ?*const base.Runner = null,
     posts: [most]Post = undefined,
-    /// The places that the runner has.
+    /// The indices in `posts` of jobs that the runner has.
     taken: Places = .initEmpty(),
 
     const most = 16;
     const Places = std.bit_set.IntegerBitSet(most);
 
-    /// A leaf that is being hashed, the rank that has given it, and its hash.
+    /// A job that hashes a leaf: the leaf, the rank that sent it, and the hash when the job is
+    /// done.
     pub const Post = struct {
         base: base.Job,
         bytes: []const u8,
@@ -536,7 +538,7 @@ pub const Hashing = struct {
         return h.taken.mask == 0;
     }
 
-    /// Hands a leaf to the runner. False: the caller is to hash it at once.
+    /// Hands a leaf to the runner. Returns false if the caller is to hash the leaf at once.
     pub fn give(h: *Hashing, bytes: []const u8, rank: u16, leaf: u32) bool {
         const runner = h.runner orelse return false;
         const place = h.taken.complement().findFirstSet() orelse return false;
@@ -558,17 +560,18 @@ pub const Hashing = struct {
         return @as(*const anyopaque, h) == job.owner;
     }
 
-    /// Takes a job that is done, and frees its place.
+    /// Returns a job that the runner has done, and frees its place.
     pub fn take_back(h: *Hashing, job: *base.Job) Post {
         const post: *Post = @alignCast(@fieldParentPtr("base", job));
         for (&h.posts, 0..) |*place, index| if (place == post) h.taken.unset(index);
         return post.*;
     }
 
-    /// The leaves that a fence has found to have the wanted hash, and the ranks that gave them.
+    /// The number of leaves that a fence has found to have the wanted hash, and the ranks that sent
+    /// them.
     pub const Found = struct { leaves: u32 = 0, sources: Mask = .empty };
 
-    /// Waits until no leaf is being hashed. The state keeps the hashes.
+    /// Waits until no leaf is being hashed. The state keeps the computed hashes.
     pub fn fence(h: *Hashing, state: *State) Found {
         var found: Found = .{};
         if (h.is_idle()) return found;
@@ -588,34 +591,34 @@ pub const Hashing = struct {
 
 // ---- transfers
 //
-// The leaves of a shared state on their way from other peers to this one, in a sync and in the
-// background alike (sync.zig): what is asked of each peer, and what has come. One peer gives the
-// hashes of all leaves, page by page. Then all peers are asked for the leaves that this peer lacks.
+// A transfer fetches leaves of a shared state from other peers, in a sync or in the background
+// (sync.zig). It has what is asked of each peer, and what has arrived. One peer sends the hashes of
+// all leaves, page by page. Then all peers are asked for the leaves that this peer lacks.
 
-/// Another peer in a transfer: what is asked of it, and what it asks.
+/// Another peer in a transfer: what this peer asks of it, and what it asks of this peer.
 pub const Peer = struct {
     id: base.PeerId = .none,
-    /// There is a link to the peer; in a sync, since the attempt began.
+    /// This peer has a link to the other peer; in a sync, it had the link when the attempt began.
     is_linked: bool = false,
-    /// The page of hashes that the peer is still to be asked for. collective/fetch.zig has the
-    /// leaves.
+    /// The page of hashes that is to be requested from the peer; null: none. collective/fetch.zig
+    /// has the leaves to request.
     wants_page: ?u32 = null,
-    /// The peer has been asked for a page of hashes, and has not given it.
+    /// The peer has been asked for a page of hashes, and has not sent the page.
     owes_page: bool = false,
-    /// When the peer last gave something, or nothing was asked of it.
+    /// When the peer last sent a leaf or page, or last owed nothing.
     gave_at: base.Instant = 0,
 
-    // In a sync alone.
-    /// The peer's requests to this peer.
+    // Used in a sync only:
+    /// The peer's requests to this peer that are not answered yet.
     asked: Requests = .{},
-    /// In this attempt an answer or a request went to the peer, or a request came from it. If a
-    /// lane breaks, only the sender of an answer notices that it may be lost.
+    /// In this attempt an answer or a request was sent to the peer, or a request came from it. If a
+    /// lane breaks, only the sender of an answer notices that the answer may be lost.
     used: bool = false,
-    /// The peer says that it has all leaves.
+    /// The peer has said that it has all leaves of the elected content.
     gives: bool = false,
     /// The peer is to be told that this peer has all leaves.
     tell: bool = false,
-    /// The peer has been told so.
+    /// The peer has been told that this peer has all leaves.
     told: bool = false,
 
     pub fn become(peer: *Peer, gpa: Allocator, fresh: Peer) void {
@@ -631,41 +634,43 @@ pub const TransferError = error{ OutOfMemory, UnknownLeaf, UnknownPage, WrongLen
 
 pub const Transfer = struct {
     gpa: Allocator,
-    /// Null: the state is the user's again.
+    /// The state whose leaves are fetched; null once the user has the state back.
     state: ?*State,
-    /// The owner of the payloads, as lanes know it.
+    /// The name under which lanes know the receivers of this transfer's payloads.
     owner: Lane.Owner,
     phase: Phase,
     fetch: collective.Fetch,
-    /// Leaves that have come in, and whose hashes are not known yet.
+    /// Leaves that have arrived and are being hashed by a runner.
     hashing: Hashing = .{},
-    /// The peers of the transfer; in a sync, by rank.
+    /// The peers of the transfer; in a sync, indexed by rank.
     peers: []Peer,
-    /// The peer that is asked for hashes first; the others follow in a circle.
+    /// The index of the peer that is asked for hashes first; after it, the peers follow in a
+    /// circle.
     first: usize = 0,
-    /// The peer that was last asked for the hashes; null: none is, or all hashes have come.
+    /// The peer that was last asked for hashes; null: no peer is being asked, or all hashes are
+    /// here.
     hashes_from: ?u16 = null,
-    /// How many pages have come: the number of the next page.
+    /// How many pages of hashes have arrived, which is the number of the next page.
     pages_got: u32 = 0,
-    /// When the next page was asked for, or bytes of it last came.
+    /// When the next page of hashes was requested, or when bytes of that page last arrived.
     page_moved_at: base.Instant = 0,
 
-    // In the background alone.
-    /// The number by which answers to this fetch are told from answers to earlier ones.
+    // Used in a prefetch only:
+    /// Tells answers to this prefetch from answers to earlier prefetches.
     number: u32 = 0,
-    /// How many leaves were fetched.
+    /// How many leaves this prefetch has fetched.
     leaves_kept: u32 = 0,
 
     pub const Phase = enum {
         /// No attempt is under way.
         stopped,
-        /// An attempt of a sync has begun, and the offer is not sent.
+        /// An attempt of a sync has begun, and its offer has not been sent.
         begun,
-        /// The offer of the sync is sent.
+        /// The offer of the sync has been sent.
         offered,
-        /// The hashes of the leaves are asked for.
+        /// The hashes of the leaves are being fetched.
         hashes,
-        /// The leaves that differ are asked for.
+        /// The leaves that differ are being fetched.
         leaves,
         /// This peer has the elected content.
         complete,
@@ -705,8 +710,8 @@ pub const Transfer = struct {
         return t.phase == .hashes or t.phase == .leaves;
     }
 
-    /// All hashes have come: plans to ask for the leaves that this peer lacks. Returns how many
-    /// leaves of the content are staged and not in the user's memory.
+    /// Begins to fetch leaves after all hashes have arrived: plans requests for the leaves that
+    /// this peer lacks. Returns how many leaves of the elected content are staged already.
     pub fn begin_leaves(t: *Transfer) u32 {
         const state = t.state.?;
         t.phase = .leaves;
@@ -720,7 +725,7 @@ pub const Transfer = struct {
         return staged;
     }
 
-    /// The next request to this peer; null: all have been sent.
+    /// The next request to send to peer `rank`. Null: all planned requests have been sent.
     pub fn next_want(t: *Transfer, rank: u16) ?Item {
         if (t.peers[rank].wants_page) |page| {
             t.peers[rank].wants_page = null;
@@ -731,19 +736,19 @@ pub const Transfer = struct {
         return .{ .class = link_file.class_leaf, .index = leaf };
     }
 
-    /// Whether this peer has been sent all requests that are planned for it.
+    /// Whether all requests that are planned for peer `rank` have been sent.
     pub fn has_said_all(t: *const Transfer, rank: u16) bool {
         if (t.peers[rank].wants_page != null) return false;
         return t.phase != .leaves or t.fetch.has_said_all(rank);
     }
 
-    /// Whether this peer has been asked for something that it has not given.
+    /// Whether peer `rank` has been asked for a leaf or page that it has not sent.
     pub fn owes(t: *const Transfer, rank: u16) bool {
         return t.fetch.owes(rank) or t.peers[rank].owes_page;
     }
 
-    /// A lane broke, so this peer may not have heard a request: it is sent again, unless the answer
-    /// has come.
+    /// Sends a request to peer `rank` again that a broken lane may have lost, unless the answer has
+    /// arrived.
     pub fn say_again(t: *Transfer, rank: u16, item: Item) void {
         if (item.class == link_file.class_leaf) return t.fetch.unsay(rank, item.index);
         const peer = &t.peers[rank];
@@ -751,13 +756,13 @@ pub const Transfer = struct {
         if (is_next and peer.owes_page) peer.wants_page = item.index;
     }
 
-    /// A lane broke in the middle of a frame that this peer gives: its fragment is awaited anew.
+    /// Awaits a fragment anew that was arriving from peer `rank` when its lane broke.
     pub fn broke_off(t: *Transfer, rank: u16, header: *const wire.frame.Header) void {
         if (header.kind != .leaf) return;
         t.fetch.unplace(rank, @intCast(header.index), header.reduced_attempt, header.fragment);
     }
 
-    /// Asks nothing more of this peer.
+    /// Asks peer `rank` for nothing more.
     pub fn discard(t: *Transfer, rank: u16) void {
         t.fetch.discard(rank);
         t.peers[rank].wants_page = null;
@@ -781,7 +786,7 @@ pub fn frame_kind_of(item: Item) wire.frame.Kind {
     return if (item.class == link_file.class_leaf) .leaf else .hashes;
 }
 
-/// The bytes of a leaf or a page, which must exist. `wanted`: of the elected content, otherwise of
+/// The bytes of a leaf or a page, which must exist. `wanted`: take the elected content instead of
 /// the user's memory.
 pub fn payload_of(state: *State, item: Item, wanted: bool) []const u8 {
     if (item.class != link_file.class_leaf)
@@ -795,57 +800,60 @@ pub fn payload_of(state: *State, item: Item, wanted: bool) []const u8 {
 // content, and what has moved.
 
 pub const Sync = struct {
-    /// The transfer has the state until the call returns. Its peers are by rank of the epoch.
+    /// The fetch of leaves that differ. The transfer has the state until the call returns.
     transfer: Transfer,
     strategy: control.Strategy,
     /// The number of the attempt under way, or of the last one.
     attempt: u32 = 0,
-    /// The revision of this peer's content when it called.
+    /// The revision of this peer's content when the user called.
     brought: u64,
-    /// This peer's offer: its own content, or the content that it has staged in an earlier attempt.
+    /// The revision and root hash that this peer offers: of the user's content, or of the content
+    /// that an earlier attempt elected and this peer completed.
     revision: u64,
     root: Hash,
-    /// This peer has once had the elected content, and offers it since then.
+    /// This peer has once held the elected content, and offers that content ever since.
     voted: bool = false,
-    /// The revision that this peer expects, and its standing (wire StateOffer).
+    /// One more than the last revision of this state that this peer committed; 0 if it committed
+    /// none. `standing` tells newcomers from members (both as in wire StateOffer).
     expected: u64,
     standing: control.Standing,
-    /// The content that the attempt under way has elected, and the members that had it then. An
-    /// empty set: all members had it.
+    /// The revision and root hash of the content that the current attempt elected, and the ranks
+    /// that held it at the election. Empty `holders`: all members held it.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
     holders: Mask = .empty,
-    /// Bytes still to come of the page of hashes that is coming in, at the last tick.
+    /// Bytes that were missing of the arriving page of hashes at the last tick.
     page_bytes_left: usize = 0,
-    /// How long bytes of the page may fail to come until another peer is asked for it.
+    /// Nanoseconds without bytes of the awaited page of hashes after which another peer is asked
+    /// for it.
     page_patience_ns: u64 = 0,
 
-    /// Bytes in all attempts, of leaves and of their hashes.
+    /// Bytes of leaves, and bytes of pages of hashes, that all attempts of this sync have moved.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     hash_bytes_sent: u64 = 0,
     hash_bytes_received: u64 = 0,
     leaves_given: u32 = 0,
     leaves_moved: u32 = 0,
-    /// Leaves that differ from the user's memory and had been fetched before the call.
+    /// Leaves that differed from the user's memory and were fetched before the call.
     leaves_early: u32 = 0,
-    /// The ranks that have given leaves.
+    /// The ranks that have sent leaves to this peer.
     sources: Mask = .empty,
-    /// The words in which the coordinator says how structures differ.
+    /// The coordinator's sentence on how the members' structures differ.
     differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
     differs_length: usize = 0,
 
     pub const Options = struct {
         state: *State,
         strategy: control.Strategy,
-        /// The revision of the content; null: the state's own.
+        /// The revision of this peer's content; null: `state.revision`.
         revision: ?u64,
         expected: u64,
         standing: control.Standing,
         ranks: usize,
     };
 
-    /// Makes a sync, with all its memory except for the leaves that will come in.
+    /// Makes a sync with all its memory, except for the leaves that will arrive.
     pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Sync {
         const state = options.state;
         const sync = try gpa.create(Sync);
@@ -879,31 +887,32 @@ pub const Sync = struct {
         return kernels.digest(root, revision);
     }
 
-    /// The revision after a commit. A liar may have brought it to the limit; then it stays there.
+    /// The revision after a commit. At its limit, which a lying member may have offered, it stays.
     pub fn revision_after(sync: *const Sync) u64 {
         return @min(sync.revision + 1, limits.state_revisions_max);
     }
 
-    /// How the structures of members differ, in words; empty: they do not.
+    /// How the structures of members differ, in words; empty if they are equal.
     pub fn differs(sync: *const Sync) []const u8 {
         return sync.differs_storage[0..sync.differs_length];
     }
 
     pub fn note_differs(sync: *Sync, text: []const u8) void {
-        if (!std.unicode.utf8ValidateSlice(text)) return; // the words go into a sentence
+        // error messages contain the text, so it must be UTF-8
+        if (!std.unicode.utf8ValidateSlice(text)) return;
         sync.differs_length = @min(text.len, sync.differs_storage.len);
         @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
     }
 
-    /// Whether the last lane of this link costs the attempt when it breaks.
+    /// Whether the attempt fails if the last lane of this link breaks.
     pub fn uses(sync: *const Sync, link: *const Link) bool {
         const rank = sync.transfer.find(link.peer) orelse return false;
         return sync.transfer.peers[rank].used;
     }
 
-    /// Whether this peer offers staged content, and not the user's memory alone.
+    /// Whether this peer offers content with staged leaves instead of the user's memory.
     pub fn offers_staged(sync: *const Sync) bool {
-        const state = sync.transfer.state orelse return false; // in doubt: the sync gives nothing
+        const state = sync.transfer.state orelse return false; // in doubt: the sync offers nothing
         return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };

@@ -1,12 +1,12 @@
-//! sync: the call that makes a shared state equal on all members. It offers the content that this
-//! peer holds. If another content is elected, it fetches the leaves that differ, from all members
-//! that hold that content; these serve from the user's memory meanwhile. Fetched leaves wait in the
-//! state (state.zig) until the commit, so a failed call has changed nothing. The election is in
-//! protocol/election.zig.
+//! sync: the call that makes a shared state equal on all members. A sync offers the content that
+//! this peer holds. If the coordinator elects another content, the sync fetches the leaves that
+//! differ, from all members that hold the elected content. Those members send leaves from the
+//! user's memory meanwhile. Fetched leaves wait in the state (state.zig) until the commit, so a
+//! failed sync has changed nothing in the user's memory. The election is in protocol/election.zig.
 //!
 //! A member asks for the hashes of all leaves first and compares them with the elected root, so
-//! each leaf is checked as it arrives, whichever peer sends it. A newcomer fetches leaves before it
-//! enters, too (prefetch). All functions are free functions on Session.
+//! each leaf is checked as it arrives, whichever peer sends it. A newcomer also fetches leaves
+//! before it enters the group (prefetch). All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");
@@ -41,15 +41,15 @@ const limits = base.limits;
 
 // ---- standing
 
-/// The group at the root of a sub-group. Null: the group is no sub-group, or this peer has left the
-/// root.
+/// The group at the root of a sub-group. Null if `group` is no sub-group, or if this peer has left
+/// the root group.
 fn root_of(s: *Session, group: *Group) ?*Group {
     const founding = if (group.founding) |*it| it else return null;
     for (s.groups.items) |other| if (other.number == founding.root) return other;
     return null;
 }
 
-/// Makes room to remember the syncs of a state, so that noting them cannot fail.
+/// Reserves memory to remember the syncs of a group's states, so that note_synced cannot fail.
 pub fn reserve_synced(s: *Session, group: *Group) Allocator.Error!void {
     try group.synced.reserve(s.gpa);
     if (root_of(s, group)) |root| try root.synced_below.reserve(s.gpa);
@@ -82,7 +82,8 @@ pub fn start(s: *Session, operation: *Operation) void {
     t.phase = .begun;
     t.hashing.runner = if (s.runner) |*runner| runner else null;
     t.hashes_from = null;
-    // Members spread over the sources: each begins behind itself.
+    // Each member tries the sources from its own place in the ring on, so members ask different
+    // sources first.
     t.first = epoch.paths.order.position(epoch.rank);
     for (t.peers, epoch.ids, 0..) |*peer, id, rank| {
         const is_other = rank != epoch.rank and epoch.alive.has(rank);
@@ -91,9 +92,9 @@ pub fn start(s: *Session, operation: *Operation) void {
     }
 }
 
-/// A link that a sync may use is closed, because nothing has wanted it for a while. In a large
-/// group a sync may have begun while the link was still there for a message, or for the order of an
-/// earlier epoch.
+/// Takes a peer out of a sync when the link to the peer closes because nothing has wanted the link
+/// for a while. In a large group, the sync may have begun while a message or an earlier epoch's
+/// ring order still wanted the link.
 pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     const sync = operation.sync() orelse return;
     const t = &sync.transfer;
@@ -104,7 +105,7 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     wake_later(s, operation);
 }
 
-/// Ends an attempt: jobs are waited for, so that nothing uses memory of the state afterwards.
+/// Ends an attempt. Waits for hashing jobs, so that no job uses the state's memory afterwards.
 pub fn stop(operation: *Operation) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -117,7 +118,8 @@ pub fn stop(operation: *Operation) void {
     for (t.peers) |*peer| peer.become(t.gpa, .{});
 }
 
-/// Does the next step of a sync: the offer, requests, or the vote. Never called inside the member.
+/// Does the next step of a sync: the offer, requests, or the vote. Member must not call this
+/// function, which itself calls Member.
 pub fn step(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     if (operation.op.state == .finished) return;
@@ -138,7 +140,7 @@ fn offer(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     sync.transfer.phase = .offered;
     sync.holders = .empty;
-    // In doubt the operation has let go of the state, and offers nothing.
+    // A sync in doubt has given the state back to the user, and offers an empty name.
     const state = sync.transfer.state;
     operation.group.member.offer(&operation.op, .{
         .digest = Sync.digest_of(&sync.root, sync.revision),
@@ -154,8 +156,8 @@ fn offer(s: *Session, operation: *Operation) void {
     s.sync_point(operation, .sync_offered, 0);
 }
 
-/// The call returns, committed or not: the caller has its memory back. An attempt that is under way
-/// goes on without it.
+/// The call returns, committed or not, and the user has the state's memory back. An attempt under
+/// way goes on without the state.
 pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     const sync = operation.work.sync;
     const is_under_way = sync.is_under_way();
@@ -164,13 +166,13 @@ pub fn over(s: *Session, operation: *Operation, committed: bool) void {
     const state = sync.transfer.state orelse return;
     sync.transfer.state = null;
     state.in_call = false;
-    if (!committed) return; // what is staged serves the next call
+    if (!committed) return; // staged leaves serve the next sync
     state.revision = sync.revision_after();
     note_synced(s, operation.group, state);
-    // The difference is complete in `wanted` and `staged`; the caller applies it.
+    // The leaves that differ are complete in `wanted` and `staged`; the caller applies them.
     if (std.mem.eql(u8, &sync.root, &state.root)) return state.forget_staged();
     const replaced: Replaced = .{ .s = s, .operation = operation, .state = state };
-    // The user may have loaded a newer checkpoint than the others have.
+    // The user may have loaded a newer checkpoint, which an older revision now replaces.
     if (sync.brought > sync.revision and sync.strategy != .receive_only)
         s.log(.warning, "{f}", .{replaced})
     else
@@ -198,13 +200,13 @@ const Replaced = struct {
     }
 };
 
-/// The coordinator has elected a content, because offers differ: completes the sync, or begins to
-/// fetch.
+/// The coordinator has elected a content for a sync whose offers differ. A peer that holds this
+/// content completes the sync; any other peer begins to fetch it.
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
     const state = t.state orelse return;
-    if (t.phase != .offered) return; // the offer of this attempt is still to be sent
+    if (t.phase != .offered) return; // the offer of this attempt is not sent yet
     sync.elected_revision = message.revision;
     sync.elected_root = message.root;
     sync.holders = message.holders;
@@ -212,8 +214,8 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
         completed(s, operation);
         return step(s, operation);
     }
-    // Links may be broken while the members are well: then members with open lanes give. If all
-    // links are broken, requests wait for the first that is open again.
+    // If some links are broken, only members with an open lane are asked. If all links are broken,
+    // requests wait for the first link that opens again.
     var sources: Mask = .empty;
     var working: Mask = .empty;
     for (t.peers, 0..) |*peer, rank| {
@@ -231,8 +233,8 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     step(s, operation);
 }
 
-/// This peer has the elected content, and from now on offers it and nothing else. It tells the
-/// members that did not have it, because they may have no link to any member that had it before.
+/// This peer now has the elected content, and offers only this content from now on. It tells the
+/// members that lacked the content, because they may have no link to any of the first holders.
 fn completed(s: *Session, operation: *Operation) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -260,7 +262,7 @@ fn fetch_more(s: *Session, operation: *Operation) void {
         return step(s, operation);
     }
     if (!t.fetch.has_sources()) {
-        // In a large group this peer has links to its neighbours only, which will have the content
+        // In a large group this peer has links only to its neighbours, which may get the content
         // later.
         if (t.fetch.may_wait() or !t.hashing.is_idle()) return;
         s.log(.err, "no member gives the elected content of {f}", .{Of{ .transfer = t }});
@@ -270,8 +272,8 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     if (t.hashes_from == null) ask_another_for_hashes(s, t);
 }
 
-/// The state in a log line: "shared state "weights"", or "a shared state" when the caller has it
-/// back.
+/// The state in a log line: "shared state "weights"", or "a shared state" once the user has the
+/// state back.
 const Of = struct {
     transfer: *const Transfer,
 
@@ -281,7 +283,7 @@ const Of = struct {
     }
 };
 
-/// Asks nothing more of this source.
+/// Asks source `rank` for nothing more, and warns with the reason `why`.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const t = &operation.work.sync.transfer;
     s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
@@ -302,15 +304,15 @@ pub fn tick(s: *Session, operation: *Operation, late: bool) void {
     if (t.phase == .hashes) tick_hashes(s, operation, late);
 }
 
-/// Asks another source for hashes when the one that owes them gives nothing for a while. No leaf
-/// can be asked for without hashes, and the source may be frozen and not be lost yet. If all
-/// sources are slow, each is given more time.
+/// Asks another source for hashes when the source that owes them sends nothing for a while. No leaf
+/// can be requested before the hashes are here, and a frozen source is not lost yet. If all sources
+/// are slow, the patience doubles.
 fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    // All sources that are left owe hashes already, or did before.
+    // No source is being asked: all usable sources already owe a page of hashes.
     const rank = t.hashes_from orelse return ask_another_for_hashes(s, t);
-    // Slow data counts as given, but not data that has begun and stands still.
+    // A page that arrives slowly counts as given; a page that has begun and stands still does not.
     const left = if (link_to(s, t, rank)) |link| link.bytes_left(t.owner) else 0;
     if (late or left != sync.page_bytes_left) t.page_moved_at = s.now;
     sync.page_bytes_left = left;
@@ -321,11 +323,12 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
 
 // ---- outgoing
 
-/// Puts the next open or request of a sync on an idle lane. False: there is none.
+/// Puts the next `open` or `want` frame of a sync on an idle lane. Returns false if nothing is to
+/// be said.
 pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    if (t.phase == .begun) return false; // this peer has offered nothing
+    if (t.phase == .begun) return false; // this peer has not sent its offer
     const rank = t.find(link.peer) orelse return false;
     const peer = &t.peers[rank];
     if (peer.tell) {
@@ -350,16 +353,17 @@ pub fn says_next(lane: *Lane, link: *Link, operation: *Operation) bool {
     return false;
 }
 
-/// Puts the next answer to a request, a leaf or a page, on an idle lane. False: there is none.
+/// Puts the next leaf or page that another member has requested on an idle lane. Returns false if
+/// no answer can be sent now.
 pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Operation) bool {
     const sync = operation.work.sync;
     const t = &sync.transfer;
-    if (t.phase == .begun) return false; // this peer has offered nothing
+    if (t.phase == .begun) return false; // this peer has not sent its offer
     if (!lane.unacked.has_room()) return false;
     const peer = &t.peers[t.find(link.peer) orelse return false];
     const staged = sync.offers_staged();
-    // If a content is elected that this peer has not voted for, members lie about votes. While that
-    // content comes in, the staged leaves are of neither content.
+    // An elected content that this peer has not voted for is a sign of members that lie about
+    // votes. While that content comes in, the staged leaves belong to neither content.
     if (staged and t.is_fetching()) return false;
     const first = peer.asked.first() orelse return false;
     const payload = state_file.payload_of(t.state.?, first.*, staged);
@@ -379,7 +383,7 @@ pub fn gives_next(s: *const Session, lane: *Lane, link: *Link, operation: *Opera
     return true;
 }
 
-/// Keeps a frame until it is acknowledged, because it goes again if its lane breaks.
+/// Keeps a frame until it is acknowledged, because the frame is sent again if its lane breaks.
 fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool) void {
     lane.unacked.push(.{
         .operation = operation,
@@ -389,7 +393,8 @@ fn note(lane: *Lane, operation: *Operation, item: Requests.Item, is_answer: bool
 
 // ---- a lane that breaks
 
-/// Sends again a frame that a broken lane may not have delivered (dial.zig). False: it cannot be.
+/// Sends a frame again that a broken lane may not have delivered (dial.zig). Returns false if the
+/// frame cannot be sent again.
 pub fn say_again(
     operation: *Operation,
     link: *const Link,
@@ -399,20 +404,22 @@ pub fn say_again(
     return ask_again(t, t.find(link.peer) orelse return true, request);
 }
 
-/// A lane broke while a frame was coming in on it.
+/// Takes back the fragment that a lane was receiving when it broke, so that the fragment is awaited
+/// anew.
 pub fn broke_off(operation: *Operation, link: *const Link, header: *const Header) void {
     const t = &operation.work.sync.transfer;
     t.broke_off(t.find(link.peer) orelse return, header);
 }
 
-/// Tells the other side again that this peer has everything, because it may not have heard.
+/// Tells a peer again that this peer has all leaves, because a broken lane may have lost the first
+/// `open` frame.
 pub fn open_again(operation: *Operation, link: *const Link) void {
     const t = &operation.work.sync.transfer;
     const peer = &t.peers[t.find(link.peer) orelse return];
     peer.tell = peer.tell or peer.told;
 }
 
-/// Counts a leaf, a part of a leaf or a page that has left.
+/// Counts a leaf, a fragment of a leaf or a page of hashes that a lane has sent.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.work.sync;
     const header = lane.outgoing();
@@ -430,20 +437,20 @@ pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
 
 pub const Error = state_file.TransferError || Requests.Error || error{WrongPhase};
 
-/// Another member says that it has all leaves now.
+/// Another member says that it now has all leaves of the elected content: adds it to the sources.
 pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
     const t = &operation.work.sync.transfer;
     const rank = t.find(link.peer) orelse return;
     t.peers[rank].gives = true;
-    if (!t.is_fetching()) return; // if it fetches later, `elected` looks at `gives`
+    if (!t.is_fetching()) return; // `elected` looks at `gives` when a fetch begins later
     t.fetch.add_source(rank);
     wake_later(s, operation);
 }
 
-/// Another member asks for a leaf or a page of hashes.
+/// Queues another member's request for a leaf or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
     const sync = operation.sync() orelse return error.WrongPhase;
-    const state = sync.transfer.state orelse return; // in doubt: the sync gives nothing any more
+    const state = sync.transfer.state orelse return; // a sync in doubt gives nothing any more
     const rank = sync.transfer.find(link.peer) orelse return;
     const peer = &sync.transfer.peers[rank];
     if (!state_file.has(state, header.class, header.index)) return error.UnknownLeaf;
@@ -455,7 +462,7 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     s.wake(link);
 }
 
-/// Memory for the payload of a leaf or a page; null: it is not wanted any more.
+/// Memory for the payload of a leaf or a page of hashes. Null: the payload is not wanted any more.
 pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?Place {
     const sync = operation.sync() orelse return error.WrongPhase;
     return place_asked(s, &sync.transfer, lane, header) catch |err| {
@@ -466,7 +473,7 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
     };
 }
 
-/// The payload of a leaf or a page has come in whole.
+/// The payload of a leaf or a page of hashes has come in completely.
 pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
     const sync = operation.work.sync;
     const t = &sync.transfer;
@@ -520,7 +527,8 @@ fn hashes_arrived(s: *Session, operation: *Operation, rank: u16) void {
 
 // ---- structures
 
-/// The coordinator asks for the structure of this state, from tensor `first` on: tells it one page.
+/// The coordinator asks for the structure of this state, from tensor `first` on: sends it one page
+/// of tensors.
 pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
     const sync = operation.work.sync;
     const state = sync.transfer.state orelse return;
@@ -545,8 +553,8 @@ pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!vo
 
 // ---- for the user
 
-/// The members whose offers the committed content was elected from: those of the last attempt in
-/// which this peer voted.
+/// The members whose offers took part in the election of the committed content: the members of the
+/// last attempt in which this peer voted.
 pub fn contributors(operation: *const Operation) *const Mask {
     return operation.history.members(operation.op.voted_attempt);
 }
@@ -560,23 +568,25 @@ pub fn holders(operation: *const Operation) *const Mask {
 // ---- prefetch
 //
 // Before a newcomer enters, it fetches leaves of a shared state in the background, from members
-// that have opted in and train meanwhile. They send their memory as it is at that moment, perhaps
-// while it changes. Each leaf is kept with the hash of the bytes that came. The first sync
-// (state.zig) takes a leaf only if its hash was elected, so only leaves that have changed since
-// must move then.
+// that have opted in and train meanwhile. These members send their memory as it is at that moment,
+// perhaps while it changes. Each leaf is kept with the hash of the bytes that arrived. The
+// newcomer's first sync (state.zig) uses a prefetched leaf only if its hash is in the elected
+// content, so that sync moves only the leaves that have changed since.
 //
-// A fetch is no operation: it has no vote and no attempt, and a leaf that fails is simply not
-// there. Frames of a fetch name epoch 0, the tag of the state, and the number of the fetch in
-// `attempt`. They go when no operation has anything to send.
+// A prefetch is no operation: it has no vote and no attempt, and a leaf that fails is simply not
+// staged. Frames of a prefetch name epoch 0, the tag of the state, and the number of the prefetch
+// in `attempt`. Frames of a prefetch are sent when no operation has anything to send.
 
-/// A number for the structure of a state: answers of another structure are of no use.
+/// A number for the structure of a state. A prefetch cannot use leaves of a state of another
+/// structure.
 fn fingerprint(state: *const State) u32 {
     return std.mem.readInt(u32, state.structure()[0..4], .little);
 }
 
 // ---- the newcomer
 
-/// Begins to fetch a state, if this peer is a newcomer whose lanes are open. Its leaves are hashed.
+/// Begins to prefetch a state, if this peer is a newcomer whose lanes are open. All leaves of the
+/// state must be hashed.
 pub fn begin_prefetch(s: *Session, shared: *Shared) Allocator.Error!void {
     const group = shared.group;
     const state = shared.state;
@@ -600,7 +610,7 @@ pub fn begin_prefetch(s: *Session, shared: *Shared) Allocator.Error!void {
     t.fetch.begin(&.full(count));
     shared.prefetch = t;
     state.wanted_root = null;
-    // Newcomers spread over the members.
+    // A random first source spreads newcomers over the members.
     ask_for_hashes(s, t, @intCast(s.prng.below(count)));
 }
 
@@ -608,16 +618,16 @@ fn may_give(group: *const Group, link: *const Link) bool {
     return link.open_count > 0 and group.knows(link.peer);
 }
 
-/// Ends a fetch. Leaves that have come stay; leaves on their way are thrown away.
+/// Ends a prefetch. Leaves that have arrived stay staged; leaves on their way are thrown away.
 pub fn stop_prefetch(s: *Session, shared: *Shared) void {
     if (shared.prefetch == null) return;
     detach_all(s, .{ .state = shared.state });
     forget_prefetch(shared);
-    s.links_stale = true; // nothing else may want the links to the sources
+    s.links_stale = true; // the links to the sources may close if nothing else wants them
     entry_may_go_on(shared.group);
 }
 
-/// Frees a fetch without waking anything, when the group or the process ends.
+/// Frees a prefetch without waking anything, when the group or the process ends.
 pub fn forget_prefetch(shared: *Shared) void {
     const t = shared.prefetch orelse return;
     shared.prefetch = null;
@@ -626,7 +636,8 @@ pub fn forget_prefetch(shared: *Shared) void {
     gpa.destroy(t);
 }
 
-/// Passes the safe point of a newcomer whose admit() has waited for its fetches, once all are over.
+/// Passes the safe point of a newcomer whose admit() has waited for its prefetches, once all
+/// prefetches are over.
 fn entry_may_go_on(group: *Group) void {
     if (!group.admit_waits or group.is_fetching()) return;
     group.admit_waits = false;
@@ -649,23 +660,23 @@ fn prefetch_over(s: *Session, shared: *Shared) void {
     stop_prefetch(s, shared);
 }
 
-/// Asks nothing more of this source.
+/// Asks a source of a prefetch for nothing more.
 fn discard_prefetch(s: *Session, shared: *Shared, source: u16) void {
     const t = shared.prefetch.?;
     const gives_hashes = t.hashes_from == source;
     t.discard(source);
     if (gives_hashes) ask_another_for_hashes(s, t);
-    ask_more(s, shared); // perhaps no source is left
+    ask_more(s, shared); // perhaps no source is left, and the prefetch is over
 }
 
-/// A lane is gone: its requests and answers go again, on another lane or when there is one. A
-/// source that has lost its last lane is done without.
+/// Sends the prefetch requests and answers of a broken lane again, on another lane or once a lane
+/// opens. A prefetch gives up a source that has lost its last lane.
 pub fn prefetch_lane_gone(s: *Session, lane: *Lane, link: *Link) void {
     take_back_prefetch(s, lane, link);
     for (0..lane.unacked.count) |index| {
         const frame = lane.unacked.at(@intCast(index));
         if (frame.operation != null) continue;
-        // Without memory the frame stays lost, and the source or this peer gives nothing.
+        // Without memory the frame stays lost: the request or answer is missing until a time limit.
         if (frame.request) |*request| _ = say_prefetch_again(s, link, request);
     }
     if (link.open_count > 0) return;
@@ -675,7 +686,7 @@ pub fn prefetch_lane_gone(s: *Session, lane: *Lane, link: *Link) void {
     };
 }
 
-/// Awaits anew the fragment of a leaf that was coming in on a broken lane.
+/// Awaits anew the fragment of a prefetched leaf that was arriving on a broken lane.
 fn take_back_prefetch(s: *Session, lane: *const Lane, link: *const Link) void {
     if (std.meta.activeTag(lane.into_owner orelse return) != .state) return;
     const shared = fetch_of(s, &lane.incoming) orelse return;
@@ -691,7 +702,7 @@ fn say_prefetch_again(s: *Session, link: *Link, request: *const Sent.Request) bo
     return ask_again(t, t.find(link.peer) orelse return true, request);
 }
 
-/// Gives up sources that give nothing, as a sync does.
+/// Gives up sources of prefetches that send nothing, as a sync does.
 pub fn tick_prefetch(s: *Session, late: bool) void {
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
@@ -699,7 +710,7 @@ pub fn tick_prefetch(s: *Session, late: bool) void {
         for (0..t.peers.len) |index| {
             if (is_mute(s, t, @intCast(index), late)) mute = @intCast(index);
         }
-        const source = mute orelse continue; // another source at the next tick
+        const source = mute orelse continue; // each tick gives up at most one source
         s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
             label_named(s, t.peers[source].id), shared.state.name,
         });
@@ -715,7 +726,7 @@ fn find_prefetch(s: *const Session, group_id: u16, tag: u64) ?*Shared {
     return null;
 }
 
-/// The state that is fetched with this number; null: the fetch is over.
+/// The state of the prefetch with this number. Null: the prefetch is over.
 fn find_fetch(s: *const Session, group_id: u16, tag: u64, number: u32) ?*Shared {
     const shared = find_prefetch(s, group_id, tag) orelse return null;
     const t = shared.prefetch orelse return null;
@@ -726,17 +737,17 @@ fn fetch_of(s: *const Session, header: *const Header) ?*Shared {
     return find_fetch(s, header.group, header.tag, header.attempt);
 }
 
-/// Memory for the payload of an answer; null: it is not wanted any more.
+/// Memory for the payload of a prefetched leaf or page. Null: the payload is not wanted any more.
 pub fn place_prefetched(s: *Session, lane: *Lane, header: *const Header) AskError!?Place {
     const shared = fetch_of(s, header) orelse return null;
     return place_asked(s, shared.prefetch.?, lane, header) catch |err| {
         if (err != error.OutOfMemory) return err;
-        prefetch_over(s, shared); // only leaves that there is memory for are kept
+        prefetch_over(s, shared); // without memory the prefetch ends; staged leaves stay
         return null;
     };
 }
 
-/// The payload of an answer has come in whole.
+/// The payload of a prefetched leaf or page has come in completely.
 pub fn prefetched_arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const shared = fetch_of(s, header) orelse return;
     const t = shared.prefetch.?;
@@ -746,13 +757,13 @@ pub fn prefetched_arrived(s: *Session, lane: *Lane, header: *const Header) void 
         return prefetch_hashed(s, shared, @intCast(header.index), &kernels.blake3(bytes));
     } else {
         if (!page_arrived(s, t, source, header)) return;
-        // Leaves that this peer has as the members had them after their last sync are not fetched.
+        // Leaves whose hash in the members' last sync equals this peer's are not fetched.
         _ = t.begin_leaves();
     }
     ask_more(s, shared);
 }
 
-/// A runner has hashed a leaf.
+/// A runner has hashed a prefetched leaf.
 pub fn prefetch_job_done(s: *Session, job: *base.Job) void {
     for (s.groups.items) |group| for (group.states.items) |*shared| {
         const t = shared.prefetch orelse continue;
@@ -760,7 +771,7 @@ pub fn prefetch_job_done(s: *Session, job: *base.Job) void {
         const post = t.hashing.take_back(job);
         return prefetch_hashed(s, shared, post.leaf, &post.hash);
     };
-    unreachable; // a transfer or an operation waits for its jobs before it ends
+    unreachable; // every transfer and operation waits for its jobs before it ends
 }
 
 fn prefetch_hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.control.Hash) void {
@@ -771,7 +782,7 @@ fn prefetch_hashed(s: *Session, shared: *Shared, leaf: u32, hash: *const wire.co
     ask_more(s, shared);
 }
 
-/// The other side does not give this state, or not this leaf.
+/// The other side does not have this state, or not this leaf: gives it up as a source.
 pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
     const shared = fetch_of(s, header) orelse return;
     discard_prefetch(s, shared, shared.prefetch.?.find(link.peer) orelse return);
@@ -781,14 +792,14 @@ pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
 
 pub const WantError = Requests.Error || error{UnknownLeaf};
 
-/// A newcomer asks for a leaf or a page of hashes.
+/// Queues a newcomer's request for a leaf or a page of hashes.
 pub fn on_prefetch_want(s: *Session, link: *Link, header: *const Header) WantError!void {
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     for (s.groups.items) |group| {
         if (group.state != .joined or group.id != header.group) continue;
         if (group.knows(link.peer)) link.asks_in = header.group;
     }
-    // Nothing else may want the link, if others have entered before the newcomer that asks.
+    // Keeps the link open for a while, which nothing may want if other newcomers entered first.
     if (!link.wanted) link.expires_at = s.now + Session.linger_ns;
     try link.asked.push(link.gpa, .{
         .class = header.class,
@@ -801,8 +812,8 @@ pub fn on_prefetch_want(s: *Session, link: *Link, header: *const Header) WantErr
     s.wake(link);
 }
 
-/// Puts the next request or answer of a fetch on an idle lane that no operation needs. False: there
-/// is none.
+/// Puts the next request or answer of a prefetch on an idle lane that no operation needs. Returns
+/// false if no request or answer can be sent.
 pub fn next_prefetch(s: *Session, lane: *Lane, link: *Link) bool {
     if (!lane.unacked.has_room()) return false;
     for (s.groups.items) |group| for (group.states.items) |*shared| {
@@ -828,12 +839,13 @@ pub fn next_prefetch(s: *Session, lane: *Lane, link: *Link) bool {
     return true;
 }
 
-/// The state to answer a newcomer from; null: its member has not opted in, its structure is
-/// another, or it lacks what is asked for.
+/// The state to answer a newcomer's request from. Null: this member has not opted in, the
+/// structures differ, or the state lacks the requested leaf or page.
 fn prefetch_giver(s: *const Session, link: *const Link, item: *const Requests.Item) ?*State {
     const shared = find_prefetch(s, item.group, item.tag) orelse return null;
     const state = shared.state;
-    if (link.asks_in != item.group) return null; // this peer was told of no round with that peer
+    // the coordinator has announced no round with this newcomer
+    if (link.asks_in != item.group) return null;
     if (!state.serves or shared.group.member.current == null) return null;
     if (fingerprint(state) != item.fingerprint) return null;
     return if (state_file.has(state, item.class, item.index)) state else null;
@@ -869,29 +881,28 @@ fn put_prefetch(
 
 // ---- requests and answers
 //
-// The requests of a transfer (state.zig) for hashes and leaves, and the answers that other peers
-// give.
+// The requests of a transfer (state.zig) for hashes and leaves, and the answers of other peers.
 
 pub fn link_to(s: *const Session, t: *const Transfer, rank: usize) ?*Link {
     const peer = &t.peers[rank];
     return if (peer.is_linked) s.link_to(peer.id) else null;
 }
 
-/// Wakes the link to a source that is to be asked for something.
+/// Wakes the link to a source that has a new request to be sent.
 fn ask_source(s: *Session, t: *Transfer, rank: u16) void {
     const link = link_to(s, t, rank) orelse return;
     t.peers[rank].used = true;
     s.wake(link);
 }
 
-/// Asks this peer for all pages of hashes, one after the other.
+/// Asks source `rank` for all pages of hashes, one after the other.
 pub fn ask_for_hashes(s: *Session, t: *Transfer, rank: u16) void {
     t.hashes_from = rank;
     t.pages_got = 0;
     ask_for_page(s, t);
 }
 
-/// Asks the next source for hashes that owes none already.
+/// Asks the next usable source for hashes that does not owe a page already.
 pub fn ask_another_for_hashes(s: *Session, t: *Transfer) void {
     for (0..t.peers.len) |distance| {
         const rank: u16 = @intCast((t.first + distance) % t.peers.len);
@@ -908,7 +919,7 @@ fn ask_for_page(s: *Session, t: *Transfer) void {
     ask_source(s, t, rank);
 }
 
-/// Asks each source for as many leaves as its link has in flight.
+/// Asks each source for as many leaves as its link can have in flight.
 pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
     for (0..t.peers.len) |index| {
         const rank: u16 = @intCast(index);
@@ -918,9 +929,9 @@ pub fn ask_for_leaves(s: *Session, t: *Transfer) void {
     while (t.fetch.next()) |request| ask_source(s, t, request.rank);
 }
 
-/// Whether a source gives nothing for two silence limits while its lanes are open. A lane that is
-/// not well, or on which a request was lost, is closed before that. Slow data counts as given, and
-/// a lane that stands still is closed for that.
+/// Whether a source has sent nothing of what it owes for two silence limits while its lanes are
+/// open. Broken and stalled lanes are closed sooner than that, so the source itself is at fault. A
+/// leaf or page that arrives slowly counts as sent.
 pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
     const link = link_to(s, t, rank) orelse return false;
     const peer = &t.peers[rank];
@@ -931,15 +942,15 @@ pub fn is_mute(s: *const Session, t: *Transfer, rank: u16, late: bool) bool {
 
 // ---- a lane that breaks
 
-/// A broken lane may not have delivered a frame: what this peer has asked for is asked again, and
-/// what it has given is given again. False: it cannot be.
+/// Repeats a request or an answer that a broken lane may not have delivered. Returns false if it
+/// cannot be repeated.
 pub fn ask_again(t: *Transfer, rank: u16, request: *const Sent.Request) bool {
     if (request.is_answer) return answer_again(&t.peers[rank].asked, t.gpa, request);
     t.say_again(rank, request.item);
     return true;
 }
 
-/// Puts an answer back among those to send. `asked`: the requests of the other side.
+/// Puts an answer back among the answers to send. `asked`: the requests of the other side.
 pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Request) bool {
     var item = request.item;
     item.again = std.math.add(u8, item.again, 1) catch return false;
@@ -949,7 +960,7 @@ pub fn answer_again(asked: *Requests, gpa: Allocator, request: *const Sent.Reque
 
 // ---- what comes in
 
-/// Memory for the payload of an answer; null: it is not wanted any more.
+/// Memory for the payload of a leaf or page. Null: the payload is not wanted any more.
 pub fn place_asked(s: *Session, t: *Transfer, lane: *Lane, header: *const Header) AskError!?Place {
     const state = t.state orelse return null;
     const rank = t.find(lane.link.?.peer) orelse return null;
@@ -970,7 +981,7 @@ pub fn place_asked(s: *Session, t: *Transfer, lane: *Lane, header: *const Header
     return place_leaf(s, t, lane, rank, header);
 }
 
-/// Memory for the payload of a leaf or of a fragment of a leaf; null: it is not wanted any more.
+/// Memory for the payload of a leaf or of a fragment of a leaf. Null: it is not wanted any more.
 fn place_leaf(
     s: *Session,
     t: *Transfer,
@@ -1008,7 +1019,7 @@ fn place_leaf(
     return .{ leaf[part.first..part.end], t.owner };
 }
 
-/// Makes all lanes throw away frames of this leaf that are coming in.
+/// Makes all lanes throw away frames of this leaf that they are receiving.
 fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
     for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
         const lane = place_of orelse continue;
@@ -1017,8 +1028,9 @@ fn drop_leaf(s: *Session, t: *const Transfer, leaf: u32) void {
     };
 }
 
-/// Makes all other lanes throw away pages that are coming in. False: this page is not needed,
-/// because another lane brings it from the same source and was not sent before it (dial.zig).
+/// Makes all other lanes throw away the pages that they are receiving. Returns false if this page
+/// is not needed: another lane is receiving the same page from the same source, and that frame was
+/// not sent earlier than this one (dial.zig).
 fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     for (s.links.items) |link| for (link.lanes[0..link.lanes_end]) |place_of| {
         const other = place_of orelse continue;
@@ -1032,8 +1044,8 @@ fn take_over_page(s: *Session, t: *Transfer, rank: u16, header: *const Header) b
     return true;
 }
 
-/// The payload of an answer has come in whole. Returns the peer that has given it; null: it is not
-/// in the transfer any more.
+/// The payload of a leaf or page has come in completely. Returns the rank of the peer that sent it.
+/// Null: that peer is not in the transfer any more.
 pub fn asked_arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
     if (t.state == null) return null;
     const rank = t.find(lane.link.?.peer) orelse return null;
@@ -1041,8 +1053,8 @@ pub fn asked_arrived(s: *const Session, t: *Transfer, lane: *const Lane) ?u16 {
     return rank;
 }
 
-/// A fragment of a leaf has come in whole. Returns the leaf's bytes if the caller is to hash them
-/// now. Null: the leaf is not whole, or a runner hashes it.
+/// A fragment of a leaf has come in completely. Returns the leaf's bytes if the caller is to hash
+/// them now. Null: fragments are missing, or a runner hashes the leaf.
 pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 {
     const leaf: u32 = @intCast(header.index);
     if (!t.fetch.came(rank, leaf, header.fragment)) return null;
@@ -1050,7 +1062,8 @@ pub fn leaf_arrived(t: *Transfer, rank: u16, header: *const Header) ?[]const u8 
     return if (t.hashing.give(bytes, rank, leaf)) null else bytes;
 }
 
-/// A page has come in whole: asks for the next one. True: it was the last.
+/// A page of hashes has come in completely: asks for the next page. Returns true after the last
+/// page.
 pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header) bool {
     t.peers[rank].owes_page = false;
     t.peers[rank].wants_page = null;
@@ -1064,18 +1077,18 @@ pub fn page_arrived(s: *Session, t: *Transfer, rank: u16, header: *const Header)
 
 // ---- fragments
 //
-// A piece or a leaf goes out as several frames where its link has several lanes that would each
-// take long for it. All idle lanes take fragments of it, each as many bytes as the lane sends in a
+// A piece or a leaf is sent as several frames if its link has several lanes and each lane would
+// take long for the whole. Each idle lane takes a fragment, as many bytes as the lane sends in a
 // fiftieth of a second. So the piece arrives as soon as the link can bring it, and the next hop
-// begins. That counts where nothing else is on the way: while the pipeline fills, on the last hop
-// of an operation, twice in a direct schedule, and at the end of a sync.
+// begins. Fragments save time when nothing else is on the way: while the pipeline fills, on the
+// last hop of an operation, twice in a direct schedule, and at the end of a sync.
 
-/// A fragment has as many bytes as its lane sends in this part of a second.
+/// A fragment has as many bytes as its lane sends in a second divided by `part_of_second`.
 const part_of_second = 50;
 
-/// Puts the next data frame for a neighbour on a lane that has room for it: the rest of the piece
-/// that was begun, or the next piece, or as much of either as the lane should take. False: there is
-/// nothing to send.
+/// Puts the next data frame for a neighbour on a lane that has room for it: the rest of a piece
+/// that is partly sent, or the next piece. If several lanes share the link, the lane gets only a
+/// fragment of the piece. Returns false if nothing is to be sent.
 pub fn next_cut(
     s: *const Session,
     lane: *Lane,
@@ -1103,16 +1116,16 @@ fn cut_rest(operation: *Operation, neighbour: *const Operation.Neighbour) ?Opera
         const out = x.next(neighbour.position) orelse return null;
         return .{ .move = out.move, .done = 0 };
     };
-    // Otherwise the memory is the caller's again: a new attempt comes (dial.zig).
+    // Otherwise the user has the memory back, and a new attempt begins instead (dial.zig).
     const is_there = x.ending == null and x.is_repeatable(&cut.move);
     return if (is_there) cut else null;
 }
 
-/// An answer or a part of an answer, and its bytes.
+/// A requested leaf or page, or a fragment of a leaf, and its bytes.
 pub const Answer = struct { item: link_file.Requests.Item, bytes: []const u8 };
 
-/// Takes the next answer for a lane that has room for it, or as much of it as the lane should take.
-/// `payload`: the bytes of the first answer in `asked`. An answer that goes again is cut as it was.
+/// Takes the next answer for a lane, or the fragment of it that the lane should take. `payload`:
+/// the bytes of the first answer in `asked`. A repeated answer keeps its first fragment.
 pub fn take_answer(
     s: *const Session,
     lane: *Lane,
@@ -1131,8 +1144,8 @@ pub fn take_answer(
     return .{ .item = asked.take(s.gpa, part), .bytes = payload[range.first..range.end] };
 }
 
-/// The most bytes that a lane should take now. A lane with many frames under way is faster than was
-/// known, and gets whole pieces.
+/// The most bytes that a lane should take now. A lane with many unacknowledged frames is faster
+/// than its measured rate, and gets whole pieces.
 fn bytes_for(s: *const Session, lane: *const Lane, link: *const Link) usize {
     if (!is_shared(link) or lane.unacked.is_short()) return std.math.maxInt(usize);
     const flow = &link.flow;
@@ -1145,8 +1158,8 @@ fn is_shared(link: *const Link) bool {
     return link.flow.is_far() and link.flow.spread.lanes > 1;
 }
 
-/// Whether a lane that has been given data lets the other lanes go first, which are woken.
-/// Otherwise the system would take more bytes from the first lane than that lane can send.
+/// Whether a lane that has just taken data lets the other lanes send first; wakes those lanes.
+/// Otherwise the operating system would take more bytes from the first lane than it can send.
 pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
     if (!lane.had_turn) return false;
     lane.had_turn = false;
@@ -1158,7 +1171,7 @@ pub fn gives_way(s: *Session, lane: *Lane, link: *Link) bool {
         s.host.vtable.lane_wake(s.host.ctx, other);
         is_alone = false;
     }
-    // The lane comes after the others.
+    // Queues this lane behind the others.
     if (!is_alone) s.host.vtable.lane_wake(s.host.ctx, lane);
     return !is_alone;
 }

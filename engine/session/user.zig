@@ -1,8 +1,8 @@
-//! User: the functions of a session for its user. The user joins, founds and leaves groups and
-//! passes safe points. It begins operations and syncs, withdraws them and gives them back. Free
+//! User: the functions of a session for its user, who joins, founds and leaves groups, passes safe
+//! points, and begins, withdraws and releases operations and syncs. All functions are free
 //! functions on Session. membership.zig has the coordinator's word on groups, protocol/member.zig
 //! when members enter, call.zig a call and its checks, session.zig the calls beyond those in
-//! flight. frame.zig and sync.zig move an operation's data; control.zig ends it.
+//! flight. frame.zig and sync.zig move an operation's data; control.zig ends an operation.
 
 const std = @import("std");
 const base = @import("base");
@@ -34,8 +34,8 @@ const assert = std.debug.assert;
 
 pub const JoinError = error{ OutOfMemory, AlreadyJoined };
 
-/// Asks to join a group; `ready`, `refused` or `join_failed` follows. The caller has checked the
-/// name.
+/// Asks to join a group. The event `ready`, `refused` or `join_failed` follows. The caller must
+/// have checked the name.
 pub fn join(
     s: *Session,
     now: Instant,
@@ -47,15 +47,15 @@ pub fn join(
 }
 
 pub const FoundError = JoinError || error{
-    /// This peer is in no epoch of the parent.
+    /// This peer is in no epoch of the parent group.
     NotReady,
-    /// A founder is no member of the epoch or is named twice, or this peer is not named.
+    /// A founder is not in the parent's epoch or is named twice, or this peer is not named.
     BadFounders,
 };
 
-/// Asks for a group of these members of the parent's epoch, in this order, and of no other peers.
-/// They must all ask. `ready`, `refused` or `join_failed` follows when all have asked that are not
-/// lost.
+/// Asks for a sub-group of these members of the parent's epoch, with ranks in this order. Every
+/// founder must ask. The event `ready`, `refused` or `join_failed` follows when all founders that
+/// are not lost have asked.
 pub fn found(
     s: *Session,
     now: Instant,
@@ -115,7 +115,7 @@ fn open(
     return group;
 }
 
-/// Leaves a group gracefully: the others go on without this peer, and operations in flight here are
+/// Leaves a group: the other members go on without this peer, and operations in flight here are
 /// cancelled.
 pub fn leave(s: *Session, now: Instant, group: *Group) void {
     s.reach(now);
@@ -125,12 +125,13 @@ pub fn leave(s: *Session, now: Instant, group: *Group) void {
     control.run_deferred(s);
 }
 
-/// Frees a group that was left.
+/// Frees a group that this peer has left.
 pub const release_group = membership.release_group;
 
 pub const AdmitError = error{ Left, NotReady, Busy };
 
-/// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
+/// Passes a safe point. The event `admitted` or `admit_failed` follows, perhaps before this
+/// returns.
 pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
     s.reach(now);
     try may_admit(group);
@@ -141,8 +142,8 @@ pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitE
     control.run_deferred(s);
 }
 
-/// Passes a safe point together with all members, which must all call this. It ends when all have
-/// called it; then all enter a new epoch, or none does. On an error nothing was begun.
+/// Passes a safe point together with all members, each of which must call this function. When all
+/// have called it, all members enter a new epoch, or none does. On an error nothing has begun.
 pub fn admit_together(
     s: *Session,
     now: Instant,
@@ -167,8 +168,8 @@ fn may_admit(group: *const Group) AdmitError!void {
     if (group.is_admitting()) return error.Busy;
 }
 
-/// Passes the safe point without an agreement. A newcomer first fetches what it can, because once
-/// it has entered the others wait for it.
+/// Passes the safe point without an agreement. A newcomer first finishes its prefetches, because
+/// after its entry the other members wait for it.
 fn admit_alone(group: *Group, how: protocol.Member.How) void {
     group.member.how = how;
     if (group.member.current == null and group.is_fetching()) {
@@ -176,7 +177,7 @@ fn admit_alone(group: *Group, how: protocol.Member.How) void {
     } else group.member.admit();
 }
 
-/// Passes the safe point by an agreement of all members, which goes on in membership.zig.
+/// Passes the safe point by an agreement of all members, which continues in membership.zig.
 fn begin_vote(s: *Session, group: *Group, deadline: Instant) CallError!void {
     const v = &group.vote;
     v.late_length = 0;
@@ -188,8 +189,8 @@ fn begin_vote(s: *Session, group: *Group, deadline: Instant) CallError!void {
     membership.resume_call(s, group);
 }
 
-/// Begins the operation in which the members agree on the least of one number each. `own` and `all`
-/// must stay valid until it is over; they may be the same number.
+/// Begins the operation in which the members agree on the minimum of one number from each member.
+/// `own` and `all` must stay valid until the operation is finished; they may point to one number.
 fn agree(
     s: *Session,
     group: *Group,
@@ -211,8 +212,8 @@ fn agree(
     });
 }
 
-/// Asks how many newcomers wait for the next safe point that all members pass together. The answer,
-/// in `pending`, is the same for all members. They must all ask.
+/// Asks how many newcomers wait for the next safe point that all members pass together. All members
+/// must ask; `pending` becomes the same number on each of them.
 pub fn ask_pending(
     s: *Session,
     now: Instant,
@@ -225,7 +226,7 @@ pub fn ask_pending(
     return agree(s, group, .pending, pending, pending, deadline);
 }
 
-/// The user does not wait for its admit() any more; the safe point was not passed.
+/// The user stops waiting for its admit(), and the safe point has not been passed.
 pub fn admit_withdraw(
     s: *Session,
     group: *Group,
@@ -237,8 +238,8 @@ pub fn admit_withdraw(
     group.member.admit_give_up();
 }
 
-/// Begins an operation; operation_finished follows, perhaps before this returns. The caller has
-/// checked the arguments, except for checks that depend on the membership.
+/// Begins an operation. The event operation_finished follows, perhaps before this returns. The
+/// caller must have checked the arguments, except for checks that depend on the membership.
 pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
     s.reach(now);
     if (group.state != .joined) return error.Left;
@@ -262,7 +263,7 @@ fn is_in_use(s: *const Session, uses: *const Uses) bool {
     return queue_clashes(s, uses);
 }
 
-/// Begins an operation that was made, or lets it wait for its turn.
+/// Begins an operation from operation_create, or queues it until its turn.
 fn start(s: *Session, operation: *Operation, tag: u64) void {
     const member = &operation.group.member;
     if (member.is_full(tag)) queue_put(s, operation) //
@@ -270,19 +271,18 @@ fn start(s: *Session, operation: *Operation, tag: u64) void {
     member.start(&operation.op, tag);
 }
 
-/// Withdraws an operation. Before this peer's vote it is withdrawn for all members, and the call
-/// ends as cancelled. After the vote the call ends in doubt.
+/// Withdraws an operation. Before this peer's vote, the operation is withdrawn for all members, and
+/// the call ends as cancelled. After the vote, the call ends in doubt.
 pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
     control.run_deferred(s);
 }
 
-/// The user wants no more of an operation that others take part in: this peer leaves the group, so
-/// that the others go on as after its death. A peer that has taken part in half of a sum cannot
-/// stay for the next one. Where no others can go on, in a message or in a world of one, the
-/// operation alone is withdrawn. After the vote the operation ends in doubt, which costs the others
-/// nothing.
+/// Withdraws an operation in which other members take part: this peer leaves the group, and the
+/// other members go on as after its death. A peer that has contributed to half of a sum cannot stay
+/// for the next sum. In a message or a world of one peer, only the operation is withdrawn. After
+/// this peer's vote the operation ends in doubt, and this peer stays in the group.
 pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     s.reach(now);
     const group = operation.group;
@@ -296,14 +296,14 @@ pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
     control.run_deferred(s);
 }
 
-/// The user is done with a finished operation.
+/// Gives a finished operation back to the session.
 pub const release = release_operation;
 
 // ---- shared states
 
 pub const StateError = error{ OutOfMemory, Closed, NameInUse };
 
-/// Adds a state to a group that this peer is in. No other state of the group may have its name.
+/// Adds a shared state to a group that this peer is in. Names of states in a group must differ.
 pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     if (group.state != .joined) return error.Closed;
     for (group.states.items) |*other| if (other.state.tag == state.tag) return error.NameInUse;
@@ -311,7 +311,7 @@ pub fn state_add(s: *Session, group: *Group, state: *State) StateError!void {
     try group.states.append(s.gpa, .{ .group = group, .state = state });
 }
 
-/// Removes a state, of which no sync is under way.
+/// Removes a shared state; no sync of it may be under way.
 pub fn state_remove(s: *Session, group: *Group, state: *State) void {
     assert(!state.in_call);
     if (group.shared(state)) |shared| sync_file.stop_prefetch(s, shared);
@@ -323,8 +323,7 @@ pub fn state_remove(s: *Session, group: *Group, state: *State) void {
     };
 }
 
-/// Begins to fetch a state in the background, if this peer is a newcomer that can. Its leaves are
-/// hashed.
+/// Begins to prefetch a state, if this peer is a newcomer that can. All leaves must be hashed.
 pub fn prefetch_begin(
     s: *Session,
     now: Instant,
@@ -339,7 +338,7 @@ pub const SyncCall = struct {
     group: *Group,
     state: *State,
     strategy: wire.control.Strategy,
-    /// The revision of the content in this call; null: the state's own revision.
+    /// The revision of this peer's content; null: `state.revision`.
     revision: ?u64 = null,
     deadline: Instant,
 };
@@ -350,8 +349,8 @@ pub const SyncError = protocol.Member.StartError || error{
     RevisionTooLarge,
 };
 
-/// Begins a sync of a state whose leaves and root are hashed; else as `begin`. After a commit the
-/// caller applies the state.
+/// Begins a sync of a state whose leaves and root are hashed; otherwise like `begin`. After a
+/// commit the caller applies the state.
 pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
     s.reach(now);
     const state = sync_call.state;
@@ -395,8 +394,8 @@ pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Ope
 
 // ---- how an operation is made
 
-/// Makes the operation of a call that is built, and takes over its uses. `made`: the sync that it
-/// does; null: it moves data.
+/// Makes the operation of a built call, and takes over the list of uses. `made`: the sync of the
+/// call; null: the call moves data.
 fn operation_create(
     s: *Session,
     group: *Group,
@@ -446,8 +445,8 @@ fn operation_create(
     return operation;
 }
 
-/// Bytes of sums that a new operation may have room for, beyond what each operation has: as much as
-/// is in flight, within what the operations in flight have left of the limit.
+/// Bytes of partial sums that a new operation may hold beyond its first window. This is as much as
+/// the links have in flight, within what the operations in flight leave of `windows_bytes`.
 fn room_for_sums(s: *const Session, first: u64) u64 {
     const in_air = measure.window(s.links.items);
     if (in_air <= first) return 0;
@@ -473,6 +472,6 @@ fn movement_create(
     options.is_far = measure.any_far(s.links.items);
     movement.* = try .prepare(s.gpa, &s.pool, options);
     errdefer movement.deinit();
-    // An operation that waits for its turn holds no large buffers.
+    // An operation that waits for its turn has no large buffers.
     if (!group.member.is_full(built.tag)) try movement.reserve();
 }
