@@ -1,5 +1,5 @@
-//! BitSet: a fixed-size set of indices with a scan for the next member. Memory is given at init.
-//! Used for the pieces of an operation (collective/ledger.zig).
+//! BitSet: a fixed-size set of indices with a scan for the next member. Its memory is reserved at
+//! init. Used for the pieces of an operation (collective/ledger.zig).
 
 const std = @import("std");
 const unfilled = @import("unfilled.zig");
@@ -8,14 +8,14 @@ const assert = std.debug.assert;
 pub const BitSet = struct {
     words: []u64 = &.{},
     bits: usize = 0,
-    /// How many are set.
+    /// Number of indices in the set.
     count: usize = 0,
 
     pub fn init(gpa: std.mem.Allocator, bits: usize) !BitSet {
         return .over(try gpa.alloc(u64, (bits + 63) / 64), bits);
     }
 
-    /// For an arena that gives it back.
+    /// Makes a set whose memory belongs to an arena; `deinit` is not called.
     pub fn in_arena(arena: std.mem.Allocator, bits: usize) !BitSet {
         return .over(try unfilled.list(arena, u64, (bits + 63) / 64), bits);
     }
@@ -53,8 +53,8 @@ pub const BitSet = struct {
         set.count -= 1;
     }
 
-    /// Looked at several times for each frame. One check is enough: there is a word for every 64
-    /// of `bits`, the last rounded up, so the word of an index below `bits` is one of them.
+    /// The word of an index; called several times for each frame. One check is enough: there is a
+    /// word for every 64 of `bits`, rounded up, so every index below `bits` has one.
     inline fn word_of(set: *const BitSet, index: usize) *u64 {
         assert(index < set.bits);
         return &set.words.ptr[index / 64];
@@ -64,7 +64,8 @@ pub const BitSet = struct {
         return @as(u64, 1) << @truncate(index);
     }
 
-    /// The first member at or after `from`, wrapping around once; null when the set is empty.
+    /// The first index of the set at or after `from`, wrapping around once. Null if the set is
+    /// empty.
     pub inline fn next(set: *const BitSet, from: usize) ?usize {
         return if (set.count == 0) null else set.scan(from);
     }
@@ -78,7 +79,7 @@ pub const BitSet = struct {
             const index = (first_word + step) % set.words.len;
             if (set.words[index] != 0) return index * 64 + @ctz(set.words[index]);
         }
-        unreachable; // count > 0
+        unreachable; // a set with count > 0 has a nonzero word
     }
 };
 

@@ -1,18 +1,18 @@
-//! How elements are encoded on their way between peers: the kinds, their options, and how many
-//! bytes a piece takes. It is in base because descriptors, frames and kernels all use it.
-//! kernels/codec_scalar.zig says what the bytes mean; docs/internals/KERNELS.md explains the
+//! Codec: how elements are encoded on their way between peers: the kinds, their options, and how
+//! many bytes a piece takes. Descriptors, frames and kernels use it, so it is in base.
+//! kernels/codec_scalar.zig defines the encoded bytes; docs/internals/KERNELS.md explains the
 //! formats.
 
 const std = @import("std");
 const assert = std.debug.assert;
 
-/// The numbers are those of include/pccl.h and of the wire.
+/// The kind of a codec. Numbers are those of include/pccl.h and of the wire.
 pub const Kind = enum(u8) {
-    /// The elements as they are.
+    /// Elements are not encoded.
     none = 0,
     bf16 = 1,
     f16 = 2,
-    /// Signed integers of 8, 6, 5 and 4 bits with one scale per block.
+    /// int8, int6, int5 and int4: signed integers of 8, 6, 5 and 4 bits with one scale per block.
     int8 = 3,
     int6 = 4,
     int5 = 5,
@@ -20,16 +20,16 @@ pub const Kind = enum(u8) {
     /// Sign and three bits of exponent, with one scale per block.
     e3m0 = 7,
     fp8_e4m3 = 8,
-    /// 256 steps from the least to the greatest element of a piece.
+    /// 256 equal steps from the least to the greatest element of a piece.
     min_max_u8 = 9,
-    /// The same, with zero exactly on a step.
+    /// Like min_max_u8, with zero exactly on a step.
     zero_point_u8 = 10,
 
     pub fn name(kind: Kind) [:0]const u8 {
         return @tagName(kind);
     }
 
-    /// Null if the number is no kind; the number may come from a stranger.
+    /// The kind with this number, which may come from a stranger. Null if no kind has it.
     pub fn from_int(number: u8) ?Kind {
         return std.enums.fromInt(Kind, number);
     }
@@ -43,10 +43,10 @@ pub const Kind = enum(u8) {
         };
     }
 
-    /// Bits of the code of one element, scales not counted.
+    /// Bits of the code of one element, without scales.
     pub fn bits(kind: Kind) usize {
         return switch (kind) {
-            .none => unreachable, // those of the dtype
+            .none => unreachable, // without a codec the dtype sets the size
             .bf16, .f16 => 16,
             .int8, .fp8_e4m3, .min_max_u8, .zero_point_u8 => 8,
             .int6 => 6,
@@ -56,7 +56,7 @@ pub const Kind = enum(u8) {
     }
 };
 
-/// The reference of a code: nothing but itself, the scale of its block, or the range of its piece.
+/// The reference of a code: none (`half`), the scale of its block, or the range of its piece.
 pub const Family = enum { none, half, block, range };
 
 pub const Block = enum(u8) {
@@ -69,7 +69,7 @@ pub const Block = enum(u8) {
         return @as(usize, 32) << @intCast(@intFromEnum(block));
     }
 
-    /// Null if there are no such blocks.
+    /// The block size with this number of elements. Null if no block has that many.
     pub fn from_elements(count: usize) ?Block {
         for (std.enums.values(Block)) |block| if (block.elements() == count) return block;
         return null;
@@ -90,8 +90,8 @@ pub const block_elements_max = 256;
 pub const Codec = struct {
     kind: Kind = .none,
     block: Block = .b128,
-    /// Each block is rotated by random signs and a Hadamard matrix before it is encoded, which
-    /// spreads what sticks out.
+    /// Each block is multiplied by random signs and a Hadamard matrix before it is encoded, which
+    /// spreads outliers over the block.
     rotate: bool = false,
     rounding: Rounding = .nearest,
 
@@ -102,8 +102,8 @@ pub const Codec = struct {
         return .{ .kind = kind, .rotate = kind.family() == .block };
     }
 
-    /// Null, or why no piece can be encoded so. Options that a kind does not have are at their
-    /// defaults, so that one codec has one description.
+    /// Why no piece can be encoded with this codec; null if pieces can. Options that a kind does
+    /// not have must be at their defaults, so that one codec has one description.
     pub fn problem(codec: Codec) ?[]const u8 {
         const has_blocks = codec.kind.family() == .block;
         if (!has_blocks and codec.block != .b128) return "only int8, int6, int5, int4, e3m0 " ++
@@ -118,7 +118,7 @@ pub const Codec = struct {
         return null;
     }
 
-    /// The kind, and the options that are not its defaults.
+    /// Writes the kind, and the options that differ from the kind's defaults.
     pub fn format(codec: Codec, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const default: Codec = .of(codec.kind);
         try writer.writeAll(codec.kind.name());
@@ -128,8 +128,9 @@ pub const Codec = struct {
         if (codec.rounding != default.rounding) try writer.print(" {t}", .{codec.rounding});
     }
 
-    /// Pieces begin at multiples of this many elements, counted from the start of the whole array:
-    /// only then do blocks and random bits not depend on how the array was cut.
+    /// Elements between possible beginnings of a piece, counted from the start of the whole array.
+    /// Because pieces begin only there, blocks and random bits do not depend on how the array is
+    /// cut.
     pub fn granule(codec: Codec) usize {
         return switch (codec.kind.family()) {
             .none, .range => 1,
@@ -138,12 +139,12 @@ pub const Codec = struct {
         };
     }
 
-    /// Bytes of an encoded piece of `count` elements. Not for `none`, whose pieces are not encoded.
+    /// Bytes of an encoded piece of `count` elements. Not for kind `none`, which encodes nothing.
     pub fn encoded_bytes(codec: Codec, count: usize) usize {
         return codec.head_bytes(count) + codec.code_bytes(count);
     }
 
-    /// The bytes before the codes: a bf16 scale for each block, or the two f32 of the range.
+    /// Bytes before the codes: a bf16 scale for each block, or the two f32 of the range.
     pub fn head_bytes(codec: Codec, count: usize) usize {
         return switch (codec.kind.family()) {
             .none => unreachable,
@@ -153,7 +154,7 @@ pub const Codec = struct {
         };
     }
 
-    /// The last block is padded with zeros.
+    /// Bytes of the codes of a piece. A last block that is not full is padded with zeros.
     fn code_bytes(codec: Codec, count: usize) usize {
         const elements = switch (codec.kind.family()) {
             .none => unreachable,
@@ -169,7 +170,7 @@ pub const Codec = struct {
     }
 };
 
-/// So many elements share their random words, when 16-bit floats are rounded stochastically.
+/// Elements that share their random words when 16-bit floats are rounded stochastically.
 pub const half_granule = 32;
 pub const scale_bytes = 2;
 pub const range_bytes = 8;

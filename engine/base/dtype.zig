@@ -1,6 +1,6 @@
 //! Element types and reduce operations: their numbers (those of include/pccl.h), names, sizes, and
-//! the type in which a partial sum travels. The arithmetic itself is in kernels/;
-//! kernels/scalar.zig defines its results.
+//! the dtype of a partial sum. The arithmetic is in kernels/; kernels/scalar.zig defines its
+//! results.
 
 const std = @import("std");
 
@@ -28,7 +28,7 @@ pub const DType = enum(u8) {
         };
     }
 
-    /// "f32", "bf16", ...; the spelling of every message and of the Python interface.
+    /// The dtype's name in every message and in Python: "f32", "bf16", ...
     pub fn name(d: DType) [:0]const u8 {
         return @tagName(d);
     }
@@ -47,7 +47,7 @@ pub const ReduceOp = enum(u8) {
     prod = 2,
     min = 3,
     max = 4,
-    /// Bit by bit.
+    /// The bitwise operations and, or, exclusive or; for integers only.
     band = 5,
     bor = 6,
     bxor = 7,
@@ -63,16 +63,16 @@ pub const ReduceOp = enum(u8) {
         };
     }
 
-    /// Whether elements of `d` can be combined: floats have no bits to a user.
+    /// Whether `op` can combine elements of `d`: bitwise operations take no floats.
     pub fn takes(op: ReduceOp, d: DType) bool {
         return !(op.is_bitwise() and d.is_float());
     }
 };
 
-/// The dtype in which a partial result of `op` over elements of `d` is kept and travels. It is `d`
-/// itself, but for avg of f16 and of narrow integers: their sum is carried in f32 or in 64 bits, so
-/// that it cannot overflow before the division. For avg of 64-bit integers, which are carried in
-/// 128 bits, there is no such dtype (kernels/wide.zig).
+/// The dtype in which a partial result of `op` over elements of `d` is kept and sent. It is `d`,
+/// except for avg of f16 and of narrow integers: their sum is kept in f32 or in 64 bits, so that it
+/// cannot overflow before the division. avg of 64-bit integers keeps sums in 128 bits, for which
+/// there is no dtype (kernels/wide.zig).
 pub fn partial_dtype(op: ReduceOp, d: DType) DType {
     if (op != .avg) return d;
     return switch (d) {
@@ -83,20 +83,20 @@ pub fn partial_dtype(op: ReduceOp, d: DType) DType {
     };
 }
 
-/// Bytes per element of a partial result: 4 for avg of f16, 8 for avg of 8 to 32 bit integers, 16
-/// for avg of 64-bit integers, else the size of `d`.
+/// Bytes per element of a partial result: 4 for avg of f16, 8 for avg of integers of 8 to 32 bits,
+/// 16 for avg of 64-bit integers, otherwise the size of `d`.
 pub fn partial_size(op: ReduceOp, d: DType) usize {
     if (op == .avg and (d == .i64 or d == .u64)) return 16;
     return partial_dtype(op, d).size();
 }
 
-/// Floats whose average travels in their own width: the sum of many may be no number of it, so
-/// partials are made smaller (kernels/mean.zig).
+/// Whether `op` is an average that is kept in the width of its floats. A sum of many floats can
+/// exceed the greatest number of `d`, so partial results are scaled down (kernels/mean.zig).
 pub fn has_mean(op: ReduceOp, d: DType) bool {
     return op == .avg and d.is_float() and partial_dtype(op, d) == d;
 }
 
-/// The greatest finite number of such floats, which compute in `C`.
+/// The greatest finite number of a float dtype with has_mean, as a `C`, the type it computes in.
 pub fn greatest(comptime d: DType, comptime C: type) C {
     if (d == .bf16) return @as(f32, @bitCast(@as(u32, 0x7f7f_0000)));
     return std.math.floatMax(C);

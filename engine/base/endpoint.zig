@@ -1,4 +1,4 @@
-//! Endpoint: "host:port" as text, and the rule which endpoints one peer may tell another. Socket
+//! Endpoint: "host:port" as text, and the rule which endpoints a peer may tell other peers. Socket
 //! addresses and name lookup are in net/address.zig.
 
 const std = @import("std");
@@ -6,20 +6,22 @@ const ids = @import("ids.zig");
 const limits = @import("limits.zig");
 const source_file = @import("source.zig");
 
-/// The parts of a text like "host:port", "1.2.3.4:port", "[v6]:port". `host` refers to the text.
+/// The parts of a text such as "host:port", "1.2.3.4:port", "[v6]:port". `host` points into the
+/// text.
 pub const Endpoint = struct {
-    /// Without brackets; empty means every interface.
+    /// The host without brackets; empty: every interface of this machine.
     host: []const u8,
     port: u16,
 
     pub const ParseError = error{BadAddress};
 
-    /// An address, or a host alone, in memory of its own.
+    /// An endpoint or a host as text, in a buffer of its own.
     pub const Text = struct {
         storage: [limits.address_bytes_max]u8 = undefined,
         length: usize = 0,
 
-        /// The address must have at most `limits.address_bytes_max` bytes.
+        /// Formats a text of at most `limits.address_bytes_max` bytes; error.BadAddress if it is
+        /// longer.
         pub fn of(comptime form: []const u8, args: anytype) ParseError!Text {
             var made: Text = .{};
             const written = std.fmt.bufPrint(&made.storage, form, args) catch
@@ -33,33 +35,33 @@ pub const Endpoint = struct {
         }
     };
 
-    /// A port must be there.
+    /// Parses an endpoint, which must have a port.
     pub fn parse(text: []const u8) ParseError!Endpoint {
         const split = try Split.of(text);
         return .{ .host = split.host, .port = split.port orelse return error.BadAddress };
     }
 
-    /// `port` stands in where the text has none; a bare v6 address is fine then.
+    /// Parses an endpoint. `port` is used if the text has no port, as in a bare IPv6 address.
     pub fn parse_with_port(text: []const u8, port: u16) ParseError!Endpoint {
         const split = try Split.of(text);
         return .{ .host = split.host, .port = split.port orelse port };
     }
 
-    /// The same for an address that others are told: nobody can dial no host, or port 0.
+    /// Like parse_with_port, for an address to dial: the host must not be empty, nor the port 0.
     pub fn parse_to_dial(text: []const u8, port: u16) ParseError!Endpoint {
         const endpoint = try parse_with_port(text, port);
         if (endpoint.host.len == 0 or endpoint.port == 0) return error.BadAddress;
         return endpoint;
     }
 
-    /// Parses what a peer says of itself: the address of one host, with a port, as it is written.
+    /// Parses the address that a peer tells of itself: one host and a port.
     pub fn parse_told(text: []const u8) ParseError!Endpoint {
         const endpoint = try parse(text);
         if (endpoint.port == 0 or !is_one_host(endpoint.host)) return error.BadAddress;
         return endpoint;
     }
 
-    /// The host, if it is written as a number; two ways to write one are the same.
+    /// The host as a number if the text has one, equal for all ways to write it. Null for a name.
     pub fn source(endpoint: Endpoint) ?ids.Source {
         const host = endpoint.host;
         if (std.mem.indexOfScalar(u8, host, ':') != null) {
@@ -71,13 +73,14 @@ pub const Endpoint = struct {
         return mapped_prefix ++ v4.bytes;
     }
 
-    /// It says itself that it leads to the machine of whoever dials it. Another name may, too.
+    /// Whether the endpoint clearly leads to the dialing machine itself. Other names may lead
+    /// there, too.
     pub fn is_loopback(endpoint: Endpoint) bool {
         if (endpoint.source()) |found| return source_file.is_loopback(found);
         return std.ascii.eqlIgnoreCase(endpoint.host, "localhost");
     }
 
-    /// The text that `parse` reads back.
+    /// Writes a text that `parse` reads back.
     pub fn format(endpoint: Endpoint, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const is_v6 = std.mem.indexOfScalar(u8, endpoint.host, ':') != null;
         const form = if (is_v6) .{ "[", "]" } else .{ "", "" };
@@ -91,7 +94,7 @@ const Split = struct {
 
     fn of(text: []const u8) Endpoint.ParseError!Split {
         const split = try of_any(text);
-        // Brackets are around a host, never in it.
+        // brackets enclose a host, and are never inside it
         if (std.mem.indexOfAny(u8, split.host, "[]") != null) return error.BadAddress;
         return split;
     }
@@ -113,7 +116,7 @@ const Split = struct {
     }
 
     fn parse_port(text: []const u8) Endpoint.ParseError!u16 {
-        // parseInt alone would take signs and underscores.
+        // parseInt alone would accept signs and underscores.
         for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadAddress;
         return std.fmt.parseInt(u16, text, 10) catch error.BadAddress;
     }
@@ -121,11 +124,13 @@ const Split = struct {
 
 // ---- one host
 
-/// Neither many hosts (broadcast, multicast) nor none, and nothing that only looks like a name.
+/// Whether the text names exactly one host: no broadcast or multicast address, no unspecified
+/// address, and no number that only looks like a name.
 fn is_one_host(host: []const u8) bool {
     if (std.mem.indexOfScalar(u8, host, ':') != null) return is_one_v6(host);
     const last = host[if (std.mem.lastIndexOfScalar(u8, host, '.')) |dot| dot + 1 else 0..];
-    // Resolvers take "1", "127.1" and "0x7f.1" for addresses: what ends in a number is one.
+    // Resolvers take "1", "127.1" and "0x7f.1" for addresses: a host whose last label is a number
+    // is one.
     if (is_number(last)) {
         const v4 = std.Io.net.Ip4Address.parse(host, 0) catch return false;
         return is_one_v4(v4.bytes);
@@ -142,16 +147,17 @@ fn is_number(label: []const u8) bool {
 }
 
 fn is_one_v4(bytes: [4]u8) bool {
-    // 0/8 is this network; 224/4 is multicast, and from 240 on are no hosts, but broadcast.
+    // 0/8 is this network, 224/4 is multicast, and from 240 on there are only reserved addresses
+    // and broadcast.
     return bytes[0] != 0 and bytes[0] < 224;
 }
 
-/// Begins an IPv4 address that is written as an IPv6 address.
+/// The first bytes of an IPv4 address that is written as an IPv6 address.
 const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
 
 fn is_one_v6(host: []const u8) bool {
     const zone = std.mem.indexOfScalar(u8, host, '%');
-    // As long as the name of an interface may be: others are told it as it is.
+    // An interface name has at most 15 bytes. Other peers are told the name unchanged.
     if (zone) |at| switch (host.len - at - 1) {
         1...15 => if (!is_name(host[at + 1 ..])) return false,
         else => return false,
@@ -244,7 +250,7 @@ test "a peer may tell others of one host and a port, and of nothing else" {
         "a/b:1",              "[::1]x:1",              "",            "[g::1]:1",
         "<b>:1",              "[::ffff:3758096385]:1",
     }) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse_told(text));
-    // Longer than the name of an interface.
+    // The zone is longer than an interface name may be.
     const zone = Endpoint.parse_told("[fe80::1%zzzzzzzzzzzzzzzz]:1");
     try std.testing.expectError(error.BadAddress, zone);
 }

@@ -1,4 +1,4 @@
-//! Identities: a peer, a run, and a set of ranks. They are plain bytes, equal on every platform.
+//! Identities of peers and runs, and sets of ranks. They are plain bytes, equal on every platform.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -6,15 +6,16 @@ const assert = std.debug.assert;
 
 pub const RunId = [16]u8;
 
-/// The host that a connection comes from: an IPv6 address, or an IPv4 address mapped to one. All
-/// zeros where it is unknown.
+/// The host that a connection comes from: an IPv6 address, or an IPv4 address mapped to IPv6. All
+/// zeros: unknown.
 pub const Source = [16]u8;
-/// Enough of a run id to tell runs apart, and too little to join: what errors and tables show.
+/// The first bytes of a run id, which errors and tables show: enough to tell runs apart, too few to
+/// join.
 pub fn short_run(id: *const RunId) [8]u8 {
     return std.fmt.bytesToHex(id[0..4].*, .lower);
 }
 
-/// A peer is a process in the run; the id is drawn at random when it connects.
+/// The id of a peer, which is a process in the run. It is drawn at random when the peer connects.
 pub const PeerId = struct {
     bytes: [16]u8,
 
@@ -34,7 +35,7 @@ pub const PeerId = struct {
         return std.mem.order(u8, &a.bytes, &b.bytes) == .lt;
     }
 
-    /// The first eight hex digits: what error sentences and tables show.
+    /// The first eight hex digits of the id, as errors and tables show it.
     pub fn short(id: PeerId) [8]u8 {
         return std.fmt.bytesToHex(id.bytes[0..4].*, .lower);
     }
@@ -50,7 +51,7 @@ pub const Mask = struct {
 
     pub const empty: Mask = .{};
 
-    /// Ranks 0 .. count-1.
+    /// The ranks 0 to `ranks` - 1.
     pub fn full(ranks: usize) Mask {
         var mask: Mask = .{};
         for (0..ranks) |rank| mask.set(rank);
@@ -73,14 +74,14 @@ pub const Mask = struct {
         for (&mask.words, other.words) |*a, b| a.* |= b;
     }
 
-    /// The members of `mask` that are not in `other`.
+    /// The ranks of `mask` that are not in `other`.
     pub fn without(mask: *const Mask, other: *const Mask) Mask {
         var left = mask.*;
         for (&left.words, other.words) |*a, b| a.* &= ~b;
         return left;
     }
 
-    /// The members of both.
+    /// The ranks that are in both masks.
     pub fn intersect(mask: *const Mask, other: *const Mask) Mask {
         var both = mask.*;
         for (&both.words, other.words) |*a, b| a.* &= b;
@@ -107,13 +108,13 @@ pub const Mask = struct {
         return std.mem.eql(u64, &a.words, &b.words);
     }
 
-    /// Every rank of `part` is in `mask`.
+    /// Whether every rank of `part` is in `mask`.
     pub fn covers(mask: *const Mask, part: *const Mask) bool {
         for (mask.words, part.words) |a, b| if (b & ~a != 0) return false;
         return true;
     }
 
-    /// Position of `rank` among the members of the mask, in rank order.
+    /// Position of `rank` among the ranks of the mask, in rank order.
     pub fn position(mask: *const Mask, rank: usize) u32 {
         var total: u32 = 0;
         for (mask.words[0 .. rank / 64]) |word| total += @popCount(word);
@@ -121,7 +122,7 @@ pub const Mask = struct {
         return total + @popCount(mask.words[rank / 64] & below);
     }
 
-    /// The rank at `wanted` among the members of the mask. Asserts that it exists.
+    /// The rank at position `wanted` among the ranks of the mask. Asserts that the position exists.
     pub fn at(mask: *const Mask, wanted: usize) u16 {
         var left = wanted;
         for (mask.words, 0..) |word_start, index| {

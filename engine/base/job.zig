@@ -1,28 +1,29 @@
-//! job: a small part of an operation's work on memory, which any thread may do: add, encode, copy,
-//! hash. Whoever makes jobs decides what is done (collective); who runs them, and when, is a
-//! runner's: the threads of net/worker.zig, or the simulator in an order drawn from a seed.
+//! Job: a small part of an operation's work on memory (add, encode, copy, hash), which any thread
+//! may do. collective decides what a job does. A runner decides who runs it, and when: the threads
+//! of net/worker.zig, or the simulator in an order drawn from a seed.
 
 pub const Job = struct {
-    /// Does it. Nothing else touches its memory meanwhile, and it touches nothing else.
+    /// Does the job. Meanwhile nothing else uses the job's memory, and the job uses no other
+    /// memory.
     run: *const fn (job: *Job) void,
-    /// Whose it is. Jobs of one owner are fenced together.
+    /// The operation or transfer that the job belongs to. A fence waits for all jobs of one owner.
     owner: *const anyopaque,
-    /// The runner's, from `post` until the owner has been told or the fence has returned.
+    /// For the runner's lists, from `post` until the owner has been told or the fence has returned.
     next: ?*Job = null,
 };
 
-/// Where jobs go that are not done at once. All of it is called under the lock of a session.
+/// Does jobs that their makers hand over. Its functions are called under the lock of a session.
 pub const Runner = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
-    /// Smaller ones are done at once, by whoever makes them: to hand them over costs more.
+    /// Jobs of fewer bytes are done at once by their maker, because handing them over costs more.
     bytes_min: usize,
 
     pub const VTable = struct {
-        /// Some thread will run it. Then the session is told, once: session/driver.zig: job_done.
+        /// Hands a job to some thread, and tells the session once when the job is done
+        /// (session/driver.zig: job_done).
         post: *const fn (ctx: *anyopaque, job: *Job) void,
-        /// Returns when all jobs of this owner have been run. The session is told of none of them
-        /// any more.
+        /// Waits until all jobs of this owner are done. The session is not told of these jobs.
         fence: *const fn (ctx: *anyopaque, owner: *const anyopaque) void,
     };
 

@@ -1,6 +1,6 @@
 //! Label: the name of a peer for people, "node7:4242 #2", shown beside its id in logs, errors and
-//! the status. The peer chooses its label, so two peers may have the same, and no decision depends
-//! on it. protocol/membership.zig tells labels; a peer keeps those of the others in
+//! the status. The peer chooses its label, so two peers may have equal labels, and no decision
+//! depends on a label. protocol/membership.zig sends labels; a peer keeps labels of other peers in
 //! session/session.zig.
 
 const std = @import("std");
@@ -10,10 +10,11 @@ const text = @import("text.zig");
 
 pub const Label = struct {
     storage: [limits.label_bytes_max]u8 = undefined,
-    /// 0: the peer has said none, or it is not known here.
+    /// Bytes of the label; 0: the peer has chosen no label, or its label is not known here.
     length: u8 = 0,
 
-    /// Null: nobody may have it, because it is too long or cannot be shown.
+    /// Reads a label from a message. Null if the label is too long or contains what cannot be
+    /// shown.
     pub fn read(bytes: []const u8) ?Label {
         var label: Label = .{};
         if (bytes.len == 0) return label;
@@ -23,7 +24,8 @@ pub const Label = struct {
         return label;
     }
 
-    /// The name that this machine gives itself may be anything: as far as it can be shown.
+    /// Makes a label of any text, such as a name of this machine: escapes what cannot be shown, and
+    /// cuts what is too long.
     pub fn shown(bytes: []const u8) Label {
         var label: Label = .{};
         label.length = @intCast(text.show(bytes, &label.storage).len);
@@ -34,13 +36,14 @@ pub const Label = struct {
         return label.storage[0..label.length];
     }
 
-    /// As it stands in a line behind the id of its peer: " (node7:4242)", or nothing.
+    /// Writes the label as it follows the id of its peer in a line: " (node7:4242)", or nothing if
+    /// empty.
     pub fn format(label: *const Label, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (label.length > 0) try writer.print(" ({s})", .{label.slice()});
     }
 };
 
-/// A peer in a line of a log: "7f3a01c2 (node7:4242)".
+/// A peer in a log line: "7f3a01c2 (node7:4242)".
 pub const Named = struct {
     id: PeerId,
     label: Label,
@@ -50,7 +53,7 @@ pub const Named = struct {
     }
 };
 
-/// A member in the words of an error: "rank 3 (node7:4242, 7f3a01c2)".
+/// A member in an error text: "rank 3 (node7:4242, 7f3a01c2)".
 pub const Ranked = struct {
     rank: usize,
     id: PeerId,

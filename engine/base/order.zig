@@ -1,6 +1,6 @@
 //! Order: the members of an attempt in the order of their ring, by position. It is rank order
-//! unless links are broken. Paths: that order, and the members that reach everybody.
-//! protocol/path.zig decides them; collective/ring.zig and direct.zig move data along them.
+//! unless links are broken. Paths: an order, and the hubs, members that reach all others.
+//! protocol/path.zig decides both; collective/ring.zig and direct.zig move data along them.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -12,7 +12,7 @@ pub const Order = struct {
     ranks: [limits.peers_max]u16 = undefined,
     count: u16 = 0,
 
-    /// Rank order.
+    /// The ranks of `alive` in rank order.
     pub fn of(alive: *const Mask) Order {
         var order: Order = .{};
         for (0..limits.peers_max) |rank| if (alive.has(rank)) order.append(@intCast(rank));
@@ -29,18 +29,18 @@ pub const Order = struct {
         return order.ranks[0..order.count];
     }
 
-    /// The rank at this position, counted round the ring.
+    /// The rank at position `wanted`, which is counted on round the ring if it exceeds `count`.
     pub fn at(order: *const Order, wanted: usize) u16 {
         return order.ranks[wanted % order.count];
     }
 
-    /// Asserts that the rank is in it.
+    /// The position of a rank. Asserts that the rank is in the order.
     pub fn position(order: *const Order, rank: usize) u16 {
         for (order.slice(), 0..) |other, index| if (other == rank) return @intCast(index);
         unreachable;
     }
 
-    /// True for ranks that rise, as `of` makes them.
+    /// Whether the ranks rise, as in an order that `of` makes.
     pub fn is_rank_order(order: *const Order) bool {
         return std.sort.isSorted(u16, order.slice(), {}, std.sort.asc(u16));
     }
@@ -50,8 +50,8 @@ pub const Order = struct {
     }
 };
 
-/// Whether those at positions a and b of `count` keep a link. `world_size` is that of the epoch,
-/// lost members included: few who are left of a large one go on in a ring (Paths).
+/// Whether the members at positions a and b of `count` keep a link. `world_size`: members of the
+/// epoch, including lost ones. The few survivors of a large epoch still go on in a ring (Paths).
 pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
     if (a == b) return false;
     if (world_size <= limits.full_mesh_max) return true;
@@ -59,13 +59,14 @@ pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
     return @min(distance, count - distance) <= limits.ring_reach;
 }
 
-/// A call's wish for its schedule (collective/board.zig). Broken links may leave no choice.
+/// A call's wish for its schedule (collective/board.zig), which broken links may overrule.
 pub const Plan = enum(u8) {
-    /// By kind and codec.
+    /// The schedule follows from kind and codec.
     auto = 0,
-    /// From each to the next (collective/ring.zig).
+    /// Data goes from each member to the next (collective/ring.zig).
     ring = 1,
-    /// From everybody to the owners, from the owners to everybody (collective/direct.zig).
+    /// Data goes from all members to the owners, and from these to all members
+    /// (collective/direct.zig).
     direct = 2,
 
     pub fn from_int(number: u8) ?Plan {
@@ -73,22 +74,22 @@ pub const Plan = enum(u8) {
     }
 };
 
-/// The paths for the data of an attempt, as far as links are known to be broken.
+/// The paths for the data of an attempt, avoiding links that are known to be broken.
 pub const Paths = struct {
-    /// The order of the ring; that of the ranks if there is none.
+    /// The order of the ring; rank order if there is no ring.
     order: Order,
     has_ring: bool = true,
-    /// Ranks that reach all others. They may own chunks of a direct schedule.
+    /// Members that reach all others. Hubs may own chunks of a direct schedule.
     hubs: Mask,
 
-    /// With all links that there are: in a large world no member has links to all others, also
-    /// when few are left of it. `world_size` is that of the epoch, lost members included.
+    /// The paths if no link is broken. In a large epoch no member has links to all others, even
+    /// when few members survive. `world_size`: members of the epoch, including lost ones.
     pub fn all(alive: *const Mask, world_size: usize) Paths {
         const hubs: Mask = if (world_size > limits.full_mesh_max) .empty else alive.*;
         return .{ .order = .of(alive), .hubs = hubs };
     }
 
-    /// From one to the other, and to nobody else.
+    /// The paths of a message: only its two ranks exchange data.
     pub fn between(pair: Pair) Paths {
         var both: Mask = .empty;
         for (pair.ranks()) |rank| both.set(rank);
@@ -120,6 +121,6 @@ test "those who are left of a large world keep links to neighbours only, as they
     try expect(!reaches(0, 16, 32, 33));
     try expect(reaches(0, limits.ring_reach, 32, 33) and reaches(31, 1, 32, 33));
     try expect(!reaches(0, limits.ring_reach + 1, 32, 33));
-    // So few that their neighbours are all.
+    // Every survivor is a neighbour of every other.
     for (0..7) |a| for (0..7) |b| try expect(reaches(a, b, 7, 40) == (a != b));
 }

@@ -1,7 +1,6 @@
-//! Pair: the sender and the receiver of a message, as ranks of an epoch. The two number their
-//! messages by themselves, so the operation of a send and its recv has a tag of its own, which
-//! names both: anybody that sees the tag knows whose operation it is. Used by protocol/epoch.zig,
-//! protocol/member.zig.
+//! Pair: the sender and the receiver of a message, as ranks of an epoch. These two number their
+//! messages between themselves, so a send and its recv have a tag that contains both ranks: the tag
+//! alone tells who calls the operation. Used by protocol/epoch.zig, protocol/member.zig.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -20,7 +19,7 @@ pub const Pair = struct {
         assert(limits.pair_tags_first % room == 0);
     }
 
-    /// `user_tag` is below limits.pair_user_tags.
+    /// The tag of a message of this pair. `user_tag` must be below limits.pair_user_tags.
     pub fn tag(pair: Pair, user_tag: u64) u64 {
         assert(user_tag < limits.pair_user_tags and pair.src < limits.peers_max);
         assert(pair.dst < limits.peers_max);
@@ -28,7 +27,7 @@ pub const Pair = struct {
         return limits.pair_tags_first + both * limits.pair_user_tags + user_tag;
     }
 
-    /// Whose operations have this tag; null if all members call them.
+    /// The pair whose messages have this tag. Null if all members call operations of this tag.
     pub fn of(any_tag: u64) ?Pair {
         if (any_tag < limits.pair_tags_first or any_tag >= limits.state_tags_first) return null;
         const both = (any_tag - limits.pair_tags_first) / limits.pair_user_tags;
@@ -38,7 +37,7 @@ pub const Pair = struct {
         };
     }
 
-    /// The caller's number of a tag.
+    /// The tag as the user named it.
     pub fn user_tag_of(any_tag: u64) u64 {
         return if (of(any_tag) == null) any_tag else any_tag % limits.pair_user_tags;
     }
@@ -47,7 +46,7 @@ pub const Pair = struct {
         return rank == pair.src or rank == pair.dst;
     }
 
-    /// The other one of the two.
+    /// The other rank of the pair.
     pub fn other(pair: Pair, rank: u16) u16 {
         return if (rank == pair.src) pair.dst else pair.src;
     }
@@ -57,16 +56,16 @@ pub const Pair = struct {
     }
 };
 
-/// Calls of a member that take turns beyond those that it may have in flight. A message waits for
-/// those of its direction alone: so a member that calls many receives before its sends does not
-/// wait for itself, and its collectives wait for no message. Used by protocol/member.zig for what a
-/// member calls, and by protocol/epoch.zig for what it tells.
+/// The queue in which a call beyond the operations in flight waits for its turn. A message waits
+/// only for messages of its direction: so a member that calls many receives before its sends does
+/// not wait for itself, and its collectives wait for no message. Used by protocol/member.zig for
+/// calls of a member, and by protocol/epoch.zig for what a member reports.
 pub const Turns = enum {
     of_all,
     send,
     recv,
 
-    /// Those of an operation with this tag, for the member of this rank.
+    /// The queue of an operation with this tag, at the member of this rank.
     pub fn of(any_tag: u64, rank: u16) Turns {
         const pair = Pair.of(any_tag) orelse return .of_all;
         return if (pair.src == rank) .send else .recv;

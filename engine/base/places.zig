@@ -1,40 +1,40 @@
-//! places: which connection gets a place among those that have not said who they are yet, and which
-//! one loses its place. Any stranger can take places, so there are few of them, and a guest from
-//! the network that has taken most goes first: a crowd from one network keeps nobody else out. The
-//! doors are those of the coordinator (protocol/door.zig) and of each peer
-//! (session/dial.zig).
+//! places: which new connections get a place, and which lose theirs, before they have sent a valid
+//! first message. Any stranger can take places, so places are few, and a guest from the network
+//! that has taken most of them goes first: a crowd from one network keeps no other network out. The
+//! coordinator (protocol/door.zig) and each peer (session/dial.zig) have a door.
 
 const std = @import("std");
 const limits = @import("limits.zig");
 const Prng = @import("prng.zig").Prng;
 const Source = @import("ids.zig").Source;
 
-/// Somebody who has a place.
+/// A connection that has a place.
 pub const Guest = struct {
     source: Source,
-    /// Nothing of its first message is there.
+    /// No byte of the guest's first message has arrived.
     silent: bool,
-    /// It has come just now, so its first message may be there and nobody has looked.
+    /// The guest has just connected; its first message may have arrived unread.
     fresh: bool = false,
 };
 
 pub const Door = struct {
     places: usize,
-    /// Places besides, one for each who is expected and has not said yet that it is there. Nobody
-    /// knows which of the guests these are; while they come, there is so much more room.
+    /// Extra places, one for each expected connection that has not identified itself. Which guests
+    /// these are is not known, so all guests share the extra places.
     expected: usize = 0,
 
     pub const Answer = enum {
         enter,
-        /// Somebody must go first.
+        /// Another guest must go first.
         make_room,
-        /// Not this time.
+        /// The connection is refused this time.
         turn_away,
     };
 
-    /// When more than half of the places are taken, some who come are turned away before it comes
-    /// to pushing others out: none at half, every second when all are taken. `is_known`: it comes
-    /// from where somebody is that is known; those are spared.
+    /// Decides about a new connection. When more than half of the places are taken, some
+    /// connections are refused at random before guests are pushed out: none at half, every second
+    /// when all places are taken. `is_known`: a known peer is in the same network, so the
+    /// connection is not refused.
     pub fn answer(door: Door, prng: *Prng, taken: usize, is_known: bool) Answer {
         const room = door.places + door.expected;
         const half = door.expected + door.places / 2;
@@ -44,11 +44,12 @@ pub const Door = struct {
     }
 };
 
-/// Guests of one door or of one kind; more than that are never counted together.
+/// Guests of one door or of one kind that can be counted together.
 pub const guests_max = limits.strangers_max + limits.peers_max;
 
-/// Whoever must go: drawn among those from the network that has most guests, of these a silent one
-/// if there is any. Null: all have come just now. `guest_of` gives null for other peers.
+/// The guest that must go: drawn among guests of the network that has most, of these a silent one
+/// if there is one. Null: all guests have just connected. `guest_of` returns null for connections
+/// that are no guests.
 pub fn draw(
     comptime T: type,
     items: []const *T,
@@ -76,8 +77,8 @@ pub fn draw(
     return chosen;
 }
 
-/// The network of an address. A stranger may have as many addresses as it likes in one, so it
-/// counts once: all that share the first 64 bits of an IPv6 address. An IPv4 address is one.
+/// The network of an address: the first 64 bits of an IPv6 address, because a stranger may have as
+/// many addresses as it likes in there. An IPv4 address is a network of its own.
 pub fn network_of(source: Source) Source {
     if (std.mem.startsWith(u8, &source, &mapped_prefix)) return source;
     var network: Source = @splat(0);

@@ -1,5 +1,5 @@
-//! Prng: SplitMix64. The creator of a state machine seeds it, never the machine itself, so that a
-//! simulation replays. Not for secrets.
+//! Prng: SplitMix64. The creator of a state machine passes the seed, so that a simulation replays.
+//! Not for secrets.
 
 const std = @import("std");
 
@@ -23,7 +23,7 @@ pub const Prng = struct {
         return @intCast(@as(u128, prng.next()) * bound >> 64);
     }
 
-    /// True once in `one_in` draws.
+    /// Returns true in one of `one_in` draws on average.
     pub fn chance(prng: *Prng, one_in: u64) bool {
         return prng.below(one_in) == 0;
     }

@@ -1,7 +1,6 @@
-//! Region: memory for the many small lists of an operation, which are given back together. It is an
-//! arena for one thread. The arena of the standard library serves several threads, and pays for it
-//! with two atomic operations for each list; an operation has thirty lists. One block is mostly
-//! enough.
+//! Region: memory for the many small lists of an operation, which are freed together. It is an
+//! arena for one thread. The arena of the standard library serves several threads, at the cost of
+//! two atomic operations for each list; an operation has thirty lists. One block is mostly enough.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;
@@ -10,14 +9,14 @@ const unfilled = @import("unfilled.zig");
 
 pub const Region = struct {
     gpa: Allocator,
-    /// The rest of the last block.
+    /// The unused rest of the last block.
     free: []u8 = &.{},
     last: ?*Block = null,
 
-    /// The head of a block: `bytes` is all of it.
+    /// The head of a block. `bytes`: size of the block with its head.
     const Block = struct { before: ?*Block, bytes: usize };
 
-    /// An operation of few pieces needs no more.
+    /// Bytes of the first block: enough for an operation of few pieces.
     const first_bytes = 4 * 1024;
 
     pub fn init(gpa: Allocator) Region {
@@ -33,7 +32,8 @@ pub const Region = struct {
         region.free = &.{};
     }
 
-    /// Valid while the region stays where it is; what was had stays valid after it has moved.
+    /// The region as an allocator, valid until the region moves. Memory that it has given stays
+    /// valid after a move.
     pub fn allocator(region: *Region) Allocator {
         return .{ .ptr = region, .vtable = &vtable };
     }
@@ -61,8 +61,8 @@ pub const Region = struct {
         return region.free.ptr + skipped;
     }
 
-    /// Each block is twice the one before, or as large as it must be. Checked sums: a size may
-    /// come from a call.
+    /// Adds a block, twice as large as the last, or as large as `bytes` needs. Sums are checked,
+    /// because a size may come from a user's call.
     fn grow(region: *Region, bytes: usize, alignment: Alignment) bool {
         const head = @sizeOf(Block) + alignment.toByteUnits();
         const needed = std.math.add(usize, bytes, head) catch return false;

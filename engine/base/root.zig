@@ -1,5 +1,5 @@
 //! base: ids, limits, element types, time, randomness and small containers, for every other layer.
-//! It knows nothing of peers, frames or sockets. Next: wire/root.zig (bytes <-> values).
+//! It has no peers, frames or sockets. Next: wire/root.zig (bytes <-> values).
 
 const std = @import("std");
 
@@ -36,7 +36,7 @@ pub const DType = dtype.DType;
 pub const ReduceOp = dtype.ReduceOp;
 pub const Codec = codec.Codec;
 
-/// Monotonic nanoseconds. The sans-I/O layers are told the time; they never ask for it.
+/// Monotonic nanoseconds. Drivers pass the time to the sans-I/O layers, which read no clock.
 pub const Instant = u64;
 pub const never: Instant = std.math.maxInt(u64);
 

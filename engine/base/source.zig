@@ -1,15 +1,15 @@
 //! Source: the host that a connection comes from, as a number: whether it is this machine, and how
-//! it is written. Texts with names in them: endpoint.zig.
+//! it is written. endpoint.zig has addresses as text, also with host names.
 
 const std = @import("std");
 const Endpoint = @import("endpoint.zig").Endpoint;
 const Source = @import("ids.zig").Source;
 
-/// Begins an IPv4 address that is written as an IPv6 address.
+/// The first bytes of an IPv4 address that is written as an IPv6 address.
 const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
 const loopback_v6 = [_]u8{0} ** 15 ++ [_]u8{1};
 
-/// It leads to the machine of whoever uses it, whichever that is.
+/// Whether the address leads every machine to itself.
 pub fn is_loopback(source: Source) bool {
     const in_v4 = mapped_prefix ++ [_]u8{127};
     return std.mem.startsWith(u8, &source, &in_v4) or std.mem.eql(u8, &source, &loopback_v6);
@@ -19,17 +19,17 @@ pub fn is_unknown(source: Source) bool {
     return std.mem.allEqual(u8, &source, 0);
 }
 
-/// "[v6]:port" has at most so many bytes.
+/// Bytes of the longest "[v6]:port".
 pub const text_bytes_max = 8 * 5 + 2 + 6;
 
-/// "host:port", which Endpoint.parse_told reads if it is one host.
+/// Writes "host:port", which Endpoint.parse_told reads back if the source is one host.
 pub fn write(source: Source, port: u16, text: *[text_bytes_max]u8) []const u8 {
     var writer: std.Io.Writer = .fixed(text);
-    put(source, port, &writer) catch unreachable; // it has room for the longest
+    put(source, port, &writer) catch unreachable; // the buffer has room for the longest
     return writer.buffered();
 }
 
-/// The same without the port: "10.1.2.3", "[2001:db8:0:0:0:0:0:7]"; nothing where it is unknown.
+/// Writes the host without a port: "10.1.2.3", "[2001:db8:0:0:0:0:0:7]"; nothing if it is unknown.
 pub fn write_host(source: Source, text: *[text_bytes_max]u8) []const u8 {
     if (is_unknown(source)) return "";
     const whole = write(source, 0, text);

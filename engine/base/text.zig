@@ -1,4 +1,4 @@
-//! text: text from others: which of it may be a name, and how any of it is shown to people. A bad
+//! text: text from other processes: what may be a name, and how any text is shown to people. A bad
 //! name is refused where it comes in (protocol/door.zig, session/state.zig); all other text that
 //! reaches a log, an error or the status goes through `show`.
 
@@ -6,8 +6,8 @@ const std = @import("std");
 const limits = @import("limits.zig");
 const unicode = std.unicode;
 
-/// The names that groups and tensors may have: UTF-8, and nothing that a terminal obeys, that ends
-/// a line or that turns the order of letters.
+/// Whether the text may name a group or a tensor: UTF-8 without characters that control a terminal,
+/// end a line or change the direction of writing.
 pub fn is_name(bytes: []const u8) bool {
     if (bytes.len == 0 or bytes.len > limits.name_bytes_max) return false;
     var rest = bytes;
@@ -19,9 +19,9 @@ pub fn is_name(bytes: []const u8) bool {
     return true;
 }
 
-/// Writes what can be shown of `bytes` into `to`: letters as they are, everything that a terminal
-/// obeys, that ends a line or that is no UTF-8 as "\x1b" or "\u{202e}". Text without room is cut,
-/// between two letters.
+/// Writes `bytes` into `to` so that they can be shown: letters as they are; characters that control
+/// a terminal, end a line or change the direction of writing, and bytes that are no UTF-8, as
+/// "\x1b" or "\u{202e}". A text that is too long is cut between letters.
 pub fn show(bytes: []const u8, to: []u8) []u8 {
     var writer: std.Io.Writer = .fixed(to);
     var rest = bytes;
@@ -35,7 +35,7 @@ pub fn show(bytes: []const u8, to: []u8) []u8 {
 }
 
 const Letter = struct {
-    /// Null: these bytes are no UTF-8, and `length` is 1.
+    /// The letter; null: the byte begins no UTF-8 letter, and `length` is 1.
     code: ?u21,
     length: u3,
 
@@ -49,11 +49,11 @@ const Letter = struct {
 
     fn is_plain(letter: Letter) bool {
         return switch (letter.code orelse return false) {
-            // Control characters.
+            // control characters
             0...0x1f, 0x7f...0x9f => false,
-            // Ends of a line and of a paragraph.
+            // ends of a line and of a paragraph
             0x2028, 0x2029 => false,
-            // These turn the direction of writing, for a letter, for a while or from here on.
+            // characters that change the direction of writing
             0x061c, 0x200e, 0x200f, 0x202a...0x202e, 0x2066...0x2069 => false,
             else => true,
         };
@@ -67,7 +67,7 @@ const Letter = struct {
     }
 };
 
-/// A number of things: "1 element", "2 elements".
+/// A number with its noun: "1 element", "2 elements".
 pub const Counted = struct {
     number: u64,
     what: []const u8,
@@ -110,7 +110,8 @@ test "what is shown is text that a terminal does not obey, and is cut between le
         .{ "\xf0\x9f\x92", "\\xf0\\x9f\\x92" },
     };
     for (cases) |case| try testing.expectEqualStrings(case[1], show(case[0], &room));
-    // Every length of the room: a beginning of the whole, and no half letter.
+    // For every size of the buffer, the text shown is a beginning of the whole, without half
+    // letters.
     const text = "aö\n\u{202e}日";
     const whole = "aö\\x0a\\u{202e}日";
     for (0..room.len) |size| {

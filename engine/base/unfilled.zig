@@ -1,8 +1,7 @@
-//! unfilled: memory that is about to be written. With safety, an allocator fills its memory with
-//! 0xaa when it hands it out and again when it takes it back. For undo logs and leaves that is two
-//! passes more than the operation needs, and makes pages resident that nobody uses. For the lists
-//! of an operation, of which there are thirty, the fill costs more than the reservation. A user of
-//! this memory must read nothing that was not written.
+//! unfilled: memory whose user writes it before reading it. In safe builds, an allocator fills
+//! memory with 0xaa when it hands it out and again when it takes it back. For undo logs and leaves
+//! these are two passes more than the operation needs, and unused pages become resident. For the
+//! thirty small lists of an operation, the fill costs more than the reservation.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;
@@ -26,12 +25,12 @@ pub fn free(gpa: Allocator, comptime alignment: Alignment, buffer: Buffer(alignm
     if (buffer.len > 0) gpa.rawFree(buffer, alignment, @returnAddress());
 }
 
-/// One item, which `destroy` gives back.
+/// Memory for a `T` that nothing has written yet. gpa.destroy frees it.
 pub fn create(gpa: Allocator, comptime T: type) Allocator.Error!*T {
     return @ptrCast(try alloc(gpa, .of(T), @sizeOf(T)));
 }
 
-/// Items, for an arena that gives them back, or for `free_list`.
+/// Memory for `count` items that nothing has written yet. The arena or `free_list` frees it.
 pub fn list(arena: Allocator, comptime T: type, count: usize) Allocator.Error![]T {
     const bytes = std.math.mul(usize, count, @sizeOf(T)) catch return error.OutOfMemory;
     return @ptrCast(try alloc(arena, .of(T), bytes));

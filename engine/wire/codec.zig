@@ -1,15 +1,16 @@
-//! codec: explicit little-endian encoding of plain structs, written once for all control messages.
-//! Integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested structs,
-//! `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in declaration order.
-//! No padding, no pointers, no allocation: a decoded value refers to the bytes it came from. Where
-//! all values of a type have the same size, its bytes are taken at once and their places are known
-//! at compile time, so that one check suffices for all of its fields.
+//! codec: explicit little-endian encoding of plain structs, used for all control messages. It
+//! encodes integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested
+//! structs, `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in
+//! declaration order. There is no padding, no pointer and no allocation: a decoded value refers to
+//! the bytes it was read from. If all values of a type have one size, its bytes are taken at once
+//! and the offsets of its fields are known at compile time, so that one check suffices for all
+//! fields.
 //!
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
-//! lists. A struct names them in `bounds`: the largest legal value for each field, or `.any` for a
-//! number from which nothing is computed: it is compared, handed back or shown. A field without a
-//! bound does not compile. The code that reads a list must check the integers in it. A struct whose
-//! fields must go together has a method `exists`; one for which that is false is not read.
+//! lists. A struct has its bounds in `bounds`: the largest legal value of each field, or `.any` for
+//! a number that is only compared, returned or shown. A field without a bound does not compile. The
+//! code that reads a list must check the integers in the list. A struct may have a method `exists`:
+//! values for which it returns false are errors.
 
 const std = @import("std");
 
@@ -34,7 +35,7 @@ pub const Writer = struct {
         @memcpy(try writer.room(bytes.len), bytes);
     }
 
-    /// The next so many bytes, for the caller to fill.
+    /// Takes the next `count` bytes, which the caller fills.
     inline fn room(writer: *Writer, count: usize) Error![]u8 {
         if (writer.bytes.len - writer.offset < count) return error.TooLong;
         defer writer.offset += count;
@@ -42,7 +43,7 @@ pub const Writer = struct {
     }
 };
 
-/// Bytes of any length, at most what the message allows.
+/// Bytes whose length is bounded only by the message and `bounds`.
 pub const Bytes = struct {
     data: []const u8 = "",
 
@@ -53,16 +54,16 @@ pub const Bytes = struct {
     }
 };
 
-/// A sequence of T. To send one, give the items; a received one is read with `iterator`.
+/// A sequence of T. The sender sets `items`; the receiver reads the elements with `iterator`.
 pub fn List(comptime T: type) type {
     return struct {
         const Self = @This();
         pub const wire_item = T;
 
         count: u32 = 0,
-        /// Set on the sending side.
+        /// The elements; set by the sender only.
         items: []const T = &.{},
-        /// Set on the receiving side: validated, still encoded.
+        /// The checked and still encoded elements; set by the receiver only.
         encoded: []const u8 = "",
 
         pub fn of(items: []const T) Self {
@@ -82,7 +83,7 @@ pub fn List(comptime T: type) type {
                 if (it.index == it.list.count) return null;
                 defer it.index += 1;
                 if (it.list.items.len > 0) return it.list.items[it.index];
-                // Decoding was checked when the message was read.
+                // `read` checked all elements when it read the list
                 return read(T, &it.reader) catch unreachable;
             }
         };
@@ -133,7 +134,7 @@ fn write_fixed(comptime T: type, value: *const T, bytes: *Fixed(T)) void {
                 start += size;
             }
         },
-        else => comptime unreachable, // fixed_bytes
+        else => comptime unreachable, // fixed_bytes refuses other types
     }
 }
 
@@ -169,7 +170,7 @@ fn read_fixed(comptime T: type, bytes: *const Fixed(T)) Error!T {
             }
             return existing(T, value);
         },
-        else => comptime unreachable, // fixed_bytes
+        else => comptime unreachable, // fixed_bytes refuses other types
     }
 }
 
@@ -211,7 +212,8 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
         } else if (@hasDecl(T, "wire_item")) {
             const count = try read(u32, reader);
             const start = reader.offset;
-            // Each element takes at least one byte, so a lying count ends with the message.
+            // Each element takes at least one byte, so a count that is too large ends with
+            // error.Short.
             for (0..count) |_| _ = try read(T.wire_item, reader);
             return .{ .count = count, .encoded = reader.bytes[start..reader.offset] };
         } else {
@@ -242,7 +244,7 @@ fn check_bound(
     }
 }
 
-/// The largest legal value of a field; null where any is, or where its type says it.
+/// The largest legal value of a field. Null if every value is legal, or if the type has the bound.
 fn bound_of(comptime T: type, comptime field: std.builtin.Type.StructField) ?u128 {
     const measured = @typeInfo(field.type) == .int or (@typeInfo(field.type) == .@"struct" and
         (@hasDecl(field.type, "is_wire_bytes") or @hasDecl(field.type, "wire_item")));
@@ -255,7 +257,7 @@ fn bound_of(comptime T: type, comptime field: std.builtin.Type.StructField) ?u12
     return null;
 }
 
-/// The quantity that a bound limits: the number, the length of bytes, or how many items a list has.
+/// The number that a bound limits: an integer, the length of `Bytes`, or the count of a list.
 fn measure(part: anytype) u128 {
     const T = @TypeOf(part);
     if (@typeInfo(T) == .int) return part;

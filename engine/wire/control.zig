@@ -1,7 +1,7 @@
-//! control: the messages between a peer and the coordinator. One struct per message; the union's
-//! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
-//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes:
-//! docs/internals/PROTOCOL.md.
+//! control: the messages between a peer and the coordinator. There is a struct for each message;
+//! its place in the union `Message` is its number on the wire. Framing: u32 body length, u16 kind,
+//! u16 zero, body (codec.zig). protocol/coordinator.zig and protocol/member.zig act on messages;
+//! docs/internals/PROTOCOL.md has the bytes.
 
 const std = @import("std");
 const base = @import("base");
@@ -17,10 +17,10 @@ const limits = base.limits;
 
 pub const header_bytes = 8;
 
-/// Parts of the bounds of messages (codec.zig). Numbers of epochs, attempts, rounds and
-/// decisions are `.any`: whoever reads one compares it with those that it has given itself.
+/// The largest number of a group. Numbers of epochs, attempts, rounds and decisions have the bound
+/// `.any`, because their receiver only compares them with numbers that it has given itself.
 const group_last = limits.groups_max - 1;
-/// The safe point after it has a number, too.
+/// The largest count of safe points in a message, after which one more still has a number.
 const safe_points_told_max = limits.safe_points_max - 1;
 
 pub const OpKind = enum(u8) {
@@ -34,10 +34,10 @@ pub const OpKind = enum(u8) {
     scatter = 7,
     gather = 8,
     all_to_all = 9,
-    /// One sends, one receives, and the others have no part in it.
+    /// One member sends, one receives, and all other members have no part in the operation.
     send_recv = 10,
 
-    /// All that follows from a kind; a new one must say all of it.
+    /// All traits of each kind, which a new kind must list, too.
     const traits: std.EnumArray(OpKind, std.EnumSet(Trait)) = .init(.{
         .all_reduce = .initMany(&.{ .reduces, .has_codecs }),
         .broadcast = .initMany(&.{.has_root}),
@@ -68,23 +68,23 @@ pub const OpKind = enum(u8) {
         return traits.get(kind).contains(trait);
     }
 
-    /// Contributions are added up.
+    /// Whether contributions of members are added up.
     pub fn reduces(kind: OpKind) bool {
         return kind.has(.reduces);
     }
 
-    /// Data on the wire can be encoded. The buffer of a root that broadcasts is only read, so it
-    /// would keep what the others get rounded.
+    /// Whether data on the wire can be encoded. A broadcast cannot, because its root only reads its
+    /// buffer, and would keep exact values where other members get rounded ones.
     pub fn has_codecs(kind: OpKind) bool {
         return kind.has(.has_codecs);
     }
 
-    /// Each shard is carried from one rank to another.
+    /// Whether each shard is carried from one rank to another unchanged.
     pub fn carries(kind: OpKind) bool {
         return kind.has(.carries);
     }
 
-    /// The root alone has a result.
+    /// Whether only the root gets a result.
     pub fn ends_at_root(kind: OpKind) bool {
         return kind.has(.ends_at_root);
     }
@@ -93,12 +93,12 @@ pub const OpKind = enum(u8) {
         return kind.has(.has_root);
     }
 
-    /// Each rank has a shard of the elements, or one for each rank.
+    /// Whether each rank has a shard of the elements, or a shard for each rank.
     pub fn has_shards(kind: OpKind) bool {
         return kind.has(.has_shards);
     }
 
-    /// No two members have the same result, so nobody can give another what that one lacks.
+    /// Whether all members get different results, so that no member can give another a lost part.
     pub fn is_private(kind: OpKind) bool {
         return kind.has(.is_private);
     }
@@ -107,17 +107,18 @@ pub const Recovery = enum(u8) {
     resume_chunks = 1,
     restart = 2,
     raise = 3,
-    /// Every member of the epoch contributes, also one that was lost before the call.
+    /// Every member of the epoch contributes, even one that was lost before the call: else the call
+    /// fails.
     complete = 4,
 
-    /// Where the caller names none. Nothing takes the place of the shard of a lost rank.
+    /// The recovery if the caller names none. No result can replace the shard of a lost rank.
     pub fn default(kind: OpKind, op: base.ReduceOp) Recovery {
         if (kind.has_shards()) return .complete;
         return if (op == .avg) .resume_chunks else .restart;
     }
 };
 
-/// The request of a call. All members must ask for the same; a difference is a Mismatch.
+/// The description of a member's call, which must be equal on all members; else a Mismatch.
 pub const Descriptor = struct {
     kind: OpKind,
     dtype: base.DType,
@@ -125,23 +126,24 @@ pub const Descriptor = struct {
     recovery: Recovery,
     codec: base.Codec = .none,
     plan: base.Plan = .auto,
-    /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
+    /// An all_to_all with shards of different sizes; only its two ranks know the size of a shard.
     uneven: bool = false,
-    /// How many there are, if there are several.
+    /// Number of arrays if the call has several; 0: it has one.
     arrays: u16 = 0,
-    /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
-    /// receiver.
+    /// Elements of all shards together. In the `open` frame of an uneven all_to_all: elements that
+    /// its sender has for its receiver.
     count: u64,
-    /// A hash of the shards' elements, where they differ, or of several arrays, and of their form
-    /// (pccl.h); else the form. In the open of an uneven all_to_all: what its sender wants of its
-    /// receiver.
+    /// A hash of several arrays or of shards of different sizes, with their form (pccl.h); for one
+    /// array its form alone. In the `open` frame of an uneven all_to_all: elements that its sender
+    /// wants from its receiver.
     counts: u64 = 0,
-    /// Beside a hash: says which of them differs, if one does (session/call.zig).
+    /// Sums beside a hash in `counts`, from which follows which array or shard differs, if only one
+    /// does (session/call.zig).
     outline: Outline = .{},
     root: PeerId = .none,
-    /// The rules of the shared state, for a sync.
+    /// In a sync: the rules of the shared state.
     rules: StateRules = .{},
-    /// Safe points the caller has passed: all members call admit() equally often.
+    /// Safe points that the caller has passed; all members must call admit() equally often.
     safe_points: u64,
 
     pub const bounds = .{
@@ -151,7 +153,7 @@ pub const Descriptor = struct {
         .safe_points = safe_points_told_max,
     };
 
-    /// Where a message has room for one, and there is none.
+    /// Fills the descriptor of a message that is about no call.
     pub const blank: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,
@@ -161,7 +163,7 @@ pub const Descriptor = struct {
         .safe_points = 0,
     };
 
-    /// No caller can ask for the bits of floats.
+    /// Whether a call can have this descriptor: bitwise operations take no floats.
     pub fn exists(descriptor: *const Descriptor) bool {
         return !descriptor.kind.reduces() or descriptor.op.takes(descriptor.dtype);
     }
@@ -170,12 +172,13 @@ pub const Descriptor = struct {
         return std.meta.eql(a.*, b.*);
     }
 
-    /// Whether only the two members that exchange something know all of what they called.
+    /// Whether only the two members that exchange a message or shard know all of the call.
     pub fn is_between_two(descriptor: *const Descriptor) bool {
         return descriptor.kind == .send_recv or descriptor.uneven;
     }
 
-    /// Whether two members who exchange their opens have called the same.
+    /// Whether the descriptors that two members have sent each other in `open` frames describe one
+    /// call.
     pub fn fits(a: *const Descriptor, b: *const Descriptor) bool {
         if (!b.uneven) return a.eql(b);
         var seen_from_there = b.*;
@@ -184,22 +187,24 @@ pub const Descriptor = struct {
         return a.eql(&seen_from_there);
     }
 
-    /// As votes have it: without the sizes of shards that only two know.
+    /// The descriptor in votes and reports: an uneven all_to_all without sizes that only two
+    /// members know.
     pub fn of_all(descriptor: *const Descriptor) Descriptor {
         var common = descriptor.*;
         if (common.uneven) common.count, common.counts = .{ 0, 0 };
         return common;
     }
 
-    /// Short enough for every frame. Equal ones may differ; votes compare the whole.
+    /// A hash short enough for every frame. Different descriptors may have one hash; votes compare
+    /// whole descriptors.
     pub fn fingerprint(descriptor: Descriptor) u32 {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
 pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 4 + 8;
 
-/// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
-/// times its number, from 1 on.
+/// Sums over the counts and dtypes of several arrays, or of shards. In the sums `_at`, each item is
+/// multiplied by its number, counted from 1.
 pub const Outline = struct {
     counts_at: u64 = 0,
     dtypes: u32 = 0,
@@ -208,7 +213,7 @@ pub const Outline = struct {
     pub const bounds = .{ .counts_at = .any, .dtypes = .any, .dtypes_at = .any };
 };
 
-/// An operation within its group and epoch.
+/// The name of an operation within its group and epoch.
 pub const OpId = struct {
     tag: u64,
     sequence: u64,
@@ -228,42 +233,42 @@ pub const AbortReason = enum(u8) {
     peer_lost = 5,
     root_lost = 6,
     too_few_peers = 7,
-    /// Members agree about the call, and not about its parts.
+    /// Two members have made the same call, and have cut it into different numbers of chunks.
     contradiction = 8,
-    /// A sync: names, shapes or dtypes differ.
+    /// In a sync: names, shapes or dtypes of tensors differ.
     structure = 9,
-    /// A sync: two members insist on different contents.
+    /// In a sync: two members insist on different contents.
     state_conflict = 10,
-    /// A sync: nobody has content that may be taken, or gives it.
+    /// In a sync: no member has content that may be elected, or no member gives it.
     state_unavailable = 11,
-    /// A message: the link between its sender and its receiver does not work.
+    /// In a message: the link between sender and receiver does not work.
     link_broken = 12,
-    /// A sync: two members give their contents, and its rules let one alone do that.
+    /// In a sync: two members send their contents, and the rules allow only one sender.
     state_strategy = 13,
-    /// A member has left the epoch for the next and has not made the call.
+    /// A member has left the epoch for the next one without making the call.
     passed = 14,
 };
 
 pub const LinkState = enum(u8) {
     /// A lane broke while an operation used it.
     broken = 0,
-    /// No lane is open any more: the other may be dead.
+    /// No lane of the link is open any more; the other peer may be dead.
     closed = 1,
 };
 
-/// A member's report of its link to another one, whatever they are doing.
+/// A member's report on its link to another member, with or without operations.
 pub const LinkHealth = enum(u8) {
-    /// A lane works again.
+    /// A lane of the link works again.
     up = 0,
-    /// Nothing moved on its last lane for the silence limit; a new one may work.
+    /// Nothing moved on the last lane of the link for the silence limit; a new lane may work.
     silent = 1,
-    /// No lane worked for the silence limit.
+    /// No lane of the link has worked for the silence limit.
     down = 2,
 };
 
 pub const OpState = enum(u8) { running = 0, done = 1 };
 
-/// Chunks [begin, end), settled, reduced by the members of that attempt.
+/// Settled chunks [begin, end), which the members of attempt `reduced_attempt` have reduced.
 pub const SettledRange = struct {
     begin: u32,
     end: u32,
@@ -275,7 +280,7 @@ pub const SettledRange = struct {
         .reduced_attempt = .any,
     };
 };
-/// Chunks [begin, end) that are kept, and who holds them (ranks of the epoch).
+/// Chunks [begin, end) that stay settled in the next attempt, and the ranks that hold them.
 pub const KeptRange = struct {
     begin: u32,
     end: u32,
@@ -296,7 +301,7 @@ pub const MemberEntry = struct {
     pub const bounds = .{ .address = limits.address_bytes_max };
 };
 
-/// A peer and its name for people.
+/// A peer and its label.
 pub const LabelEntry = struct {
     id: PeerId,
     label: Bytes,
@@ -304,42 +309,43 @@ pub const LabelEntry = struct {
     pub const bounds = .{ .label = limits.label_bytes_max };
 };
 
-/// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
+/// A BLAKE3 hash of a leaf of a shared state, of a structure, or a root (session/state.zig).
 pub const Hash = [32]u8;
 
-/// Content of a higher standing outvotes that of a lower one in a sync.
+/// The weight of a member's content in a sync: higher standings outvote all lower ones.
 pub const Standing = enum(u8) {
-    /// The member has come with this epoch, or is a founder that was new in the parent.
+    /// The member entered with this epoch, or founded the group as a newcomer of the parent.
     newcomer = 0,
-    /// It was there before, and has committed no sync of a state of this name.
+    /// The member is older, and has committed no sync of a state of this name.
     member = 1,
-    /// It has committed one: here, or for a sub-group anywhere in the group that it comes from.
+    /// The member has committed a sync of this state in this group; in a sub-group, anywhere in its
+    /// root group.
     synced = 2,
 };
 
 /// A member's wish for its own content in a sync.
 pub const Strategy = enum(u8) {
-    /// The elected content wins.
+    /// The member takes the elected content, and its own content may be elected.
     popular = 0,
-    /// Everybody shall get this member's content.
+    /// All members shall get this member's content.
     send_only = 1,
-    /// This member's content is never taken.
+    /// This member's content is never elected.
     receive_only = 2,
 };
 
-/// The rules that all syncs of a shared state keep (protocol/election.zig).
+/// Rules that all syncs of a shared state keep (protocol/election.zig).
 pub const StateRules = struct {
-    /// The revision goes up by exactly one: content of another revision is not elected.
+    /// Each sync raises the revision by exactly one: content of any other revision is not elected.
     successive: bool = false,
-    /// A member whose content does not fit is refused, and the others go on.
+    /// A member whose content does not fit is removed, and the other members go on.
     refuse: bool = false,
-    /// Beside a member that sends (send_only), all others only receive.
+    /// If one member sends (send_only), all others must receive (receive_only).
     one_sender: bool = false,
-    /// The highest revision is elected, also that of a newcomer.
+    /// The highest revision is elected, even if only a newcomer has it.
     highest_revision: bool = false,
 };
 
-/// One tensor of a structure.
+/// One tensor of the structure of a shared state.
 pub const StateTensor = struct {
     name: Bytes,
     dtype: base.DType,
@@ -349,10 +355,10 @@ pub const StateTensor = struct {
     pub const bounds = .{ .name = limits.state_page_bytes, .shape = limits.state_dimensions_max };
 };
 
-/// Members of one epoch of another group, in the rank order of the group that they make. Without
-/// any, a group takes whoever comes.
+/// The founders of a sub-group: members of one epoch of its parent group, in the rank order of the
+/// sub-group. Without founders, a group admits any peer.
 pub const Founders = struct {
-    /// The name of the other group.
+    /// The name of the parent group.
     parent: Bytes = .{},
     epoch: u64 = 0,
     members: List(PeerId) = .{},
@@ -365,23 +371,26 @@ pub const Founders = struct {
 };
 
 // ---- peer to coordinator
-/// Opens every connection, once per group: a newcomer's wish, or the return of a member. The
-/// memberships of the peer follow (epoch_report, gave_up), then join_end.
+/// The first message of every connection, once per group: a newcomer's wish to join, or the return
+/// of a member. The peer's memberships follow (epoch_report, gave_up), then join_end.
 pub const Join = struct {
     name: Bytes,
     address: Bytes,
-    /// By which the coordinator finds this very peer there (hello.zig: proof).
+    /// The key with which the coordinator makes sure that this very peer answers at `address`
+    /// (hello.zig: proof).
     address_key: hello.Key,
-    /// The user has named the address, so it must lead here; else this peer can do without one.
+    /// The user has named the address, so it must lead to this peer. False: the peer may also join
+    /// without a working address.
     advertised: bool = true,
     initial_world_size: u32,
-    /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
-    /// none. A peer that names no epoch and not the round that made it a member is none any more.
+    /// The rounds whose end this peer waits for: `round` prepares the peer, `stop_round` stops its
+    /// epoch; 0: none. A peer that reports no epoch, nor the round that made it a member, has lost
+    /// its membership.
     round: u64,
     stop_round: u64,
-    /// The name of the peer for people; none if it is empty.
+    /// The peer's label; empty: it has none.
     label: Bytes = .{},
-    /// The group is made of these, and this peer is one of them; a member names none.
+    /// The founders of the group, including this peer; empty if this peer is a member already.
     founders: Founders = .{},
 
     pub const bounds = .{
@@ -393,11 +402,11 @@ pub const Join = struct {
         .label = limits.label_bytes_max,
     };
 };
-/// An epoch that the peer is in.
+/// An epoch that the sender of a join is in.
 pub const EpochReport = struct {
     epoch: u64,
     attempt: u32,
-    /// It has passed the safe point at which the epoch begins.
+    /// The peer has passed the safe point at which this epoch begins.
     entered: bool,
     decisions_seen: u64,
     alive: Mask,
@@ -420,7 +429,7 @@ pub const Heartbeat = struct {
     number: u64,
     bytes_sent: u64,
     bytes_received: u64,
-    /// Nothing is in flight at this peer, nothing moves, and a probe of a link may.
+    /// Nothing is in flight or moves at this peer, so it may probe a link.
     may_probe: bool = false,
 
     pub const bounds = .{ .number = .any, .bytes_sent = .any, .bytes_received = .any };
@@ -433,19 +442,19 @@ pub const HeartbeatAck = struct {
 pub const Prepared = struct {
     group: u16,
     round: u64,
-    /// The user waits to enter; of a newcomer it may come later than the lanes.
+    /// The user waits to enter. A newcomer may get all its lanes before its user calls admit().
     entering: bool,
-    /// Those whose lanes are not open yet, of the ones that the round asked for: with these, it is
-    /// said before all are open, so that nobody waits for them alone.
+    /// Peers of the round to which this peer has no open lane yet. If there are any, the message
+    /// comes before all lanes are open, so that the round need not wait for these lanes.
     missing: List(Missing),
 
     pub const bounds = .{ .group = group_last, .round = .any, .missing = limits.peers_max };
 };
 pub const Missing = struct {
     peer: PeerId,
-    /// The end of the last dial, told once lanes have been missing for a while.
+    /// The result of the last dial of the peer; set once lanes have been missing for a while.
     dialed: Dialed,
-    /// The address of this machine that it came from; zeros if none is known.
+    /// The address of this machine that the dial came from; zeros if it is not known.
     source: base.Source = @splat(0),
 };
 pub const SafePoints = struct {
@@ -475,7 +484,7 @@ pub const Done = struct {
     descriptor: Descriptor,
     digest: u128,
     decisions_seen: u64,
-    /// How long ago it was called, counting the way to the coordinator.
+    /// Nanoseconds since the member called the operation, when the coordinator gets this message.
     age_ns: u64 = 0,
 
     pub const bounds = .{
@@ -512,7 +521,8 @@ pub const ReportOp = struct {
     op: OpId,
     descriptor: Descriptor,
     state: OpState,
-    /// The attempt of its call, and that of its last vote; 0 before the vote.
+    /// The attempt in which the member called, and the attempt of its last vote; 0: it has not
+    /// voted.
     begun_attempt: u32,
     voted_attempt: u32,
     digest: u128,
@@ -543,7 +553,7 @@ pub const ReportEnd = struct {
         .decisions_seen = .any,
     };
 };
-/// When nothing else has said it for a while.
+/// Tells how many decisions the member has seen, if no other message has told for a while.
 pub const DecisionsSeen = struct {
     group: u16,
     epoch: u64,
@@ -564,30 +574,30 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
-    /// The end of the last dial, and the address of this machine that it came from.
+    /// The result of the last dial, and the address of this machine that the dial came from.
     dialed: Dialed = .pending,
     source: base.Source = @splat(0),
 
     pub const bounds = .{ .group = group_last };
 };
-/// The traffic on the link to a peer, in bytes per second, and how the link carries what this side
-/// sends.
+/// The traffic on the link to a peer, in bytes per second, and what the link can carry.
 pub const LinkTraffic = struct {
     peer: PeerId,
     sent: u64,
     received: u64,
-    /// The link was found to carry so much, in bytes per second; 0: not known yet.
+    /// Bytes per second that the link can carry to the peer; 0: not known yet.
     rate: u64 = 0,
-    /// The most that came from there; 0: not known.
+    /// The most bytes per second that have come from the peer; 0: not known.
     brought: u64 = 0,
-    /// The shortest round trip; 0: not known.
+    /// Nanoseconds of the shortest round trip; 0: not known.
     rtt_ns: u64 = 0,
-    /// The bytes that were sent a second time, in millionths, of late.
+    /// Bytes that were recently sent a second time, per million bytes.
     again_ppm: u32 = 0,
-    /// So many lanes are open.
+    /// Number of open lanes of the link.
     lanes: u8 = 0,
 
-    /// A number that cannot be is not believed, and ends nothing (protocol/measurement.zig).
+    /// A number that is too large is ignored, and does not end the connection
+    /// (protocol/measurement.zig).
     pub const bounds = .{
         .sent = .any,
         .received = .any,
@@ -599,17 +609,18 @@ pub const LinkTraffic = struct {
     };
 };
 pub const Traffic = struct {
-    /// The time that all the speeds are those of.
+    /// Nanoseconds over which the speeds were measured.
     span_ns: u64,
-    /// On all links together, per second.
+    /// Bytes per second on all links together.
     sent: u64,
     received: u64,
-    /// The most that all links together have carried of late, each way; 0: not known.
+    /// The most bytes per second that all links together have carried recently, sent and received;
+    /// 0: not known.
     up: u64,
     down: u64,
     links: List(LinkTraffic),
 
-    /// As in LinkTraffic.
+    /// Numbers that are too large are ignored, as in LinkTraffic.
     pub const bounds = .{
         .span_ns = .any,
         .sent = .any,
@@ -620,16 +631,16 @@ pub const Traffic = struct {
     };
 };
 
-/// Whether a rate is told to members again.
+/// Whether a rate has changed enough since members were last told it.
 pub fn differ(told: u64, now: u64) bool {
     return (told == 0) != (now == 0) or @max(told, now) - @min(told, now) > told / 10;
 }
-/// For the status. Members are to dial this peer, and the status says how that went
-/// (protocol/status.zig); none: nobody is.
+/// Asks the coordinator for its status. `dial_back`: members shall dial this peer, and the status
+/// shows how that went (protocol/status.zig); none: no dial.
 pub const StatusRequest = struct {
     dial_back: PeerId = .none,
 };
-/// To a member: dial this peer once, ask it for its proof, and say what came of it.
+/// Asks a member to dial a peer once, to ask it for its proof, and to report the result.
 pub const DialBack = struct {
     peer: PeerId,
     nonce: hello.Nonce,
@@ -637,24 +648,25 @@ pub const DialBack = struct {
 
     pub const bounds = .{ .address = limits.address_bytes_max };
 };
-/// How that dial went; `pending`: something there has answered as a peer does, with this.
+/// The result of a dial that DialBack asked for. `pending`: the address answered with `proof`.
 pub const DialedBack = struct {
     nonce: hello.Nonce,
     dialed: Dialed,
     proof: hello.Proof,
 };
-/// It has called an operation that takes long, or of which the coordinator has said that others
-/// have called it. A vote, an offer and a report say so too.
+/// The member has called an operation that takes long, or that the coordinator has asked about. A
+/// vote, an offer and a report also tell that the member has called.
 pub const Called = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
     op: OpId,
     descriptor: Descriptor,
-    /// Until its deadline, for one that is near; the largest number: it is far, or not said.
+    /// Nanoseconds until the call's deadline, if that is near; the largest number: far, or not
+    /// told.
     left_ns: u64 = std.math.maxInt(u64),
-    /// The ranks with which it has exchanged nothing of the operation for the time of the stall
-    /// warning, though it has sent them something, or waits for something of theirs.
+    /// Ranks with which the member has exchanged no byte of the operation for the time of the stall
+    /// warning, although it has sent data to them or waits for data of theirs.
     stuck: Mask = .empty,
 
     pub const bounds = .{
@@ -664,15 +676,15 @@ pub const Called = struct {
         .left_ns = .any,
     };
 };
-/// The content that a member holds when a sync begins, in each attempt. If all offer the same it is
-/// its vote.
+/// The content that a member holds when an attempt of a sync begins. If all offers are equal, each
+/// counts as its member's vote.
 pub const StateOffer = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
     op: OpId,
     descriptor: Descriptor,
-    /// A digest of root and revision: its vote, should all be equal.
+    /// A digest of root and revision, which is the vote if all offers are equal.
     digest: u128,
     revision: u64,
     /// One more than the last revision of a state of this name that the member has committed in
@@ -682,10 +694,10 @@ pub const StateOffer = struct {
     root: Hash,
     strategy: Strategy,
     standing: Standing = .newcomer,
-    /// It has voted for this root in an earlier attempt.
+    /// The member has voted for this root in an earlier attempt.
     voted: bool,
     decisions_seen: u64,
-    /// The name of the state, for people: as much of it as can be shown.
+    /// The state's name, as far as it can be shown.
     name: Bytes,
 
     pub const bounds = .{
@@ -699,9 +711,9 @@ pub const StateOffer = struct {
         .name = limits.label_bytes_max,
     };
 
-    /// Whether it is its member's vote, should all offer the same. Content that is never taken, or
-    /// is out of rule as far as its member knows, is none: a coordinator that starts again commits
-    /// votes.
+    /// Whether the offer is its member's vote if all offers are equal. An offer whose content is
+    /// never elected, or breaks a rule as far as its member knows, is no vote, because a restarted
+    /// coordinator commits votes.
     pub fn is_vote(offer: *const StateOffer) bool {
         if (offer.voted) return true;
         if (offer.strategy == .receive_only) return false;
@@ -709,7 +721,7 @@ pub const StateOffer = struct {
         return offer.revision == offer.expected;
     }
 };
-/// A part of the answer to state_ask: tensors in order of their names.
+/// Part of the answer to state_ask: tensors in the order of their names.
 pub const StateTensors = struct {
     group: u16,
     epoch: u64,
@@ -737,7 +749,8 @@ pub const Welcome = struct {
     windows_bytes: u64,
     chunk_bytes: u32,
     lanes: u8,
-    /// A tenth of it after a call, the coordinator is told of it.
+    /// Nanoseconds after which the coordinator warns of a call that some members have not made.
+    /// Peers report long calls sooner (limits.wait_told_ns).
     stall_warning_ns: u64,
 
     pub const bounds = .{
@@ -762,13 +775,14 @@ pub const Refused = struct {
 
     pub const bounds = .{ .name = limits.name_bytes_max, .why = .any };
 };
-/// A round costs what is new in it: nobody is told again what it knows.
+/// Begins a round. A peer is told only what is new to it.
 pub const Prepare = struct {
     group: u16,
     round: u64,
-    /// The peers that may be in the next epoch: to a newcomer all; to a member those who are new.
+    /// The peers that may be in the next epoch: a newcomer gets all of them, a member only
+    /// newcomers.
     members: List(PeerId),
-    /// Those that the receiver is to have lanes to, without members between which all links are.
+    /// The peers that the receiver needs lanes to, except members between which all links exist.
     links: List(MemberEntry),
 
     pub const bounds = .{
@@ -779,8 +793,8 @@ pub const Prepare = struct {
     };
 };
 
-/// The names of peers of a round, for people: to a newcomer those of all, to a member the new ones.
-/// They come behind `prepare`, which lists the peers of the round.
+/// The labels of the peers of a round: a newcomer gets all of them, a member those of newcomers.
+/// The message follows `prepare`, which lists the peers.
 pub const Labels = struct {
     group: u16,
     peers: List(LabelEntry),
@@ -805,10 +819,10 @@ pub const Activate = struct {
     epoch: u64,
     /// The safe point at which the epoch begins.
     safe_point: u64,
-    /// The epoch before, where the receiver is in it: those of it that have not left come first,
-    /// in their order. 0: all members are named.
+    /// The previous epoch, if the receiver is in it: its members that have not left come first in
+    /// the new epoch, in their order, and `members` has only newcomers. 0: `members` has all.
     base: u64 = 0,
-    /// In rank order; the last `joined` of them are new.
+    /// Members in rank order; the last `joined` of them are newcomers.
     members: List(PeerId),
     joined: u32,
     left: List(PeerId),
@@ -824,17 +838,17 @@ pub const Activate = struct {
         .left = limits.peers_max,
     };
 };
-/// A new attempt of an epoch: stop, report, wait for resume.
+/// Begins an attempt of an epoch: members stop, report, and wait for `resume_all`.
 pub const View = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
     alive: Mask,
-    /// Ranks in the order of the ring; nothing: rank order.
+    /// Ranks in the order of the ring; empty: rank order.
     order: List(u16),
-    /// False: no ring does without broken links; hubs do.
+    /// False: no ring avoids the broken links, so data goes over hubs.
     has_ring: bool,
-    /// Ranks that reach all others (base.Paths).
+    /// Ranks that have links to all other members (base.Paths).
     hubs: Mask,
 
     pub const bounds = .{
@@ -886,10 +900,10 @@ pub const Abort = struct {
     epoch: u64,
     op: OpId,
     reason: AbortReason,
-    /// The peer that gave up, was lost, or differs; none if nobody in particular.
+    /// The peer that gave up, was lost, or called something else; none: no single peer.
     peer: PeerId,
     other: PeerId,
-    /// For a mismatch: what `peer` and `other` called.
+    /// In a mismatch: what `peer` and `other` called.
     descriptor: Descriptor,
     other_descriptor: Descriptor,
     decision: u64,
@@ -898,18 +912,18 @@ pub const Abort = struct {
 };
 pub const Expelled = struct {
     group: u16,
-    /// A newcomer whose calls do not fit those of the members: they fail as such.
+    /// A newcomer's calls differ from those of the members, so its calls fail with Mismatch.
     refused: bool = false,
     why: Bytes,
-    /// The call of a member that such a call does not fit, from which the newcomer finds which of
-    /// several arrays differs. No peer: it is about no call.
+    /// The member's call that the newcomer's call differs from, from which the newcomer finds the
+    /// array that differs. `peer` none: the removal is about no call.
     op: OpId = .{ .tag = 0, .sequence = 0 },
     peer: PeerId = .none,
     descriptor: Descriptor = .blank,
 
     pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
-/// The offers differ: everybody gets the content with this root from the holders.
+/// The offers of a sync differ: all members get the content with this root from `holders`.
 pub const StateElected = struct {
     group: u16,
     epoch: u64,
@@ -926,7 +940,7 @@ pub const StateElected = struct {
         .revision = limits.state_revisions_max,
     };
 };
-/// Structures differ: say what yours is, from this tensor on.
+/// The structures of a state differ: asks a member for its structure, from tensor `first` on.
 pub const StateAsk = struct {
     group: u16,
     epoch: u64,
@@ -941,7 +955,7 @@ pub const StateAsk = struct {
         .first = limits.state_tensors_max,
     };
 };
-/// How they differ, as a sentence; the abort follows.
+/// Tells how the structures differ, as a sentence; the abort follows.
 pub const StateDiffers = struct {
     group: u16,
     epoch: u64,
@@ -950,7 +964,7 @@ pub const StateDiffers = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .text = .any };
 };
-/// Where a peer of the group is dialed; nothing follows if it is not known.
+/// Asks where a peer of the group can be dialed; there is no answer if its address is not known.
 pub const AskAddress = struct {
     group: u16,
     peer: PeerId,
@@ -960,16 +974,16 @@ pub const AskAddress = struct {
 pub const AddressTold = struct {
     peer: MemberEntry,
 };
-/// Some have called an operation, and the missing have not: one of those says `called` when it
-/// calls; the others know whom they wait for.
+/// Some members have called an operation that `missing` have not. Missing members answer `called`
+/// once they call; the callers learn which members they wait for.
 pub const Stalled = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
     op: OpId,
     missing: Mask,
-    /// The operations that the first of them wait in themselves, for those who wait for them. If
-    /// all have called it: the links of this operation that move nothing, by their two ends.
+    /// For callers: operations that the first missing members wait in themselves. If no member is
+    /// missing: the links on which the operation moves no bytes, by their two ends.
     elsewhere: List(Elsewhere) = .{},
 
     pub const bounds = .{
@@ -979,12 +993,12 @@ pub const Stalled = struct {
         .elsewhere = limits.elsewhere_told_max,
     };
 };
-/// A member that others wait for has called another operation, and waits there for others.
+/// A missing member has called another operation, and waits there for other members.
 pub const Elsewhere = struct {
     rank: u16 = 0,
     op: OpId = .{ .tag = 0, .sequence = 0 },
     kind: OpKind = .barrier,
-    /// The first of those, and how many they are.
+    /// The first rank that the missing member waits for, and how many ranks it waits for.
     waits_for: u16 = 0,
     count: u16 = 0,
 
@@ -994,24 +1008,24 @@ pub const Elsewhere = struct {
         .count = limits.peers_max,
     };
 };
-/// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
+/// Tells a peer that another peer could not dial it; `peer` none: the coordinator could not.
 pub const Unreached = struct {
     group: u16,
     peer: PeerId,
     dialed: Dialed,
-    /// Where from; zeros if that is not known.
+    /// The address that the dial came from; zeros if it is not known.
     source: base.Source = @splat(0),
-    /// Where it was dialed.
+    /// The address that was dialed.
     address: Bytes,
 
     pub const bounds = .{ .group = group_last, .address = limits.address_bytes_max };
 };
-/// To newcomers of a group that has no members: it begins when so many are there.
+/// Tells newcomers of a group without members how many peers have arrived, and how many it needs.
 pub const Waiting = struct {
     group: u16,
     here: u32,
     needed: u32,
-    /// It has had members, and all of them are gone.
+    /// The group has had members, and all of them are gone.
     emptied: bool,
 
     pub const bounds = .{
@@ -1020,13 +1034,13 @@ pub const Waiting = struct {
         .needed = limits.peers_max,
     };
 };
-/// To newcomers: the group begins, or lets them in, when these have done something.
+/// Tells newcomers which peers must act before the group begins, or admits these newcomers.
 pub const Awaited = struct {
     group: u16,
     why: Why,
-    /// All of them.
+    /// Number of peers that must act.
     count: u32,
-    /// The first.
+    /// The first of the peers that must act.
     peers: List(AwaitedEntry),
 
     pub const bounds = .{
@@ -1036,46 +1050,46 @@ pub const Awaited = struct {
     };
 
     pub const Why = enum(u8) {
-        /// The group begins when their users have called `admit`.
+        /// The group begins when the users of these peers have called `admit`.
         begin = 0,
-        /// An epoch has begun, and they have not come to their next safe point.
+        /// An epoch has begun, and these peers have not come to their next safe point.
         safe_point = 1,
-        /// They have calls of the epoch before in flight.
+        /// These peers have calls of the previous epoch in flight.
         in_flight = 2,
-        /// They are founders of the group, and have not asked for it.
+        /// These peers are founders of the group, and have not asked for it.
         founders = 3,
-        /// Their connections to the coordinator have closed: they are back soon, or lost.
+        /// These peers' connections to the coordinator have closed: they will return or be lost.
         away = 4,
     };
 };
 pub const AwaitedEntry = struct {
     id: PeerId,
     label: Bytes,
-    /// `limits.peers_max` for one that is in no epoch.
+    /// The peer's rank; `limits.peers_max` if the peer is in no epoch.
     rank: u16,
 
     pub const bounds = .{ .label = limits.label_bytes_max, .rank = limits.peers_max };
 };
-/// To members of an epoch: these have not come to the safe point at which it begins.
+/// Tells members of an epoch which members have not come to the safe point at which it begins.
 pub const Entered = struct {
     group: u16,
     epoch: u64,
     missing: Mask,
-    /// Newcomers that are in no epoch, where this one only closes the gap of a loss.
+    /// Newcomers in no epoch yet, if this epoch only closes the gap of a loss.
     waiting: u16,
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .waiting = limits.peers_max };
 };
-/// To members of an epoch of few: what a member carries, as the coordinator believes it. A rate is
-/// told again when it has changed by more than a tenth.
+/// Tells members of a small epoch what one member's links carry, as far as the coordinator believes
+/// it. A rate is sent again when it has changed by more than a tenth.
 pub const Measured = struct {
     group: u16,
     epoch: u64,
     rank: u16,
-    /// Bytes per second on all links together; 0: not known.
+    /// Bytes per second that the member sends and receives on all links together; 0: not known.
     up: u64,
     down: u64,
-    /// Those on which it sends to others, as far as they are known.
+    /// The links on which the member sends, as far as they are known.
     links: List(MeasuredLink),
 
     pub const bounds = .{
@@ -1098,8 +1112,7 @@ pub const MeasuredLink = struct {
         .rtt_ns = limits.link_rtt_ns_told_max,
     };
 };
-/// To a member of an epoch of few: nobody knows what its link to this one carries, so it may send a
-/// probe there.
+/// Allows a member of a small epoch to probe its link to `rank`, whose rate is unknown.
 pub const Probe = struct {
     group: u16,
     epoch: u64,
@@ -1174,7 +1187,7 @@ pub const Message = union(enum(u16)) {
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };
 
-/// Encodes with the 8-byte header. error.TooLong: `bytes` is too small.
+/// Encodes a message with its 8-byte header. error.TooLong: `bytes` is too small.
 pub fn encode(message: Message, bytes: []u8) codec.Error![]u8 {
     var writer: codec.Writer = .{ .bytes = bytes };
     try writer.put(&@as([header_bytes]u8, @splat(0)));
@@ -1188,7 +1201,7 @@ pub fn encode(message: Message, bytes: []u8) codec.Error![]u8 {
     return bytes[0..writer.offset];
 }
 
-/// Length of the body that follows this header, checked against the limit.
+/// The length of the body after this header. error.TooLong: it is above the limit.
 pub fn body_length(header: *const [header_bytes]u8) Error!usize {
     const length = std.mem.readInt(u32, header[0..4], .little);
     if (length > limits.control_message_bytes_max) return error.TooLong;
@@ -1228,7 +1241,7 @@ pub fn decode_descriptor(bytes: *const [descriptor_bytes]u8) Error!Descriptor {
 
 test "every message survives the round trip with zero fields" {
     inline for (@typeInfo(Message).@"union".fields) |field| {
-        // All-zero bytes are not a value of every enum, so start from the smallest legal ones.
+        // All-zero bytes are no value of some enums, so the fields have the smallest legal values.
         const message = @unionInit(Message, field.name, smallest(field.type));
         var bytes: [4096]u8 = undefined;
         const encoded = try encode(message, &bytes);
@@ -1236,7 +1249,7 @@ test "every message survives the round trip with zero fields" {
         try std.testing.expectEqual(std.meta.activeTag(message), std.meta.activeTag(decoded));
         var again: [4096]u8 = undefined;
         try std.testing.expectEqualSlices(u8, encoded, try encode(decoded, &again));
-        // Truncation at every length is a named error.
+        // Each beginning of the message is an error.
         for (0..encoded.len) |length| {
             try std.testing.expect(std.meta.isError(decode(encoded[0..length])));
         }
@@ -1252,7 +1265,7 @@ fn smallest(comptime T: type) T {
         .@"struct" => |info| value: {
             var value: T = undefined;
             if (@hasDecl(T, "is_wire_bytes")) break :value Bytes.of("abc");
-            // Made when compiling: what it points to must outlive this call.
+            // The list is made at compile time, because it must outlive this call.
             if (@hasDecl(T, "wire_item")) break :value T.of(&.{comptime smallest(T.wire_item)});
             inline for (info.fields) |field| @field(value, field.name) = smallest(field.type);
             break :value value;
@@ -1293,7 +1306,7 @@ test "the traffic of a link has its bytes in order, and only its lanes are out o
         .lanes = limits.lanes_per_link_max,
     };
     var room: [160]u8 = undefined;
-    const at = header_bytes + 5 * 8 + 4; // the first link
+    const at = header_bytes + 5 * 8 + 4; // where the first link begins
     const bytes = try encode_traffic(told, &room);
     try std.testing.expectEqualSlices(u8, &told.peer.bytes, bytes[at..][0..16]);
     try std.testing.expectEqualSlices(u8, "\x05" ++ "\x00" ** 7 ++ "\x06", bytes[at - 20 ..][0..9]);

@@ -1,5 +1,5 @@
-//! Described: a member's call, in the words of an error: for those who called, and for the
-//! coordinator, which refuses a newcomer whose call differs.
+//! Described: a member's call as an error text, for the callers, and for the coordinator, which
+//! refuses a newcomer whose call differs.
 
 const std = @import("std");
 const base = @import("base");
@@ -7,13 +7,13 @@ const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
 const limits = base.limits;
 
-/// pccl.h: PCCL_FORM_BOOL.
+/// The form of an array of booleans (pccl.h: PCCL_FORM_BOOL).
 pub const form_bool: u32 = 1_819_242_339;
 
-/// pccl.h: PCCL_FORM_OBJECT.
+/// The form of a pickled object (pccl.h: PCCL_FORM_OBJECT).
 pub const form_object: u32 = 1_868_720_741;
 
-/// The user's word for one of the two operations that carry an object; null: it is none of them.
+/// The user's name of an operation if it carries an object. Null: this kind never carries one.
 pub fn object_name(kind: control.OpKind) ?[]const u8 {
     return switch (kind) {
         .broadcast => "broadcast_object",
@@ -30,13 +30,14 @@ fn has_form(descriptor: *const Descriptor, form: u32) bool {
     return @as(u32, @truncate(form_alone(descriptor) orelse return false)) == form;
 }
 
-/// The form of one array. Where there are several, or shards that differ, it is in a hash.
+/// The form of the call's one array. Null if a hash covers the form, because there are several
+/// arrays or shards of different sizes.
 fn form_alone(descriptor: *const Descriptor) ?u64 {
     const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
     return if (is_alone and !descriptor.uneven) descriptor.counts else null;
 }
 
-/// The shape of an array, as the upper half of its form says it (pccl.h).
+/// The shape of an array, from the upper half of its form (pccl.h).
 const Shape = union(enum) {
     flat,
     rows: u31,
@@ -57,16 +58,15 @@ const Shape = union(enum) {
     }
 };
 
-/// The name of the elements. One array, or shards that are alike, has nothing but its form in
-/// `counts`; of others it is in a hash.
+/// The user's name of the elements' type. bool and object are known only if `counts` is the form.
 pub fn dtype_name(descriptor: *const Descriptor) []const u8 {
     if (descriptor.dtype != .u8) return descriptor.dtype.name();
     if (is_object(descriptor)) return "object";
     return if (has_form(descriptor, form_bool)) "bool" else "u8";
 }
 
-/// Shards that are alike, of which each has so many elements; null where they are not, or where the
-/// caller names all elements together.
+/// Elements of each shard if all shards have as many. Null if shards differ in size, or if the
+/// caller passes all elements as one count.
 fn shard_count(descriptor: *const Descriptor, world_size: usize) ?u64 {
     const shards: u64 = switch (descriptor.kind) {
         .all_gather, .gather, .scatter => world_size,
@@ -78,13 +78,13 @@ fn shard_count(descriptor: *const Descriptor, world_size: usize) ?u64 {
     return if (descriptor.count % shards == 0) descriptor.count / shards else null;
 }
 
-/// The words for a call, with peers named as `Names.who` does: what it moves, and each option in
-/// which it differs from what another called in its place:
-/// "all_reduce(sum, 1000 f32, recovery raise, codec int8, plan ring, after 3 safe points)"
+/// A call as text, with peers named by `Names.who`: what it moves, and each option that differs
+/// from another member's call: "all_reduce(sum, 1000 f32, recovery raise, codec int8, plan ring,
+/// after 3 safe points)"
 pub fn Described(comptime Names: type) type {
     return struct {
         descriptor: *const Descriptor,
-        /// Null: nobody knows what that was, and all options are named.
+        /// The other member's call. Null: it is not known, and all options are named.
         other: ?*const Descriptor,
         names: Names,
 
@@ -106,7 +106,7 @@ pub fn Described(comptime Names: type) type {
             try writer.writeAll(")");
         }
 
-        /// Its bytes are not the caller's matter.
+        /// Writes a call that carries an object, without the size of the pickled bytes.
         fn put_object(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const kind = it.descriptor.kind;
             try writer.print("{s}(", .{object_name(kind).?});
@@ -114,7 +114,7 @@ pub fn Described(comptime Names: type) type {
                 try writer.print("from {f}", .{it.names.who(it.descriptor.root)});
         }
 
-        /// As the caller has passed them.
+        /// Writes a call with the count of one shard, as the caller passed it.
         fn put_shards(it: It, count: u64, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const descriptor = it.descriptor;
             const kind = descriptor.kind;
@@ -181,7 +181,7 @@ pub fn Described(comptime Names: type) type {
                 .raise => "raise",
                 .complete => "complete",
             };
-            // Nothing stands before their options.
+            // No text precedes the options of these calls.
             const is_bare = switch (descriptor.kind) {
                 .barrier, .sync => true,
                 .all_gather => is_object(descriptor),
@@ -216,8 +216,8 @@ pub fn Described(comptime Names: type) type {
                 });
         }
 
-        /// The shape of the call. Null where it reads the same as that of the other call, and where
-        /// either is unknown, because the hash of the leaves' names covers it.
+        /// The shape of the array. Null if both calls have equal shapes, or if a shape is unknown
+        /// because a hash of names covers it.
         fn shape(it: It) ?Shape {
             const called = it.other orelse return null;
             if (called.kind != it.descriptor.kind) return null;
@@ -228,7 +228,7 @@ pub fn Described(comptime Names: type) type {
             return if (std.meta.eql(Shape.of(own), Shape.of(other))) null else .of(own);
         }
 
-        /// "rules successive and refuse"
+        /// Writes rules, as in "rules successive and refuse".
         fn put_rules(
             rules: *const control.StateRules,
             writer: *std.Io.Writer,
@@ -244,7 +244,7 @@ pub fn Described(comptime Names: type) type {
 
         const Option = enum { recovery, codec, plan, rules, safe_points };
 
-        /// Whether the caller has to see an option. One that it has not named is not shown.
+        /// Whether to show an option: the caller has named it, and the other call differs in it.
         fn differs(it: It, comptime option: Option) bool {
             const own = it.descriptor;
             const is_named = switch (option) {
@@ -262,7 +262,7 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
-/// The user's word for an operation. Members agree in two of them on safe points.
+/// The user's name of an operation. Two tags belong to agreements on safe points.
 pub fn name_of(kind: control.OpKind, tag: u64) []const u8 {
     return switch (tag) {
         limits.admit_tag => "admit_together",
@@ -271,15 +271,15 @@ pub fn name_of(kind: control.OpKind, tag: u64) []const u8 {
     };
 }
 
-/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)",
-/// "sync of "weights" (sequence 0 of epoch 2)"
+/// An operation as text: "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank
+/// 1 (tag 5, ...)", "sync of "weights" (sequence 0 of epoch 2)"
 pub const NamedCall = struct {
     kind: control.OpKind,
     op: control.OpId,
     epoch: u64,
-    /// The name of the state that a sync is of, as it can be shown; empty where it is not known.
+    /// The printable name of the state in a sync; empty if it is not known.
     state: []const u8 = "",
-    /// It carries an object.
+    /// The operation carries an object.
     is_object: bool = false,
 
     pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -293,10 +293,10 @@ pub const NamedCall = struct {
         try it.place(writer);
     }
 
-    /// Behind the words for what it is.
+    /// Writes the tag, sequence and epoch of the operation in parentheses.
     pub fn place(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.writeAll(" (");
-        // The tag of a sync says nothing to a person.
+        // a sync's tag is a hash, which tells a person nothing
         const has_tag = it.kind != .sync and it.op.tag < limits.pending_tag;
         if (has_tag) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
         try writer.print("sequence {d} of epoch {d})", .{ it.op.sequence, it.epoch });

@@ -1,28 +1,28 @@
-//! Dialed: the result of one peer's dial to another, as a byte of a message and in words. It is for
-//! people alone: no decision depends on it.
+//! Dialed: the result of one peer's dial to another, as a byte of a message and in words. It is
+//! shown to people; no decision depends on it.
 
 const std = @import("std");
 const limits = @import("base").limits;
 
 pub const Dialed = enum(u8) {
-    /// No dial has failed, as far as is known.
+    /// No dial of the peer has failed, as far as is known.
     pending = 0,
-    /// Nobody has found where it is.
+    /// The peer's address is not known.
     no_address = 1,
     refused = 2,
     no_answer = 3,
     unreachable_host = 4,
     name_unknown = 5,
-    /// Something else answers there.
+    /// The process that answers at the address is not the peer.
     other_answers = 6,
-    /// Something takes the connection there, and does not answer.
+    /// The connection is accepted, and no answer comes.
     silent = 7,
-    /// This machine gives the process no more sockets.
+    /// The operating system gives the process no more sockets.
     no_sockets = 8,
-    /// The coordinator, which looked for the peer, has no answer; it waits less long.
+    /// The coordinator, whose dials have a shorter time limit, got no answer.
     no_answer_soon = 9,
 
-    /// The rest of a sentence: "it could not be dialed at ...: ".
+    /// The end of a sentence that begins like "it could not be dialed at ...: ".
     pub fn why(dialed: Dialed) []const u8 {
         return switch (dialed) {
             .pending => "no dial has failed yet",
@@ -44,7 +44,7 @@ pub const Dialed = enum(u8) {
     }
 };
 
-/// The end of each such message.
+/// Advice to the user, which follows each message about a failed dial.
 pub const remedy = "one of the two must be able to dial the other, or both must reach another " ++
     "member: open a port (PCCL_PORTS), or name the address that leads to it (PCCL_ADVERTISE)";
 

@@ -1,34 +1,35 @@
-//! fragment: the bytes of a piece that one frame brings. A piece may travel whole, or as several
-//! fragments on several lanes, which are counted in sixteenths of it. So the sender chooses how
-//! large frames are, and the receiver needs sixteen bits to know what is there. The same goes for a
-//! leaf of a shared state, which is a piece here. Where it is in a header: frame.zig; how a sender
-//! cuts: session/sync.zig; what has come: collective/assembly.zig.
+//! fragment: the bytes of a piece that one frame brings. A piece is sent whole, or as several
+//! fragments on several lanes, which are counted in sixteenths of the piece. So the sender chooses
+//! the size of frames, and the receiver needs sixteen bits to know which bytes have arrived. A leaf
+//! of a shared state is a piece here, too. frame.zig has the fragment's place in a header;
+//! session/sync.zig cuts pieces; collective/assembly.zig notes what has arrived.
 
 const std = @import("std");
 const assert = std.debug.assert;
 
-/// All sixteenths of a piece but so many at its start, and so many at its end. All bits zero: the
-/// whole piece.
+/// A fragment is a piece without `before` sixteenths at its start and `after` sixteenths at its
+/// end. All bits zero: the whole piece.
 pub const Fragment = packed struct(u8) {
     before: u4 = 0,
     after: u4 = 0,
 
     pub const whole: Fragment = .{};
-    /// A piece has so many sixteenths.
+    /// Sixteenths of a piece.
     pub const most = 16;
-    /// A bit for each.
+    /// A set of sixteenths, one bit each.
     pub const Mask = u16;
     pub const all: Mask = std.math.maxInt(Mask);
     pub const Count = std.math.IntFittingRange(0, most);
 
-    /// Null: nothing would be left.
+    /// The fragment of a header's byte. Null if the fragment would be empty.
     pub fn parse(byte: u8) ?Fragment {
         const fragment: Fragment = @bitCast(byte);
         return if (@as(u8, fragment.before) + fragment.after < most) fragment else null;
     }
 
-    /// The next of a piece of so many bytes, of which `done` sixteenths went before: as many as fit
-    /// in `bytes`, but one at least. The last takes the sixteenths that are empty.
+    /// The next fragment of a piece of `piece_bytes`, of which `done` sixteenths have been sent: as
+    /// many sixteenths as fit in `bytes`, at least one. The last fragment includes empty
+    /// sixteenths.
     pub fn next(done: Count, bytes: usize, piece_bytes: usize) Fragment {
         assert(done < most);
         const each = sixteenth(piece_bytes);
@@ -41,7 +42,7 @@ pub const Fragment = packed struct(u8) {
         };
     }
 
-    /// The sixteenths up to its end.
+    /// The end of the fragment in the piece, in sixteenths.
     pub fn end(fragment: Fragment) Count {
         return @as(Count, most) - fragment.after;
     }
@@ -67,7 +68,8 @@ pub const Fragment = packed struct(u8) {
         }
     };
 
-    /// Its bytes in a piece of so many. Sixteenths are of one size; the last have what is left.
+    /// The fragment's bytes in a piece of `piece_bytes`. Sixteenths have equal sizes, except for
+    /// the last ones, which may be shorter or empty.
     pub fn range(fragment: Fragment, piece_bytes: usize) Range {
         const each = sixteenth(piece_bytes);
         return .{
@@ -95,7 +97,7 @@ test "fragments of any size are a piece, each byte once, and none is empty" {
                 const range = fragment.range(piece_bytes);
                 try expectEqual(at, range.first);
                 try expect(range.len() > 0);
-                // No longer than wanted, but for one sixteenth.
+                // A fragment is longer than wanted only if it is a single sixteenth.
                 try expect(range.len() <= @max(bytes, (piece_bytes + 15) / 16));
                 try expectEqual(0, there & fragment.mask());
                 try expectEqual(fragment.count(), @popCount(fragment.mask()));

@@ -1,6 +1,7 @@
-//! frame: the 64-byte header before everything that travels on a lane between two peers. It says
-//! which operation and attempt the payload belongs to and where it goes, so lanes need no order
-//! among each other. Meaning of the kinds: session/frame.zig. Layout: docs/internals/PROTOCOL.md.
+//! frame: the 64-byte header of everything that travels on a lane between two peers. It says to
+//! which operation and attempt the payload belongs and where the payload goes, so frames of
+//! different lanes may arrive in any order. session/frame.zig acts on the kinds;
+//! docs/internals/PROTOCOL.md has the layout.
 
 const std = @import("std");
 const base = @import("base");
@@ -12,41 +13,42 @@ const assert = std.debug.assert;
 pub const header_bytes = 64;
 
 pub const Kind = enum(u8) {
-    /// The sender has called this operation and can receive; payload: its Descriptor (control.zig).
+    /// The sender has called this operation and can receive. Payload: its Descriptor (control.zig).
     open = 1,
-    /// `index` = absolute number of partial sums that `class` may send in this attempt.
+    /// `index`: how many partial sums the receiver may send for `class` in this attempt, in total.
     credit = 2,
-    /// Payload: the partial sum of piece `index`, on its way to the owner.
+    /// Payload: the partial sum of piece `index`, on its way to its owner.
     partial = 3,
-    /// Payload: the final bytes of piece `index`, on their way from the owner.
+    /// Payload: the final bytes of piece `index`, on their way from the piece's owner.
     final = 4,
-    /// A sign of life, when there was nothing else to send for a heartbeat, or an acknowledgement;
-    /// `index`: so many lanes the sender would like this link to have.
+    /// A sign of life after a heartbeat without other frames, or an acknowledgement. `index`: the
+    /// number of lanes that the sender would like this link to have.
     ping = 5,
-    /// In a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
+    /// Requests leaf `index` of a shared state (class 0), or page `index` of its leaf hashes (class
+    /// 1).
     want = 6,
-    /// Payload: leaf `index`, or a fragment of it.
+    /// Payload: leaf `index` of a shared state, or a fragment of the leaf.
     leaf = 7,
-    /// Payload: page `index` of the leaf hashes.
+    /// Payload: page `index` of the leaf hashes of a shared state.
     hashes = 8,
-    /// The answer to a want of a newcomer (epoch 0): there is nothing to give.
+    /// Answers a newcomer's `want` (epoch 0): the sender does not give this leaf or page.
     lack = 9,
-    /// Payload: bytes that mean nothing, by which the sender finds what the link carries. Without a
-    /// payload: the sender has better things to receive than those.
+    /// Payload: meaningless bytes with which the sender measures the link. Without a payload: the
+    /// sender declines probes, because it has other data to receive.
     probe = 10,
 
-    /// Pieces of an operation, or fragments of them.
+    /// Whether the payload is a piece of an operation, or a fragment of a piece.
     pub fn is_data(kind: Kind) bool {
         return kind == .partial or kind == .final;
     }
 
-    /// Its payload may be a fragment of what it names.
+    /// Whether the payload may be a fragment.
     pub fn comes_in_parts(kind: Kind) bool {
         return kind.is_data() or kind == .leaf;
     }
 
-    /// Each is acknowledged, and sent again if its lane breaks: pieces of an operation, and of a
-    /// shared state whatever is asked for and answered.
+    /// Whether frames of this kind are acknowledged, and sent again if their lane breaks: pieces of
+    /// operations, and requests and answers of shared states.
     pub fn is_acknowledged(kind: Kind) bool {
         return switch (kind) {
             .partial, .final, .want, .leaf, .hashes, .lack => true,
@@ -59,33 +61,33 @@ pub const Header = struct {
     epoch: u64,
     tag: u64,
     sequence: u64,
-    /// The piece, or the number of credits.
+    /// The number of the piece, leaf, page, credits or lanes, as `kind` says.
     index: u64,
     attempt: u32,
     payload_bytes: u32,
-    /// The attempt whose members are the contributors of a final piece; the answer that brings a
-    /// leaf, as its sender counts them.
+    /// In a final piece: the attempt whose members have contributed to it. In a leaf: the number of
+    /// the answer, as its sender counts answers.
     reduced_attempt: u32,
-    /// The fingerprint of the sender's descriptor: data for another one is not taken, whoever
-    /// notices the mismatch first.
+    /// The fingerprint of the sender's descriptor. A receiver that called something else takes no
+    /// data.
     fingerprint: u32 = 0,
-    /// So many frames to acknowledge have come in on this lane since it opened, modulo 2^32.
+    /// Acknowledged frames that the sender has received on this lane since it opened, modulo 2^32.
     acked: Count = 0,
-    /// The sender of this frame waits for it to be acknowledged.
+    /// The sender of this frame waits for an acknowledgement.
     asks: bool = false,
     /// How often this piece, leaf or page was sent before, on lanes that broke or are late.
     again: u8 = 0,
-    /// The bytes of the piece, or of the leaf, that this frame brings.
+    /// The part of the piece or leaf that this frame brings.
     fragment: Fragment = .whole,
     group: u16,
-    /// Position of the owner whose partial sums a credit is for.
+    /// In a credit or partial sum: the position of the piece's owner. In a request: leaf or page.
     class: u16,
     kind: Kind,
 
     pub const Count = u32;
 
-    /// Whether both bring the same bytes of a piece on the same way, or of a leaf in the same
-    /// answer, if they are of the same attempt of an operation.
+    /// Whether both frames bring the same bytes: of a piece on the same way, or of a leaf in the
+    /// same answer. Both must be frames of one attempt of an operation.
     pub fn is_same(one: *const Header, other: *const Header) bool {
         return one.kind == other.kind and one.index == other.index and
             one.fragment == other.fragment and one.class == other.class and
@@ -97,7 +99,7 @@ pub const Header = struct {
 pub const Error = error{ UnknownKind, BadChecksum, BadReserved, TooLong, OutOfRange };
 
 comptime {
-    // Stale epochs are rejected from the first 8 bytes; the checksum closes the header.
+    // The checksum is at the end of the header.
     assert(@sizeOf(Header) <= header_bytes);
 }
 
@@ -149,7 +151,8 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
     };
-    // The others are compared with what the receiver has: epoch, tag, attempts, fingerprint.
+    // Epoch, tag, attempts and fingerprint need no bound: the receiver only compares them with its
+    // own.
     const within = header.sequence <= limits.sequences_max and
         header.index <= limits.frame_index_max and
         header.group < limits.groups_max and header.class < limits.peers_max;
@@ -157,7 +160,8 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     return if (within) header else error.OutOfRange;
 }
 
-/// Catches a stream that has lost its place or a flipped header bit; not a defence against people.
+/// Detects a stream that has lost its place, or a flipped bit in a header. It does not detect a
+/// forged header.
 fn checksum(bytes: *const [header_bytes]u8) u32 {
     var sum: u64 = 0x9e3779b97f4a7c15;
     for (0..7) |index| {

@@ -1,25 +1,26 @@
-//! hello: the fixed 96 bytes that open every connection, and their 32-byte answer. Nothing else is
+//! hello: the fixed 96 bytes that open every connection, and the 32-byte answer. Nothing else is
 //! read from a stranger. With encryption (docs/ROADMAP.md) the Noise handshake takes this place.
 
 const std = @import("std");
 const base = @import("base");
 
-/// Peers and coordinator must agree on it exactly; it is in every hello. Each change of the layout
-/// of a message or a frame raises it, so that older peers hear why they are refused.
+/// The version in every hello, which must be equal at peers and coordinator. Each change of the
+/// layout of a message or frame raises it, so that older peers learn why they are refused.
 pub const version: u16 = 7;
 
 pub const hello_bytes = 96;
 pub const answer_bytes = 32;
-const magic = "PCCL\r\n\x1a\n"; // a text protocol or a line-ending converter cannot produce it
+// no text protocol sends these bytes, and no converter of line ends keeps them
+const magic = "PCCL\r\n\x1a\n";
 
 pub const Purpose = enum(u8) {
-    /// A peer to the coordinator: control messages follow.
+    /// From a peer to the coordinator: control messages follow.
     control = 1,
-    /// A peer to a peer: frames follow.
+    /// From a peer to a peer: frames follow.
     lane = 2,
-    /// Anyone with the token to the coordinator: one status_request, one status_reply.
+    /// From any holder of the token to the coordinator: one status_request, one status_reply.
     status = 3,
-    /// The coordinator to a peer: show that it is you (`proof`). Nobody learns the run id by it.
+    /// From the coordinator to a peer: asks it for its `proof`, without showing the run id.
     probe = 4,
 };
 
@@ -28,23 +29,23 @@ pub const Hello = struct {
     lane: u8 = 0,
     run_id: base.RunId,
     from: base.PeerId,
-    /// The peer that is meant, for lanes: a reused address is noticed.
+    /// In a lane: the peer that is meant, so that a reused address is noticed.
     to: base.PeerId = .none,
-    /// Tells one process from another under the same id, for control: a connection made again from
-    /// a second process. Drawn at its start.
+    /// In control: tells a reconnecting process from a second process with the same id. Drawn at
+    /// the start of the process.
     instance: u64 = 0,
-    /// The nonce of the proof, for probe.
+    /// In a probe: the nonce that the proof must contain.
     nonce: Nonce = @splat(0),
 };
 
 pub const Nonce = [16]u8;
-/// Drawn by a peer at its start; only its coordinator is told.
+/// The key of proofs, which a peer draws at its start and tells only its coordinator.
 pub const Key = [SipHash.key_length]u8;
 pub const Proof = [SipHash.mac_length]u8;
 const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
 
-/// Proves that this very peer of the run has answered. The run's id is in it, because a peer of
-/// another run may have the same id, and its coordinator knows the key.
+/// Proves that this very peer of the run has answered. The proof contains the run id, because a
+/// peer of another run may have the same id and a key that this coordinator knows.
 pub fn proof(key: *const Key, run_id: base.RunId, peer: base.PeerId, nonce: Nonce) Proof {
     var result: Proof = undefined;
     SipHash.create(&result, &(run_id ++ peer.bytes ++ nonce), key);
@@ -56,11 +57,11 @@ pub const Verdict = enum(u8) {
     version_mismatch = 2,
     wrong_run = 3,
     wrong_peer = 4,
-    /// Another process that is connected has the id, or nobody may have it.
+    /// Another connected process has the id, or the id is not allowed.
     refused = 5,
-    /// No room for another peer now: whoever waits may get in.
+    /// There is no room for another peer now; a later attempt may succeed.
     full = 6,
-    /// The id is that of a member that is away and may come back: whoever waits may get it.
+    /// The id belongs to a member that is away and may return; a later attempt may get the id.
     held = 7,
 };
 
@@ -107,14 +108,14 @@ pub fn encode_answer(verdict: Verdict) [answer_bytes]u8 {
     return bytes;
 }
 
-/// The answer to a probe.
+/// Encodes the answer to a probe.
 pub fn encode_proof(value: Proof) [answer_bytes]u8 {
     var bytes = encode_answer(.welcome);
     bytes[16..32].* = value;
     return bytes;
 }
 
-/// The proof in an answer to a probe, whoever has made it.
+/// The proof in an answer to a probe, which is not checked here.
 pub fn proof_in(bytes: *const [answer_bytes]u8) Error!Proof {
     const value: Proof = bytes[16..32].*;
     var rest = bytes.*;

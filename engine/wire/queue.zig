@@ -1,6 +1,6 @@
-//! Queue: the bytes that one stream has still to send, in segments that are freed as they are sent,
-//! so that sending moves nothing and an empty queue holds next to nothing. A long message is a
-//! segment of its own, which the queues of all its receivers share. Limits: stream.zig.
+//! Queue: the bytes that one stream has still to send, in segments that are freed once they are
+//! sent. So sending copies nothing, and an empty queue holds almost no memory. A long message has a
+//! segment of its own, which the queues of all its receivers share. stream.zig has the limits.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,7 +8,7 @@ const control = @import("control.zig");
 const Allocator = std.mem.Allocator;
 const assert = std.debug.assert;
 
-/// Memory of many streams together. They count it; whoever owns them acts when it is over.
+/// The memory of many streams together. Streams count it; their owner acts when `is_over` is true.
 pub const Budget = struct {
     bytes: usize = 0,
     bytes_max: usize = std.math.maxInt(usize),
@@ -23,25 +23,24 @@ pub const Queue = struct {
     budget: ?*Budget = null,
     first: ?*Piece = null,
     last: ?*Piece = null,
-    /// Bytes that wait.
+    /// Bytes that wait to be sent.
     length: usize = 0,
 
-    /// The first segment of a queue that was empty, as most are whenever a message comes; it is
-    /// kept for the next.
+    /// Bytes of the first segment of an empty queue, which is kept after its bytes are sent.
     const first_bytes = 1 * base.limits.KiB;
     const segment_bytes = 16 * base.limits.KiB;
 
-    /// A segment in one queue.
+    /// A segment as a part of one queue.
     const Piece = struct { segment: *Segment, start: usize = 0, next: ?*Piece = null };
 
     const Segment = struct {
         bytes: []u8,
         length: usize = 0,
-        /// Queues that it is in.
+        /// Number of queues that the segment is in.
         users: usize = 1,
-        /// It holds one long message and takes no more.
+        /// The segment holds one long message, and no message is added to it.
         is_sealed: bool = false,
-        /// The piece of the queue that it was made for.
+        /// The piece for the queue that made the segment.
         own: Piece,
 
         fn free_room(segment: *const Segment) []u8 {
@@ -49,7 +48,7 @@ pub const Queue = struct {
         }
     };
 
-    /// A message as it is in the queue that it was encoded in.
+    /// A message as it was encoded into a queue.
     pub const Encoded = struct { bytes: []const u8, segment: *Segment };
 
     pub fn clear(queue: *Queue) void {
@@ -57,7 +56,8 @@ pub const Queue = struct {
         queue.length = 0;
     }
 
-    /// All but the end, where a message may be that others are being told as well.
+    /// Drops all segments except for the last one, whose message other queues may be about to
+    /// share.
     pub fn clear_to_last(queue: *Queue) void {
         while (queue.first != queue.last) {
             queue.length -= queue.first.?.segment.length - queue.first.?.start;
@@ -65,7 +65,7 @@ pub const Queue = struct {
         }
     }
 
-    /// The next bytes to send, in one piece; empty if nothing waits.
+    /// The next contiguous bytes to send; empty if nothing waits.
     pub fn front(queue: *const Queue) []const u8 {
         const piece = queue.first orelse return &.{};
         return piece.segment.bytes[piece.start..piece.segment.length];
@@ -93,7 +93,8 @@ pub const Queue = struct {
         queue.take_up(bytes.len);
     }
 
-    /// error.OutOfMemory also if it is larger than any may be.
+    /// Encodes a message at the end of the queue. error.OutOfMemory: no memory, or the message
+    /// exceeds the limit of all messages.
     pub fn encode(queue: *Queue, message: *const control.Message) Allocator.Error!Encoded {
         if (queue.last) |piece| {
             if (control.encode(message.*, piece.segment.free_room())) |bytes| {
@@ -116,7 +117,7 @@ pub const Queue = struct {
         }
     }
 
-    /// The same message as another queue of the same owner has.
+    /// Adds a message that another queue of the same owner has encoded.
     pub fn share(queue: *Queue, encoded: *const Encoded) Allocator.Error!void {
         if (!encoded.segment.is_sealed) return queue.put(encoded.bytes);
         const piece = try queue.gpa.create(Piece);
@@ -126,12 +127,12 @@ pub const Queue = struct {
         queue.length += encoded.bytes.len;
     }
 
-    /// The message of a queue that has been given one and no more.
+    /// The message in a queue that holds exactly one message.
     pub fn only(queue: *const Queue) Encoded {
         return .{ .bytes = queue.front(), .segment = queue.first.?.segment };
     }
 
-    /// The memory that would come back without this queue, its part of shared memory included.
+    /// Bytes of memory that would be freed without this queue, with its part of shared segments.
     pub fn memory(queue: *const Queue) usize {
         var bytes: usize = 0;
         var next = queue.first;
@@ -145,7 +146,7 @@ pub const Queue = struct {
         return if (queue.first == null) first_bytes else segment_bytes;
     }
 
-    /// Room at the end, which `take_up` makes part of the queue.
+    /// Room at the end of the queue, which `take_up` adds to the queue once it is filled.
     fn room_for(queue: *Queue, count: usize) Allocator.Error![]u8 {
         if (queue.last) |piece| {
             const room = piece.segment.free_room();
@@ -169,7 +170,8 @@ pub const Queue = struct {
         return segment;
     }
 
-    /// Gives back what a long message left free. Without memory for that it stays, unused.
+    /// Frees what a long message leaves unused of its segment. If that fails, the rest stays
+    /// unused.
     fn seal(queue: *Queue, segment: *Segment, length: usize) void {
         segment.is_sealed = true;
         const before = segment.bytes.len;
@@ -178,7 +180,7 @@ pub const Queue = struct {
     }
 
     fn push(queue: *Queue, piece: *Piece) void {
-        // One that was kept for short messages would hide what comes behind it.
+        // An empty segment that was kept for short messages would hide the segments behind it.
         if (queue.length == 0 and queue.first != null) queue.drop_first();
         if (queue.last) |last| last.next = piece else queue.first = piece;
         queue.last = piece;
@@ -237,12 +239,12 @@ test "memory comes back as bytes are sent, and the order of bytes is that of the
         }
         queue.sent(part);
         offset += part;
-        // Sent bytes are not held, up to the segment under way.
+        // Sent bytes are freed, except for the segment that is being sent.
         try std.testing.expect(budget.bytes <= queue.length + queue.length / 8 + 2 * 16 * 1024);
     }
     try std.testing.expectEqual(count * bytes.len, offset);
     try std.testing.expectEqual(0, budget.bytes);
-    // Small ones come and go in the same place.
+    // Short messages come and go in one kept segment.
     for (0..100) |index| {
         try queue.put(bytes[0 .. 10 + index % 7]);
         queue.sent(queue.front().len);

@@ -1,5 +1,5 @@
 //! wire: bytes <-> values. Every decoder is a total function: any bytes give a value or a named
-//! error, and nothing is allocated. The bytes are described in docs/internals/PROTOCOL.md. Next:
+//! error, and nothing is allocated. docs/internals/PROTOCOL.md describes the bytes. Next:
 //! protocol/root.zig, which gives the values their meaning.
 
 const std = @import("std");

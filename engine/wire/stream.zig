@@ -1,6 +1,7 @@
-//! Stream: one control connection as bytes in and bytes out, without a socket. The driver moves
-//! bytes; the owner of the stream sends messages and takes whole ones out. Sending never blocks:
-//! bytes wait here, within the limits of their stream (limits.zig). How they wait: queue.zig.
+//! Stream: one control connection as bytes in and bytes out, without a socket. The driver moves the
+//! bytes; the owner of the stream sends messages and takes received messages out. Sending never
+//! blocks: bytes wait here, within the stream's limits (limits.zig). queue.zig has the waiting
+//! bytes.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,33 +15,33 @@ const limits = base.limits;
 pub const Stream = struct {
     gpa: Allocator,
     in: std.ArrayList(u8) = .empty,
-    /// Start of what has not been taken yet.
+    /// Offset in `in` of the first byte that has not been taken.
     in_start: usize = 0,
-    /// A message whose body is longer is an error, before it is all there.
+    /// Longest body of a received message; a longer body is an error as soon as its header is here.
     in_bytes_max: usize = limits.control_message_bytes_max,
     out: Queue,
-    /// The most bytes that wait when a message is added: a side that reads nothing cannot make the
-    /// other hold more. And the waiting bulk, which adds to it.
+    /// Bytes that may wait when a message is added, so that a receiver that reads nothing cannot
+    /// make the sender hold more. `out_bulk`: bulk bytes that wait, which may exceed this limit.
     out_bytes_max: usize = limits.report_queue_bytes_max,
     out_bulk: usize = 0,
-    /// All bytes that have gone to the driver.
+    /// All bytes that the driver has sent.
     sent_bytes: u64 = 0,
-    /// Nothing is sent any more.
+    /// The stream is dropped: nothing is sent any more.
     is_dropped: bool = false,
 
     const read_bytes = 16 * limits.KiB;
-    /// A larger buffer goes once it is empty.
+    /// Largest input buffer that is kept when it is empty.
     const kept_bytes = 2 * read_bytes;
 
-    /// Everything that a member must be told at once, however much it is, is bulk: it has a limit
-    /// of its own.
+    /// Whether a message is bulk: what a member must be told at once, however much it is. Bulk has
+    /// a limit of its own.
     pub const Load = enum { usual, bulk };
 
     pub fn init(gpa: Allocator) Stream {
         return .{ .gpa = gpa, .out = .{ .gpa = gpa } };
     }
 
-    /// For a coordinator and somebody who need not be a member.
+    /// A coordinator's stream to a process that may be no member.
     pub fn init_bounded(gpa: Allocator, budget: *Budget) Stream {
         return .{
             .gpa = gpa,
@@ -63,12 +64,12 @@ pub const Stream = struct {
         stream.sent_bytes = 0;
     }
 
-    /// Memory that would come back without this stream.
+    /// Bytes of memory that would be freed without this stream.
     pub fn memory(stream: *const Stream) usize {
         return stream.in.capacity + stream.out.memory();
     }
 
-    /// Where the driver puts bytes from the socket.
+    /// Where the driver puts bytes that it reads from the socket.
     pub fn recv_slice(stream: *Stream) Allocator.Error![]u8 {
         if (stream.in_start > 0) {
             const rest = stream.in.items[stream.in_start..];
@@ -79,7 +80,7 @@ pub const Stream = struct {
         const held = stream.in.items.len;
         if (held == 0 and stream.in.capacity > kept_bytes) try stream.in_resize(0);
         if (stream.in.capacity - held < read_bytes) {
-            // Twice as much each time, until the longest message fits with the next read.
+            // The buffer doubles each time, until the longest message and the next read fit in it.
             const most = control.header_bytes + stream.in_bytes_max + read_bytes;
             const wanted = @max(held + read_bytes, @min(2 * stream.in.capacity, most));
             try stream.in_resize(wanted);
@@ -101,15 +102,15 @@ pub const Stream = struct {
         stream.in.items.len += count;
     }
 
-    /// Fixed-size bytes before the messages (a hello); null until all are there.
+    /// Takes bytes before the first message, such as a hello. Null until all bytes are here.
     pub fn take_raw(stream: *Stream, comptime count: usize) ?*const [count]u8 {
         if (stream.in.items.len - stream.in_start < count) return null;
         defer stream.in_start += count;
         return stream.in.items[stream.in_start..][0..count];
     }
 
-    /// The next whole message; null until one is there. It refers to the stream's memory and is
-    /// valid until the next recv_slice. error.TooLong takes nothing.
+    /// Takes the next complete message; null until there is one. The message refers to the stream's
+    /// memory, and is valid until the next recv_slice. error.TooLong takes nothing.
     pub fn take(stream: *Stream) control.Error!?control.Message {
         const rest = stream.in.items[stream.in_start..];
         if (rest.len < control.header_bytes) return null;
@@ -125,14 +126,14 @@ pub const Stream = struct {
         try stream.out.put(bytes);
     }
 
-    /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max), or when the
-    /// message is larger than any may be.
+    /// Adds a message to send. error.OutOfMemory: no memory, the other side has stopped reading
+    /// (out_bytes_max), or the message is longer than any may be.
     pub fn send(stream: *Stream, message: control.Message) Allocator.Error!void {
         _ = try stream.append(&message, .usual);
     }
 
-    /// The same; the message as it waits, for other streams of the same owner until this one is
-    /// used again.
+    /// Like `send`. Returns the encoded message, which other streams of the same owner may send
+    /// until this stream is used again.
     pub fn append(
         stream: *Stream,
         message: *const control.Message,
@@ -144,7 +145,7 @@ pub const Stream = struct {
         return encoded;
     }
 
-    /// The same with what `append` has made of a message for another stream.
+    /// Adds a message that `append` has encoded for another stream.
     pub fn append_encoded(
         stream: *Stream,
         encoded: *const Queue.Encoded,
@@ -159,7 +160,7 @@ pub const Stream = struct {
         return stream.is_full_with(load, 0, 0);
     }
 
-    /// With so many bytes that wait elsewhere, as bulk or not.
+    /// Whether no message may be added if `bytes` wait elsewhere, of which `bulk` are bulk.
     pub fn is_full_with(stream: *const Stream, load: Load, bytes: usize, bulk: usize) bool {
         return stream.out.length + bytes > stream.out_bytes_max + switch (load) {
             .usual => stream.out_bulk + bulk,
@@ -167,7 +168,7 @@ pub const Stream = struct {
         };
     }
 
-    /// The bytes to be sent next; there may be more behind it.
+    /// The next bytes to send, after which more may wait.
     pub fn send_slice(stream: *const Stream) []const u8 {
         return if (stream.is_dropped) &.{} else stream.out.front();
     }
@@ -178,12 +179,12 @@ pub const Stream = struct {
         stream.out_bulk = @min(stream.out_bulk, stream.out.length);
     }
 
-    /// The bytes that will have gone when all that waits now has.
+    /// The value of `sent_bytes` once all bytes that wait now are sent.
     pub fn told_bytes(stream: *const Stream) u64 {
         return stream.sent_bytes + stream.out.length;
     }
 
-    /// Gives up what waits, but for the last message, which others may still be told.
+    /// Drops the waiting bytes, except for the last message, which other streams may still share.
     pub fn drop(stream: *Stream) void {
         stream.is_dropped = true;
         stream.out.clear_to_last();
@@ -208,7 +209,7 @@ test "what was made of a message for one stream is sent by another as it is" {
     var streams: [2]Stream = @splat(.init(gpa));
     defer for (&streams) |*stream| stream.deinit();
     for (&streams) |*stream| try stream.send(.{ .heartbeat_ack = .{ .number = 1 } });
-    streams[1].sent(3); // on its way
+    streams[1].sent(3); // the rest of the message is on its way
     const joined: control.Message = .{ .joined = .{ .name = .of("name"), .group = 1 } };
     const encoded = try streams[0].append(&joined, .usual);
     try streams[1].append_encoded(&encoded, .usual);
@@ -246,7 +247,7 @@ test "a side that reads nothing is told no more than the limit, and bulk has one
     const full = stream.out.length;
     try std.testing.expect(full <= limits.control_queue_bytes_max + 64);
     try std.testing.expect(budget.bytes < full + full / 8);
-    // A resume goes on top, and what comes behind it is measured without it.
+    // A resume_op waits beyond the limit, and later messages are measured without it.
     const kept: [limits.chunks_max]control.KeptRange = @splat(.{
         .begin = 0,
         .end = 1,
@@ -290,7 +291,8 @@ test "a newcomer's long message is an error at its header, and what came in is g
     @memcpy((try stream.recv_slice())[0..header.len], &header);
     stream.received(header.len);
     try std.testing.expectError(error.TooLong, stream.take());
-    // A member may say that much; its buffer is no larger than needed, and goes when it is empty.
+    // A member's message may be as long; its buffer is no larger than needed, and is freed when
+    // empty.
     stream.in_bytes_max = limits.control_message_bytes_max;
     var left: usize = length;
     while (left > 0) {

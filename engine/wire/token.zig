@@ -1,6 +1,6 @@
-//! token: the one string a peer joins with: "pccl1-" and base64url of
-//! version u8, run id 16 bytes, address (u8 length, bytes), CRC-32 of all that.
-//! Keys join it with encryption (docs/ROADMAP.md); the prefix then changes.
+//! token: the one string that a peer needs to join: "pccl1-" and base64url of version u8, run id 16
+//! bytes, address (u8 length, bytes), CRC-32 of these bytes. Encryption (docs/ROADMAP.md) will add
+//! keys and change the prefix.
 
 const std = @import("std");
 const base = @import("base");
